@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry of every command: flags, composition, check, and one line for every mistake.
+
+A run composes through Hydra and keeps nothing else of it: no output directory, no logging, no change of directory. The
+command line stays as it was typed, since Lightning starts it again for more devices.
+"""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bionemo.config.flags import hydra_words, parse
+from bionemo.errors import UserError
+
+if TYPE_CHECKING:  # Hydra is imported late: --help and a wrong flag need none of it
+    from omegaconf import DictConfig
+
+    from bionemo.config.compose import Source
+    from bionemo.config.schema import RunConfig
+
+
+def run(task: Callable[["RunConfig"], None], config_name: str, config_dir: str | Path | None = None) -> None:
+    """Compose and check the config that the command line asks for, then hand it to the task.
+
+    Args:
+        task: the command's work.
+        config_name: the config when no `--config-name` is given.
+        config_dir: where it is; by default `conf` beside the running script, else the package's own.
+    """
+    with one_line_errors():
+        flags = parse(sys.argv[1:])
+        if flags.help:
+            _print_help(flags, config_name, config_dir)
+        elif flags.version:
+            print(_version())
+        else:
+            _dispatch(task, flags, config_name, config_dir)
+
+
+def _dispatch(
+    task: Callable[["RunConfig"], None], flags: Namespace, default_name: str, config_dir: str | Path | None
+) -> None:
+    from bionemo.config.compose import composer, source
+
+    where = source(default_name, flags.config_name, flags.config_path, flags.config_dir, config_dir)
+    if flags.shell_completion or flags.hydra_help:
+        _ask_hydra(where, [*hydra_words(flags), *flags.overrides])
+        return
+    with composer(where) as composed:
+        words = composed.words(flags.overrides, sweep=flags.multirun)
+        jobs = composed.jobs(words) if flags.multirun else [words]
+        checked = [composed.typed(job) for job in jobs]  # all of them, before the first is run
+    if questions := hydra_words(flags):
+        _ask_hydra(where, [*questions, *words])
+    elif flags.multirun:
+        for number, (job, (cfg, note)) in enumerate(zip(jobs, checked, strict=True), 1):
+            _tell(f"run {number} of {len(jobs)}: {' '.join(job)}", note)
+            with _command_line([f"--config-path={where.directory}", f"--config-name={where.name}", *job]):
+                task(cfg)
+    else:
+        [(cfg, note)] = checked
+        _tell(note)
+        task(cfg)
+
+
+def _tell(*notes: str | None) -> None:
+    for note in notes:
+        if note and is_rank_zero():
+            print(f"note: {note}", file=sys.stderr)
+
+
+def _ask_hydra(where: "Source", words: Sequence[str]) -> None:
+    """Let Hydra print what it is asked for."""
+    import hydra
+
+    from bionemo.config.search_path import register
+
+    register(where.extra)
+    with _command_line(words):
+        hydra.main(version_base="1.3", config_path=str(where.directory), config_name=where.name)(_never)()
+
+
+def _never(cfg: "DictConfig") -> None:
+    raise AssertionError("Hydra was asked a question, not for a run")
+
+
+@contextmanager
+def _command_line(words: Sequence[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [before[0], *words]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with one line on stderr and status 1 when the user made a mistake."""
+    try:
+        yield
+    except UserError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        if is_rank_zero():
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(1)
+
+
+def is_rank_zero() -> bool:
+    """Whether this process speaks for all, before any process group exists."""
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if name in os.environ:
+            return os.environ[name] == "0"
+    return {os.environ.get("NODE_RANK", "0"), os.environ.get("LOCAL_RANK", "0")} == {"0"}
+
+
+def _print_help(flags: Namespace, config_name: str, config_dir: str | Path | None) -> None:
+    from bionemo.config.help import help_text
+    from bionemo.config.paths import CONF_DIR, default_config_dir, find_config_dir
+
+    given = flags.config_path or flags.config_dir
+    directory = find_config_dir(given) if given else Path(config_dir or default_config_dir(config_name))
+    script = sys.argv[0]
+    command = f"python {os.path.relpath(script)}" if script.endswith(".py") else os.path.basename(script)
+    print(help_text(command, config_name, directory, CONF_DIR), end="")
+
+
+def _version() -> str:
+    from bionemo import __version__
+
+    return f"bionemo {__version__}"

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that tie several values together and need no data: each is a function that yields one phrase per breach."""
+
+from collections.abc import Iterator
+from math import isclose
+
+from bionemo.config.schema import EncoderConfig, RunConfig, SchedConfig, TrainerConfig
+
+_AT_LEAST_ONE = (
+    "micro_batch_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "seq_length",
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+)
+
+
+def check(cfg: RunConfig) -> list[str]:
+    """Give everything in a typed config that contradicts something else in it."""
+    model, trainer = cfg.model, cfg.trainer
+    sizes = [f"model.{name} is {getattr(model, name)}, expected at least 1" for name in _too_small(model)]
+    if sizes:  # the other rules divide by these
+        return sizes
+    return [
+        *_masking(model),
+        *_shape(model),
+        *_parallel(model, trainer),
+        *_length_of_run(trainer),
+        *_validation(trainer),
+        *_schedule(model.optim.sched, trainer),
+        *_mock(model),
+    ]
+
+
+def _too_small(model: EncoderConfig) -> list[str]:
+    return [name for name in _AT_LEAST_ONE if getattr(model, name) < 1]
+
+
+def _masking(model: EncoderConfig) -> Iterator[str]:
+    shares = {name: getattr(model.data, name) for name in ("mask_percent", "perturb_percent", "identity_percent")}
+    for name, share in {"modify_percent": model.data.modify_percent, **shares}.items():
+        if not 0 <= share <= 1:
+            yield f"model.data.{name} is {share}, expected a share from 0 to 1"
+    if not isclose(total := sum(shares.values()), 1, abs_tol=1e-6):
+        yield f"{' + '.join(f'model.data.{name}' for name in shares)} is {total:g}, expected 1"
+
+
+def _shape(model: EncoderConfig) -> Iterator[str]:
+    heads = model.num_attention_heads
+    if model.kv_channels is None and model.hidden_size % heads:
+        yield f"model.hidden_size={model.hidden_size} is not divisible by model.num_attention_heads={heads}"
+    if heads % model.tensor_model_parallel_size:
+        yield (
+            f"model.num_attention_heads={heads} is not divisible by "
+            f"model.tensor_model_parallel_size={model.tensor_model_parallel_size}"
+        )
+    if model.num_layers % model.pipeline_model_parallel_size:
+        yield (
+            f"model.num_layers={model.num_layers} is not divisible by "
+            f"model.pipeline_model_parallel_size={model.pipeline_model_parallel_size}"
+        )
+    if model.max_position_embeddings < model.seq_length:
+        yield (
+            f"model.seq_length={model.seq_length} is longer than "
+            f"model.max_position_embeddings={model.max_position_embeddings}"
+        )
+
+
+def _parallel(model: EncoderConfig, trainer: TrainerConfig) -> Iterator[str]:
+    if not isinstance(trainer.devices, int) or trainer.devices < 1:  # "auto" is known only on the machine itself
+        return
+    world = trainer.devices * trainer.num_nodes
+    ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
+    if world % ways:
+        yield (
+            f"trainer.devices={trainer.devices} x trainer.num_nodes={trainer.num_nodes} is not divisible by "
+            f"model.tensor_model_parallel_size={model.tensor_model_parallel_size} x "
+            f"model.pipeline_model_parallel_size={model.pipeline_model_parallel_size}"
+        )
+        return
+    derived = model.micro_batch_size * (world // ways) * trainer.accumulate_grad_batches
+    if model.global_batch_size not in (None, derived):
+        yield (
+            f"model.global_batch_size is {model.global_batch_size}, but micro batch, devices and accumulation make "
+            f"{derived}: set it to {derived} or to null"
+        )
+
+
+def _length_of_run(trainer: TrainerConfig) -> Iterator[str]:
+    if trainer.max_steps < 1 and trainer.max_epochs is None and trainer.max_time is None:
+        yield f"trainer.max_steps is {trainer.max_steps}, expected at least 1 unless trainer.max_epochs is given"
+    if trainer.accumulate_grad_batches < 1:
+        yield f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, expected at least 1"
+
+
+def _validation(trainer: TrainerConfig) -> Iterator[str]:
+    if trainer.limit_val_batches == 0:
+        yield "trainer.limit_val_batches is 0, expected a number of batches, or a share such as 1.0"
+
+
+def _schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]:
+    if sched.warmup_steps is not None and sched.warmup_ratio is not None:
+        yield "model.optim.sched.warmup_steps and model.optim.sched.warmup_ratio exclude each other: set one to null"
+    if sched.warmup_ratio is not None and not 0 <= sched.warmup_ratio <= 1:
+        yield f"model.optim.sched.warmup_ratio is {sched.warmup_ratio}, expected a share from 0 to 1"
+    anneals = sched.name in ("CosineAnnealing", "WarmupAnnealDecayHold", "WarmupAnnealing")
+    endless = trainer.max_epochs is not None or trainer.max_time is not None
+    if endless and (anneals or sched.warmup_ratio is not None) and (sched.max_steps or trainer.max_steps) < 1:
+        yield "missing value: without trainer.max_steps, give model.optim.sched.max_steps=..., the schedule's end"
+
+
+def _mock(model: EncoderConfig) -> Iterator[str]:
+    mock = model.data.mock
+    if not 1 <= mock.min_length <= mock.max_length:
+        yield f"model.data.mock.min_length={mock.min_length} is not from 1 to max_length={mock.max_length}"

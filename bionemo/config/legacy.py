@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of BioNeMo v1 that are still accepted and do nothing, with what takes their place.
+
+A key stands for all keys below it.
+"""
+
+_ALWAYS_EXACT = "softmax, norm, GELU and bias are computed one way, the exact one"
+_NO_FUSION_KNOB = "model.compile fuses what can be fused"
+_PACKED = "a token never sees another sequence"
+_LAUNCHER = "the launcher is recognised by its environment"
+_CALLBACKS = "progress, metrics and metadata are always written"
+
+LEGACY: dict[str, str] = {
+    # the run
+    "target": "model._target_",
+    "infer_target": "model._target_",
+    "load_from_checkpoint": "restore_from_path",
+    "cluster_type": _LAUNCHER,
+    "create_dllogger_callbacks": _CALLBACKS,
+    "dllogger_callbacks_kwargs": _CALLBACKS,
+    "create_trainer_metric_callback": _CALLBACKS,
+    "trainer_metric_callback_kwargs": _CALLBACKS,
+    "create_kill_after_signal_callback": "exp_manager.create_preemption_callback",
+    "create_metadata_save_callback": _CALLBACKS,
+    "create_checkpoint_integrity_callback": "every checkpoint is verified",
+    "create_metric_collector": _CALLBACKS,
+    "metrics_collector_kwargs": _CALLBACKS,
+    "progress_bar_kwargs": "trainer.enable_progress_bar",
+    # the trainer
+    "trainer.replace_sampler_ddp": "trainer.use_distributed_sampler",
+    "trainer.resume_from_checkpoint": "exp_manager.resume_from_checkpoint",
+    "trainer.strategy": "the strategy follows from the parallel sizes",
+    "trainer.plugins": "the strategy follows from the parallel sizes",
+    # the model
+    "model.target": "model._target_",
+    "model.infer_target": "model._target_",
+    "model.apply_query_key_layer_scaling": _ALWAYS_EXACT,
+    "model.normalize_attention_scores": _ALWAYS_EXACT,
+    "model.fp32_residual_connection": "the residual stream keeps its own precision",
+    "model.fp16_lm_cross_entropy": "the loss is always computed in float32",
+    "model.masked_softmax_fusion": _NO_FUSION_KNOB,
+    "model.bias_gelu_fusion": _NO_FUSION_KNOB,
+    "model.bias_activation_fusion": _NO_FUSION_KNOB,
+    "model.bias_dropout_add_fusion": _NO_FUSION_KNOB,
+    "model.gradient_accumulation_fusion": _NO_FUSION_KNOB,
+    "model.persist_layer_norm": _NO_FUSION_KNOB,
+    "model.openai_gelu": _ALWAYS_EXACT,
+    "model.onnx_safe": _ALWAYS_EXACT,
+    "model.esm_gelu": _ALWAYS_EXACT,
+    "model.use_esm_attention": "model._target_",
+    "model.use_pt_layernorm": _ALWAYS_EXACT,
+    "model.use_pt_mlp_out": _ALWAYS_EXACT,
+    "model.use_flash_attention": "attention picks the fastest kernel at hand",
+    "model.embedding_use_attention_mask": _PACKED,
+    "model.megatron_legacy": "checkpoints carry their own version",
+    "model.use_cpu_initialization": "weights do not depend on where they are drawn",
+    "model.pre_process": "the pipeline stage decides",
+    "model.post_process": "the pipeline stage decides",
+    "model.bert_binary_head": "there is no sentence-pair task",
+    "model.bert_return_types": "there is no sentence-pair task",
+    "model.megatron_amp_O2": "trainer.precision",
+    "model.grad_div_ar_fusion": "gradients are always reduced in buckets",
+    "model.grad_allreduce_chunk_size_mb": "gradients are always reduced in buckets",
+    "model.gradient_as_bucket_view": "gradients are always reduced in buckets",
+    "model.virtual_pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
+    "model.apex_transformer_log_level": "no part of this project uses Apex",
+    "model.sync_batch_comm": "no part of this project uses Apex",
+    "model.gc_interval": "Python's garbage collector",
+    "model.nsys_profile": "trainer.profiler",
+    # the data
+    "model.data.data_prefix": "model.data.dataset_path",
+    "model.data.reset_position_ids": _PACKED,
+    "model.data.reset_attention_mask": _PACKED,
+    "model.data.eod_mask_loss": _PACKED,
+    "model.data.skip_lines": "model.data.data_impl_kwargs.csv_mmap.header_lines",
+    "model.data.micro_batch_size": "model.micro_batch_size",
+    "model.data.skip_warmup": "indexes are made when they are missing",
+    "model.data.index_mapping_type": "order is computed, not stored",
+    # validation on a downstream task
+    "model.dwnstr_task_validation.dataset.class": "model.dwnstr_task_validation.dataset.task_type",
+    "model.dwnstr_task_validation.dataset.infer_target": "the model that trains",
+}
+
+
+def replacement(key: str) -> str | None:
+    """What took the place of a key of v1 or of the group it stands in; None for every other key."""
+    while key:
+        if key in LEGACY:
+            return LEGACY[key]
+        key = key.rpartition(".")[0]
+    return None
+
+
+def notice(keys: dict[str, str]) -> str | None:
+    """One line about the keys that were given in vain, equal reasons told once."""
+    by_reason: dict[str, list[str]] = {}
+    for key, reason in keys.items():
+        by_reason.setdefault(reason, []).append(key)
+    told = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+    return f"keys of v1 without effect: {told}" if told else None

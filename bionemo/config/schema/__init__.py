@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The types of every public key; the values live in `conf/`.
+
+A field without a default must come from YAML. A field of `X | None = None` is a key that nobody has to give.
+"""
+
+from bionemo.config.schema.data import (
+    CsvConfig,
+    CsvFieldsConfig,
+    DataConfig,
+    DataImplConfig,
+    FastaConfig,
+    MockConfig,
+    SplitConfig,
+    TrainSplitConfig,
+)
+from bionemo.config.schema.exp_manager import ExpManagerConfig
+from bionemo.config.schema.model import EncoderConfig, ESM1nvConfig, ESM2nvConfig, TokenizerConfig
+from bionemo.config.schema.optim import OptimConfig, SchedConfig
+from bionemo.config.schema.run import ClusterConfig, RunConfig
+from bionemo.config.schema.trainer import TrainerConfig
+
+# Which dataclass types a node is looked up by its `_target_`, so that checking a config imports no torch.
+# A class that stands not here is imported and asked for the type of its `config` argument.
+SCHEMAS: dict[str, type] = {
+    "bionemo.models.esm1nv.ESM1nv": ESM1nvConfig,
+    "bionemo.models.esm2nv.ESM2nv": ESM2nvConfig,
+}
+
+__all__ = [
+    "SCHEMAS",
+    "ClusterConfig",
+    "CsvConfig",
+    "CsvFieldsConfig",
+    "DataConfig",
+    "DataImplConfig",
+    "ESM1nvConfig",
+    "ESM2nvConfig",
+    "EncoderConfig",
+    "ExpManagerConfig",
+    "FastaConfig",
+    "MockConfig",
+    "OptimConfig",
+    "RunConfig",
+    "SchedConfig",
+    "SplitConfig",
+    "TokenizerConfig",
+    "TrainSplitConfig",
+    "TrainerConfig",
+]

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`model.data`: where sequences come from and how they become batches."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+DataImpl = Literal["csv_mmap", "csv_fields_mmap", "fasta_fields_mmap", "mock"]
+Files = str | list[str]  # a range such as x[000..049] or x_OP_000..049_CL_, or a list of them
+
+
+@dataclass(kw_only=True)
+class CsvConfig:
+    """A text file of one record a line, of which one column is read."""
+
+    header_lines: int
+    newline_int: int  # byte that ends a record
+    workers: int | None  # processes that index the files
+    sort_dataset_paths: bool
+    data_sep: str
+    data_col: int  # column of the sequence, from 0
+
+
+@dataclass(kw_only=True)
+class CsvFieldsConfig:
+    """A text file of one record a line, of which several columns are read."""
+
+    header_lines: int
+    newline_int: int
+    workers: int | None
+    sort_dataset_paths: bool
+    data_sep: str
+    data_fields: dict[str, int]  # column of each field, from 0
+
+
+@dataclass(kw_only=True)
+class FastaConfig:
+    """A FASTA file; v1's line settings are accepted, the format itself decides."""
+
+    data_fields: dict[str, int] | None = None
+    header_lines: int | None = None
+    newline_int: int | None = None
+    workers: int | None = None
+    sort_dataset_paths: bool | None = None
+
+
+@dataclass(kw_only=True)
+class DataImplConfig:
+    """Settings of each reader; `data_impl` says which one counts."""
+
+    csv_mmap: CsvConfig
+    csv_fields_mmap: CsvFieldsConfig
+    fasta_fields_mmap: FastaConfig
+
+
+@dataclass(kw_only=True)
+class SplitConfig:
+    """One of train, val and test. In YAML each key follows `model.data` until it is set here."""
+
+    dataset_path: str | None  # directory that holds a folder with the name of the split
+    range: Files
+    data_impl: DataImpl
+    data_impl_kwargs: DataImplConfig
+    use_upsampling: bool  # repeat the samples as often as the run needs them
+    max_seq_length: int
+    num_workers: int
+    index_mapping_dir: str | None
+    seed: int
+    custom_pretraining_fasta_path: str | None = None  # preparation: own sequences instead of UniRef
+    uf50_datapath: str | None = None  # preparation: UniRef50 sequences
+
+
+@dataclass(kw_only=True)
+class UF90RangeConfig:
+    """Files of the UniRef90 members."""
+
+    uf90_csvs: Files
+
+
+@dataclass(kw_only=True)
+class UF90ReaderConfig:
+    """Reader of the UniRef90 members."""
+
+    csv_fields_mmap: CsvFieldsConfig
+
+
+@dataclass(kw_only=True)
+class UF90Config:
+    """The UniRef90 members of every UniRef50 cluster."""
+
+    uniref90_path: str
+    dataset: UF90RangeConfig
+    data_impl: DataImpl
+    data_impl_kwargs: UF90ReaderConfig
+    index_mapping_dir: str | None
+
+
+@dataclass(kw_only=True)
+class TrainSplitConfig(SplitConfig):
+    """The training set, which may be sampled from clusters."""
+
+    sample_from_map: bool  # a random UniRef90 member for each UniRef50 cluster
+    sort_fastas: bool | None = None  # preparation: put members beside their cluster
+    uf90_datapath: str | None = None  # preparation: UniRef90 sequences
+    cluster_mapping_tsv: str | None = None  # preparation: UniRef50 id -> UniRef90 ids
+    uf90: UF90Config | None = None
+
+
+@dataclass(kw_only=True)
+class DatasetConfig:
+    """The files of each split."""
+
+    train: Files
+    val: Files
+    test: Files
+
+
+@dataclass(kw_only=True)
+class PreprocessingConfig:
+    """How a data set is prepared."""
+
+    num_preprocess_workers: int
+
+
+@dataclass(kw_only=True)
+class MockConfig:
+    """An endless synthetic protein language whose best possible loss is known."""
+
+    num_sequences: int  # in the training set
+    num_validation_sequences: int  # in the validation set, and in the test set
+    min_length: int
+    max_length: int
+    seed: int
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """What is read, how it is masked, how it is put together."""
+
+    # files
+    dataset_path: str | None
+    dataset: DatasetConfig
+    data_impl: DataImpl
+    data_impl_kwargs: DataImplConfig
+    mock: MockConfig
+    train: TrainSplitConfig
+    val: SplitConfig
+    test: SplitConfig
+    index_mapping_dir: str | None  # where indexes are kept; None: beside the data, else in the user's cache
+    # masking: modify_percent of the positions are asked for; of these, the other three say what stands there instead
+    modify_percent: float
+    mask_percent: float
+    perturb_percent: float
+    identity_percent: float
+    mask_special_tokens: bool  # v1 also masked the tokens that begin and end a sequence
+    # batches
+    packing: bool  # fill micro_batch_size x seq_length tokens with whole sequences; False: one sequence a row, padded
+    packing_window: int  # sequences whose packing is planned together
+    long_sequences: Literal["crop", "truncate", "drop", "error"]  # crop: a random window, truncate: the beginning
+    max_seq_length: int
+    dynamic_padding: bool  # pad to the longest of the batch instead of seq_length
+    # order
+    shuffle: bool
+    seed: int
+    use_upsampling: bool
+    dataloader_type: Literal["single", "cyclic"]
+    drop_last: bool
+    force_regen_sample_mapping: bool
+    # processes
+    num_workers: int
+    pin_memory: bool
+    # preparation
+    preprocessing: PreprocessingConfig
+    ngc_registry_target: str | None = None
+    ngc_registry_version: str | None = None

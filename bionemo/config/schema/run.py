@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The root of a configuration: what a command is asked to do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bionemo.config.schema.exp_manager import ExpManagerConfig
+from bionemo.config.schema.model import EncoderConfig
+from bionemo.config.schema.trainer import TrainerConfig
+
+
+@dataclass(kw_only=True)
+class ClusterConfig:
+    """The machines a run is meant for."""
+
+    name: Literal["local", "slurm", "bcp", "mpi", "ray"]  # who starts the processes
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """Everything a command can be told."""
+
+    name: str  # of the experiment: names its directory and its loggers' runs
+    desc: str | None = None  # free text
+    do_preprocessing: bool  # prepare the data set, then stop unless do_training
+    do_training: bool  # train
+    do_testing: bool  # run the test set at the end
+    restore_from_path: str | None  # weights to start from (.nemo or checkpoint directory)
+    trainer: TrainerConfig
+    exp_manager: ExpManagerConfig
+    model: EncoderConfig  # the dataclass that `model._target_` is listed with in SCHEMAS
+    cluster: ClusterConfig

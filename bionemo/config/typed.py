@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A composed config becomes the dataclasses of `schema`; everything wrong with it is collected on the way.
+
+OmegaConf's structured configs know neither Literal nor unions with lists, and stop at the first mistake; hence this.
+"""
+
+import importlib
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
+from bionemo.config.legacy import replacement
+from bionemo.config.schema import SCHEMAS
+from bionemo.errors import UserError
+
+T = TypeVar("T")
+_TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+class Reader:
+    """Reads a config once.
+
+    Attributes:
+        problems: what has to be mended, one phrase each.
+        legacy: keys of v1 that were given and have no effect -> what replaced them.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.legacy: dict[str, str] = {}
+        self._unknown: list[str] = []
+        self._consequences: list[str] = []  # at values that only repeat another key's
+
+    def read(self, cfg: DictConfig, schema: type[T]) -> T | None:
+        """Give the typed config, or None when there are problems."""
+        result = self._group(cfg, schema, "")
+        if self._unknown:
+            keys = [*all_keys(schema), *(f"model.{key}" for key in all_keys(_model_schema(cfg)))]
+            self.problems[:0] = [f"unknown key {key}{did_you_mean(key, keys)}" for key in self._unknown]
+        self.problems = list(dict.fromkeys(self.problems or self._consequences))
+        return None if self.problems else result
+
+    def _group(self, cfg: DictConfig, schema: type[T], prefix: str) -> T | None:
+        """Read a node; its `_target_`, where it has one, chooses the dataclass."""
+        before = self._count()
+        try:
+            schema = target_schema(str(cfg["_target_"])) if "_target_" in cfg else schema
+        except UserError as error:
+            self.problems.append(f"{prefix}_target_: {error}")
+            return None
+        hints = get_type_hints(schema)
+        for name in map(str, cfg):
+            if name not in hints:
+                self._strange(cfg, name, f"{prefix}{name}")
+        values = {}
+        for field in fields(schema):  # type: ignore[arg-type]
+            key = f"{prefix}{field.name}"
+            if field.name in list(cfg):  # `in cfg` would deny a key whose value is missing
+                values[field.name] = self._value(cfg, field.name, hints[field.name], key)
+            elif field.default is MISSING and field.default_factory is MISSING:
+                self.problems.append(_missing(key))
+        return schema(**values) if before == self._count() else None
+
+    def _value(self, cfg: DictConfig, name: str, hint: Any, key: str) -> Any:
+        problems = self._consequences if OmegaConf.is_interpolation(cfg, name) else self.problems
+        try:
+            value = cfg[name]
+            nested = [option for option in alternatives(hint) if is_dataclass(option)]
+            if nested and isinstance(value, DictConfig):
+                return self._group(value, nested[0], f"{key}.")  # type: ignore[arg-type]
+            return convert(value, hint)
+        except MissingMandatoryValue:
+            problems.append(_missing(key))
+        except OmegaConfBaseException as error:
+            problems.append(f"{key}: {explain_interpolation(error)}")
+        except TypeError:
+            problems.append(_wrong(cfg, name, hint, key))
+        return None
+
+    def _count(self) -> int:
+        return len(self.problems) + len(self._unknown) + len(self._consequences)
+
+    def _strange(self, cfg: DictConfig, name: str, key: str) -> None:
+        """Sort a key that the schema lacks into known to v1 and unknown to all, down to the key that was typed."""
+        node = OmegaConf.to_container(cfg, resolve=False).get(name)  # type: ignore[union-attr]
+        if instead := replacement(key):
+            self.legacy[key] = instead
+        elif isinstance(node, dict) and node:
+            for below in node:
+                self._strange(cfg[name], str(below), f"{key}.{below}")
+        else:
+            self._unknown.append(key)
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """Give the value as the type it is wanted in.
+
+    Raises:
+        TypeError: when it is not of that type and does not plainly say it, as "8" says 8.
+    """
+    options = alternatives(hint)
+    if len(options) == 1:
+        return _convert(value, hint)
+    if type(value) in options:  # so that 1 stays a number of batches and 1.0 a share
+        return value
+    for option in options:
+        try:
+            return _convert(value, option)
+        except TypeError:
+            continue
+    raise TypeError
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    if hint is type(None) and value is None:
+        return None
+    if origin is list and isinstance(value, ListConfig):
+        return [convert(item, arguments[0]) for item in value]
+    if origin is dict and isinstance(value, DictConfig):
+        return {str(name): convert(item, arguments[1]) for name, item in value.items()}
+    if origin is Literal:
+        found = [option for option in arguments if option == str(value)]
+        if found and value is not None:
+            return found[0]
+    elif isinstance(value, str | int | float) and hint in _SCALARS:
+        return _SCALARS[hint](value)
+    raise TypeError
+
+
+def _to_bool(value: str | int | float) -> bool:
+    if str(value).lower() not in _TRUTH:
+        raise TypeError
+    return _TRUTH[str(value).lower()]
+
+
+def _to_int(value: str | int | float) -> int:
+    try:
+        if isinstance(value, bool) or int(value) != float(value):
+            raise TypeError
+        return int(value)
+    except (ValueError, OverflowError):
+        raise TypeError from None
+
+
+def _to_float(value: str | int | float) -> float:
+    try:
+        return float(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+    except ValueError:
+        raise TypeError from None
+
+
+_SCALARS: dict[Any, Any] = {bool: _to_bool, int: _to_int, float: _to_float, str: str}
+
+
+def target_schema(target: str) -> type:
+    """The dataclass behind a `_target_`: the table's, else the type of its constructor's `config` argument.
+
+    Raises:
+        UserError: when the class cannot be found or takes no typed config.
+    """
+    if target in SCHEMAS:
+        return SCHEMAS[target]
+    schema = get_type_hints(locate(target).__init__).get("config")
+    if not (isinstance(schema, type) and is_dataclass(schema)):
+        raise UserError(f"{target} has no constructor argument `config` that is typed as a dataclass")
+    return schema
+
+
+def locate(target: str) -> Any:
+    """Import what a dotted path names.
+
+    Raises:
+        UserError: when there is no such module or name.
+    """
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"cannot import '{target}': {error}{did_you_mean(target, SCHEMAS)}") from error
+
+
+def explain_interpolation(error: OmegaConfBaseException) -> str:
+    """Say on one line why a `${...}` has no value."""
+    text = str(error.msg or error).splitlines()[0]
+    if "Environment variable" in text:
+        variable = text.partition("Environment variable '")[2].partition("'")[0]
+        return f"environment variable {variable} is not set"
+    return text
+
+
+def _model_schema(cfg: DictConfig) -> type:
+    try:
+        return target_schema(cfg["model"]["_target_"])
+    except Exception:  # only for a hint
+        return next(iter(SCHEMAS.values()))
+
+
+def _missing(key: str) -> str:
+    return f"missing value: give {key}=..."
+
+
+def _wrong(cfg: DictConfig, name: str, hint: Any, key: str) -> str:
+    value = cfg[name]
+    shown = repr(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
+    words = [str(word) for option in alternatives(hint) if get_origin(option) is Literal for word in get_args(option)]
+    shown = shown if len(shown) < 80 else shown[:77] + "..."
+    return f"{key} is {'null' if value is None else shown}, expected {describe(hint)}{did_you_mean(str(value), words)}"

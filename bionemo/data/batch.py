@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the data side hands to the model: one micro-batch of packed sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Whole sequences end to end in T = micro_batch_size x seq_length tokens; what is left at the end is filler.
+
+    With padding instead of packing nothing changes but how few sequences there are: filler tokens stand at the end
+    either way, in no sequence.
+    """
+
+    tokens: Tensor  # [T] int32, after masking
+    positions: Tensor  # [T] int32, position in the own sequence from 0
+    segment_ids: Tensor  # [T] int32, number of the own sequence; filler has the number N
+    boundaries: Tensor  # [N + 1 + F] int32, cumulative lengths of the N sequences and F filler segments
+    target_index: Tensor  # [M] int64, where the model is asked
+    target_ids: Tensor  # [M] int64, what it should say
+    lengths: tuple[int, ...]  # N tokens per sequence, with begin and end token
+    longest: int  # the longest a sequence may be
+    noise_seed: int = 0  # seeds dropout: the same batch sees the same masks on any rank
+    unknown: int = 0  # letters outside the alphabet in this batch
+
+    def to(self, device: torch.device | str) -> PackedBatch:
+        """Move every tensor, without waiting for the copies."""
+        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+
+    def pin_memory(self) -> PackedBatch:
+        """Put every tensor in page-locked memory; torch's loader calls this when told to."""
+        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return replace(self, **{name: tensor.pin_memory() for name, tensor in tensors.items()})
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that carry a sequence: filler does not count."""
+        return sum(self.lengths)

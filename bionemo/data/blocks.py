@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a text file front to back in blocks of whole records, in bounded memory."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bionemo.errors import UserError
+
+BLOCK = 2 << 20  # bytes: what is computed from a block of this size stays in the cache and on recycled pages
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Block(NamedTuple):
+    """Some whole records.
+
+    Attributes:
+        base: place of the block's first byte in the file.
+        data: bytes read; those from `end` on belong to the next block.
+        end: how many bytes of `data` are whole records; the last of them is a line end.
+        closed: False where the file does not end in a line end, and one was put there.
+    """
+
+    base: int
+    data: bytes
+    end: int
+    closed: bool
+
+    @property
+    def letters(self) -> np.ndarray:
+        """The whole records as uint8 [end]."""
+        return np.frombuffer(self.data, np.uint8, self.end)
+
+    def has(self, text: bytes) -> bool:
+        """Say whether some bytes occur in the whole records."""
+        return self.data.find(text, 0, self.end) >= 0
+
+
+def blocks(
+    path: Path, cut: Callable[[bytes], int], *, newline: bytes = b"\n", limit: int = 1 << 31, size: int | None = None
+) -> Iterator[Block]:
+    """Go through a file in blocks of about `size` bytes that hold whole records only.
+
+    Args:
+        path: a regular file.
+        cut: tells of some bytes, the first of which begins a record, how many of them are whole records.
+        newline: the byte that ends a line.
+        limit: bytes a single record may have; int32 can count those of the default.
+        size: bytes to read at a time; None: BLOCK.
+
+    Raises:
+        UserError: an empty file, a record over the limit, a file that shrinks while it is read.
+    """
+    with path.open("rb", buffering=0) as file:
+        total = os.fstat(file.fileno()).st_size
+        if total == 0:
+            raise UserError(f"{path} is empty: write it again, or leave it out of the range of files")
+        base = len(_BYTE_ORDER_MARK) if os.pread(file.fileno(), 3, 0) == _BYTE_ORDER_MARK else 0
+        want = size = size or BLOCK
+        while base < total:
+            # reading again from the last record's begin costs less than carrying its first half over
+            data = os.pread(file.fileno(), min(want, total - base), base)
+            if not data:
+                raise UserError(f"{path} became shorter while it was read: wait until it is written, then start again")
+            if base + len(data) == total:
+                closed = data.endswith(newline)
+                data = data if closed else data + newline
+                yield Block(base, data, len(data), closed)
+                return
+            end = cut(data)
+            if end:
+                yield Block(base, data, end, True)
+                base, want = base + end, size
+            elif want >= limit:
+                line = line_number(path, base, newline)
+                raise UserError(
+                    f"{path}:{line}: a record of over {limit:,} bytes begins here: split it, or close its quote"
+                )
+            else:
+                want *= 2
+
+
+def line_number(path: Path, offset: int, newline: bytes = b"\n") -> int:
+    """Number, from 1, of the line that holds a byte; slow, for messages only."""
+    lines = 1
+    with path.open("rb") as file:
+        while offset > 0 and (data := file.read(min(BLOCK, offset))):
+            lines += data.count(newline)
+            offset -= len(data)
+    return lines

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An endless synthetic protein language whose best possible masked loss is known exactly.
+
+Sequences are drawn from a hidden Markov model: domains of a noisy repeated motif, in the manner of collagen (GPx),
+elastin (VPGVG) or silk (GAGAGS), joined by linkers of natural amino-acid frequencies. Neighbours tell which motif a
+residue belongs to and at which phase, so a small transformer learns it in minutes, and no download is needed. The
+forward-backward recursion (Rabiner 1989, eq. 19-27) gives the posterior of every hidden residue, hence the loss that
+no model can beat: the gap to it is an absolute measure of convergence.
+"""
+
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bionemo.errors import UserError
+
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+MASKED = -1  # a residue that the corrupted sequence does not show
+
+_MOTIFS = ("GPx", "TCx", "NANP", "PEVK", "GLFG", "VPGVG", "CCQPT", "IGDNV", "GAGAGS", "AHHAAD", "YSPTSPS", "LEEKVxM")
+# composition of linkers, close to that of Swiss-Prot, in 256ths and in the order of AMINO_ACIDS
+_COMMON = (21, 4, 14, 17, 10, 18, 6, 15, 15, 25, 6, 10, 12, 10, 14, 17, 14, 18, 3, 7)
+_SPLITS = ("train", "val", "test")
+_BLOCK = 256  # records made together
+_KEEP = 1 << 28  # residues: sources up to this size keep what they made
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """How the masked-language objective hides residues, the fractions (0 to 1) named as in ``model.data``.
+
+    Attributes:
+        modify_percent: chance that a residue is asked for, drawn residue by residue.
+        mask_percent: chance that an asked residue is shown as ``<mask>``.
+        perturb_percent: chance that it is shown as another residue token; what is left of 1: it is shown as it is.
+        alternatives: how many other tokens a perturbation draws from: ``len(alphabet.residue_ids) - 1``.
+    """
+
+    modify_percent: float
+    mask_percent: float
+    perturb_percent: float
+    alternatives: int
+
+    @property
+    def identity_percent(self) -> float:
+        """Chance that an asked residue is shown as it is."""
+        return 1 - self.mask_percent - self.perturb_percent
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenMarkov:
+    """A stationary hidden Markov model over letters, its probabilities whole multiples of 1/256.
+
+    So one random byte picks a next state or a letter from a table, and sampling is as exact as the optimum.
+
+    Attributes:
+        letters: the k letters that states emit.
+        steps: transitions in 256ths, int [s, s], rows sum to 256.
+        emits: letters in 256ths, int [s, k], rows sum to 256.
+    """
+
+    letters: str
+    steps: NDArray[np.int64]
+    emits: NDArray[np.int64]
+
+    @cached_property
+    def start(self) -> NDArray[np.float64]:
+        """Stationary distribution [s], that of the first residue too: any crop of a sequence has the same law."""
+        balance = np.vstack([self.transition.T - np.eye(len(self.steps)), np.ones(len(self.steps))])
+        return np.linalg.lstsq(balance, np.eye(len(balance))[-1], rcond=None)[0].clip(0)
+
+    @property
+    def transition(self) -> NDArray[np.float64]:
+        """Probability of the next state [s, s]."""
+        return self.steps / 256
+
+    @property
+    def emission(self) -> NDArray[np.float64]:
+        """Probability of every letter [s, k]."""
+        return self.emits / 256
+
+    def unigram_entropy(self) -> float:
+        """Nats per residue of a model that knows the frequencies of letters and nothing else."""
+        frequency = self.start @ self.emission
+        return float(-(frequency * np.log(frequency)).sum())
+
+    def sample(self, words: NDArray[np.uint64], length: int) -> NDArray[np.uint8]:
+        """Draw ``length`` letters for each of b sequences, ASCII [b, length].
+
+        Args:
+            words: random bits [b, >= 1 + length / 4]: one word for the first state, then two bytes per residue.
+            length: residues per sequence; a shorter draw from the same words is a prefix of a longer one.
+        """
+        next_state, letter = self._tables
+        state = np.searchsorted(self.start.cumsum()[:-1], (words[:, 0] >> np.uint64(11)) * 2.0**-53, side="right")
+        noise = np.ascontiguousarray(words[:, 1:].view(np.uint16)[:, :length].T)
+        step_byte, letter_byte = noise & 255, noise >> 8
+        index, states = np.empty_like(noise), state.astype(np.uint16) << 8
+        for t in range(length):
+            index[t] = states
+            states = next_state[states | step_byte[t]]
+        return letter[index | letter_byte].T
+
+    @cached_property
+    def _tables(self) -> tuple[NDArray[np.uint16], NDArray[np.uint8]]:
+        """The outcome of every (state, byte) pair, [s * 256] each: the next state shifted by 8, and a letter."""
+        states = np.arange(len(self.steps), dtype=np.uint16) << 8
+        letters = np.frombuffer(self.letters.encode(), np.uint8)
+        return (
+            np.concatenate([np.repeat(states, row) for row in self.steps]),
+            np.concatenate([np.repeat(letters, row) for row in self.emits]),
+        )
+
+    def posteriors(
+        self,
+        shown: NDArray[np.int16],
+        asked: NDArray[np.bool_],
+        lengths: NDArray[np.int64],
+        corruption: Corruption,
+    ) -> NDArray[np.float64]:
+        """Best possible prediction of every asked residue of packed sequences, [number asked, k].
+
+        A model sees y, not which letters of y are corrupted, and its answer at i counts only where i was asked. The
+        expected loss is smallest at p(x_i | y, i asked), that is, with hidden states s and corruption independent
+        between residues,
+
+            p(x_i = a | y, i asked)  ~  c(y_i | a) * sum_s e(a | s) * sum_{z: z_i = s} p(z) prod_{j != i} l(y_j | z_j)
+
+        where the sum over state paths z is the product of forward prediction and backward message at i, without y_i's
+        own evidence. With m, q_mask, q_perturb, q_identity the fractions and K the alternatives,
+
+            asked:        c(y | a) = q_identity if y = a, else q_perturb / K; the same for all a if y is <mask>
+            asked or not: l(y | z) = sum_a e(a | z) * (1 - m + m q_identity if y = a, else m q_perturb / K)
+
+        A <mask>, or a letter that the language never emits (a perturbation that gives itself away), says nothing.
+
+        Args:
+            shown: ASCII of the corrupted residues, or ``MASKED``, [n].
+            asked: residues that the loss is taken at [n].
+            lengths: residues per sequence, summing to n.
+            corruption: how ``shown`` was made.
+        """
+        size = len(self.letters)
+        code_of = np.full(257, size, np.intp)  # the last code says nothing; index -1 is MASKED
+        code_of[list(self.letters.encode())] = np.arange(size)
+        code = code_of[shown]
+        evidence, channel = self._visible(corruption)
+        found = np.empty((np.count_nonzero(asked), size))
+        done = begin = 0
+        for first in range(0, len(lengths), 64):  # bounds memory: states x residues x 64 float64
+            count = lengths[first : first + 64]
+            row = np.repeat(np.arange(len(count)), count)
+            column = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+            part = slice(begin, begin := begin + len(row))
+            padded = np.full((count.max(), len(count)), size)
+            padded[column, row] = code[part]
+            want = asked[part]
+            states = self._without_own_evidence(evidence[padded])[column[want], row[want]]
+            weight = (states @ self.emission) * channel[code[part][want]]
+            found[done : (done := done + len(weight))] = weight / weight.sum(axis=1, keepdims=True)
+        return found
+
+    def _visible(self, corruption: Corruption) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The l(y | z) [k + 1, s] and c(y | a) [k + 1, k] of ``posteriors``; the last y says nothing."""
+        size, share = len(self.letters), corruption.modify_percent
+        other = corruption.perturb_percent / corruption.alternatives
+        kept = 1 - share + share * corruption.identity_percent
+        evidence = self.emission.T * kept + (1 - self.emission.T) * share * other
+        channel = np.full((size, size), other)
+        np.fill_diagonal(channel, corruption.identity_percent)
+        return np.vstack([evidence, np.ones(len(self.steps))]), np.vstack([channel, np.ones(size)])
+
+    def _without_own_evidence(self, evidence: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Weight of every state at t given the evidence [t, b, s] at all other times, [t, b, s], scaled freely.
+
+        Ones past the end of a sequence change nothing: the rows of the transition matrix sum to 1.
+        """
+        length = len(evidence)
+        forward, backward = np.empty_like(evidence), np.empty_like(evidence)
+        forward[:1], backward[-1:] = self.start, 1.0
+        for t in range(length - 1):
+            forward[t + 1] = (forward[t] * evidence[t]) @ self.transition
+            forward[t + 1] /= forward[t + 1].sum(axis=1, keepdims=True)
+        for t in range(length - 1, 0, -1):
+            backward[t - 1] = (backward[t] * evidence[t]) @ self.transition.T
+            backward[t - 1] /= backward[t - 1].sum(axis=1, keepdims=True)
+        return forward * backward
+
+
+@cache
+def language() -> HiddenMarkov:
+    """The language of every ``MockSource``: one linker state and a cycle of states per motif."""
+    first = np.cumsum([1, *map(len, _MOTIFS)])
+    steps = np.zeros((first[-1], first[-1]), np.int64)
+    emits = np.tile(np.array(_COMMON), (first[-1], 1))
+    for start, motif in zip(first, _MOTIFS, strict=False):
+        for phase, letter in enumerate(motif):
+            state = start + phase
+            steps[state, start + (phase + 1) % len(motif)] += 246
+            steps[state, start + (phase + 2) % len(motif)] += 3  # a residue is skipped
+            steps[state, state] += 3  # or inserted
+            steps[state, 0] += 4
+            if letter != "x":
+                emits[state] = 4
+                emits[state, AMINO_ACIDS.index(letter)] += 256 - 4 * len(AMINO_ACIDS)
+        steps[0, start] = 3
+    steps[0, 0] = 256 - steps[0].sum()
+    return HiddenMarkov(AMINO_ACIDS, steps, emits)
+
+
+class MockSource:
+    """Sequences of the language, made on demand: a ``SequenceSource`` that needs no file.
+
+    A record follows from (seed, split, its number) by a counter-based generator (Philox, Salmon et al. 2011), so any
+    can be made without the others, on any machine, however many there are. The language is the same for every seed.
+
+    Attributes:
+        lengths: residues per record, int32 [n], uniform between the two bounds.
+    """
+
+    def __init__(self, num_sequences: int, min_length: int, max_length: int, seed: int, split: str) -> None:
+        if num_sequences < 1:
+            raise UserError(f"mock data: num_sequences is {num_sequences}: ask for at least one sequence")
+        if not 1 <= min_length <= max_length:
+            raise UserError(f"mock data: min_length {min_length}, max_length {max_length}: need 1 <= min <= max")
+        if split not in _SPLITS:
+            raise UserError(f"mock data: split '{split}' is not known: choose one of {', '.join(_SPLITS)}")
+        self.split = split
+        self._key = np.array([seed % 2**64, _SPLITS.index(split)], np.uint64)
+        words = self._stream(0, purpose=1).random_raw(num_sequences)
+        self.lengths = (min_length + words % np.uint64(max_length - min_length + 1)).astype(np.int32)
+        self._ends = np.cumsum(self.lengths, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def gather(
+        self,
+        records: NDArray[np.integer],
+        starts: NDArray[np.integer],
+        counts: NDArray[np.integer],
+        out: NDArray[np.uint8],
+        positions: NDArray[np.integer],
+    ) -> None:
+        """Copy letters [start, start + count) of each record, as ASCII, to out[position : position + count]."""
+        letters, begins = self._letters(np.asarray(records))
+        for begin, count, position in zip((begins + starts).tolist(), counts, positions, strict=True):
+            out[position : position + count] = letters[begin : begin + count]
+
+    def text(self, record: int) -> str:
+        """Give a whole sequence."""
+        letters, begins = self._letters(np.array([record]))
+        return letters[begins[0] : begins[0] + self.lengths[record]].tobytes().decode()
+
+    def fields(self, record: int) -> dict[str, str]:
+        """Give the name and the sequence of a record."""
+        return {"id": f"mock_{self.split}_{record}", "sequence": self.text(record)}
+
+    def _letters(self, records: NDArray[np.integer]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Letters that hold at least the ``records`` [k], and where in them each record begins [k]."""
+        if self._ends[-1] > _KEEP:
+            lengths = self.lengths[records].astype(np.int64)
+            return self._make(records), np.cumsum(lengths) - lengths
+        letters, made = self._kept
+        for block in np.unique(records // _BLOCK):
+            if not made[block]:
+                members = np.arange(block * _BLOCK, min(len(self), (block + 1) * _BLOCK))
+                end = self._ends[members[-1]]
+                fresh = self._make(members)
+                letters[end - len(fresh) : end] = fresh
+                made[block] = True
+        return letters, self._ends[records] - self.lengths[records]
+
+    @cached_property
+    def _kept(self) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Room for all letters, which the system gives as it is written, and which blocks of records are there."""
+        return np.empty(self._ends[-1], np.uint8), np.zeros(-(-len(self) // _BLOCK), bool)
+
+    def _make(self, records: NDArray[np.integer]) -> NDArray[np.uint8]:
+        """Letters of the records, end to end."""
+        parts = [np.empty(0, np.uint8)]
+        for first in range(0, len(records), _BLOCK):
+            block = records[first : first + _BLOCK]
+            lengths = self.lengths[block]
+            longest = int(lengths.max())
+            words = np.empty((len(block), 2 + longest // 4), np.uint64)
+            for row, record in zip(words, block.tolist(), strict=True):
+                row[:] = self._stream(record, purpose=0).random_raw(len(row))
+            parts.append(language().sample(words, longest)[np.arange(longest) < lengths[:, None]])
+        return np.concatenate(parts)
+
+    def _stream(self, record: int, purpose: int) -> np.random.Philox:
+        """Random words of a record; the low quarter of the counter runs along them."""
+        return np.random.Philox(key=self._key, counter=np.array([0, record, purpose, 0], np.uint64))
+
+
+def optimal_masked_loss(
+    source: MockSource, records: NDArray[np.integer], corruption: Corruption, seed: int
+) -> tuple[float, float]:
+    """Estimate the loss that no model can beat on such records: the exact optimum under randomly drawn masks.
+
+    Args:
+        source: where the records are.
+        records: their numbers [k]; more of them make the estimate sharper.
+        corruption: what is hidden.
+        seed: of the masks.
+
+    Returns:
+        Nats per asked residue, pooled over the records, and its standard error (records taken as independent).
+    """
+    model = language()
+    lengths = source.lengths[records].astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    letters = np.empty(lengths.sum(), np.uint8)
+    source.gather(records, np.zeros_like(lengths), lengths, letters, starts)
+    rank = np.searchsorted(np.frombuffer(AMINO_ACIDS.encode(), np.uint8), letters)
+
+    draws = np.random.default_rng(seed)
+    asked = draws.random(len(letters)) < corruption.modify_percent
+    kind = draws.random(len(letters))
+    others = (rank + draws.integers(1, corruption.alternatives + 1, len(letters))) % (corruption.alternatives + 1)
+    tokens = np.frombuffer(AMINO_ACIDS.ljust(256, "X").encode(), np.uint8)  # all foreign tokens say the same
+    shown = letters.astype(np.int16)
+    perturbed = kind < corruption.mask_percent + corruption.perturb_percent
+    shown[asked & perturbed] = tokens[others[asked & perturbed]]
+    shown[asked & (kind < corruption.mask_percent)] = MASKED
+
+    best = model.posteriors(shown, asked, lengths, corruption)
+    nats = np.zeros(len(letters))
+    nats[asked] = -np.log(best[np.arange(len(best)), rank[asked]])
+    mean = nats.sum() / asked.sum()
+    residuals = np.add.reduceat(np.where(asked, nats - mean, 0.0), starts)
+    return float(mean), float(np.sqrt((residuals**2).sum()) / asked.sum())
+
+
+def best_loss(
+    shown: NDArray[np.int16],
+    asked: NDArray[np.bool_],
+    truth: NDArray[np.int16],
+    lengths: NDArray[np.int64],
+    corruption: Corruption,
+) -> float:
+    """Mean nats of the best possible predictor on sequences of the language that were already corrupted.
+
+    Args:
+        shown: [n] ASCII of what is seen of each residue, MASKED where it is hidden; sequences end to end.
+        asked: [n] which residues are asked for.
+        truth: [m] ASCII of the asked residues, in order.
+        lengths: [N] residues of each sequence.
+        corruption: how the asked residues were hidden.
+    """
+    best = language().posteriors(shown, asked, lengths, corruption)
+    rank = np.searchsorted(np.frombuffer(AMINO_ACIDS.encode(), np.uint8), truth)
+    return float(-np.log(best[np.arange(len(best)), rank]).mean())

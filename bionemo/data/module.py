@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data of a run: opens the splits, deals steps to ranks and workers, remembers how far training is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from bionemo.config.schema import EncoderConfig, TrainerConfig
+from bionemo.data.batch import PackedBatch
+from bionemo.data.collate import SPECIAL, Collator
+from bionemo.data.masking import Masking
+from bionemo.data.packing import pack, pad
+from bionemo.data.sampler import Position, SampleOrder, StepSampler
+from bionemo.data.splits import Split, SplitName, open_split
+from bionemo.tokenizers import Alphabet
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """What one rank computes in one step, and where the data stands after it."""
+
+    micro_batches: list[PackedBatch]
+    after: Position
+
+    def to(self, device: torch.device | str) -> TrainStep:
+        """Move to a device."""
+        return replace(self, micro_batches=[batch.to(device) for batch in self.micro_batches])
+
+    def pin_memory(self) -> TrainStep:
+        """Put into page-locked memory."""
+        return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
+
+
+@dataclass(frozen=True)
+class Steps(IterableDataset):  # type: ignore[type-arg]
+    """The steps of one rank, from a position on.
+
+    Workers take turns, and the loader collects them in turns: the order is that of a single process. Each plans every
+    window again, which costs a thousandth of building its batches.
+    """
+
+    sampler: StepSampler
+    collate: Collator
+    start: Position
+    rank: int
+    ranks: int
+    micro_batches: int
+
+    def __iter__(self) -> Iterator[TrainStep]:
+        """Yield this worker's steps of this rank."""
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        size = self.collate.rows
+        for number, step in enumerate(self.sampler.steps(self.start)):
+            if number % workers == worker:
+                first = [(index * self.ranks + self.rank) * size for index in range(self.micro_batches)]
+                yield TrainStep([self.collate(step.rows[row : row + size]) for row in first], step.after)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class SequenceData(pl.LightningDataModule):
+    """Train, validation and test sequences as packed steps."""
+
+    def __init__(self, config: EncoderConfig, trainer_config: TrainerConfig, alphabet: Alphabet) -> None:
+        super().__init__()
+        self.config, self.trainer_config, self.alphabet = config, trainer_config, alphabet
+        self.position = Position()
+        self.splits: dict[SplitName, Split] = {}
+
+    def split(self, name: SplitName) -> Split:
+        """Open a split on first use, and say once what there is to say about it."""
+        if name not in self.splits:
+            self.splits[name] = open_split(self.config.data, name, self.config.seq_length, self.alphabet)
+            if self._rank_and_size()[0] == 0:
+                for notice in self.splits[name].notices:
+                    log.warning(notice)
+        return self.splits[name]
+
+    def setup(self, stage: str) -> None:
+        """Open what the stage needs before anything is built, so that bad data ends the run early."""
+        for name in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(stage, ()):
+            self.split(name)  # type: ignore[arg-type]
+
+    def train_dataloader(self) -> DataLoader[TrainStep]:
+        """Endless, or as many epochs as the trainer is told."""
+        data = self.config.data
+        epochs = self.trainer_config.max_epochs if data.train.use_upsampling else 1
+        accumulate = self.trainer_config.accumulate_grad_batches
+        return self._loader("train", data.shuffle, epochs, accumulate, self.position, data.num_workers)
+
+    def val_dataloader(self) -> DataLoader[TrainStep]:
+        """Every sequence once, in order, the last step filled up; masks are the same at every validation."""
+        return self._loader("val", False, 1, 1, Position(), 0)
+
+    def test_dataloader(self) -> DataLoader[TrainStep]:
+        """As validation."""
+        return self._loader("test", False, 1, 1, Position(), 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training stands: Lightning saves it with the checkpoint."""
+        module = self.trainer.lightning_module if self.trainer else None
+        return asdict(getattr(module, "position", self.position))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue behind the last step that was trained on."""
+        self.position = Position(**state)
+        if self.trainer is not None:
+            self.trainer.lightning_module.position = self.position  # type: ignore[union-attr]
+
+    def steps(self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: Position) -> Steps:
+        """The steps of a split for this rank."""
+        data, split = self.config.data, self.split(name)
+        rank, ranks = self._rank_and_size()
+        sampler = StepSampler(
+            order=SampleOrder(split.records, data.seed, shuffle, epochs),
+            lengths=np.minimum(split.source.lengths.astype(np.int64) + SPECIAL, self.config.seq_length),
+            plan=pack if data.packing else pad,
+            capacity=self.config.seq_length,
+            rows_per_step=self.config.micro_batch_size * ranks * micro_batches,
+            window=data.packing_window,
+            drop_last=data.drop_last and name == "train",
+        )
+        masking = Masking(
+            self.alphabet, data.modify_percent, data.mask_percent, data.perturb_percent, data.mask_special_tokens
+        )
+        collate = Collator(
+            split.source, self.alphabet, masking, data.seed, self.config.seq_length, self.config.micro_batch_size,
+            crop=data.long_sequences == "crop" and name == "train",
+            dynamic_padding=data.dynamic_padding and not data.packing,
+        )  # fmt: skip
+        return Steps(sampler, collate, start, rank, ranks, micro_batches)
+
+    def _loader(
+        self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: Position, workers: int
+    ) -> DataLoader[TrainStep]:
+        return DataLoader(
+            self.steps(name, shuffle, epochs, micro_batches, start),
+            batch_size=None,
+            num_workers=workers,
+            pin_memory=self.config.data.pin_memory and torch.cuda.is_available(),
+            persistent_workers=workers > 0,
+        )
+
+    def _rank_and_size(self) -> tuple[int, int]:
+        strategy = self.trainer.strategy if self.trainer else None
+        return getattr(strategy, "data_parallel_rank", 0), getattr(strategy, "data_parallel_size", 1)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One random stream for everything the data side draws, addressed by counters instead of by history.
+
+A draw depends on (seed, epoch, record) and on what it is for, never on the draws before it. So order, crops and masks
+are the same for any number of ranks and workers, and resuming needs no generator state. The generator is SplitMix64
+(Steele, Lea and Flood 2014) started at a hashed key: draw i of key k is mix(k + (i + 1) * GOLDEN).
+"""
+
+import functools
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: counters end up far apart
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+
+def mix(words: Words) -> Words:
+    """Scramble 64-bit words one to one, in place (Stafford's variant 13 of the MurmurHash3 finaliser)."""
+    scratch = words >> _SHIFTS[0]
+    for multiplier, shift in zip(_MULTIPLIERS, _SHIFTS[1:], strict=True):
+        words ^= scratch
+        words *= multiplier
+        np.right_shift(words, shift, out=scratch)
+    words ^= scratch
+    return words
+
+
+@functools.lru_cache(maxsize=64)
+def purpose_key(seed: int, purpose: str) -> int:
+    """Key of everything drawn for one purpose ("mask", "crop", ...) under one seed."""
+    words = np.array([seed % 2**64], np.uint64)
+    words += np.array([zlib.crc32(purpose.encode())], np.uint64) * _GOLDEN
+    return int(mix(words)[0])
+
+
+def sample_keys(key: int, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Words:
+    """Key of each (epoch, record) under a purpose's key, uint64 [k]."""
+    words = mix(np.uint64(key) + epochs.astype(np.uint64) * _GOLDEN)
+    words += records.astype(np.uint64) * _GOLDEN
+    return mix(words)
+
+
+def draw(keys: Words, counters: NDArray[np.integer]) -> Words:
+    """One uniform 64-bit word for each pair of key and counter, uint64 [n]."""
+    words = counters.astype(np.uint64)
+    words += np.uint64(1)
+    words *= _GOLDEN
+    return mix(words + keys if words.shape != keys.shape else np.add(words, keys, out=words))
+
+
+def below(words: Words, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Turn words into integers in [0, bound), by the upper half of a 32 x 32 bit product (bias below bound / 2^32)."""
+    scaled = (words >> np.uint64(32)) * bounds.astype(np.uint64)
+    return (scaled >> np.uint64(32)).astype(np.int64)
+
+
+def permute(indices: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
+    """Where a random permutation of range(size) puts each index: no table, so any size at any position costs the same.
+
+    A Feistel network over the smallest even number of bits that holds `size`, walked again from results outside the
+    range (Black and Rogaway 2002, "cycle walking"; at most three walks in four are repeated).
+    """
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    low = np.uint64((1 << int(half)) - 1)
+    result = indices.astype(np.uint64)
+    pending = np.arange(len(result))
+    while len(pending):
+        left, right = result[pending] >> half, result[pending] & low
+        for round_number in range(4):
+            word = draw(right + np.uint64(key), np.array([round_number]))
+            left, right = right, left ^ (word & low)
+        result[pending] = left << half | right
+        pending = pending[result[pending] >= size]
+    return result.astype(np.int64)

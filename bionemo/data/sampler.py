@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of samples: an endless, shuffled stream cut into windows, each planned into rows, rows dealt out in steps.
+
+Everything is a function of (seed, position). The position is all the state there is: resuming at step 1,000,000 plans
+one window, whatever came before.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bionemo.data.packing import Rows
+from bionemo.data.random_stream import permute, purpose_key
+
+Samples = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and records [k]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where the next step begins, and how much was consumed on the way there."""
+
+    window: int = 0
+    row: int = 0  # in the window
+    consumed_samples: int = 0
+    consumed_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One global batch, before it is dealt to ranks: rows of (epoch, record) pairs."""
+
+    rows: list[Samples]
+    after: Position
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """Which record is sample s of the stream: each epoch is a permutation of its own.
+
+    Attributes:
+        records: [n] the records taking part, by their number in the source.
+        seed: of the shuffle.
+        shuffle: False gives every epoch in the order of the source.
+        epochs: how often the records are gone through, None for ever.
+    """
+
+    records: NDArray[np.int64]
+    seed: int
+    shuffle: bool = True
+    epochs: int | None = None
+
+    def window(self, number: int, size: int) -> Samples:
+        """Samples [number * size, (number + 1) * size) of the stream; fewer, or none, where it ends."""
+        n = len(self.records)
+        end = (number + 1) * size if self.epochs is None else min((number + 1) * size, n * self.epochs)
+        stream = np.arange(number * size, max(end, number * size))
+        epochs, index = np.divmod(stream, n)
+        if self.shuffle:
+            for epoch in np.unique(epochs):
+                here = epochs == epoch
+                index[here] = permute(index[here], n, purpose_key(self.seed, f"order {epoch}"))
+        return epochs, self.records[index]
+
+
+@dataclass(frozen=True)
+class StepSampler:
+    """Cuts the stream into steps of `rows_per_step` rows, from any position on.
+
+    Attributes:
+        order: the stream of samples.
+        lengths: [records of the source] tokens of each record as it will be packed.
+        plan: `packing.pack` or `packing.pad`.
+        capacity: tokens of a row.
+        rows_per_step: the global batch size.
+        window: sequences planned together.
+        drop_last: leave out a final step that is not full.
+    """
+
+    order: SampleOrder
+    lengths: NDArray[np.int64]
+    plan: Callable[[NDArray[np.int64], int, int], Rows]
+    capacity: int
+    rows_per_step: int
+    window: int
+    drop_last: bool = False
+    _key: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_key", purpose_key(self.order.seed, "rows"))
+
+    def steps(self, start: Position) -> Iterator[Step]:
+        """Yield the steps from `start` on."""
+        rows: list[Samples] = []
+        samples, at = start.consumed_samples, replace(start)
+        tokens = start.consumed_tokens
+        while window := self._rows(at.window):
+            for number in range(at.row, len(window)):
+                rows.append(window[number])
+                samples += len(window[number][0])
+                tokens += int(self.lengths[window[number][1]].sum())
+                if len(rows) == self.rows_per_step:
+                    yield Step(rows, Position(at.window, number + 1, samples, tokens))
+                    rows = []
+            at = Position(at.window + 1, 0)
+        if rows and not self.drop_last:
+            yield Step(rows, Position(at.window, 0, samples, tokens))
+
+    def count_steps(self) -> int:
+        """Steps until a finite stream ends."""
+        rows, number = 0, 0
+        while window := self._rows(number):
+            rows, number = rows + len(window), number + 1
+        return rows // self.rows_per_step if self.drop_last else -(-rows // self.rows_per_step)
+
+    def _rows(self, number: int) -> list[Samples]:
+        epochs, records = self.order.window(number, self.window)
+        plan = self.plan(self.lengths[records], self.capacity, self._key + number)
+        return [(epochs[row], records[row]) for row in plan]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the configuration of a split to its sequences."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from bionemo.config.schema import DataConfig, SplitConfig
+from bionemo.data.collate import long_records
+from bionemo.data.mock import MockSource
+from bionemo.data.ranges import shard_paths
+from bionemo.data.source import SequenceSource, open_source
+from bionemo.errors import UserError
+from bionemo.tokenizers import Alphabet
+
+SplitName = Literal["train", "val", "test"]
+_COUNTED = 50_000  # sequences read to count unknown letters before a run
+
+
+@dataclass(frozen=True)
+class Split:
+    """The sequences of a split, those of them that take part, and what the user should know of them."""
+
+    source: SequenceSource
+    records: np.ndarray  # int64, records that take part
+    letters: np.ndarray  # int64 [256], how often each byte occurs
+    notices: tuple[str, ...]
+
+    @property
+    def unigram_entropy(self) -> float:
+        """Nats per residue: the loss of a model that knows nothing but the residues' frequencies."""
+        shares = self.letters[self.letters > 0] / self.letters.sum()
+        return float(-(shares * np.log(shares)).sum())
+
+
+def open_split(config: DataConfig, name: SplitName, seq_length: int, alphabet: Alphabet) -> Split:
+    """Open a split, apply the policy for long sequences and count letters.
+
+    Raises:
+        UserError: for missing, unreadable or empty data, and for long sequences where these are an error.
+    """
+    split: SplitConfig = getattr(config, name)
+    source = _mock(config, name) if split.data_impl == "mock" else _shards(split, name)
+    label = f"{name} data"
+    if not len(source):
+        raise UserError(f"{label} holds no sequence: check model.data.dataset.{name}")
+    records, long = long_records(source.lengths, seq_length, config.long_sequences, label)
+    letters = count_letters(source)
+    return Split(source, records, letters, tuple(filter(None, (long, unknown_letters(letters, alphabet, label)))))
+
+
+def _mock(config: DataConfig, name: SplitName) -> SequenceSource:
+    mock = config.mock
+    number = mock.num_sequences if name == "train" else mock.num_validation_sequences
+    return MockSource(number, mock.min_length, mock.max_length, mock.seed, name)
+
+
+def _shards(split: SplitConfig, name: SplitName) -> SequenceSource:
+    extension = ".fasta" if split.data_impl == "fasta_fields_mmap" else ".csv"
+    paths = shard_paths(split.dataset_path or ".", name, split.range, extension)
+    if split.data_impl == "fasta_fields_mmap":
+        return open_source(split.data_impl, paths, index_mapping_dir=split.index_mapping_dir)
+    reader = getattr(split.data_impl_kwargs, split.data_impl)
+    if reader.sort_dataset_paths:
+        paths = sorted(paths, key=Path)
+    column = {"data_fields": reader.data_fields} if split.data_impl == "csv_fields_mmap" else {"data_col": reader.data_col}
+    return open_source(
+        split.data_impl,
+        paths,
+        data_sep=reader.data_sep,
+        header_lines=reader.header_lines,
+        newline_int=reader.newline_int,
+        index_mapping_dir=split.index_mapping_dir,
+        workers=reader.workers or None,
+        **column,
+    )
+
+
+def count_letters(source: SequenceSource) -> np.ndarray:
+    """How often each byte occurs in all sequences, or in the first 50,000: int64 [256]."""
+    seen = min(len(source), _COUNTED)
+    histogram = np.zeros(256, np.int64)
+    for start in range(0, seen, 4096):
+        records = np.arange(start, min(start + 4096, seen))
+        counts = source.lengths[records].astype(np.int64)
+        ends = np.cumsum(counts)
+        letters = np.empty(int(ends[-1]), np.uint8)
+        source.gather(records, np.zeros_like(counts), counts, letters, ends - counts)
+        histogram += np.bincount(letters, minlength=256)
+    return histogram
+
+
+def unknown_letters(letters: np.ndarray, alphabet: Alphabet, label: str) -> str:
+    """Say how many letters the alphabet does not have, "" when it has all."""
+    outside = np.flatnonzero(letters * (alphabet.table == alphabet.unk_id))
+    if not len(outside):
+        return ""
+    names = " ".join(repr(chr(letter)) for letter in outside[:8])
+    return f"{label}: {int(letters[outside].sum()):,} letters are outside the alphabet and count as unknown ({names})"

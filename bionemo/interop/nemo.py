@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The edge to NeMo: its exp_manager sets up directories, loggers and log files. No other module imports `nemo`."""
+
+import logging
+import os
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from nemo.utils import logging as nemo_logging
+from nemo.utils.exp_manager import ExpManagerConfig as NemoExpManagerConfig
+from nemo.utils.exp_manager import exp_manager
+from omegaconf import OmegaConf
+
+from bionemo.config.schema import ExpManagerConfig
+from bionemo.errors import UserError
+from bionemo.interop.redact import redact_arguments
+
+# What we do ourselves, so NeMo must not: it knows checkpoints as pickles and resumes from a name pattern.
+_OURS = {
+    "explicit_log_dir": None,
+    "exp_dir": None,
+    "version": None,
+    "resume_if_exists": False,
+    "resume_ignore_no_checkpoint": True,
+    "resume_from_checkpoint": None,
+    "create_checkpoint_callback": False,
+    "create_preemption_callback": False,
+    "checkpoint_callback_params": None,
+    "log_step_timing": False,
+    "log_delta_step_timing": False,
+    "log_tflops_per_sec_per_gpu": False,
+}
+
+
+def log_directory(config: ExpManagerConfig) -> Path:
+    """Where a run writes: explicit_log_dir as it stands, else exp_dir/name[/version].
+
+    Raises:
+        UserError: when it cannot be made or written to.
+    """
+    if config.explicit_log_dir:
+        directory = Path(config.explicit_log_dir)
+    else:
+        directory = Path(config.exp_dir or "nemo_experiments") / (config.name or "default") / (config.version or "")
+    probe = directory / f".write-test-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"exp_manager.exp_dir: {directory} cannot be written ({error.strerror}): choose another directory"
+        ) from error
+    return directory.absolute()
+
+
+def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path) -> None:
+    """Let exp_manager make the run's files and loggers, with secrets hidden and the console left to us."""
+    known = {field.name for field in fields(NemoExpManagerConfig)}
+    given = {k: v for k, v in _without_none(asdict(config)).items() if k in known and k not in _OURS}
+    given |= {k: v for k, v in _OURS.items() if v is not None} | {"explicit_log_dir": str(directory)}
+    arguments, sys.argv = sys.argv, redact_arguments(sys.argv)  # it writes them to cmd-args.log
+    nemo_logging.remove_stream_handlers()
+    if config.create_wandb_logger and config.wandb_logger_kwargs.offline:
+        os.environ.setdefault("WANDB_SILENT", "true")
+    try:
+        exp_manager(trainer, OmegaConf.create(given))
+    finally:
+        sys.argv = arguments
+    if trainer.is_global_zero or not config.log_global_rank_0_only:
+        name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
+        nemo_logging.add_file_handler(directory / name)
+        for handler in nemo_logging._logger.handlers:  # our own messages belong in the same files
+            if isinstance(handler, logging.FileHandler):
+                logging.getLogger("bionemo").addHandler(handler)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return value

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pretrain a model: the story of a run.
+
+    python -m bionemo.pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
+"""
+
+from functools import partial
+from pathlib import Path
+
+from bionemo.config import run
+from bionemo.config.schema import RunConfig
+
+
+def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = None) -> None:
+    """Compose the configuration that the command line describes, then pretrain."""
+    run(pretrain, config_name, config_dir)
+
+
+def pretrain(cfg: RunConfig) -> None:
+    """Data, model, trainer; then train from the newest checkpoint or from the beginning."""
+    # Imported here, so that --help and every mistake in the configuration are answered before torch is loaded.
+    from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
+
+    quiet_dependencies()
+    from bionemo.data.module import SequenceData
+    from bionemo.interop.nemo import log_directory, start_experiment
+    from bionemo.models.build import model_class
+    from bionemo.tokenizers import load_tokenizer
+    from bionemo.training import report
+    from bionemo.training.checkpointing import Checkpoints, find_start
+    from bionemo.training.loss_curve import LossCurve
+    from bionemo.training.module import TrainingModule
+    from bionemo.training.objectives import masked_lm
+    from bionemo.training.precision import precision_for_host
+    from bionemo.training.progress import TrainingProgress
+    from bionemo.training.trainer import build_trainer
+
+    quiet_dependencies()
+    our_messages_to_console()
+    precision = precision_for_host(cfg.trainer.precision)
+    directory = log_directory(cfg.exp_manager)
+    start = find_start(cfg.exp_manager, directory / "checkpoints")
+
+    Model = model_class(cfg.model._target_)
+    alphabet = load_tokenizer(Model.tokenizer)
+    data = SequenceData(cfg.model, cfg.trainer, alphabet)
+    references = report.reference_losses(data)
+    weights = Path(cfg.restore_from_path) if cfg.restore_from_path and start is None else None
+    module = TrainingModule(partial(Model, cfg.model, alphabet), masked_lm, cfg.model, cfg.trainer, precision, weights)
+
+    callbacks = [TrainingProgress(), LossCurve(directory, references)]
+    if cfg.exp_manager.create_checkpoint_callback:
+        callbacks.append(Checkpoints(directory / "checkpoints", cfg.exp_manager.checkpoint_callback_params))
+    trainer = build_trainer(cfg.trainer, callbacks)
+    start_experiment(trainer, cfg.exp_manager, directory)
+    report.save_config(cfg, trainer, directory)
+
+    if cfg.do_training:
+        report.announce(cfg, trainer, module.num_parameters(), precision.name, start)
+        trainer.fit(module, data, ckpt_path=start)
+        report.conclude(trainer, module, references, directory)
+    if cfg.do_testing:
+        trainer.test(module, data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The 30-token protein alphabet of ESM-1nv and ProtT5nv, ids as in BioNeMo v1's sentencepiece model."""
+
+from functools import cache
+from pathlib import Path
+
+from bionemo.tokenizers.alphabet import Alphabet
+
+
+@cache
+def esm1nv() -> Alphabet:
+    """Upper-case amino acids and X, B, Z, U, O; a gap, a stop, a space or lower case is unknown."""
+    return Alphabet.from_file(Path(__file__).parent / "vocab" / "esm1nv.txt", bos="<s>", eos="</s>")

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When checkpoints are written, how they are named, and which are kept.
+
+The directory is the whole state: the newest complete checkpoint is where a run goes on, and the best ones are found by
+the value in their manifests. Something is deleted only after its successor is safely on disk.
+"""
+
+import logging
+import re
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import lightning.pytorch as pl
+
+from bionemo.config.schema.exp_manager import CallbackParams, ExpManagerConfig
+from bionemo.errors import UserError
+from bionemo.megatron import checkpoint
+
+log = logging.getLogger(__name__)
+
+
+def find_start(config: ExpManagerConfig, directory: Path) -> Path | None:
+    """Choose where to go on: the checkpoint that was named, else the newest whole one of this run, else nowhere.
+
+    Raises:
+        UserError: when a named checkpoint does not exist, or there is none and starting afresh was not allowed.
+    """
+    if named := config.resume_from_checkpoint:
+        if not Path(named).is_dir():
+            raise UserError(f"exp_manager.resume_from_checkpoint={named}: there is no such checkpoint directory")
+        return Path(named)
+    if not config.resume_if_exists:
+        return None
+    found = checkpoint.newest(directory, lambda path, why: log.warning("checkpoint %s passed over: %s", path, why))
+    if found is None and not config.resume_ignore_no_checkpoint:
+        raise UserError(
+            f"exp_manager.resume_if_exists=True: no checkpoint in {directory}; "
+            "set exp_manager.resume_ignore_no_checkpoint=True to start from the beginning"
+        )
+    return found
+
+
+class Checkpoints(pl.Callback):
+    """Saves after every validation, every so many steps or minutes, at the end, and when told to leave.
+
+    A save writes `NAME-last`. When the monitored value is among the best `save_top_k`, the same files also get the name
+    `NAME`, without being written twice.
+    """
+
+    def __init__(self, directory: Path, config: CallbackParams) -> None:
+        self.directory, self.config = directory, config
+        interval = config.train_time_interval
+        self._interval = timedelta(**interval).total_seconds() if isinstance(interval, dict) else interval
+        self._saved_at, self._saved_step = time.monotonic(), -1
+        self._leave = 0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Clear what an interrupted save left, and listen for the scheduler's notice to leave."""
+        if stage == "fit":
+            if trainer.is_global_zero:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                checkpoint.clean(self.directory)
+            for name in ("SIGTERM", "SIGUSR1"):
+                signal.signal(getattr(signal, name), self._notice)
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        self._leave = number  # acted on between two steps: a save in the middle of one would be inconsistent
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Save when a step or time interval is over, or a signal has come."""
+        every = self.config.every_n_train_steps
+        due = bool(every) and trainer.global_step % every == 0
+        if self._interval is not None and not due:
+            due = trainer.strategy.broadcast(time.monotonic() - self._saved_at >= self._interval)
+        if due:
+            self.save(trainer, pl_module)
+        if self._leave:
+            log.warning("received %s: saving and leaving", signal.Signals(self._leave).name)
+            self.save(trainer, pl_module)
+            trainer.should_stop = True
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Save with the fresh value of the monitored metric."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not self.config.every_n_train_steps:
+            self.save(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Save the last step if no rule has."""
+        self.save(trainer, pl_module)
+
+    def save(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Write `-last`, name it a best one if it is, then prune."""
+        if trainer.global_step == self._saved_step or trainer.fast_dev_run:
+            return
+        with pl_module.throughput.paused():
+            name = self._name(trainer, pl_module)
+            last = self.directory / f"{name}-last"
+            trainer.save_checkpoint(last, self.config.save_weights_only or False)
+            if trainer.is_global_zero:
+                self._prune(last, name)
+            trainer.strategy.barrier("pruned")
+        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+
+    def _name(self, trainer: pl.Trainer, pl_module: Any) -> str:
+        """Fill v1's pattern, e.g. `megatron_bert--{val_loss:.2f}-{step}-{consumed_samples}`, as `key=value`."""
+        values: dict[str, Any] = {key: float(value) for key, value in trainer.callback_metrics.items()}
+        values |= {
+            "step": trainer.global_step,
+            "epoch": trainer.current_epoch,
+            "consumed_samples": pl_module.position.consumed_samples,
+        }
+
+        def fill(match: re.Match[str]) -> str:
+            key, form = match[1], match[2] or ""
+            return f"{key}={format(values[key], form)}" if key in values else f"{key}=none"
+
+        return re.sub(r"\{(\w+)(?::([^}]*))?\}", fill, self.config.filename or "{step}")
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Put the monitored value into the manifest, where pruning finds it."""
+        if (value := trainer.callback_metrics.get(self.config.monitor or "")) is not None:
+            checkpoint["metrics"] = {self.config.monitor: float(value)}
+
+    def _prune(self, last: Path, name: str) -> None:
+        """Name the new checkpoint a best one if it is; delete older last ones and those no longer among the best."""
+        monitor, keep = self.config.monitor or "", self.config.save_top_k
+        values = {path: checkpoint.manifest_of(path).get("metrics", {}).get(monitor) for path in self._saved()}
+        ranked = {path.with_name(name) if path == last else path: value for path, value in values.items()
+                  if value is not None and (path == last or not path.name.endswith("-last"))}  # fmt: skip
+        order = sorted(ranked, key=lambda path: ranked[path], reverse=self.config.mode == "max")
+        best = order if keep == -1 else order[:keep]
+        if last.with_name(name) in best:
+            checkpoint.link(last, last.with_name(name))
+        for path in self._saved():
+            if path != last and path not in best:
+                checkpoint.remove(path)
+
+    def _saved(self) -> list[Path]:
+        return checkpoint.complete(self.directory)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training step, as a LightningModule: the trainer calls it, this file says what one update is."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from bionemo.config.schema import EncoderConfig, TrainerConfig
+from bionemo.data.module import TrainStep
+from bionemo.data.sampler import Position
+from bionemo.megatron import checkpoint
+from bionemo.megatron.step import Objective, ParallelModel, reduce_over_ranks
+from bionemo.models.encoder import MaskedLanguageModel
+from bionemo.training.optimizers import build_optimizer
+from bionemo.training.precision import LossScaler, Precision, total_norm
+from bionemo.training.schedules import build_schedule
+from bionemo.training.throughput import Throughput
+
+
+class TrainingModule(pl.LightningModule):
+    """Forward, backward, clip, update, report.
+
+    Optimization is manual: a step is one update from all its micro-batches, and only this file decides what that means.
+    """
+
+    def __init__(
+        self,
+        build_model: Callable[[], MaskedLanguageModel],
+        objective: Objective,
+        config: EncoderConfig,
+        trainer_config: TrainerConfig,
+        precision: Precision,
+        initial_weights: Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self._build_model, self._objective, self._initial_weights = build_model, objective, initial_weights
+        self.config, self.trainer_config, self.precision = config, trainer_config, precision
+        self.schedule = build_schedule(config.optim.sched, config.optim.lr, trainer_config.max_steps)
+        self.schedule_step = 0  # updates made: one that fp16 skipped is not counted
+        self.scaler = LossScaler(config.native_amp_init_scale, config.native_amp_growth_interval, config.hysteresis)
+        self.position = Position()  # in the data; moves when a step is done, not when it is loaded
+        self.throughput = Throughput()
+        self.report: dict[str, float] = {}  # what was logged last, for the progress bar and the loss curve
+        self.model: MaskedLanguageModel | None = None
+
+    def configure_model(self) -> None:
+        """Build the model once the process groups are there, directly on this rank's device."""
+        if self.model is not None:
+            return
+        model = self._on_meta()
+        model.to_empty(device=self.trainer.strategy.root_device)
+        model.initialise(self.config.seed)
+        if self._initial_weights is not None:
+            state = checkpoint.load(self._initial_weights)["state_dict"]
+            model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items()})
+        if self.config.compile:
+            for layer in model.encoder.layers:
+                layer.compile()
+        self.model = model
+        self._parallel = ParallelModel(model)
+
+    def _on_meta(self) -> MaskedLanguageModel:
+        with torch.device("meta"):
+            return self._build_model()
+
+    def num_parameters(self) -> int:
+        """Parameters of the model, counted without making any."""
+        return sum(parameter.numel() for parameter in self._on_meta().parameters())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One optimizer; its schedule is ours to step."""
+        assert self.model is not None
+        return build_optimizer(self.config.optim, self.model)
+
+    def on_train_start(self) -> None:
+        """Start the clock."""
+        self.throughput.start(self.position.consumed_tokens)
+
+    def training_step(self, step: TrainStep) -> None:
+        """One update from all micro-batches of a step."""
+        optimizer: Any = self.optimizers()
+        scale = self.scaler.scale if self.precision.needs_scaling else 1.0
+        autocast = partial(self.precision.autocast, self.device)
+        loss_sum, count = self._parallel.forward_backward(step.micro_batches, self._objective, autocast, scale)
+
+        gradients = [parameter.grad for parameter in self._parallel.parameters]
+        norm = total_norm(gradients)
+        if (limit := self.trainer_config.gradient_clip_val) is not None:
+            torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+        rate = self.schedule(self.schedule_step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        self._update(optimizer, norm)
+        self._parallel.drop_gradients()
+
+        self.position = step.after
+        self.throughput.step()
+        if self.trainer.global_step % self.trainer_config.log_every_n_steps == 0:
+            self._log(loss_sum / count.clamp_min(1), norm, rate)
+
+    def _update(self, optimizer: Any, norm: Tensor) -> None:
+        """Step the optimizer and the schedule; under fp16 an overflow makes both stand still."""
+        if self.precision.needs_scaling:
+            overflow = not torch.isfinite(norm).item()  # the one wait a step that loss scaling cannot do without
+            optimizer.optimizer.found_inf = torch.tensor(float(overflow), device=self.device)
+            self.scaler.update(overflow)
+            self.schedule_step += not overflow
+        else:
+            self.schedule_step += 1
+        optimizer.step()
+
+    def _log(self, loss: Tensor, norm: Tensor, rate: float) -> None:
+        """Read the step's figures, the only wait for the device, and hand them to the loggers."""
+        loss_value, norm_value = torch.stack((loss.double(), norm.double())).tolist()
+        tokens_per_second, seconds = self.throughput.read(self.position.consumed_tokens)
+        self.report = {
+            "reduced_train_loss": loss_value,
+            "grad_norm": norm_value,
+            "lr": rate,
+            "tokens_per_second": tokens_per_second,
+            "train_step_timing in s": seconds,
+            "consumed_samples": float(self.position.consumed_samples),
+            "global_step": float(self.trainer.global_step),
+        }
+        if self.precision.needs_scaling:
+            self.report["loss_scale"] = self.scaler.scale
+        for logger in self.loggers:
+            logger.log_metrics(self.report, step=self.trainer.global_step)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last validation."""
+        self._sums: list[Tensor] = []
+
+    def validation_step(self, step: TrainStep) -> None:
+        """Add up loss and asked tokens."""
+        for batch in step.micro_batches:
+            with self.precision.autocast(self.device):
+                self._sums.append(torch.stack(self._objective(self.model, batch)).float())
+
+    def on_validation_epoch_end(self) -> None:
+        """Report the mean over every asked token of every rank."""
+        self._report_mean("val")
+
+    def on_test_epoch_start(self) -> None:
+        """As validation."""
+        self.on_validation_epoch_start()
+
+    def test_step(self, step: TrainStep) -> None:
+        """As validation."""
+        self.validation_step(step)
+
+    def on_test_epoch_end(self) -> None:
+        """As validation."""
+        self._report_mean("test")
+
+    def _report_mean(self, stage: str) -> None:
+        sums = torch.stack(self._sums) if self._sums else torch.zeros(1, 2, device=self.device)
+        loss_sum, count = reduce_over_ranks(sums.sum(0))
+        loss = loss_sum / count.clamp_min(1)
+        self.log_dict({f"{stage}_loss": loss, f"{stage}_perplexity": loss.exp()})
+        self.log("consumed_samples", float(self.position.consumed_samples))
+
+    def on_validation_start(self) -> None:
+        """Validation is not training time."""
+        self._pause = self.throughput.paused()
+        self._pause.__enter__()
+
+    def on_validation_end(self) -> None:
+        """Training time goes on."""
+        self._pause.__exit__(None, None, None)
+
+    def on_save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Add what Lightning does not know of."""
+        batches = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for scope in ("total", "current"):
+            # One batch is one step. A callback that saves at the end of a batch finds Lightning's count one behind, and
+            # a run resumed from such a count would validate a step late for ever.
+            batches[scope].update(dict.fromkeys(("ready", "started", "processed", "completed"), self.trainer.global_step))
+        state["schedule_step"] = self.schedule_step
+        state["loss_scaler"] = self.scaler.state_dict()
+
+    def on_load_checkpoint(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self.schedule_step = state["schedule_step"]
+        self.scaler.load_state_dict(state["loss_scaler"])

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which number formats a step computes in, and the loss scaling that fp16 needs."""
+
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+@dataclass
+class LossScaler:
+    """Dynamic loss scaling with hysteresis: the scale halves at the second overflow in a row of growth, not the first.
+
+    The state stays on the device; whether an update is skipped is read once a step, which fp16 cannot do without.
+
+    Attributes:
+        scale: what the loss is multiplied by.
+        growth_interval: steps without overflow after which the scale doubles.
+        hysteresis: overflows tolerated before the scale halves.
+    """
+
+    scale: float
+    growth_interval: int
+    hysteresis: int
+    good_steps: int = 0
+    tolerated: int = 0
+
+    def update(self, overflow: bool) -> None:
+        """Adjust the scale after a step."""
+        if overflow:
+            self.good_steps = 0
+            self.tolerated += 1
+            if self.tolerated >= self.hysteresis:
+                self.scale = max(self.scale / 2, 1.0)
+        else:
+            self.good_steps += 1
+            if self.good_steps == self.growth_interval:
+                self.scale, self.good_steps, self.tolerated = self.scale * 2, 0, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Scale and counters."""
+        return vars(self).copy()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        vars(self).update(state)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`32`, `bf16-mixed` or `16-mixed`: weights, gradients and optimizer stay in fp32 in all of them."""
+
+    name: str
+
+    def autocast(self, device: torch.device) -> Any:
+        """Context in which matrix products run in the half format."""
+        dtype = _AUTOCAST.get(self.name)
+        return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+
+    @property
+    def needs_scaling(self) -> bool:
+        """Whether gradients underflow without a scaled loss."""
+        return self.name == "16-mixed"
+
+
+def precision_for_host(name: str | int) -> Precision:
+    """Take v1's names; where there is no GPU, fp16 becomes bf16, and says so."""
+    plain = {"32-true": "32", "bf16": "bf16-mixed", "16": "16-mixed"}.get(str(name), str(name))
+    if plain == "16-mixed" and not torch.cuda.is_available():
+        log.warning("trainer.precision=16-mixed needs a GPU: computing in bf16-mixed here")
+        plain = "bf16-mixed"
+    return Precision(plain)
+
+
+def total_norm(gradients: list[Tensor]) -> Tensor:
+    """Euclidean norm of all gradients together, a scalar on the device."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the run is, for people: a live bar on a terminal, a line now and then in a log file."""
+
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ProgressBar
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+
+class TrainingProgress(ProgressBar):
+    """Loss, learning rate, useful tokens a second and the time left; reads only what was logged anyway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._console = Console(stderr=True)
+        self._bar: Progress | None = None
+        self._enabled = True
+        self._started, self._first_step = time.monotonic(), 0
+
+    def disable(self) -> None:
+        """Keep quiet; Lightning calls this on all ranks but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Speak again."""
+        self._enabled = True
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Open the bar."""
+        self._started, self._first_step = time.monotonic(), trainer.global_step
+        if self._enabled and self._console.is_terminal:
+            columns = (
+                SpinnerColumn(), TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"), BarColumn(),
+                TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"),
+            )  # fmt: skip
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("", total=trainer.max_steps, completed=trainer.global_step)
+            self._bar.start()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Advance; show figures when the module has read new ones."""
+        if not self._enabled:
+            return
+        fresh = trainer.global_step % pl_module.trainer_config.log_every_n_steps == 0
+        if self._bar is not None:
+            figures = {"description": self._figures(trainer, pl_module)} if fresh else {}
+            self._bar.update(self._task, completed=trainer.global_step, **figures)
+        elif fresh and self._due(trainer, pl_module):
+            line = f"step {trainer.global_step:,} of {trainer.max_steps:,}  {self._figures(trainer, pl_module)}"
+            print(line, file=sys.stderr, flush=True)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Print the validation loss, above the bar if there is one."""
+        loss = trainer.callback_metrics.get("val_loss")
+        if self._enabled and loss is not None and not trainer.sanity_checking:
+            perplexity = float(trainer.callback_metrics["val_perplexity"])
+            self._console.print(
+                f"step {trainer.global_step:,}  val_loss {float(loss):.4f}  val_perplexity {perplexity:.3f}",
+                highlight=False,
+            )
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Close the bar before the error is printed."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _due(self, trainer: pl.Trainer, pl_module: Any) -> bool:
+        """About a hundred lines a run, at most one per logging step."""
+        every = max(trainer.max_steps // 100, 1)
+        interval = pl_module.trainer_config.log_every_n_steps
+        return trainer.global_step % (-(-every // interval) * interval) == 0
+
+    def _figures(self, trainer: pl.Trainer, pl_module: Any) -> str:
+        report = pl_module.report
+        done = trainer.global_step - self._first_step
+        left = (time.monotonic() - self._started) / max(done, 1) * (trainer.max_steps - trainer.global_step)
+        return (
+            f"loss {report['reduced_train_loss']:.4f}  lr {report['lr']:.2e}  "
+            f"{report['tokens_per_second']:,.0f} tokens/s  {timedelta(seconds=int(left))} left"
+        )

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says about itself: before, at the end, and in files."""
+
+import logging
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+import yaml
+from lightning.pytorch.utilities import rank_zero_only
+
+from bionemo.config.schema import RunConfig
+from bionemo.data.mock import MASKED, Corruption, MockSource, best_loss
+from bionemo.data.module import SequenceData
+from bionemo.data.sampler import Position
+from bionemo.interop.redact import redact_tree
+
+
+def reference_losses(data: SequenceData) -> dict[str, float]:
+    """Losses to hold a run's own against, in nats per asked residue.
+
+    Always what the residues' frequencies alone give; on the mock language also the lowest that any model can reach, for
+    exactly the masks that validation uses.
+    """
+    references = {"residue frequencies alone": data.split("train").unigram_entropy}
+    if isinstance(data.split("val").source, MockSource):
+        references["best possible"] = _mock_optimum(data)
+    return references
+
+
+def _mock_optimum(data: SequenceData) -> float:
+    config, alphabet = data.config.data, data.alphabet
+    others = len(alphabet.residue_ids) - 1
+    corruption = Corruption(config.modify_percent, config.mask_percent, config.perturb_percent, others)
+    letter_of = np.array([ord(token) if len(token) == 1 else MASKED for token in alphabet.tokens], np.int16)
+    shown, asked, truth, lengths = [], [], [], []
+    for step in data.steps("val", shuffle=False, epochs=1, micro_batches=1, start=Position()):
+        for batch in step.micro_batches:
+            size = batch.num_tokens
+            inner = (batch.tokens[:size] != alphabet.bos_id) & (batch.tokens[:size] != alphabet.eos_id)
+            is_asked = torch.zeros(size, dtype=torch.bool)
+            is_asked[batch.target_index] = True
+            shown.append(letter_of[batch.tokens[:size][inner]])
+            asked.append(is_asked[inner].numpy())
+            truth.append(letter_of[batch.target_ids])
+            lengths.append(np.array(batch.lengths) - 2)
+    return best_loss(*(np.concatenate(parts) for parts in (shown, asked, truth, lengths)), corruption)
+
+
+@rank_zero_only
+def announce(cfg: RunConfig, trainer: pl.Trainer, num_parameters: int, precision: str, start: Path | None) -> None:
+    """One line on what is about to happen."""
+    model = cfg.model
+    tokens = model.micro_batch_size * model.seq_length * cfg.trainer.accumulate_grad_batches * trainer.world_size
+    device = trainer.strategy.root_device.type
+    say(
+        f"{cfg.name}: {num_parameters:,} parameters, {precision} on {trainer.world_size} x {device}, "
+        f"{tokens:,} tokens a step, " + (f"continuing from {start}" if start else "from the beginning")
+    )
+
+
+@rank_zero_only
+def conclude(trainer: pl.Trainer, module: Any, references: dict[str, float], directory: Path) -> None:
+    """The result, beside what there is to compare it with."""
+    loss = trainer.callback_metrics.get("val_loss")
+    result = [f"step {trainer.global_step:,} of {trainer.max_steps:,}"]
+    if loss is not None:
+        result.append(f"validation loss {float(loss):.4f}")
+    result += [f"{name} {value:.4f}" for name, value in references.items()]
+    say(", ".join(result))
+    say(f"logs, checkpoints and the loss curve are in {directory}")
+
+
+@rank_zero_only
+def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path) -> None:
+    """Write the whole configuration as it was resolved, and give it to the loggers (hparams.yaml among them)."""
+    resolved: Any = redact_tree(asdict(cfg))
+    (directory / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False))
+    for logger in trainer.loggers:
+        logger.log_hyperparams(resolved)
+        logger.save()
+
+
+def say(line: str) -> None:
+    """Print to the user, and to the log files."""
+    print(line, file=sys.stderr, flush=True)
+    logging.getLogger("bionemo").info(line)

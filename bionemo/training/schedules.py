@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning rates as functions of the schedule step, with the predecessor's names and formulas.
+
+The step counts optimizer updates from 0; an update that a loss scaler skipped is not counted. Every formula was checked
+against the predecessor's own values (its NeMo 1.23 schedulers and its patch for constant steps).
+"""
+
+import math
+from collections.abc import Callable
+
+from bionemo.config.schema import SchedConfig
+from bionemo.errors import UserError
+
+Schedule = Callable[[int], float]
+
+
+def build_schedule(config: SchedConfig | None, lr: float, max_steps: int) -> Schedule:
+    """Choose the schedule named in the configuration.
+
+    Args:
+        config: `model.optim.sched`; None keeps the rate constant.
+        lr: `model.optim.lr`.
+        max_steps: of the training, for schedules that do not state their own.
+
+    Raises:
+        UserError: when a key that the schedule needs is missing or contradicts another.
+    """
+    if config is None:
+        return lambda step: lr
+    steps = config.max_steps or max_steps
+    warmup = _warmup_steps(config, steps)
+    match config.name:
+        case "CosineAnnealing" if config.constant_steps:
+            return _cosine_with_constant(lr, _given(config, "min_lr"), warmup, int(config.constant_steps), steps)
+        case "CosineAnnealing":
+            return _cosine(lr, config.min_lr or 0.0, warmup, steps)
+        case "WarmupAnnealDecayHold":
+            top, share = _given(config, "max_lr"), _given(config, "anneal_percentage")
+            return _warmup_decay_hold(_given(config, "min_lr"), top, share, warmup, steps)
+        case "InverseSquareRootAnnealing":
+            return lambda s: lr * (s + 1) / (warmup + 1) if s < warmup else lr / math.sqrt((s + 1) / (warmup + 1))
+        case "NoamAnnealing":
+            return _noam(lr, config.min_lr or 0.0, int(_given(config, "d_model")), warmup)
+        case "WarmupAnnealing":
+            return _warmup_anneal(lr, config.min_lr or 0.0, warmup, steps)
+    raise UserError(f"model.optim.sched.name={config.name}: no such schedule")
+
+
+def _cosine_with_constant(lr: float, min_lr: float, warmup: int, constant: int, max_steps: int) -> Schedule:
+    """Linear from 0, a cosine down to min_lr, then min_lr for the last `constant` steps."""
+    decay = max_steps - warmup - constant
+
+    def rate(step: int) -> float:
+        if step <= warmup:
+            return lr * step / warmup if warmup else lr
+        if step >= warmup + decay:
+            return min_lr
+        return min_lr + 0.5 * (1 + math.cos(math.pi * (step - warmup) / decay)) * (lr - min_lr)
+
+    return rate
+
+
+def _cosine(lr: float, min_lr: float, warmup: int, max_steps: int) -> Schedule:
+    """Linear from lr / (warmup + 1), then a cosine that reaches min_lr at max_steps."""
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return lr * (step + 1) / (warmup + 1)
+        progress = min((step - warmup) / max(max_steps - warmup, 1), 1.0)
+        return min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (lr - min_lr)
+
+    return rate
+
+
+def _warmup_decay_hold(min_lr: float, max_lr: float, hold: float, warmup: int, max_steps: int) -> Schedule:
+    """Linear from min_lr to max_lr, linear towards 0 at max_steps, never below hold * max_lr."""
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return min_lr + (max_lr - min_lr) * step / warmup
+        return max(max_lr * (1 - (step - warmup) / max(max_steps - warmup, 1)), max_lr * hold)
+
+    return rate
+
+
+def _noam(scale: float, min_lr: float, d_model: int, warmup: int) -> Schedule:
+    """scale * d^-0.5 * min(s^-0.5, s * w^-1.5), from s = 1; min_lr is a floor after the warm-up (Vaswani et al. 2017)."""
+    if scale < min_lr:
+        raise UserError(f"model.optim.lr={scale} is below model.optim.sched.min_lr={min_lr}: with Noam it is a multiplier")
+    warmup = max(warmup, 1)
+
+    def rate(step: int) -> float:
+        s = max(step, 1)
+        value = scale * d_model**-0.5 * min(s**-0.5, s * warmup**-1.5)
+        return max(value, min_lr) if s > warmup else value
+
+    return rate
+
+
+def _warmup_anneal(lr: float, min_lr: float, warmup: int, max_steps: int) -> Schedule:
+    """Linear up to lr, then linear down to min_lr at max_steps."""
+
+    def rate(step: int) -> float:
+        if step < warmup:
+            return lr * (step + 1) / (warmup + 1)
+        progress = min((step - warmup) / max(max_steps - warmup, 1), 1.0)
+        return lr + (min_lr - lr) * progress
+
+    return rate
+
+
+def _warmup_steps(config: SchedConfig, max_steps: int) -> int:
+    if config.warmup_steps is not None:
+        return int(config.warmup_steps)
+    return int((config.warmup_ratio or 0.0) * max_steps)
+
+
+def _given(config: SchedConfig, key: str) -> float:
+    if (value := getattr(config, key)) is None:
+        raise UserError(f"model.optim.sched.{key} is not set: {config.name} needs it")
+    return float(value)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's trainer from our configuration."""
+
+from dataclasses import asdict
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from bionemo.config.schema import TrainerConfig
+from bionemo.errors import UserError
+from bionemo.megatron.strategy import MegatronStrategy
+
+
+def build_trainer(config: TrainerConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
+    """Hand Lightning what is Lightning's, and keep what the training step does itself.
+
+    Raises:
+        UserError: when a GPU is asked for and there is none.
+    """
+    if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise UserError(f"trainer.accelerator={config.accelerator}: this machine has no GPU; use auto or cpu")
+    arguments: dict[str, Any] = {key: value for key, value in asdict(config).items() if value is not None}
+    ours = {
+        "precision": "32-true",  # training/precision.py
+        "accumulate_grad_batches": 1,  # a batch is a whole step
+        "strategy": MegatronStrategy(),
+        "callbacks": callbacks,
+        "logger": False,  # exp_manager's
+        "enable_checkpointing": False,  # training/checkpointing.py
+        "enable_model_summary": config.enable_model_summary or False,
+        "use_distributed_sampler": False,
+        # the stream of steps is one epoch of Lightning's, however often it goes through the data
+        "max_epochs": 1 if config.max_epochs else -1,
+    }
+    if isinstance(config.val_check_interval, int):
+        ours["check_val_every_n_epoch"] = None  # count steps, not epochs
+    for key in ("gradient_clip_val", "gradient_clip_algorithm"):
+        arguments.pop(key, None)
+    return pl.Trainer(**(arguments | ours))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids are those of v1 and of the published ESM-2; packed and single encoding agree."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bionemo.tokenizers
+from bionemo.errors import UserError
+from bionemo.tokenizers import Alphabet, load_tokenizer
+
+LETTERS = "ACDEFGHIKLMNPQRSTVWYXBUZO" * 2 + ".-*Jjmkt <>?é\t\n\xa0"
+
+
+def random_texts(count: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    return ["".join(rng.choices(LETTERS, k=rng.randrange(40))) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("", []), ("mkta", [0]), ("MKJ*-A", [22, 16, 0, 6]), ("M K", [22, 0, 16]), ("M<mask>K", [22, 0, 16])],
+)
+def test_esm1nv_ids(text: str, ids: list[int]) -> None:
+    assert load_tokenizer("esm1nv").encode(text).tolist() == ids
+
+
+def test_special_ids() -> None:
+    one, two = load_tokenizer("esm1nv"), load_tokenizer("esm2nv")
+    assert (one.vocab_size, one.unk_id, one.bos_id, one.eos_id, one.pad_id, one.mask_id) == (30, 0, 1, 2, 3, 4)
+    assert (two.vocab_size, two.bos_id, two.pad_id, two.eos_id, two.unk_id, two.mask_id) == (33, 0, 1, 2, 3, 32)
+    assert one.residue_ids.tolist() == list(range(5, 30))
+    assert two.residue_ids.tolist() == list(range(4, 31))  # not <null_1>
+    assert (one.padded_vocab_size(128), two.padded_vocab_size(1), two.padded_vocab_size(11)) == (128, 33, 33)
+
+
+def test_esm2nv_agrees_with_hugging_face() -> None:
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.EsmTokenizer(str(Path(bionemo.tokenizers.__file__).parent / "vocab" / "esm2nv.txt"))
+    alphabet = load_tokenizer("esm2nv")
+    for text in ["mkta", "MKJ*-A", " J J ", "J.J-J", "M\tKéé A", *random_texts(300, seed=1)]:
+        assert alphabet.encode(text).tolist() == reference.encode(text, add_special_tokens=False), repr(text)
+    assert alphabet.encode("").size == 0
+    assert [alphabet.bos_id, 20, alphabet.eos_id] == reference.encode("M")
+
+
+@pytest.mark.parametrize("name", ["esm1nv", "esm2nv"])
+@pytest.mark.parametrize("as_mask", [False, True])
+def test_packed_encoding_agrees_with_single(name: str, as_mask: bool) -> None:
+    alphabet = load_tokenizer(name)
+    texts = ["".join(text.split()) for text in random_texts(200, seed=2)] + ["**", "*", "", "J*", ""]
+    letters = [text.encode() for text in texts]
+    starts = np.cumsum([0, *map(len, letters)])[:-1]
+    ids = alphabet.table[np.frombuffer(b"".join(letters), np.uint8)]
+    if as_mask:
+        mask = np.zeros(len(ids) + 1, bool)
+        mask[starts] = True
+        starts = mask[:-1]
+    packed = ids[alphabet.collapse_unknown(ids, starts)]
+    assert packed.dtype == np.uint8
+    assert packed.tolist() == np.concatenate([alphabet.encode(text) for text in texts]).tolist()
+
+
+@pytest.mark.parametrize("name", ["esm1nv", "esm2nv"])
+def test_decode_inverts_encode(name: str) -> None:
+    alphabet = load_tokenizer(name)
+    assert alphabet.decode(alphabet.encode("MKTAXBZUO")) == "MKTAXBZUO"
+    assert (
+        alphabet.decode(np.array([alphabet.bos_id, alphabet.mask_id])) == alphabet.tokens[alphabet.bos_id] + "<mask>"
+    )
+
+
+def test_unknown_name_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"'esm3' is not known.*esm1nv, esm2nv"):
+        load_tokenizer("esm3")
+
+
+def test_is_a_value() -> None:
+    assert load_tokenizer("esm1nv") is load_tokenizer("esm1nv")
+    assert isinstance(hash(load_tokenizer("esm1nv")), int)
+    assert load_tokenizer("esm1nv") != load_tokenizer("esm2nv")
+    assert isinstance(load_tokenizer("esm1nv"), Alphabet)
+
+
+def test_import_needs_no_torch() -> None:
+    code = "import bionemo.tokenizers, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,6 +4,7 @@
     python -m bionemo.pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
 """
 
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -48,10 +49,8 @@ def pretrain(cfg: RunConfig) -> None:
     weights = Path(cfg.restore_from_path) if cfg.restore_from_path and start is None else None
     module = TrainingModule(partial(Model, cfg.model, alphabet), masked_lm, cfg.model, cfg.trainer, precision, weights)
 
-    callbacks = [TrainingProgress(), LossCurve(directory, references)]
-    if cfg.exp_manager.create_checkpoint_callback:
-        callbacks.append(Checkpoints(directory / "checkpoints", cfg.exp_manager.checkpoint_callback_params))
-    trainer = build_trainer(cfg.trainer, callbacks)
+    checkpoints = Checkpoints(directory / "checkpoints", cfg.exp_manager)
+    trainer = build_trainer(cfg.trainer, [TrainingProgress(), LossCurve(directory, references), checkpoints])
     start_experiment(trainer, cfg.exp_manager, directory)
     report.save_config(cfg, trainer, directory)
 
@@ -59,6 +58,8 @@ def pretrain(cfg: RunConfig) -> None:
         report.announce(cfg, trainer, module.num_parameters(), precision.name, start)
         trainer.fit(module, data, ckpt_path=start)
         report.conclude(trainer, module, references, directory)
+        if checkpoints.leaving:
+            sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete
     if cfg.do_testing:
         trainer.test(module, data)
 

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bionemo.config.flags import hydra_words, parse
+from bionemo.config.flags import hydra_words, parse, source_words
+from bionemo.config.paths import CONF_DIR, Source, source
 from bionemo.errors import UserError
 
 if TYPE_CHECKING:  # Hydra is imported late: --help and a wrong flag need none of it
     from omegaconf import DictConfig
 
-    from bionemo.config.compose import Source
     from bionemo.config.schema import RunConfig
 
 
@@ -44,36 +44,35 @@ def run(task: Callable[["RunConfig"], None], config_name: str, config_dir: str |
 def _dispatch(
     task: Callable[["RunConfig"], None], flags: Namespace, default_name: str, config_dir: str | Path | None
 ) -> None:
-    from bionemo.config.compose import composer, source
+    from bionemo.config.compose import rewritten, sweep_jobs, typed
 
-    where = source(default_name, flags.config_name, flags.config_path, flags.config_dir, config_dir)
+    where = source(default_name, config_dir, flags.config_name, flags.config_path, flags.config_dir)
     if flags.shell_completion or flags.hydra_help:
         _ask_hydra(where, [*hydra_words(flags), *flags.overrides])
         return
-    with composer(where) as composed:
-        words = composed.words(flags.overrides, sweep=flags.multirun)
-        jobs = composed.jobs(words) if flags.multirun else [words]
-        checked = [composed.typed(job) for job in jobs]  # all of them, before the first is run
+    words = rewritten(where, flags.overrides, sweep=flags.multirun)
+    jobs = sweep_jobs(where, words) if flags.multirun else [words]
+    checked = [typed(where, job) for job in jobs]  # all of them, before the first is run
     if questions := hydra_words(flags):
         _ask_hydra(where, [*questions, *words])
     elif flags.multirun:
-        for number, (job, (cfg, note)) in enumerate(zip(jobs, checked, strict=True), 1):
-            _tell(f"run {number} of {len(jobs)}: {' '.join(job)}", note)
-            with _command_line([f"--config-path={where.directory}", f"--config-name={where.name}", *job]):
+        for number, (job, (cfg, notes)) in enumerate(zip(jobs, checked, strict=True), 1):
+            _tell(f"run {number} of {len(jobs)}: {' '.join(job)}", *notes)
+            with _command_line([*source_words(flags), *job]):
                 task(cfg)
     else:
-        [(cfg, note)] = checked
-        _tell(note)
+        [(cfg, notes)] = checked
+        _tell(*notes)
         task(cfg)
 
 
-def _tell(*notes: str | None) -> None:
+def _tell(*notes: str) -> None:
     for note in notes:
-        if note and is_rank_zero():
+        if is_rank_zero():
             print(f"note: {note}", file=sys.stderr)
 
 
-def _ask_hydra(where: "Source", words: Sequence[str]) -> None:
+def _ask_hydra(where: Source, words: Sequence[str]) -> None:
     """Let Hydra print what it is asked for."""
     import hydra
 
@@ -121,13 +120,18 @@ def is_rank_zero() -> bool:
 
 def _print_help(flags: Namespace, config_name: str, config_dir: str | Path | None) -> None:
     from bionemo.config.help import help_text
-    from bionemo.config.paths import CONF_DIR, default_config_dir, find_config_dir
 
-    given = flags.config_path or flags.config_dir
-    directory = find_config_dir(given) if given else Path(config_dir or default_config_dir(config_name))
+    where = source(config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir)
+    print(help_text(_command(), config_name, where.directory, CONF_DIR), end="")
+
+
+def _command() -> str:
+    """What to type to get here again."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    if module is not None:
+        return f"python -m {module.name}"
     script = sys.argv[0]
-    command = f"python {os.path.relpath(script)}" if script.endswith(".py") else os.path.basename(script)
-    print(help_text(command, config_name, directory, CONF_DIR), end="")
+    return f"python {os.path.relpath(script)}" if script.endswith(".py") else os.path.basename(script)
 
 
 def _version() -> str:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules that tie several values together and need no data: each is a function that yields one phrase per breach."""
 
+import re
 from collections.abc import Iterator
 from math import isclose
 
-from bionemo.config.schema import EncoderConfig, RunConfig, SchedConfig, TrainerConfig
+from bionemo.config.schema import EncoderConfig, OptimConfig, RunConfig, SchedConfig, TrainerConfig
 
 _AT_LEAST_ONE = (
     "micro_batch_size",
@@ -27,9 +28,11 @@ def check(cfg: RunConfig) -> list[str]:
     return [
         *_masking(model),
         *_shape(model),
+        *_devices(trainer),
         *_parallel(model, trainer),
         *_length_of_run(trainer),
         *_validation(trainer),
+        *_optimizer(model.optim),
         *_schedule(model.optim.sched, trainer),
         *_mock(model),
     ]
@@ -69,6 +72,14 @@ def _shape(model: EncoderConfig) -> Iterator[str]:
         )
 
 
+def _devices(trainer: TrainerConfig) -> Iterator[str]:
+    devices = trainer.devices
+    if devices == 0 or (isinstance(devices, str) and not re.fullmatch(r"auto|-1|\d+(, ?\d+)*,?", devices)):
+        yield f"trainer.devices is {devices!r}, expected a number, auto, or indices such as [0,1]"
+    if trainer.num_nodes < 1:
+        yield f"trainer.num_nodes is {trainer.num_nodes}, expected at least 1"
+
+
 def _parallel(model: EncoderConfig, trainer: TrainerConfig) -> Iterator[str]:
     if not isinstance(trainer.devices, int) or trainer.devices < 1:  # "auto" is known only on the machine itself
         return
@@ -99,6 +110,11 @@ def _length_of_run(trainer: TrainerConfig) -> Iterator[str]:
 def _validation(trainer: TrainerConfig) -> Iterator[str]:
     if trainer.limit_val_batches == 0:
         yield "trainer.limit_val_batches is 0, expected a number of batches, or a share such as 1.0"
+
+
+def _optimizer(optim: OptimConfig) -> Iterator[str]:
+    if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+        yield f"model.optim.betas is {optim.betas}, expected two numbers from 0 to below 1"
 
 
 def _schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]:

@@ -47,3 +47,9 @@ def hydra_words(flags: argparse.Namespace) -> list[str]:
     for name in ("cfg", "package", "info"):
         words += [f"--{name}", getattr(flags, name)] if getattr(flags, name) else []
     return [*words, "--resolve"] if flags.resolve else words
+
+
+def source_words(flags: argparse.Namespace) -> list[str]:
+    """The flags that say where the config is."""
+    given = {name: getattr(flags, name.replace("-", "_")) for name in ("config-name", "config-path", "config-dir")}
+    return [f"--{name}={value}" for name, value in given.items() if value]

@@ -20,6 +20,7 @@ from bionemo.config.schema import SCHEMAS, EncoderConfig, RunConfig
 from bionemo.errors import UserError
 
 _OVERRIDE = re.compile(r"(?P<prefix>~|\+{0,2})(?P<key>[^=~+\s]+)(?:=(?P<value>.*))?", re.DOTALL)
+_LIST_ITEM = re.compile(r"(?:[^,\[({<]|[\[({<][^\])}>]*[\])}>])+")  # commas inside brackets belong to the item
 # Groups that our configs place inside another: `data=mock` means the one they have.
 _PLACES = {"data": "data@model.data", "optim": "optim@model.optim"}
 
@@ -54,12 +55,15 @@ def rewrite(word: str, group_options: Callable[[str], list[str]], sweep: bool = 
 
 def quote_where_needed(key: str, value: str, sweep: bool) -> str:
     """Quote a value that Hydra cannot read, or would read as something else than the text its key wants."""
+    types = list(_types_of(key))
     try:
         parsed = OverridesParser.create().parse_override(f"{key}={value}")
     except HydraException:
+        if list in types and value.startswith("[") and value.endswith("]"):
+            return f"[{','.join(map(_quoted, _LIST_ITEM.findall(value[1:-1])))}]"
         return _quoted(value)
     several = isinstance(parsed._value, Sweep)
-    if (sweep and several) or _fits(parsed._value, types := list(_types_of(key))):
+    if (sweep and several) or _fits(parsed._value, types):
         return value
     if several and str not in types:
         raise UserError(f"{key}={value} has several values: add --multirun to run one after the other")
@@ -92,5 +96,5 @@ def _types_of(key: str) -> Iterator[Any]:
 
 def _quoted(value: str) -> str:
     r"""Quote for Hydra's grammar, in which backslashes count only before a quote: \\ is one, \' a quote."""
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"

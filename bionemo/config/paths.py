@@ -2,6 +2,7 @@
 """Where configuration files are found."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from bionemo.errors import UserError
@@ -9,6 +10,63 @@ from bionemo.errors import UserError
 _PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel carries conf/ inside the package; a checkout and an editable install have it beside the package.
 CONF_DIR = next((path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir()), _PACKAGE / "conf")
+_EXAMPLES = CONF_DIR.parent / "examples"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which config to compose, and from where.
+
+    Attributes:
+        name: of the config, without its ending.
+        directory: where it is looked for first.
+        extra: directories that are searched after it, before our own `conf`.
+        fallback: what lies under a config that chooses no model; None when it is this source.
+    """
+
+    name: str
+    directory: Path
+    extra: tuple[Path, ...] = ()
+    fallback: "Source | None" = None
+
+
+def source(
+    default_name: str,
+    default_dir: str | Path | None = None,
+    config_name: str | None = None,
+    config_path: str | Path | None = None,
+    config_dir: str | Path | None = None,
+) -> Source:
+    """Work out the source from the command's defaults and the user's flags.
+
+    `config_path` takes the place of the default directory; `config_dir` is searched as well, and comes first when it
+    has the config that is asked for.
+
+    Raises:
+        UserError: when a directory does not exist.
+    """
+    name = (config_name or default_name).removesuffix(".yaml")
+    home = Path(default_dir).resolve() if default_dir else config_home(default_name)
+    if config_path:
+        first = find_config_dir(config_path)
+    else:
+        first = home if default_dir or has_config(home, name) else config_home(name)
+    directories = [first]
+    if config_dir:
+        added = find_config_dir(config_dir)
+        directories.insert(0 if has_config(added, name) and not config_path else 1, added)
+    extra = tuple(path for path in dict.fromkeys([*directories, home]) if path != directories[0])
+    fallback = Source(default_name, home)
+    here = Source(name, directories[0], extra)
+    return here if (name, directories[0]) == (default_name, home) else Source(name, directories[0], extra, fallback)
+
+
+def config_home(name: str) -> Path:
+    """Directory of a config that is named without one: `conf` beside the running script, ours, or an example's."""
+    beside = script_dir() / "conf"
+    candidates = [beside, CONF_DIR, *sorted(_EXAMPLES.glob("**/conf"))]
+    default = beside if beside.is_dir() else CONF_DIR
+    return next((path for path in candidates if has_config(path, name)), default)
 
 
 def find_config_dir(directory: str | Path) -> Path:
@@ -21,13 +79,7 @@ def find_config_dir(directory: str | Path) -> Path:
     for base in (script_dir(), Path.cwd()):
         if (base / given).is_dir():  # an absolute path ignores the base
             return (base / given).resolve()
-    raise UserError(f"config directory '{directory}' not found, neither beside {script_dir()} nor in {Path.cwd()}")
-
-
-def default_config_dir(config_name: str) -> Path:
-    """`conf` beside the running script when it has that config, else ours."""
-    beside = script_dir() / "conf"
-    return beside if has_config(beside, config_name) else CONF_DIR
+    raise UserError(f"config directory '{directory}' not found, neither in {script_dir()} nor in {Path.cwd()}")
 
 
 def script_dir() -> Path:
@@ -36,8 +88,8 @@ def script_dir() -> Path:
 
 
 def has_config(directory: Path, name: str) -> bool:
-    """Whether the directory holds a config of this name, given with or without its ending."""
-    return (directory / f"{name.removesuffix('.yaml')}.yaml").is_file()
+    """Whether the directory holds a config of this name."""
+    return (directory / f"{name}.yaml").is_file()
 
 
 def options(directory: Path) -> list[str]:

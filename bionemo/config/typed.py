@@ -5,12 +5,15 @@ OmegaConf's structured configs know neither Literal nor unions with lists, and s
 """
 
 import importlib
+import importlib.util
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from bionemo.config.explain import explain_interpolation
 from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
 from bionemo.config.legacy import replacement
 from bionemo.config.schema import SCHEMAS
@@ -32,7 +35,7 @@ class Reader:
         self.problems: list[str] = []
         self.legacy: dict[str, str] = {}
         self._unknown: list[str] = []
-        self._consequences: list[str] = []  # at values that only repeat another key's
+        self._consequences: dict[str, str] = {}  # why a value that repeats others has none -> the first such problem
 
     def read(self, cfg: DictConfig, schema: type[T]) -> T | None:
         """Give the typed config, or None when there are problems."""
@@ -40,14 +43,14 @@ class Reader:
         if self._unknown:
             keys = [*all_keys(schema), *(f"model.{key}" for key in all_keys(_model_schema(cfg)))]
             self.problems[:0] = [f"unknown key {key}{did_you_mean(key, keys)}" for key in self._unknown]
-        self.problems = list(dict.fromkeys(self.problems or self._consequences))
+        self.problems = list(dict.fromkeys(self.problems or self._consequences.values()))
         return None if self.problems else result
 
     def _group(self, cfg: DictConfig, schema: type[T], prefix: str) -> T | None:
         """Read a node; its `_target_`, where it has one, chooses the dataclass."""
         before = self._count()
         try:
-            schema = target_schema(str(cfg["_target_"])) if "_target_" in cfg else schema
+            schema = target_schema(str(cfg["_target_"]), schema) if "_target_" in cfg else schema
         except UserError as error:
             self.problems.append(f"{prefix}_target_: {error}")
             return None
@@ -65,7 +68,6 @@ class Reader:
         return schema(**values) if before == self._count() else None
 
     def _value(self, cfg: DictConfig, name: str, hint: Any, key: str) -> Any:
-        problems = self._consequences if OmegaConf.is_interpolation(cfg, name) else self.problems
         try:
             value = cfg[name]
             nested = [option for option in alternatives(hint) if is_dataclass(option)]
@@ -73,11 +75,16 @@ class Reader:
                 return self._group(value, nested[0], f"{key}.")  # type: ignore[arg-type]
             return convert(value, hint)
         except MissingMandatoryValue:
-            problems.append(_missing(key))
+            self.problems.append(_missing(key))
         except OmegaConfBaseException as error:
-            problems.append(f"{key}: {explain_interpolation(error)}")
+            why = explain_interpolation(error)
+            self._consequences.setdefault(why, f"{key}: {why}")
         except TypeError:
-            problems.append(_wrong(cfg, name, hint, key))
+            wrong = _wrong(cfg, name, hint, key)
+            if OmegaConf.is_interpolation(cfg, name):
+                self._consequences[key] = wrong
+            else:
+                self.problems.append(wrong)
         return None
 
     def _count(self) -> int:
@@ -104,7 +111,7 @@ def convert(value: Any, hint: Any) -> Any:
     options = alternatives(hint)
     if len(options) == 1:
         return _convert(value, hint)
-    if type(value) in options:  # so that 1 stays a number of batches and 1.0 a share
+    if type(value) in options and not isinstance(value, str):  # so that 1 stays a number of batches and 1.0 a share
         return value
     for option in options:
         try:
@@ -140,17 +147,19 @@ def _to_bool(value: str | int | float) -> bool:
 
 
 def _to_int(value: str | int | float) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise TypeError
     try:
-        if isinstance(value, bool) or int(value) != float(value):
-            raise TypeError
         return int(value)
-    except (ValueError, OverflowError):
+    except ValueError:
         raise TypeError from None
 
 
 def _to_float(value: str | int | float) -> float:
+    if isinstance(value, bool):
+        raise TypeError
     try:
-        return float(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+        return float(value)
     except ValueError:
         raise TypeError from None
 
@@ -158,17 +167,17 @@ def _to_float(value: str | int | float) -> float:
 _SCALARS: dict[Any, Any] = {bool: _to_bool, int: _to_int, float: _to_float, str: str}
 
 
-def target_schema(target: str) -> type:
+def target_schema(target: str, expected: type[T]) -> type[T]:
     """The dataclass behind a `_target_`: the table's, else the type of its constructor's `config` argument.
 
     Raises:
-        UserError: when the class cannot be found or takes no typed config.
+        UserError: when the class cannot be found, or its config is not one of those expected.
     """
-    if target in SCHEMAS:
-        return SCHEMAS[target]
-    schema = get_type_hints(locate(target).__init__).get("config")
+    schema = SCHEMAS.get(target) or get_type_hints(locate(target).__init__).get("config")
     if not (isinstance(schema, type) and is_dataclass(schema)):
         raise UserError(f"{target} has no constructor argument `config` that is typed as a dataclass")
+    if not issubclass(schema, expected):
+        raise UserError(f"{target} wants a {schema.__name__}, which is no {expected.__name__}")
     return schema
 
 
@@ -180,23 +189,17 @@ def locate(target: str) -> Any:
     """
     module, _, name = target.rpartition(".")
     try:
+        spec = importlib.util.find_spec(module)
+        if spec and spec.origin and spec.origin.endswith(".py") and name not in Path(spec.origin).read_text("utf-8"):
+            raise AttributeError(f"{module} has no '{name}'")  # told without importing torch for it
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"cannot import '{target}': {error}{did_you_mean(target, SCHEMAS)}") from error
 
 
-def explain_interpolation(error: OmegaConfBaseException) -> str:
-    """Say on one line why a `${...}` has no value."""
-    text = str(error.msg or error).splitlines()[0]
-    if "Environment variable" in text:
-        variable = text.partition("Environment variable '")[2].partition("'")[0]
-        return f"environment variable {variable} is not set"
-    return text
-
-
 def _model_schema(cfg: DictConfig) -> type:
     try:
-        return target_schema(cfg["model"]["_target_"])
+        return target_schema(cfg["model"]["_target_"], object)
     except Exception:  # only for a hint
         return next(iter(SCHEMAS.values()))
 

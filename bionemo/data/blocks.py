@@ -11,7 +11,7 @@ import numpy as np
 from bionemo.errors import UserError
 
 BLOCK = 2 << 20  # bytes: what is computed from a block of this size stays in the cache and on recycled pages
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Block(NamedTuple):
@@ -40,16 +40,21 @@ class Block(NamedTuple):
 
 
 def blocks(
-    path: Path, cut: Callable[[bytes], int], *, newline: bytes = b"\n", limit: int = 1 << 31, size: int | None = None
+    path: Path,
+    cut: Callable[[bytes], int],
+    *,
+    start: int | None = None,
+    newline: bytes = b"\n",
+    limit: int = 1 << 31,
 ) -> Iterator[Block]:
-    """Go through a file in blocks of about `size` bytes that hold whole records only.
+    """Go through a file in blocks of about BLOCK bytes that hold whole records only.
 
     Args:
         path: a regular file.
         cut: tells of some bytes, the first of which begins a record, how many of them are whole records.
+        start: place of the first record; None: the top of the file, less a byte order mark.
         newline: the byte that ends a line.
         limit: bytes a single record may have; int32 can count those of the default.
-        size: bytes to read at a time; None: BLOCK.
 
     Raises:
         UserError: an empty file, a record over the limit, a file that shrinks while it is read.
@@ -58,8 +63,9 @@ def blocks(
         total = os.fstat(file.fileno()).st_size
         if total == 0:
             raise UserError(f"{path} is empty: write it again, or leave it out of the range of files")
-        base = len(_BYTE_ORDER_MARK) if os.pread(file.fileno(), 3, 0) == _BYTE_ORDER_MARK else 0
-        want = size = size or BLOCK
+        if start is None:
+            start = len(BYTE_ORDER_MARK) if os.pread(file.fileno(), 3, 0) == BYTE_ORDER_MARK else 0
+        base, want = start, BLOCK
         while base < total:
             # reading again from the last record's begin costs less than carrying its first half over
             data = os.pread(file.fileno(), min(want, total - base), base)
@@ -73,7 +79,7 @@ def blocks(
             end = cut(data)
             if end:
                 yield Block(base, data, end, True)
-                base, want = base + end, size
+                base, want = base + end, BLOCK
             elif want >= limit:
                 line = line_number(path, base, newline)
                 raise UserError(

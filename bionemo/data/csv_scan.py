@@ -20,7 +20,7 @@ from bionemo.errors import UserError
 
 _QUOTE, _RETURN = b'"\r'
 _LENGTH_COLUMN = "sequence_length"
-_LARGEST_RECORD = 256 << 20  # a quote left open would swallow the rest of the file
+_LARGEST_RECORD = 64 << 20  # a quote left open would swallow the rest of the file
 
 
 @dataclass(frozen=True)
@@ -158,15 +158,13 @@ class _Scanner:
     def _without_blank(self, block: Block, rows: np.ndarray) -> np.ndarray:
         """Leave out blank lines at the end of the file, and refuse them elsewhere."""
         filled = rows[1] > rows[0]
-        if self._blank is None and filled.all():
-            return rows
+        first_blank = 0
         if self._blank is None:
-            begin = int(np.argmin(filled))
-            self._blank = block.base + int(rows[0, begin])
-            filled_after = filled[begin:]
-        else:
-            filled_after = filled
-        if filled_after.any():
+            if filled.all():
+                return rows
+            first_blank = int(np.argmin(filled))
+            self._blank = block.base + int(rows[0, first_blank])
+        if filled[first_blank:].any():
             raise self._fail(block, self._blank - block.base, "a blank line between records: remove it")
         return rows[:, filled]
 

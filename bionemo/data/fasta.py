@@ -3,17 +3,17 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from bionemo.data.blocks import Block, blocks, line_number
+from bionemo.data.blocks import BYTE_ORDER_MARK, Block, blocks, line_number
 from bionemo.data.index import Table
 from bionemo.data.text_shards import Advance, TextShards
 from bionemo.errors import UserError
 
 _NEWLINE, _RETURN, _MARK = b"\n\r>"
+_TOP = 1 << 20  # bytes in which the first record must begin
 _NOTE = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")  # `n=3 Tax=Bacillus subtilis TaxID=1423`
 
 
@@ -42,17 +42,17 @@ class FastaSource(TextShards):
     def fields(self, record: int) -> dict[str, str]:
         """Give `id`, `sequence`, and each `key=value` of the header; a value runs up to the next key."""
         name, *rest = self.header(record).split(None, 1) or [""]
-        notes = {key: value for key, value in _NOTE.findall(rest[0])} if rest else {}
+        notes = dict(_NOTE.findall(rest[0])) if rest else {}
         return {**notes, "id": name, "sequence": self.text(record)}
 
     def _decode(self, raw: bytes) -> bytes:
         return raw.translate(None, b"\r\n")
 
     def _scan(self, path: Path, advance: Advance) -> Iterator[Table]:
-        whole = blocks(path, _whole_records)
-        first = _first_record(path, next(whole))
-        crlf = first.data[first.data.index(b"\n") - 1] == _RETURN
-        for block in chain([first], whole):
+        crlf = None
+        for block in blocks(path, _whole_records, start=_first_record(path)):
+            if crlf is None:
+                crlf = block.data[block.data.index(b"\n") - 1] == _RETURN
             yield _table(path, block, crlf)
             advance(block.end)
 
@@ -61,13 +61,17 @@ def _whole_records(data: bytes) -> int:
     return data.rfind(b"\n>") + 1
 
 
-def _first_record(path: Path, block: Block) -> Block:
-    """Leave blank lines at the top of a file out."""
-    blank = block.end - len(block.data[: block.end].lstrip(b"\r\n"))
-    if block.data[blank : blank + 1] != b">":
-        place = f"{path}:{line_number(path, block.base + blank)}"
-        raise UserError(f"{place}: text before the first '>': is this a FASTA file?")
-    return Block(block.base + blank, block.data[blank:], block.end - blank, block.closed)
+def _first_record(path: Path) -> int:
+    """Find the first '>', which nothing but blank lines may precede."""
+    with path.open("rb") as file:
+        top = file.read(_TOP)
+    text = top.removeprefix(BYTE_ORDER_MARK).lstrip(b"\r\n")
+    place = len(top) - len(text)
+    if top and not text:
+        raise UserError(f"{path} holds no records: write it again, or leave it out of the range of files")
+    if text and not text.startswith(b">"):
+        raise UserError(f"{path}:{line_number(path, place)}: text before the first '>': is this a FASTA file?")
+    return place
 
 
 def _table(path: Path, block: Block, crlf: bool) -> Table:

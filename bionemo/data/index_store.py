@@ -8,7 +8,8 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -67,7 +68,8 @@ def _below(root: Path, path: Path) -> Path:
 def _build_once(
     path: Path, places: list[Path], spec: Spec, fingerprint: Fingerprint, build: Callable[[], Table]
 ) -> Table:
-    table, problem = None, None
+    table: Table | None = None
+    problem: OSError | None = None
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -79,8 +81,14 @@ def _build_once(
                 return read_index(place, spec, fingerprint) or table
         except OSError as error:  # read-only, full, gone: the next place may do
             problem = error
-    _log.warning("index of %s is kept in memory, as no place for it can be written (%s)", path, problem)
+    _warn_of_memory(path.parent, str(problem))
     return table or build()
+
+
+@cache
+def _warn_of_memory(folder: Path, problem: str) -> None:
+    """Say it once for a folder, not for each of its shards."""
+    _log.warning("indexes of %s are kept in memory, as no place for them can be written (%s)", folder, problem)
 
 
 @contextmanager
@@ -113,5 +121,6 @@ def _sole_builder(place: Path, size: int) -> Iterator[None]:
 def _remove_abandoned(place: Path) -> None:
     """Delete what builders that were killed left behind."""
     for leftover in place.parent.glob(f"{place.name}.*.tmp"):
-        if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
-            leftover.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # its writer may be alive after all, and done
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
+                leftover.unlink()

@@ -83,9 +83,8 @@ class SequenceData(pl.LightningDataModule):
         """Open a split on first use, and say once what there is to say about it."""
         if name not in self.splits:
             self.splits[name] = open_split(self.config.data, name, self.config.seq_length, self.alphabet)
-            if self._rank_and_size()[0] == 0:
-                for notice in self.splits[name].notices:
-                    log.warning(notice)
+            for notice in self.splits[name].notices:
+                log.warning(notice)
         return self.splits[name]
 
     def setup(self, stage: str) -> None:

@@ -6,6 +6,7 @@ shell or on a Hydra command line. A set is a range (`000..049`, `a..c`, `3..0`),
 list (`000,003`); sets nest, and several in one name give every combination, the leftmost turning slowest.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ _OPENING = ("_OP_", "(", "[", "<", "{")
 _CLOSING = ("_CL_", ")", "]", ">", "}")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _MAX_FILES = 100_000  # a slip such as x[0..99999999] must not fill the memory
+_BOUNDS = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _SHOWN = 10
 
 
@@ -43,8 +45,11 @@ def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
             f"{pattern!r} is not a range of files: write text such as 'x000' or 'x[000..049]', or a list of it"
         )
     directory, slash, name = pattern.strip().rpartition("/")
-    stems = list(islice(braceexpand(_with_braces(name, pattern), escape=False), _MAX_FILES + 1))
-    if len(stems) > _MAX_FILES:
+    braces = _with_braces(name, pattern)
+    # braceexpand makes a list of each single range before it gives its first name
+    longest = max((abs(int(last) - int(first)) for first, last in _BOUNDS.findall(braces)), default=0)
+    stems = [] if longest > _MAX_FILES else list(islice(braceexpand(braces, escape=False), _MAX_FILES + 1))
+    if longest > _MAX_FILES or len(stems) > _MAX_FILES:
         raise UserError(f"the range '{pattern}' stands for more than {_MAX_FILES:,} files: check its bounds")
     # braceexpand keeps the braces of a set of one; x[0] is the one file x0
     stems = [stem.replace("{", "").replace("}", "") for stem in stems]

@@ -92,7 +92,7 @@ class TextShards(ABC):
         if self._wraps:
             width, line_end_size = self._wrap[shards], self._line_end_size[shards]
             first = starts + starts // width * line_end_size
-            last = stops + (stops - 1) // width * line_end_size
+            last = stops + np.maximum(stops - 1, 0) // width * line_end_size
         opened, target = self._shards, out.data
         # One slice copied per record: twice as fast as arithmetic on one index per letter, and independent of how
         # many shards the records come from. Plain numbers, as numpy's scalars would cost more than the copy.
@@ -132,8 +132,9 @@ class TextShards(ABC):
             return self._decode(self._cell(shard, row, self._sequence_field))[start:stop]
         begin, line_end = shard.begins[row], shard.line_end
         first = begin + start + start // width * len(line_end)
-        last = begin + stop + (stop - 1) // width * len(line_end)
-        return shard.data[first:last].replace(line_end, b"")
+        last = begin + stop + max(stop - 1, 0) // width * len(line_end)
+        piece = shard.data[first:last]
+        return piece if last - first == stop - start else piece.replace(line_end, b"")
 
     def _open(self) -> None:
         """Index what has no valid index, several shards at a time, and map everything."""

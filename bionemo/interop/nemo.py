@@ -29,6 +29,7 @@ _OURS = {
     "create_checkpoint_callback": False,
     "create_preemption_callback": False,
     "checkpoint_callback_params": None,
+    "disable_validation_on_resume": False,  # never repeated here; NeMo's loop would also skip the one that is due next
     "log_step_timing": False,
     "log_delta_step_timing": False,
     "log_tflops_per_sec_per_gpu": False,

@@ -5,6 +5,8 @@ import logging
 import sys
 import warnings
 
+from bionemo.config import is_rank_zero
+
 _TALKATIVE = ("lightning", "lightning.pytorch", "lightning.fabric", "torch", "torch.distributed")
 
 
@@ -24,7 +26,7 @@ def quiet_dependencies() -> None:
 
 
 def our_messages_to_console() -> None:
-    """Show our own warnings, one line each, without decoration."""
+    """Show our own warnings, one line each, from the first rank alone."""
     logger = logging.getLogger("bionemo")
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -39,4 +41,5 @@ class _Console(logging.Handler):
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"note: {record.getMessage()}", file=sys.stderr, flush=True)
+        if is_rank_zero():
+            print(f"note: {record.getMessage()}", file=sys.stderr, flush=True)

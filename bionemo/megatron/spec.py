@@ -8,7 +8,7 @@ specification is not. Shapes: T tokens of a pack, B = 1, D hidden size.
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
@@ -110,7 +110,7 @@ def transformer_config(config: EncoderConfig) -> TransformerConfig:
 
 def _process_groups() -> ProcessGroupCollection:
     """The groups Megatron has been initialised with, or none: a model can be built without any distributed set-up."""
-    if torch.distributed.is_initialized():
+    if parallel_state.model_parallel_is_initialized():
         return ProcessGroupCollection.use_mpu_process_groups()
     groups = ProcessGroupCollection()
     groups.tp = groups.cp = groups.pp = None

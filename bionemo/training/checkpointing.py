@@ -8,6 +8,7 @@ the value in their manifests. Something is deleted only after its successor is s
 import logging
 import re
 import signal
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -15,8 +16,9 @@ from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 
-from bionemo.config.schema.exp_manager import CallbackParams, ExpManagerConfig
+from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.errors import UserError
 from bionemo.megatron import checkpoint
 
@@ -51,41 +53,59 @@ class Checkpoints(pl.Callback):
     `NAME`, without being written twice.
     """
 
-    def __init__(self, directory: Path, config: CallbackParams) -> None:
-        self.directory, self.config = directory, config
-        interval = config.train_time_interval
+    def __init__(self, directory: Path, config: ExpManagerConfig) -> None:
+        self.directory, self.config = directory, config.checkpoint_callback_params
+        self._enabled = config.create_checkpoint_callback
+        interval = self.config.train_time_interval
         self._interval = timedelta(**interval).total_seconds() if isinstance(interval, dict) else interval
         self._saved_at, self._saved_step = time.monotonic(), -1
-        self._leave = 0
+        self.leaving = 0  # number of the signal that ends the run
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Clear what an interrupted save left, and listen for the scheduler's notice to leave."""
-        if stage == "fit":
-            if trainer.is_global_zero:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                checkpoint.clean(self.directory)
-            for name in ("SIGTERM", "SIGUSR1"):
-                signal.signal(getattr(signal, name), self._notice)
+        """Clear what an interrupted save left."""
+        if stage == "fit" and trainer.is_global_zero:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            checkpoint.clean(self.directory)
 
-    def _notice(self, number: int, frame: FrameType | None) -> None:
-        self._leave = number  # acted on between two steps: a save in the middle of one would be inconsistent
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen for the notice to leave, in the place of Lightning's handler, which stops inside a step."""
+
+        def notice(number: int, frame: FrameType | None) -> None:
+            self.leaving = number  # acted on between two steps: a save in the middle of one would be inconsistent
+            if (launcher := trainer.strategy.launcher) is not None:
+                launcher.kill(number)  # the other processes of this node hear of it through us
+
+        if threading.current_thread() is threading.main_thread():
+            for name in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(name, notice)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Save when a step or time interval is over, or a signal has come."""
-        every = self.config.every_n_train_steps
-        due = bool(every) and trainer.global_step % every == 0
+        step, every = trainer.global_step, self.config.every_n_train_steps
+        due = bool(every) and step % every == 0
         if self._interval is not None and not due:
             due = trainer.strategy.broadcast(time.monotonic() - self._saved_at >= self._interval)
-        if due:
+        validates = trainer.enable_validation and step % (trainer.val_check_batch or step) == 0
+        if due and not validates:  # else the validation that follows saves, with its result
             self.save(trainer, pl_module)
-        if self._leave:
-            log.warning("received %s: saving and leaving", signal.Signals(self._leave).name)
+        if self._all_leave(trainer, pl_module):
+            log.warning("received %s: saving step %d and leaving", signal.Signals(self.leaving).name, step)
             self.save(trainer, pl_module)
             trainer.should_stop = True
 
+    def _all_leave(self, trainer: pl.Trainer, pl_module: Any) -> bool:
+        """Whether a signal has come to any rank; several ranks ask each other only when they wait anyway."""
+        if trainer.world_size == 1:
+            return bool(self.leaving)
+        if trainer.global_step % pl_module.trainer_config.log_every_n_steps:
+            return False
+        numbers = trainer.strategy.reduce(torch.tensor(self.leaving, device=pl_module.device), reduce_op="max")
+        self.leaving = int(numbers)
+        return bool(self.leaving)
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save with the fresh value of the monitored metric."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and not self.config.every_n_train_steps:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self.save(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -94,7 +114,7 @@ class Checkpoints(pl.Callback):
 
     def save(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write `-last`, name it a best one if it is, then prune."""
-        if trainer.global_step == self._saved_step or trainer.fast_dev_run:
+        if not self._enabled or trainer.fast_dev_run or trainer.global_step == self._saved_step:
             return
         with pl_module.throughput.paused():
             name = self._name(trainer, pl_module)

@@ -17,6 +17,7 @@ from bionemo.megatron import checkpoint
 from bionemo.megatron.step import Objective, ParallelModel, reduce_over_ranks
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.training.optimizers import build_optimizer
+from bionemo.training.position import loops_at
 from bionemo.training.precision import LossScaler, Precision, total_norm
 from bionemo.training.schedules import build_schedule
 from bionemo.training.throughput import Throughput
@@ -130,8 +131,12 @@ class TrainingModule(pl.LightningModule):
         }
         if self.precision.needs_scaling:
             self.report["loss_scale"] = self.scaler.scale
+        self._to_loggers(self.report)
+
+    def _to_loggers(self, metrics: dict[str, float]) -> None:
+        """Log at the step that was just made; Lightning would count batches from the start of the process."""
         for logger in self.loggers:
-            logger.log_metrics(self.report, step=self.trainer.global_step)
+            logger.log_metrics(metrics, step=self.trainer.global_step)
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last validation."""
@@ -163,8 +168,10 @@ class TrainingModule(pl.LightningModule):
         sums = torch.stack(self._sums) if self._sums else torch.zeros(1, 2, device=self.device)
         loss_sum, count = reduce_over_ranks(sums.sum(0))
         loss = loss_sum / count.clamp_min(1)
-        self.log_dict({f"{stage}_loss": loss, f"{stage}_perplexity": loss.exp()})
-        self.log("consumed_samples", float(self.position.consumed_samples))
+        metrics = {f"{stage}_loss": loss.item(), f"{stage}_perplexity": loss.exp().item()}
+        self.log_dict(metrics, logger=False)  # for callbacks: early stopping, checkpoints
+        if not self.trainer.sanity_checking:
+            self._to_loggers(metrics)
 
     def on_validation_start(self) -> None:
         """Validation is not training time."""
@@ -176,16 +183,14 @@ class TrainingModule(pl.LightningModule):
         self._pause.__exit__(None, None, None)
 
     def on_save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Add what Lightning does not know of."""
-        batches = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        for scope in ("total", "current"):
-            # One batch is one step. A callback that saves at the end of a batch finds Lightning's count one behind, and
-            # a run resumed from such a count would validate a step late for ever.
-            batches[scope].update(dict.fromkeys(("ready", "started", "processed", "completed"), self.trainer.global_step))
+        """Keep what a step depends on; Lightning's own counters follow from the step (training/position.py)."""
+        del state["loops"]
+        state["epoch"] = 0
         state["schedule_step"] = self.schedule_step
         state["loss_scaler"] = self.scaler.state_dict()
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:
         """Take it back."""
+        state["loops"] = loops_at(self.trainer, state["global_step"])
         self.schedule_step = state["schedule_step"]
         self.scaler.load_state_dict(state["loss_scaler"])

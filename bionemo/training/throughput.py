@@ -10,6 +10,7 @@ class Throughput:
     """Time and tokens between two readings."""
 
     def __init__(self) -> None:
+        self._depth = 0  # a checkpoint is saved inside a validation: that time is left out once
         self._tokens: int | None = None
         self._steps = 0
         self._since = time.perf_counter()
@@ -22,8 +23,11 @@ class Throughput:
     def paused(self) -> Iterator[None]:
         """Leave out what happens inside."""
         start = time.perf_counter()
+        self._depth += 1
         yield
-        self._since += time.perf_counter() - start
+        self._depth -= 1
+        if self._depth == 0:
+            self._since += time.perf_counter() - start
 
     def read(self, consumed_tokens: int) -> tuple[float, float]:
         """Tokens a second and seconds a step since the last reading; starts the next interval."""

@@ -24,15 +24,14 @@ def fasta_files(draw):
         text += ">" + header + draw(ends)
         at = 0
         while at < len(letters):
-            step = width if even else draw(st.integers(0, 9))
-            text += letters[at : at + step] + draw(ends)
+            step = width if even else draw(st.integers(1, 9))
+            text += letters[at : at + step] + draw(ends) * (1 if even else draw(st.integers(1, 2)))
             at += step
-        text += "" if even else draw(st.sampled_from(["", "\n"]))
         records.append((header, letters))
     return (text.rstrip("\r\n") if draw(st.booleans()) else text), records
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(fasta_files(), st.integers(1, 60), st.data())
 def test_what_was_written_is_read_whatever_the_block_size(tmp_path_factory, file, block, data):
     text, records = file
@@ -94,7 +93,7 @@ def test_shards_of_different_make_are_one_source(tmp_path):
         ("", None, "is empty"),
         ("\n\nMKV\n>a\nMKV\n", 3, "text before the first '>'"),
         ("\n \n", 2, "text before the first '>'"),
-        ("\n\n", 3, "text before the first '>'"),
+        ("\n\n", None, "holds no records"),
         (">a\nMKV\n>b\n>c\nM\n", 3, "without a sequence"),
         (">a\nMKV\n>b", 3, "without a sequence"),
         (">a\nMKV\n>é\nMKV\nM\xc9V\n", 5, "byte 0xc3 in a sequence"),

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands as a user types them, each in its own process."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from bionemo.config.app import is_rank_zero
+from tests.conftest import EXAMPLES, ROOT
+
+TASK = f"""
+import sys
+from bionemo.config import run
+from bionemo.errors import UserError
+
+def task(cfg):
+    heavy = {{"torch", "lightning", "megatron", "nemo", "pytorch_lightning", "transformers"}} & set(sys.modules)
+    assert not heavy, heavy
+    if cfg.name == "fails":
+        raise UserError("the task\\nsays no")
+    print("task", cfg.name, cfg.model.micro_batch_size, sys.argv[1:])
+
+run(task, "pretrain_small", {str(EXAMPLES / "esm1nv" / "conf")!r})
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Run the task with some words; give (status, stdout, stderr, seconds) and see that no file is left."""
+    script = tmp_path / "scripts" / "train.py"
+    script.parent.mkdir()
+    script.write_text(TASK)
+    here = tmp_path / "here"
+    here.mkdir()
+
+    def start(*words, **environment):
+        clean = {
+            name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "BIONEMO_HOME")
+        }
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, str(script), *words],
+            cwd=here,
+            env={**clean, "PYTHONPATH": str(ROOT), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not list(here.iterdir())
+        return done.returncode, done.stdout, done.stderr, time.perf_counter() - began
+
+    return start
+
+
+def test_plain_run(command):
+    status, out, err, _ = command("model.micro_batch_size=3", "+model.onnx_safe=True")
+    assert (status, out) == (0, "task esm1nv 3 ['model.micro_batch_size=3', '+model.onnx_safe=True']\n")
+    assert err.startswith("note: keys of v1 without effect: model.onnx_safe (")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model.hiden_size=3"],
+        ["--config-name=pretrain_smal"],
+        ["--config-path=nowhere"],
+        ["--confg-name=pretrain_small"],
+        ["--cfg", "jobb"],
+        ["--resolve"],
+        ["model.hiden_size=3", "--cfg", "job"],
+        ["model.hiden_size=3", "--info", "defaults-tree"],
+        ["-m", "model.micro_batch_size=1,x"],
+        ["name=fails"],
+        ["name"],
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_ends_in_one_line(command, words):
+    status, out, err, seconds = command(*words)
+    assert (status, out) == (1, "")
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert seconds < 4  # < 2 on an idle machine; tests run side by side
+
+
+def test_full_error_shows_the_traceback(command):
+    status, _, err, _ = command("model.hiden_size=3", HYDRA_FULL_ERROR="1")
+    assert status == 1
+    assert "Traceback" in err
+
+
+@pytest.mark.parametrize(
+    "environment", [{"RANK": "1"}, {"SLURM_PROCID": "3"}, {"LOCAL_RANK": "1"}, {"NODE_RANK": "1"}]
+)
+def test_only_the_first_rank_speaks(command, environment):
+    assert command("model.hiden_size=3", **environment)[:3] == (1, "", "")
+
+
+def test_help_teaches(command):
+    status, out, err, seconds = command("--help")
+    assert (status, err) == (0, "")
+    assert seconds < 1  # < 0.1 on an idle machine
+    for word in ("key=value", "pretrain_small", "esm2nv_650M", "uniref50_90", "--cfg job", "--info", "train.py"):
+        assert word in out
+    assert out.split("examples\n")[1].count("train.py") == 5
+    assert "_encoder" not in out
+
+
+def test_cfg_job_prints_the_config(command):
+    status, out, err, _ = command("--cfg", "job", "--resolve", "--package", "model.data.dataset", "model.seed=1")
+    assert (status, err) == (0, "")
+    assert "train: x[000..049]" in out
+
+
+@pytest.mark.parametrize(
+    "words", [["--info", "searchpath"], ["--info", "defaults-tree"], ["--hydra-help"], ["--version"]]
+)
+def test_hydra_answers(command, words):
+    status, out, err, _ = command(*words)
+    assert (status, err) == (0, "")
+    assert out
+
+
+def test_shell_completion(command):
+    assert "complete" in command("-sc", "install=bash")[1]
+    assert "model.hidden_size=" in command("-sc", "query=bash", COMP_LINE="python train.py model.hidden_s")[1]
+
+
+def test_sweep_runs_one_after_the_other(command):
+    status, out, err, _ = command("-m", "model.micro_batch_size=1,2", "model.data.dataset.train=x[000..001]")
+    assert status == 0
+    assert [line.split()[:3] for line in out.splitlines()] == [["task", "esm1nv", "1"], ["task", "esm1nv", "2"]]
+    assert "'++model.micro_batch_size=2'" in out.splitlines()[1]  # what Lightning would start again
+    assert len(err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "first"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "8", "LOCAL_RANK": "0"}, False),
+        ({"SLURM_PROCID": "0"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, False),
+        ({"NODE_RANK": "1", "LOCAL_RANK": "0"}, False),
+        ({"LOCAL_RANK": "0"}, True),
+    ],
+)
+def test_rank_zero(monkeypatch, environment, first):
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "NODE_RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_rank_zero() is first

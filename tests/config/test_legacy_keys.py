@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command lines and files of v1 keep working."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from bionemo.config.compose import load, rewritten, typed
+from bionemo.config.legacy import LEGACY, notice, replacement
+from bionemo.config.paths import source
+from tests.conftest import EXAMPLES
+
+
+def v1_overrides(model):
+    """The table as `++key=value`."""
+    section, group, words = "", "", []
+    for line in (Path(__file__).parent / "v1_keys.txt").read_text().splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif section == model and line.startswith(" "):
+            words.append(f"++{'' if group == 'top' else group + '.'}{line.strip()}")
+        else:
+            group = line
+    return words
+
+
+def flat(value, prefix=""):
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {key: leaf for name, below in value.items() for key, leaf in flat(below, f"{prefix}.{name}").items()}
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch):
+    monkeypatch.setenv("BIONEMO_HOME", "/workspace")
+
+
+# What was decided otherwise than v1; everything else has v1's default.
+CHANGED = {
+    "esm1nv": {"devices", "model", "library", "type", "num_workers", "train.num_workers", "val.num_workers"}
+    | {"test.num_workers", "workers"},
+    "esm2nv": {"sample_from_map", "train.data_impl_kwargs.csv_mmap.data_col", "val.uf50_datapath", "type"}
+    | {"test.uf50_datapath"},
+}
+BOTH = {"accelerator", "create_wandb_logger", "notes", "job_type"}
+
+
+@pytest.mark.parametrize(("model", "config"), [("esm1nv", "base_config"), ("esm2nv", "pretrain_esm2_8M")])
+def test_every_key_of_v1_is_accepted_and_has_its_default(model, config):
+    words = v1_overrides(model)
+    assert len(words) == {"esm1nv": 140, "esm2nv": 210}[model]
+    where = source(config, EXAMPLES / model / "conf")
+    ours, _ = typed(where, [])
+    theirs, notes = typed(where, rewritten(where, words))
+    theirs_flat = flat(asdict(theirs))
+    differing = {key for key, value in flat(asdict(ours)).items() if theirs_flat.get(key) != value}
+    unexpected = {key for key in differing if not key.endswith(tuple(f".{name}" for name in CHANGED[model] | BOTH))}
+    assert not unexpected
+    assert len(notes) == 1
+    assert "\n" not in notes[0]
+
+
+def test_legacy_keys_are_no_keys_of_ours():
+    cfg = flat(asdict(load("pretrain_esm2_8M", config_dir=EXAMPLES / "esm2nv" / "conf")))
+    assert not {f".{key}" for key in LEGACY} & set(cfg)
+
+
+def test_a_legacy_key_stands_for_the_keys_below_it():
+    assert replacement("progress_bar_kwargs.warmup") == replacement("progress_bar_kwargs")
+    assert replacement("model.onnx") is None
+    assert replacement("") is None
+
+
+def test_notice_tells_a_reason_once():
+    assert notice({}) is None
+    assert notice({"a": "x", "b": "y", "c": "x"}) == "keys of v1 without effect: a, c (x); b (y)"
+
+
+V1_FILE = """
+name: mine
+do_training: True
+trainer: {precision: 16-mixed, max_steps: 77}
+exp_manager:
+  exp_dir: ${oc.env:BIONEMO_HOME}/results/${.name}
+  name: ${name}
+  wandb_logger_kwargs: {notes: "date: ${now:%y%m%d-%H%M%S}"}
+model:
+  micro_batch_size: 3
+  num_layers: 4
+  hidden_size: 96
+  ffn_hidden_size: ${multiply:${model.hidden_size}, 4}
+  onnx_safe: False
+  data:
+    dataset_path: /data
+    dataset: {train: "x[000..003]", val: x000, test: x000}
+"""
+
+
+def test_a_whole_file_of_v1_is_laid_over_the_commands_config(tmp_path):
+    (tmp_path / "base_config.yaml").write_text(V1_FILE)  # the name of a config of ours, too
+    (tmp_path / "child.yaml").write_text("defaults:\n  - base_config\nmodel:\n  num_layers: 2\n")
+    where = source("pretrain_small", EXAMPLES / "esm1nv" / "conf", "child", tmp_path)
+    cfg, notes = typed(where, rewritten(where, ["model.micro_batch_size=5"]))
+    assert (cfg.name, cfg.model.num_layers, cfg.model.micro_batch_size) == ("mine", 2, 5)
+    assert cfg.model.ffn_hidden_size == 384
+    assert cfg.exp_manager.exp_dir == "/workspace/results/mine"
+    assert cfg.model.data.train.range == "x[000..003]"
+    assert ["chooses no model" in notes[0], "onnx_safe" in notes[1]] == [True, True]

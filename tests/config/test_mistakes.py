@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every mistake is told on one line that says what to write instead."""
+
+import re
+
+import pytest
+
+from bionemo.config.compose import load, rewritten, sweep_jobs, typed
+from bionemo.config.hints import did_you_mean
+from bionemo.config.paths import find_config_dir, source
+from bionemo.errors import UserError
+from tests.conftest import EXAMPLES
+
+HOME = EXAMPLES / "esm1nv" / "conf"
+
+MISTAKES = {
+    # keys
+    "model.hiden_size=3": r"unknown key model.hiden_size (did you mean model.hidden_size?)",
+    "++model.hiden_size=3": r"unknown key model.hiden_size (did you mean model.hidden_size?)",
+    "+trainer.max_step=3": r"unknown key trainer.max_step (did you mean trainer.max_steps?)",
+    "modle.hidden_size=3": r"unknown key modle.hidden_size (did you mean model.hidden_size?)",
+    "trainer.hidden_size=3": r"unknown key trainer.hidden_size (did you mean model.hidden_size?)",
+    "hidden_size=3": r"unknown key hidden_size (did you mean model.hidden_size?)",
+    "modle=esm2nv_8M": r"unknown key modle (did you mean model?)",
+    "seed=3": r"unknown key seed (did you mean model.seed?)",
+    "optim.lr=3": r"unknown key optim.lr (did you mean model.optim.lr?)",
+    "model.data.train.uf90.datset.uf90_csvs=x": r"(did you mean model.data.train.uf90.dataset.uf90_csvs?)",
+    "exp_manager.wandb_logger_kwargs.projet=x": r"(did you mean exp_manager.wandb_logger_kwargs.project?)",
+    "trainer={max_step: 3}": r"unknown key trainer.max_step (did you mean trainer.max_steps?)",
+    "zzz.qqq=3": r"unknown key zzz.qqq",
+    "~model.seed": r"missing value: give model.seed=...",
+    "~model.sed": r"'model.sed' does not exist",
+    # values
+    "model.num_layers=abc": r"model.num_layers is 'abc', expected int",
+    "model.num_layers=3.5": r"model.num_layers is 3.5, expected int",
+    "model.num_layers=null": r"model.num_layers is null, expected int",
+    "model.num_layers=[1,2]": r"model.num_layers is [1, 2], expected int",
+    "model.num_layers=": r"model.num_layers is '', expected int",
+    "model.num_layers=1,2": r"has several values: add --multirun",
+    "model.hidden_size.x=1": r"model.hidden_size is {'x': 1}, expected int",
+    "model.kv_channels=a": r"model.kv_channels is 'a', expected int or null",
+    "model.hidden_dropout=True": r"model.hidden_dropout is True, expected float",
+    "model.compile=2": r"model.compile is 2, expected bool",
+    "trainer.limit_val_batches=all": r"is 'all', expected int or float",
+    "trainer.devices={a: 1}": r"is {'a': 1}, expected int or str or a list of int",
+    "model.optim.betas=0.9": r"model.optim.betas is 0.9, expected a list of float",
+    "model.optim.betas=[0.9,x]": r"model.optim.betas is [0.9, 'x'], expected a list of float",
+    "exp_manager.summary_writer_kwargs=3": r"is 3, expected a group of keys or null",
+    "trainer.precision=bf16_mixed": r"(did you mean bf16-mixed?)",
+    "model.data.long_sequences=cropp": r"expected one of crop, truncate, drop, error (did you mean crop?)",
+    "model.data.data_impl=csv_map": r"(did you mean csv_mmap?)",
+    "model.optim.name=fused_adm": r"(did you mean fused_adam?)",
+    "model.optim.sched.name=CosineAnealing": r"(did you mean CosineAnnealing?)",
+    "model.data.dataloader_type=singel": r"(did you mean single?)",
+    # groups
+    "model=esm2nv_650MM": r"no model 'esm2nv_650MM' (did you mean esm2nv_650M?): there are esm1nv_small, esm2nv_",
+    "data=mok": r"no data 'mok' (did you mean mock?): there are fasta, mock, uniref50, uniref50_90",
+    "optim@model.optim=adam_cosin": r"no optim 'adam_cosin' (did you mean adam_cosine?)",
+    "dta@model.data=mock": r"no group 'dta' (did you mean data?): there are cluster, data,",
+    "trainer=null": r"trainer is a group: choose one of default",
+    "+model=esm2nv_8M": r"model has a value already: choose another without the +",
+    "data=fasta": r"missing value: give model.data.dataset_path=...",
+    # grammar and interpolation
+    "model.lr": r"cannot read 'model.lr': write key=value",
+    "=3": r"cannot read '=3': write key=value",
+    "model.optim.lr=${oc.env:NO_SUCH_VARIABLE}": r"model.optim.lr: environment variable NO_SUCH_VARIABLE is not set",
+    "model.optim.lr=${nope}": r"model.optim.lr: Interpolation key 'nope' not found",
+    "model.optim.lr=${nope": r"model.optim.lr",
+    "model.seed=${model.seed}": r"model.seed: Recursive interpolation detected",
+    "model.seed=${mult:2}": r"model.seed: Unsupported interpolation type mult",
+    # targets
+    "model._target_=bionemo.models.esm2nv.ESM2v": r"(did you mean bionemo.models.esm2nv.ESM2nv?)",
+    "model._target_=nothing": r"model._target_: cannot import 'nothing'",
+    "model._target_=os.path.join": r"no constructor argument `config` that is typed as a dataclass",
+    # values that contradict each other
+    "model.data.mask_percent=0.7": (
+        r"model.data.mask_percent + model.data.perturb_percent + model.data.identity_percent is 0.9, expected 1"
+    ),
+    "model.data.modify_percent=15": r"model.data.modify_percent is 15.0, expected a share from 0 to 1",
+    "model.num_attention_heads=7": r"model.hidden_size=768 is not divisible by model.num_attention_heads=7",
+    "model.micro_batch_size=0": r"model.micro_batch_size is 0, expected at least 1",
+    "model.global_batch_size=7": r"model.global_batch_size is 7, but micro batch, devices and accumulation make 8",
+    "model.tensor_model_parallel_size=2": r"is not divisible by model.tensor_model_parallel_size=2",
+    "model.pipeline_model_parallel_size=4": r"num_layers=6 is not divisible by model.pipeline_model_parallel_size=4",
+    "model.max_position_embeddings=10": r"model.seq_length=512 is longer than model.max_position_embeddings=10",
+    "trainer.limit_val_batches=0": r"trainer.limit_val_batches is 0, expected a number of batches",
+    "trainer.max_steps=-1": r"trainer.max_steps is -1, expected at least 1 unless trainer.max_epochs is given",
+    "trainer.accumulate_grad_batches=0": r"expected at least 1",
+    "trainer.devices=two": r"trainer.devices is 'two', expected a number, auto, or indices such as [0,1]",
+    "trainer.num_nodes=0": r"trainer.num_nodes is 0, expected at least 1",
+    "model.optim.betas=[0.9]": r"model.optim.betas is [0.9], expected two numbers",
+    "model.optim.sched.warmup_ratio=0.1": r"warmup_steps and model.optim.sched.warmup_ratio exclude each other",
+    "model.data.mock.min_length=900": r"model.data.mock.min_length=900",
+}
+
+
+@pytest.mark.parametrize(("word", "told"), MISTAKES.items(), ids=list(MISTAKES))
+def test_mistake(word, told):
+    with pytest.raises(UserError) as caught:
+        load("pretrain_small", [word], HOME)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_mistakes_are_told_together_without_their_consequences():
+    words = [
+        "model.data.long_sequences=cropp",
+        "model.num_layer=3",
+        "model.seed=a",
+        "trainer.foo=1",
+        "trainer.max_steps=x",
+    ]
+    with pytest.raises(UserError, match=re.escape("unknown key model.num_layer")) as caught:
+        load("pretrain_small", words, HOME)
+    assert str(caught.value).endswith("; and 2 more")
+    with pytest.raises(UserError) as caught:
+        load("pretrain_small", ["model.seed=a"], HOME)  # model.data.seed and those of the splits repeat it
+    assert str(caught.value) == "model.seed is 'a', expected int"
+
+
+def test_run_without_an_end_needs_one_for_its_schedule():
+    words = ["trainer.max_steps=-1", "trainer.max_epochs=3"]
+    with pytest.raises(UserError, match=re.escape("give model.optim.sched.max_steps=...")):
+        load("pretrain_small", words, HOME)
+    assert load("pretrain_small", [*words, "model.optim.sched.max_steps=9"], HOME).trainer.max_epochs == 3
+
+
+def test_parallel_sizes_are_left_to_the_machine_when_it_counts_the_devices():
+    assert load("pretrain_small", ["trainer.devices=auto", "model.tensor_model_parallel_size=2"], HOME)
+
+
+FILES = {
+    "a: [1": r"bad.yaml, line 1",
+    "a: 1\na: 2\n": r"bad.yaml, line 2: found duplicate key a",
+    "- 1\n": r"must be a DictConfig, got ListConfig",
+    "defaults: [pretrain_smal]\n": r"'pretrain_smal' for the defaults of 'bad' (did you mean pretrain_small?)",
+    "defaults: [pretrain_small, {override /model: nope}]\n": r"no model 'nope': there are esm1nv_small",
+    "defaults: [pretrain_small, {override /modl: nope}]\n": r"Could not override 'modl'",
+    "defaults: [/pretrain]\n": r"You must specify 'model': one of esm1nv_small, esm2nv_",
+    "defaults: [pretrain_small, _self_]\nmodel: {num_layer: 3}\n": r"(did you mean model.num_layers?)",
+    "defaults: [pretrain_small, _self_]\nmodel: {data: {train: {sed: 3}}}\n": r"(did you mean model.data.train.seed?)",
+    "defaults: [pretrain_small, _self_]\nmodel: 3\n": r"model is 3, expected a group of keys",
+}
+
+
+@pytest.mark.parametrize(("text", "told"), FILES.items(), ids=list(FILES))
+def test_mistake_in_a_file(text, told, tmp_path):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        typed(source("pretrain_small", HOME, "bad", tmp_path), [])
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_misspelt_config_names_the_nearest_and_all():
+    with pytest.raises(UserError, match=r"did you mean pretrain_small\?\): there are base_config, pretrain_small"):
+        load("pretrain_smal", [], HOME)
+
+
+def test_directory_that_is_not_there():
+    with pytest.raises(UserError, match="config directory 'nowhere' not found"):
+        find_config_dir("nowhere")
+
+
+def test_sweep_is_checked_before_its_first_run():
+    where = source("pretrain_small", HOME)
+    words = rewritten(where, ["model.seed=1,2", "model.micro_batch_size=4,x", "name=1e5"], sweep=True)
+    jobs = sweep_jobs(where, words)
+    assert len(jobs) == 4
+    assert typed(where, jobs[0])[0].name == "1e5"
+    with pytest.raises(UserError, match="micro_batch_size is 'x'"):
+        typed(where, jobs[1])
+    with pytest.raises(UserError, match="hydra/launcher=joblib"):
+        sweep_jobs(where, ["hydra/launcher=joblib"])
+
+
+def test_hints_never_raise():
+    assert did_you_mean("a", []) == ""
+    assert did_you_mean("a", [None]) == ""  # type: ignore[list-item]
+    assert did_you_mean(None, ["a"]) == ""  # type: ignore[arg-type]

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The typed keys against the libraries that read them, and the reading itself."""
+
+import ast
+import importlib.util
+import inspect
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Literal, get_type_hints
+
+import pytest
+from omegaconf import OmegaConf
+
+from bionemo.config import schema
+from bionemo.config.hints import all_keys, describe
+from bionemo.config.schema import SCHEMAS, EncoderConfig, RunConfig, TrainerConfig, exp_manager
+from bionemo.config.typed import Reader, convert, locate, target_schema
+from bionemo.errors import UserError
+
+# Objects, not values: the command makes them.
+LEFT_OUT = {"strategy", "plugins", "callbacks", "model_registry"}
+
+
+def names(dataclass_type):
+    return {field.name for field in fields(dataclass_type)}
+
+
+def test_trainer_has_every_argument_of_lightnings():
+    from lightning.pytorch import Trainer
+
+    assert names(TrainerConfig) == set(inspect.signature(Trainer).parameters) - LEFT_OUT
+
+
+def test_wandb_logger_has_the_arguments_of_both():
+    import wandb
+    from lightning.pytorch.loggers import WandbLogger
+
+    ours = names(exp_manager.WandbLoggerConfig)
+    assert set(inspect.signature(WandbLogger).parameters) - ours == {"experiment", "kwargs"}  # an object
+    assert ours <= set(inspect.signature(WandbLogger).parameters) | set(inspect.signature(wandb.init).parameters)
+
+
+def nemo_dataclasses():
+    """Fields of NeMo's dataclasses, read from its files: importing them would take longer than all other tests."""
+    package = Path(importlib.util.find_spec("nemo").submodule_search_locations[0])
+    files = [package / "utils" / "exp_manager.py", *(package / "utils" / "loggers").glob("*.py")]
+    for node in (node for file in files for node in ast.parse(file.read_text()).body):
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
+            yield node.name, {line.target.id for line in node.body if isinstance(line, ast.AnnAssign)}
+
+
+def test_exp_manager_has_every_key_of_nemos():
+    theirs = dict(nemo_dataclasses())
+    of_nemo_1_23 = {"log_local_rank_0_only", "log_global_rank_0_only"}
+    ours = {n: names(c) for n, c in vars(exp_manager).items() if is_dataclass(c) and n != "WandbLoggerConfig"}
+    assert ours.pop("ExpManagerConfig") - of_nemo_1_23 == theirs["ExpManagerConfig"]
+    assert ours == {name: theirs[name] for name in ours}
+    assert {"CallbackParams", "EMAParams", "EarlyStoppingParams", "MLFlowParams"} <= set(ours)
+
+
+@pytest.mark.parametrize("name", [name for name in schema.__all__ if name != "SCHEMAS"])
+def test_values_live_in_yaml(name):
+    dataclass_type = getattr(schema, name)
+    assert dataclass_type.__doc__ and not dataclass_type.__doc__.startswith(dataclass_type.__name__)
+    assert {field.default for field in fields(dataclass_type)} <= {MISSING, None}
+
+
+def test_schemas_are_those_the_classes_ask_for():
+    for target, config in SCHEMAS.items():
+        assert get_type_hints(locate(target).__init__)["config"] is config
+
+
+@dataclass(kw_only=True)
+class ToyConfig:
+    _target_: str
+    size: int
+    kind: Literal["a", "b"] = None  # type: ignore[assignment]
+
+
+class Toy:
+    def __init__(self, config: ToyConfig) -> None:
+        self.config = config
+
+
+def test_a_class_outside_the_table_is_asked_for_its_type():
+    target = f"{__name__}.Toy"
+    assert target_schema(target, ToyConfig) is ToyConfig
+    reader = Reader()
+    toy = reader.read(OmegaConf.create({"_target_": target, "size": "3"}), ToyConfig)
+    assert toy == ToyConfig(_target_=target, size=3)
+    assert reader.read(OmegaConf.create({"_target_": target, "size": "x", "siz": 1}), ToyConfig) is None
+    assert reader.problems == ["unknown key siz (did you mean size?)", "size is 'x', expected int"]
+    with pytest.raises(UserError, match=r"cannot import 'a\.b\.C'"):
+        target_schema("a.b.C", object)
+    with pytest.raises(UserError, match="wants a ToyConfig, which is no EncoderConfig"):
+        target_schema(target, EncoderConfig)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        ("8", int, 8),
+        (8.0, int, 8),
+        (2**63 + 1, int, 2**63 + 1),
+        ("1e3", float, 1000.0),
+        (1, float, 1.0),
+        ("yes", bool, True),
+        (0, bool, False),
+        (32, Literal["32", "16-mixed"], "32"),
+        (5, str, "5"),
+        (1.0, int | float, 1.0),
+        (1, int | float | None, 1),
+        (None, int | None, None),
+        ("2", int | str | list[int], 2),
+        ("auto", int | str | list[int], "auto"),
+        ("warn", bool | Literal["warn"] | None, "warn"),
+        (OmegaConf.create([1, "2"]), int | str | list[int], [1, 2]),
+        (OmegaConf.create({"a": "1"}), dict[str, int], {"a": 1}),
+    ],
+)
+def test_conversion(value, hint, expected):
+    result = convert(value, hint)
+    assert result == expected
+    assert type(result) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (True, int),
+        (1.5, int),
+        ("", int),
+        ("inf", int),
+        (float("inf"), int),
+        ("x", float),
+        (2, bool),
+        (None, str),
+        ("c", Literal["a"]),
+        (OmegaConf.create([]), int),
+        (OmegaConf.create(["x"]), list[int]),
+        (OmegaConf.create({}), str),
+        ("x", list[str]),
+    ],
+)
+def test_no_conversion(value, hint):
+    with pytest.raises(TypeError):
+        convert(value, hint)
+
+
+def test_types_in_words():
+    assert describe(int | None) == "int or null"
+    assert describe(Literal["a", "b"] | None) == "one of a, b or null"
+    assert describe(list[float]) == "a list of float"
+    assert describe(RunConfig) == "a group of keys"
+
+
+def test_all_keys_are_full_keys():
+    keys = set(all_keys(RunConfig))
+    assert {"model.data.train.uf90.dataset.uf90_csvs", "exp_manager.ema.decay", "name"} <= keys

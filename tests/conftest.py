@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests share."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples" / "protein"

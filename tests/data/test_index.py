@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+import errno
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from safetensors.numpy import load_file
+
+from bionemo.data import index, index_store, text_shards
+from bionemo.data.index import UNWRAPPED, Fingerprint, Table, read_index, write_index
+from bionemo.data.index_store import index_places, load_index
+from bionemo.data.source import open_source
+from bionemo.errors import UserError
+
+SPEC = {"format": "test", "fields": ["id", "sequence"], "sequence": 1}
+
+
+def table(width=(5, 3, 4)):
+    part = [np.array(width, np.int64), np.array(width, np.int32)]
+    return Table.join([Table([part[0], part[0] + 9], [part[1], part[1]], part[1], part[1], crlf=False)])
+
+
+def same(a, b):
+    return len(list(a.arrays())) == 6 and all(map(np.array_equal, a.arrays(), b.arrays())) and a.wrap == b.wrap
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A data file, with the user's cache elsewhere."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "data" / "x.csv"
+    path.parent.mkdir()
+    path.write_text("id,sequence\n1,MKV\n")
+    return path
+
+
+class Builds:
+    """Counts how often an index is built."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self):
+        self.count += 1
+        return table()
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_an_index_is_a_safetensors_file(data):
+    place = data.with_name("idx")
+    write_index(place, SPEC, Fingerprint.of(data), table())
+    found = read_index(place, SPEC, Fingerprint.of(data))
+    assert same(found, table()) and found.wrap == UNWRAPPED
+    assert load_file(place)["offset.1"].tolist() == [14, 12, 13]
+    assert {name: array.dtype for name, array in load_file(place).items()} == {
+        **dict.fromkeys(["offset.0", "offset.1"], np.int64),
+        **dict.fromkeys(["length.0", "length.1", "letters", "width"], np.int32),
+    }
+
+
+def test_any_flipped_bit_and_any_cut_is_noticed(data):
+    place, fingerprint = data.with_name("idx"), Fingerprint.of(data)
+    write_index(place, SPEC, fingerprint, table())
+    whole = place.read_bytes()
+    for i in range(len(whole)):
+        broken = bytearray(whole)
+        broken[i] ^= 1 << i % 8
+        place.write_bytes(broken)
+        assert read_index(place, SPEC, fingerprint) is None, i
+        place.write_bytes(whole[:i])
+        assert read_index(place, SPEC, fingerprint) is None, i
+    place.write_bytes(whole + b"\0")
+    assert read_index(place, SPEC, fingerprint) is None
+    place.write_bytes(whole)
+    assert same(read_index(place, SPEC, fingerprint), table())
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\xff" * 64, b"\2\0\0\0\0\0\0\0[]", b"\x40\x42\x0f\0\0\0\0\0" + b"[" * 1_000_000]
+)
+def test_files_that_are_no_index_are_replaced(data, content):
+    place, builds = index_places(data, SPEC, None)[0], Builds()
+    place.write_bytes(content)
+    assert same(load_index(data, SPEC, builds, None), table())
+    assert same(load_index(data, SPEC, builds, None), table()) and builds.count == 1
+
+
+def change_text(path):
+    state = path.stat()
+    path.write_text(path.read_text().replace("MKV", "MKL"))
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_text,  # neither size nor time tells
+        lambda path: path.write_text(path.read_text() + "2,A\n"),
+        lambda path: os.utime(path, ns=(0, path.stat().st_mtime_ns + 1)),
+    ],
+)
+def test_an_index_of_an_earlier_state_is_not_used(data, change):
+    builds = Builds()
+    load_index(data, SPEC, builds, None)
+    load_index(data, SPEC, builds, None)
+    assert builds.count == 1
+    change(data)
+    load_index(data, SPEC, builds, None)
+    assert builds.count == 2
+
+
+@pytest.mark.parametrize("place", [0, 1_000, (1 << 20) - 1])
+def test_samples_cover_head_and_tail_of_a_large_file(data, place):
+    content = bytearray(np.random.default_rng(0).bytes(1 << 20))
+    data.write_bytes(content)
+    before = Fingerprint.of(data)
+    content[place] ^= 1
+    data.write_bytes(content)
+    os.utime(data, ns=(0, before.mtime_ns))
+    after = Fingerprint.of(data)
+    assert (after.size, after.mtime_ns) == (before.size, before.mtime_ns) and after != before
+
+
+def test_an_index_of_other_columns_another_version_or_another_file_is_not_used(data, monkeypatch):
+    builds, other_spec = Builds(), {**SPEC, "columns": [1, 2]}
+    place = index_places(data, SPEC, None)[0]
+    load_index(data, other_spec, builds, None)
+    shutil.copy(index_places(data, other_spec, None)[0], place)
+    load_index(data, SPEC, builds, None)
+    assert builds.count == 2
+    monkeypatch.setattr(index, "VERSION", index.VERSION + 1)
+    load_index(data, SPEC, builds, None)
+    assert builds.count == 3
+    another = data.with_name("y.csv")
+    another.write_text("id,sequence\n1,LLL\n")
+    shutil.copy(place, index_places(another, SPEC, None)[0])
+    load_index(another, SPEC, builds, None)
+    assert builds.count == 4
+
+
+def test_the_index_lies_beside_the_data_or_below_index_mapping_dir(data, tmp_path, monkeypatch):
+    load_index(data, SPEC, Builds(), None)
+    (name,) = set(files(data.parent)) - {"x.csv"}
+    assert name.startswith("x.csv.idx-")
+    load_index(data, SPEC, Builds(), tmp_path / "maps")
+    assert files(tmp_path / "maps") == [str(data.relative_to("/").with_name(name))]
+    monkeypatch.chdir(tmp_path / "data")
+    load_index(Path("../data/x.csv"), SPEC, Builds(), tmp_path / "more")
+    assert files(tmp_path / "more") == [f"data/{name}"]
+
+
+@pytest.mark.parametrize("trouble", ["read-only", "full"])
+def test_where_no_index_can_be_written_the_next_place_serves(data, tmp_path, monkeypatch, caplog, trouble):
+    """Root may write anywhere, so a directory in /proc, and a disk that fails, stand for read-only and full ones."""
+    folder, builds = "/proc/none", Builds()
+    if trouble == "full":
+        folder, real = tmp_path / "full", os.fsync
+
+        def fsync(file):
+            if str(folder) in os.readlink(f"/proc/self/fd/{file}"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(file)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(2):
+        assert same(load_index(data, SPEC, builds, folder), table())
+    assert builds.count == 1 and not caplog.messages
+    assert [str(data.relative_to("/"))] == [name.split(".idx-")[0] for name in files(tmp_path / "cache/bionemo/index")]
+    assert files(data.parent) == ["x.csv"] and (trouble != "full" or files(folder) == [])
+
+
+def test_without_any_place_the_index_stays_in_memory(data, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    source = open_source("csv_mmap", [data], data_col=1, index_mapping_dir="/proc/none")
+    assert source.text(0) == "MKV" and source.lengths.tolist() == [3]
+    assert len(caplog.messages) == 1 and "kept in memory" in caplog.text
+    assert files(data.parent) == ["x.csv"]
+
+
+@pytest.mark.parametrize("error", [NotImplementedError("flock"), OSError(errno.ENOLCK, "No locks available")])
+def test_locks_that_do_not_work_are_done_without(data, monkeypatch, error):
+    def acquire(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(FileLock, "acquire", acquire)
+    builds = Builds()
+    assert same(load_index(data, SPEC, builds, None), table()) and builds.count == 1
+    assert len(files(data.parent)) == 2
+
+
+def test_a_builder_that_hangs_is_not_waited_for_for_ever(data, monkeypatch, caplog):
+    monkeypatch.setattr(index_store, "_LOCK_SECONDS", 0.1)
+    place = index_places(data, SPEC, None)[0]
+    with FileLock(f"{place}.lock"):
+        assert same(load_index(data, SPEC, Builds(), None), table())
+    assert "waited too long" in caplog.text
+
+
+def build_slowly(log, message="built"):
+    with log.open("a") as file:
+        file.write(f"{message}\n")
+    time.sleep(0.2)
+    return table()
+
+
+def race(data, log, barrier):
+    barrier.wait()
+    found = load_index(data, SPEC, partial(build_slowly, log), None)
+    with log.open("a") as file:
+        file.write(f"right {same(found, table())}\n")
+
+
+def test_four_processes_build_once(data, tmp_path):
+    fork = multiprocessing.get_context("fork")
+    barrier, log = fork.Barrier(4), tmp_path / "log"
+    processes = [fork.Process(target=race, args=(data, log, barrier)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert sorted(log.read_text().splitlines()) == ["built", *["right True"] * 4]
+    assert len(files(data.parent)) == 2  # the data and its index: no locks, no temporary files
+
+
+def test_what_killed_builders_left_is_removed(data):
+    place = index_places(data, SPEC, None)[0]
+    for age, name in ((1, "young"), (1_000_000, "old")):
+        leftover = place.with_name(f"{place.name}.{name}.tmp")
+        leftover.touch()
+        os.utime(leftover, (time.time() - age,) * 2)
+    load_index(data, SPEC, Builds(), None)
+    assert [name.split(".")[-2] for name in files(data.parent) if name.endswith(".tmp")] == ["young"]
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(data):
+    builds = Builds()
+
+    def build(times):
+        if builds.count < times:
+            data.write_text(data.read_text() + "2,A\n")
+        return builds()
+
+    assert same(load_index(data, SPEC, partial(build, 2), None), table())
+    assert builds.count == 3
+    data.write_text("id,sequence\n")
+    with pytest.raises(UserError, match="changes while it is read"):
+        load_index(data, SPEC, partial(build, 99), None)
+
+
+def test_a_bar_is_shown_to_those_who_look_while_it_takes_long(data, monkeypatch, capsys):
+    monkeypatch.setattr(text_shards, "_LONG_BYTES", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    open_source("csv_mmap", [data], data_col=1)
+    assert "indexing" in capsys.readouterr().err
+    open_source("csv_mmap", [data], data_col=1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_mistake_in_the_data_leaves_nothing_behind(data):
+    data.write_text("id,sequence\n1\n")
+    with pytest.raises(UserError, match="1 column"):
+        open_source("csv_mmap", [data], data_col=1)
+    assert files(data.parent) == ["x.csv"]

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Independent models with the same weights as ours: `transformers` for ESM-2nv, `torch.nn` parts for ESM-1nv."""
+
+import torch
+from torch import Tensor, nn
+from transformers import EsmConfig, EsmForMaskedLM
+
+
+def split_qkv(fused: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Megatron keeps query, key and value of one head together; give them apart, heads in order."""
+    rows = fused.shape[0] // (3 * heads)
+    parts = fused.view(heads, 3, rows, *fused.shape[1:])
+    return tuple(parts[:, i].reshape(heads * rows, *fused.shape[1:]) for i in range(3))  # type: ignore[return-value]
+
+
+def hf_names(num_layers: int) -> dict[str, str]:
+    """Our parameter names to those of EsmForMaskedLM, the fused projection left out."""
+    names = {
+        "word_embeddings.weight": "esm.embeddings.word_embeddings.weight",
+        "encoder.final_layernorm.weight": "esm.encoder.emb_layer_norm_after.weight",
+        "encoder.final_layernorm.bias": "esm.encoder.emb_layer_norm_after.bias",
+        "lm_head.dense.weight": "lm_head.dense.weight",
+        "lm_head.dense.bias": "lm_head.dense.bias",
+        "lm_head.layer_norm.weight": "lm_head.layer_norm.weight",
+        "lm_head.layer_norm.bias": "lm_head.layer_norm.bias",
+        "lm_head.bias": "lm_head.bias",
+    }
+    parts = {
+        "input_layernorm": "attention.LayerNorm",
+        "self_attention.linear_proj": "attention.output.dense",
+        "pre_mlp_layernorm": "LayerNorm",
+        "mlp.linear_fc1": "intermediate.dense",
+        "mlp.linear_fc2": "output.dense",
+    }
+    for layer in range(num_layers):
+        for ours, theirs in parts.items():
+            for kind in ("weight", "bias"):
+                names[f"encoder.layers.{layer}.{ours}.{kind}"] = f"esm.encoder.layer.{layer}.{theirs}.{kind}"
+    return names
+
+
+def to_hf(values: dict[str, Tensor], num_layers: int, heads: int, vocab: int) -> dict[str, Tensor]:
+    """Rename and unfuse our parameters (or their gradients)."""
+    names = hf_names(num_layers)
+    result = {names[name]: value for name, value in values.items() if name in names}
+    for key in ("esm.embeddings.word_embeddings.weight", "lm_head.bias"):
+        result[key] = result[key][:vocab]
+    for layer in range(num_layers):
+        for kind in ("weight", "bias"):
+            fused = values[f"encoder.layers.{layer}.self_attention.linear_qkv.{kind}"]
+            for part, value in zip(("query", "key", "value"), split_qkv(fused, heads), strict=True):
+                result[f"esm.encoder.layer.{layer}.attention.self.{part}.{kind}"] = value
+    return result
+
+
+def hf_esm2(config: object, vocab: int, mask_id: int, pad_id: int) -> EsmForMaskedLM:
+    """EsmForMaskedLM of the same shape."""
+    model = EsmForMaskedLM(
+        EsmConfig(
+            vocab_size=vocab, hidden_size=config.hidden_size, num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_attention_heads, intermediate_size=config.ffn_hidden_size,
+            max_position_embeddings=config.seq_length + 2, position_embedding_type="rotary", token_dropout=True,
+            mask_token_id=mask_id, pad_token_id=pad_id, layer_norm_eps=config.layernorm_epsilon,
+            emb_layer_norm_before=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            attn_implementation="eager",
+        )
+    )  # fmt: skip
+    return model.eval()
+
+
+class TorchBert(nn.Module):
+    """Pre-LN BERT from torch's own TransformerEncoderLayer, learned positions, tied head; no dropout."""
+
+    def __init__(self, config: object, vocab: int) -> None:
+        super().__init__()
+        size, epsilon = config.hidden_size, config.layernorm_epsilon
+        self.words, self.positions = nn.Embedding(vocab, size), nn.Embedding(config.max_position_embeddings, size)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                size, config.num_attention_heads, config.ffn_hidden_size, dropout=0.0, activation="gelu",
+                layer_norm_eps=epsilon, batch_first=True, norm_first=True,
+            )
+            for _ in range(config.num_layers)
+        )  # fmt: skip
+        self.norm, self.head_norm = nn.LayerNorm(size, epsilon), nn.LayerNorm(size, epsilon)
+        self.dense, self.bias = nn.Linear(size, size), nn.Parameter(torch.zeros(vocab))
+
+    def forward(self, tokens_BL: Tensor, padding_BL: Tensor) -> Tensor:
+        """Logits [B, L, V]."""
+        x = self.words(tokens_BL) + self.positions(torch.arange(tokens_BL.shape[1]))
+        for layer in self.layers:
+            x = layer(x, src_key_padding_mask=padding_BL)
+        x = self.head_norm(nn.functional.gelu(self.dense(self.norm(x))))
+        return x @ self.words.weight.T + self.bias
+
+
+def to_torch_bert(values: dict[str, Tensor], num_layers: int, heads: int, vocab: int) -> dict[str, Tensor]:
+    """Rename our parameters (or their gradients) to TorchBert's."""
+    result = {
+        "words.weight": values["word_embeddings.weight"][:vocab],
+        "positions.weight": values["position_embeddings.weight"],
+        "bias": values["lm_head.bias"][:vocab],
+    }
+    parts = {"input_layernorm": "norm1", "self_attention.linear_proj": "self_attn.out_proj", "pre_mlp_layernorm": "norm2",
+             "mlp.linear_fc1": "linear1", "mlp.linear_fc2": "linear2"}  # fmt: skip
+    for kind in ("weight", "bias"):
+        result[f"norm.{kind}"] = values[f"encoder.final_layernorm.{kind}"]
+        result[f"head_norm.{kind}"] = values[f"lm_head.layer_norm.{kind}"]
+        result[f"dense.{kind}"] = values[f"lm_head.dense.{kind}"]
+        for layer in range(num_layers):
+            fused = values[f"encoder.layers.{layer}.self_attention.linear_qkv.{kind}"]
+            result[f"layers.{layer}.self_attn.in_proj_{kind}"] = torch.cat(split_qkv(fused, heads))
+            for ours, theirs in parts.items():
+                result[f"layers.{layer}.{theirs}.{kind}"] = values[f"encoder.layers.{layer}.{ours}.{kind}"]
+    return result

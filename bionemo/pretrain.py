@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pretrain a model: the story of a run.
 
-    python -m bionemo.pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
+python -m bionemo.pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
 """
 
 import sys

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,13 +32,17 @@ class PackedBatch:
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Move every tensor, without waiting for the copies."""
-        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> PackedBatch:
         """Put every tensor in page-locked memory; torch's loader calls this when told to."""
-        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return replace(self, **{name: tensor.pin_memory() for name, tensor in tensors.items()})
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> PackedBatch:
+        tensors: dict[str, Any] = {
+            f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **tensors)
 
     @property
     def num_tokens(self) -> int:

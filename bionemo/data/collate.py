@@ -2,9 +2,11 @@
 """From (epoch, record) pairs to a micro-batch: fetch, crop, tokenise, mask, all on whole packs at a time."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bionemo.data.batch import PackedBatch
 from bionemo.data.masking import Masking
@@ -14,6 +16,7 @@ from bionemo.data.source import SequenceSource
 from bionemo.errors import UserError
 from bionemo.tokenizers import Alphabet
 
+_SPACE = np.isin(np.arange(256), [ord(byte) for byte in map(chr, range(128)) if byte.isspace()])
 SPECIAL = 2  # a begin and an end token around every sequence
 
 
@@ -43,50 +46,115 @@ class Collator:
 
     def __call__(self, rows: list[Samples]) -> PackedBatch:
         """Pack the sequences of `rows` end to end; with fewer rows than a micro-batch has, the rest is filler."""
-        epochs = np.concatenate([epoch for epoch, _ in rows]) if rows else np.zeros(0, np.int64)
-        records = np.concatenate([record for _, record in rows]) if rows else np.zeros(0, np.int64)
+        return self.build([rows])[0]
 
+    def build(self, batches: list[list[Samples]]) -> list[PackedBatch]:
+        """Build several micro-batches, each from its rows, for little more than one costs: calls outweigh tokens."""
+        samples = [sample for rows in batches for sample in rows]
+        none = np.zeros(0, np.int64)
+        epochs = np.concatenate([none, *(epochs for epochs, _ in samples)])
+        records = np.concatenate([none, *(records for _, records in samples)])
+        tokens, lengths, unknown = self._tokens(epochs, records)
+        keys = sample_keys(purpose_key(self.seed, "mask"), epochs, records)
+        index, answers = self.masking(tokens, keys, lengths)
+
+        sequences = np.cumsum([0, *(sum(len(records) for _, records in rows) for rows in batches)])
+        ends = np.concatenate([none, [0], lengths.cumsum()])[sequences]
+        asked = np.searchsorted(index, ends)
+        built = []
+        spans = zip(*(pairwise(bounds.tolist()) for bounds in (sequences, ends, asked)), strict=True)
+        for (first, last), (begin, end), (low, high) in spans:
+            ids = np.full(self.rows * self._width(lengths[first:last]), self.alphabet.pad_id, np.uint8)
+            ids[: end - begin] = tokens[begin:end]
+            targets = index[low:high] - begin, answers[low:high]
+            seed = int(keys[first] >> np.uint64(1)) if last > first else 0
+            outside = int(unknown[first:last].sum())
+            built.append(assemble(ids, lengths[first:last], *targets, self.seq_length, seed, outside))
+        return built
+
+    def _tokens(
+        self, epochs: NDArray[np.int64], records: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Fetch, crop and tokenise: ids end to end [n], and of each sequence [N] its tokens and unknown letters."""
         residues = self.source.lengths[records].astype(np.int64)
         room = self.seq_length - SPECIAL
         counts = np.minimum(residues, room)
         first = np.zeros_like(counts)
         if self.crop and (long := np.flatnonzero(residues > room)).size:
             keys = sample_keys(purpose_key(self.seed, "crop"), epochs[long], records[long])
-            first[long] = below(draw(keys, np.zeros(1, np.int64)), residues[long] - room + 1)  # last window included
+            first[long] = below(draw(keys), residues[long] - room + 1)  # the last window is one of them
 
         lengths = counts + SPECIAL
-        offsets = np.cumsum(lengths) - lengths
-        letters = np.empty(int(lengths.sum()), np.uint8)
-        letters[offsets], letters[offsets + lengths - 1] = 0, 0
-        self.source.gather(records, first, counts, letters, offsets + 1)
-        tokens = self.alphabet.table[letters]
-        tokens[offsets], tokens[offsets + lengths - 1] = self.alphabet.bos_id, self.alphabet.eos_id
-        unknown = int(np.count_nonzero(tokens == self.alphabet.unk_id))
-        if unknown > 1:  # a run of unknown letters is one token, as in the predecessor's tokenizers
-            keep = self.alphabet.collapse_unknown(tokens, offsets)
-            lengths = np.add.reduceat(keep, offsets, dtype=np.int64)
-            tokens, offsets = tokens[keep], np.cumsum(lengths) - lengths
+        ends = lengths.cumsum()
+        starts = ends - lengths
+        text = bytearray(int(lengths.sum()))
+        self.source.gather(records, first, counts, letters := np.frombuffer(text, np.uint8), starts + 1)
+        tokens = np.frombuffer(text.translate(self.alphabet.table.tobytes()), np.uint8)
+        tokens[starts], tokens[ends - 1] = self.alphabet.bos_id, self.alphabet.eos_id
 
-        positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(offsets, lengths).astype(np.int32)
-        keys = sample_keys(purpose_key(self.seed, "mask"), epochs, records)
-        target_index, target_ids = self.masking(tokens, positions, keys, lengths)
+        outside = tokens == self.alphabet.unk_id
+        unknown = np.add.reduceat(outside, starts, dtype=np.int64)
+        if unknown.any():
+            keep = self._kept(letters, tokens, starts)
+            tokens, lengths = tokens[keep], np.add.reduceat(keep, starts, dtype=np.int64)
+        return tokens, lengths, unknown
 
-        width = -(-int(lengths.max(initial=1)) // 8) * 8 if self.dynamic_padding else self.seq_length
-        filler = self.rows * min(width, self.seq_length) - len(tokens)
-        pieces = [self.seq_length] * (filler // self.seq_length) + [filler % self.seq_length] * (filler % self.seq_length > 0)
-        segment_ids = np.repeat(np.arange(len(lengths)), lengths)
-        return PackedBatch(
-            tokens=_int32(np.pad(tokens, (0, filler), constant_values=self.alphabet.pad_id)),
-            positions=_int32(np.pad(positions, (0, filler))),
-            segment_ids=_int32(np.pad(segment_ids, (0, filler), constant_values=len(lengths))),
-            boundaries=_int32(np.cumsum([0, *lengths.tolist(), *pieces])),
-            target_index=torch.from_numpy(target_index),
-            target_ids=torch.from_numpy(target_ids.astype(np.int64)),
-            lengths=tuple(lengths.tolist()),
-            longest=self.seq_length,
-            noise_seed=int(keys[0] >> np.uint64(1)) if len(keys) else 0,
-            unknown=unknown,
-        )
+    def _kept(
+        self, letters: NDArray[np.uint8], tokens: NDArray[np.uint8], starts: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which tokens stay, as in `Alphabet.encode`: a run of unknown letters is one, white space may be none."""
+        if not self.alphabet.skips_space:
+            return self.alphabet.collapse_unknown(tokens, starts)
+        space = _SPACE[letters]
+        apart = np.where(space, self.alphabet.pad_id, tokens)  # white space ends a run
+        return self.alphabet.collapse_unknown(apart, starts) & ~space
+
+    def _width(self, lengths: NDArray[np.int64]) -> int:
+        """Tokens of a row."""
+        if not self.dynamic_padding:
+            return self.seq_length
+        return min(-(-int(lengths.max(initial=1)) // 8) * 8, self.seq_length)
+
+
+def assemble(
+    ids: NDArray[np.uint8],
+    lengths: NDArray[np.int64],
+    target_index: NDArray[np.int64],
+    answers: NDArray[np.uint8],
+    longest: int,
+    noise_seed: int,
+    unknown: int,
+) -> PackedBatch:
+    """Make a batch from what nothing else tells of it: a tenth of its bytes.
+
+    Args:
+        ids: [T] masked tokens and filler.
+        lengths: [N] tokens of each sequence.
+        target_index: [M] which tokens are asked.
+        answers: [M] their original ids.
+        longest: the most tokens a sequence may have; a longer stretch of filler is cut into pieces.
+        noise_seed: see PackedBatch.
+        unknown: see PackedBatch.
+    """
+    filled, total = int(lengths.sum()), len(ids)
+    sizes = np.array([*lengths.tolist(), *(min(longest, total - at) for at in range(filled, total, longest))], np.int32)
+    boundaries = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=boundaries[1:])
+    numbers = np.minimum(np.arange(len(sizes), dtype=np.int32), len(lengths))
+    positions = np.arange(total, dtype=np.int32) - np.repeat(boundaries[:-1], sizes)
+    positions[filled:] = 0
+    return PackedBatch(
+        tokens=torch.from_numpy(ids.astype(np.int32)),
+        positions=torch.from_numpy(positions),
+        segment_ids=torch.from_numpy(np.repeat(numbers, sizes)),
+        boundaries=torch.from_numpy(boundaries),
+        target_index=torch.from_numpy(target_index),
+        target_ids=torch.from_numpy(answers.astype(np.int64)),
+        lengths=tuple(lengths.tolist()),
+        longest=longest,
+        noise_seed=noise_seed,
+        unknown=unknown,
+    )
 
 
 def long_records(lengths: np.ndarray, seq_length: int, policy: str, where: str) -> tuple[np.ndarray, str]:
@@ -115,7 +183,3 @@ def long_records(lengths: np.ndarray, seq_length: int, policy: str, where: str) 
     done = {"crop": "cut at a random place", "truncate": "cut at their end", "drop": "left out"}.get(policy, "")
     share = f"{len(long):,} of {len(lengths):,} sequences ({len(long) / len(lengths):.1%})"
     return records, f"{where}: {share} are longer than {room} residues and are {done}" if len(long) else ""
-
-
-def _int32(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))

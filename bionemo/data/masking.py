@@ -6,12 +6,15 @@ become a random other residue and `identity_percent` stay as they are.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.random_stream import below, draw
+from bionemo.data.random_stream import Words, below, draw, draw_runs
 from bionemo.tokenizers import Alphabet
+
+_NEVER = np.uint64(2**64 - 1)  # lies below no threshold
 
 
 @dataclass(frozen=True)
@@ -25,17 +28,12 @@ class Masking:
     mask_special_tokens: bool = False
 
     def __call__(
-        self,
-        tokens: NDArray[np.uint8],
-        positions: NDArray[np.int32],
-        keys: NDArray[np.uint64],
-        lengths: NDArray[np.int64],
+        self, tokens: NDArray[np.uint8], keys: Words, lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         """Mask packed sequences in place.
 
         Args:
-            tokens: [n] ids of all sequences end to end, without filler; changed in place.
-            positions: [n] position of each token in its own sequence.
+            tokens: [n] ids of all sequences end to end, each with its begin and end token; changed in place.
             keys: [N] random key of each sequence.
             lengths: [N] tokens of each sequence.
 
@@ -45,53 +43,48 @@ class Masking:
         """
         if self.modify_percent == 0 or not len(tokens):
             return np.zeros(0, np.int64), np.zeros(0, np.uint8)
-        words = draw(np.repeat(keys, lengths), positions)
-        uniform = (words >> np.uint64(32)).astype(np.uint32)
+        words = draw_runs(keys, lengths)  # one a token: whether it is asked, and if so, what is put there
+        ends = np.cumsum(lengths)
         if not self.mask_special_tokens:
-            uniform[~self._candidates[tokens]] = 0xFFFFFFFF  # never below a threshold
-        asked = uniform < _threshold(self.modify_percent)
-        starts = np.cumsum(lengths) - lengths
-        for empty in np.flatnonzero(np.add.reduceat(asked, starts, dtype=np.int32) == 0):
-            span = uniform[starts[empty] : starts[empty] + lengths[empty]]
-            if (lowest := span.argmin()) is not None and span[lowest] != 0xFFFFFFFF:
-                asked[starts[empty] + lowest] = True
-        index = np.flatnonzero(asked)
+            words[ends - lengths] = words[ends - 1] = _NEVER
+        index = np.flatnonzero(words < self._threshold(1))
+        asked = np.diff(np.searchsorted(index, ends), prepend=0)
+        if not asked.all():
+            for empty in np.flatnonzero(asked == 0):
+                self._ask_one(words[ends[empty] - lengths[empty] : ends[empty]], keys[empty])
+            index = np.flatnonzero(words < self._threshold(1))
         answers = tokens[index]
-        self._replace(tokens, index, answers, uniform[index], words[index])
+        tokens[index] = self._replacements(answers, words[index])
         return index, answers
 
-    def _replace(
-        self,
-        tokens: NDArray[np.uint8],
-        index: NDArray[np.int64],
-        answers: NDArray[np.uint8],
-        uniform: NDArray[np.uint32],
-        words: NDArray[np.uint64],
-    ) -> None:
-        """Put <mask> or another residue at the asked places; the draw that asked also says which."""
-        masked = uniform < _threshold(self.modify_percent * self.mask_percent)
-        # a residue that was asked only because its sequence had none lies above every threshold: it is masked
-        masked |= uniform >= _threshold(self.modify_percent)
-        tokens[index[masked]] = self.alphabet.mask_id
-        perturbed = uniform < _threshold(self.modify_percent * (self.mask_percent + self.perturb_percent))
-        perturbed &= ~masked
-        residues = self.alphabet.residue_ids
-        rank = self._residue_rank[answers[perturbed]]
-        choice = below(words[perturbed] << np.uint64(32), np.where(rank < len(residues), len(residues) - 1, len(residues)))
-        choice += choice >= rank  # skip the residue itself: all others are equally likely
-        tokens[index[perturbed]] = residues[choice]
+    def _ask_one(self, words: Words, key: np.uint64) -> None:
+        """Ask the token of the lowest word of a sequence: it gets the next word, scaled to lie below the threshold."""
+        lowest = words.argmin()
+        if words[lowest] != _NEVER:
+            word = int(draw(np.array([key]), len(words))[0])
+            words[lowest] = word * int(self._threshold(1)) >> 64
 
-    def __post_init__(self) -> None:
-        residues = self.alphabet.residue_ids
-        candidates = np.zeros(256, bool)
-        candidates[residues] = True
-        candidates[self.alphabet.unk_id] = True  # an unknown letter is still a residue
-        rank = np.full(256, len(residues), np.int64)
-        rank[residues] = np.arange(len(residues))
-        object.__setattr__(self, "_candidates", candidates)
-        object.__setattr__(self, "_residue_rank", rank)
+    def _replacements(self, answers: NDArray[np.uint8], words: Words) -> NDArray[np.uint8]:
+        """Choose what stands in the place of the asked tokens [m]; the word that asked also says what."""
+        masked = words < self._threshold(self.mask_percent)
+        perturbed = ~masked & (words < self._threshold(self.mask_percent + self.perturb_percent))
+        shown = np.where(masked, np.uint8(self.alphabet.mask_id), answers)
+        shown[perturbed] = self._others(answers[perturbed], words[perturbed])
+        return shown
 
+    def _others(self, answers: NDArray[np.uint8], words: Words) -> NDArray[np.uint8]:
+        """Choose a residue for each answer, any but itself, by the lower half of its word."""
+        residues, rank = self.alphabet.residue_ids, self._rank[answers]
+        choice = below(words << np.uint64(32), len(residues) - (rank < len(residues)))
+        return residues[choice + (choice >= rank)]
 
-def _threshold(probability: float) -> np.uint32:
-    """The 32-bit integer below which a uniform word lies with this probability."""
-    return np.uint32(min(round(probability * 2**32), 2**32 - 1))
+    @cached_property
+    def _rank(self) -> NDArray[np.int64]:
+        """Place of every token id among the residues, int64 [256]; behind all where it is none."""
+        rank = np.full(256, len(self.alphabet.residue_ids))
+        rank[self.alphabet.residue_ids] = np.arange(len(self.alphabet.residue_ids))
+        return rank
+
+    def _threshold(self, share: float) -> np.uint64:
+        """What a word lies below if its token is asked and is among the first `share` of the asked."""
+        return np.uint64(min(round(self.modify_percent * share * 2**64), 2**64 - 1))

@@ -6,7 +6,7 @@ as fit. Rows are planned for a window of sequences at once, before they are deal
 plan does not depend on the layout.
 """
 
-from collections.abc import Sequence
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,27 +30,26 @@ def pack(lengths: NDArray[np.int64], capacity: int, key: int) -> Rows:
     rows: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows by the room they have left
     rooms = 0  # bit r is set when some row has room r: finding the tightest fit is one shift
-    for sequence in np.argsort(-lengths, kind="stable").tolist():
-        length = int(lengths[sequence])
+    order = np.argsort(-lengths, kind="stable")
+    for sequence, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
         if fitting := rooms >> length:
             room = length + (fitting & -fitting).bit_length() - 1
             row = with_room[room].pop()
             if not with_room[room]:
                 rooms ^= 1 << room
+            rows[row].append(sequence)
         else:
             row, room = len(rows), capacity
-            rows.append([])
-        rows[row].append(sequence)
+            rows.append([sequence])
         if room > length:
             with_room[room - length].append(row)
             rooms |= 1 << (room - length)
-    return _shuffled([np.array(row, np.int64) for row in rows], key)
+    flat = np.array(list(chain.from_iterable(rows)), np.int64)
+    bounds = list(accumulate(map(len, rows), initial=0))
+    shuffled = permute(np.arange(len(rows)), len(rows), key).tolist()
+    return [flat[bounds[row] : bounds[row + 1]] for row in shuffled]
 
 
 def pad(lengths: NDArray[np.int64], capacity: int, key: int) -> Rows:
     """One sequence a row, in the order of the window."""
-    return [np.array([sequence], np.int64) for sequence in range(len(lengths))]
-
-
-def _shuffled(rows: Sequence[NDArray[np.int64]], key: int) -> Rows:
-    return [rows[i] for i in permute(np.arange(len(rows)), len(rows), key)] if rows else []
+    return list(np.arange(len(lengths))[:, None])

@@ -45,12 +45,21 @@ def sample_keys(key: int, epochs: NDArray[np.int64], records: NDArray[np.int64])
     return mix(words)
 
 
-def draw(keys: Words, counters: NDArray[np.integer]) -> Words:
-    """One uniform 64-bit word for each pair of key and counter, uint64 [n]."""
-    words = counters.astype(np.uint64)
-    words += np.uint64(1)
-    words *= _GOLDEN
-    return mix(words + keys if words.shape != keys.shape else np.add(words, keys, out=words))
+def draw(keys: Words, counter: int = 0) -> Words:
+    """Draw number `counter` of each key: one uniform 64-bit word, uint64 [k]."""
+    return mix(keys + np.uint64((counter + 1) * int(_GOLDEN) % 2**64))
+
+
+def draw_runs(keys: Words, lengths: NDArray[np.integer]) -> Words:
+    """Draws 0 to length - 1 of each key [k], end to end: uint64 [sum of lengths]."""
+    total = int(lengths.sum())
+    ramp = np.arange(
+        1, total + 1, dtype=np.uint64
+    )  # one ramp for all runs: each key is set back by where its run starts
+    ramp *= _GOLDEN
+    starts = (np.cumsum(lengths) - lengths).astype(np.uint64)
+    ramp += np.repeat(keys - starts * _GOLDEN, lengths)
+    return mix(ramp)
 
 
 def below(words: Words, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -72,7 +81,7 @@ def permute(indices: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64
     while len(pending):
         left, right = result[pending] >> half, result[pending] & low
         for round_number in range(4):
-            word = draw(right + np.uint64(key), np.array([round_number]))
+            word = draw(right + np.uint64(key), round_number)
             left, right = right, left ^ (word & low)
         result[pending] = left << half | right
         pending = pending[result[pending] >= size]

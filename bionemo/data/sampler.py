@@ -6,7 +6,8 @@ one window, whatever came before.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,27 +86,22 @@ class StepSampler:
     rows_per_step: int
     window: int
     drop_last: bool = False
-    _key: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_key", purpose_key(self.order.seed, "rows"))
 
     def steps(self, start: Position) -> Iterator[Step]:
         """Yield the steps from `start` on."""
         rows: list[Samples] = []
-        samples, at = start.consumed_samples, replace(start)
-        tokens = start.consumed_tokens
-        while window := self._rows(at.window):
-            for number in range(at.row, len(window)):
-                rows.append(window[number])
-                samples += len(window[number][0])
-                tokens += int(self.lengths[window[number][1]].sum())
+        at, number, first = start, start.window, start.row
+        while window := self._rows(number):
+            while first < len(window):
+                taken = window[first : first + self.rows_per_step - len(rows)]
+                rows, first = rows + taken, first + len(taken)
                 if len(rows) == self.rows_per_step:
-                    yield Step(rows, Position(at.window, number + 1, samples, tokens))
+                    at = self._behind(rows, at, number, first)
+                    yield Step(rows, at)
                     rows = []
-            at = Position(at.window + 1, 0)
+            number, first = number + 1, 0
         if rows and not self.drop_last:
-            yield Step(rows, Position(at.window, 0, samples, tokens))
+            yield Step(rows, self._behind(rows, at, number, first))
 
     def count_steps(self) -> int:
         """Steps until a finite stream ends."""
@@ -114,7 +110,19 @@ class StepSampler:
             rows, number = rows + len(window), number + 1
         return rows // self.rows_per_step if self.drop_last else -(-rows // self.rows_per_step)
 
+    def _behind(self, rows: list[Samples], before: Position, window: int, row: int) -> Position:
+        """Where the data stands when these rows are consumed."""
+        records = np.concatenate([records for _, records in rows])
+        samples, tokens = len(records), int(self.lengths[records].sum())
+        return Position(window, row, before.consumed_samples + samples, before.consumed_tokens + tokens)
+
     def _rows(self, number: int) -> list[Samples]:
+        """Plan a window."""
         epochs, records = self.order.window(number, self.window)
-        plan = self.plan(self.lengths[records], self.capacity, self._key + number)
-        return [(epochs[row], records[row]) for row in plan]
+        plan = self.plan(self.lengths[records], self.capacity, purpose_key(self.order.seed, f"rows {number}"))
+        if not plan:
+            return []
+        order = np.concatenate(plan)
+        epochs, records = epochs[order], records[order]
+        bounds = accumulate(map(len, plan), initial=0)
+        return [(epochs[begin:end], records[begin:end]) for begin, end in pairwise(bounds)]

@@ -65,7 +65,8 @@ def _shards(split: SplitConfig, name: SplitName) -> SequenceSource:
     reader = getattr(split.data_impl_kwargs, split.data_impl)
     if reader.sort_dataset_paths:
         paths = sorted(paths, key=Path)
-    column = {"data_fields": reader.data_fields} if split.data_impl == "csv_fields_mmap" else {"data_col": reader.data_col}
+    fields = split.data_impl == "csv_fields_mmap"
+    column = {"data_fields": reader.data_fields} if fields else {"data_col": reader.data_col}
     return open_source(
         split.data_impl,
         paths,

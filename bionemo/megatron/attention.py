@@ -5,7 +5,7 @@ Shapes: T tokens of a pack, H heads, d head size, N sequences.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -79,11 +79,8 @@ def attend(q_THd: Tensor, k_THd: Tensor, v_THd: Tensor, segments: Segments, scal
     if q_THd.is_cuda and half and dropout == 0.0:
         from torch.nn.attention.varlen import varlen_attn
 
-        out: Tensor = varlen_attn(
-            q_THd, k_THd, v_THd, segments.boundaries, segments.boundaries, segments.longest, segments.longest,
-            scale=scale,
-        )  # fmt: skip
-        return out
+        edges, longest = segments.boundaries, segments.longest
+        return cast(Tensor, varlen_attn(q_THd, k_THd, v_THd, edges, edges, longest, longest, scale=scale))
     return _per_sequence(q_THd, k_THd, v_THd, segments.lengths, scale, dropout)
 
 

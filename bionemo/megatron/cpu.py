@@ -46,8 +46,8 @@ def adapt_to_cpu() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import megatron.core.pipeline_parallel.schedules as schedules
         import megatron.core.tensor_parallel.random as tensor_parallel_random
+        from megatron.core.pipeline_parallel import schedules
 
     tensor_parallel_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     tensor_parallel_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)

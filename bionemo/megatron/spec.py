@@ -39,6 +39,7 @@ class Linear(nn.Linear):
         super().__init__(input_size, output_size, bias=bias, dtype=config.params_dtype)
 
     def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        """Multiply, bias included."""
         return super().forward(x_TBD), None
 
 

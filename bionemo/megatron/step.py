@@ -2,8 +2,8 @@
 """One training step on this rank: micro-batches forward and backward, gradients reduced over all ranks.
 
 Megatron-Core's pieces do it: its gradient buffers (one contiguous fp32 tensor that all gradients are views of, reduced
-while the backward pass still runs) and its schedules. Gradients are sums over tokens; at the end they are divided by the
-number of asked tokens of all ranks and micro-batches, so every token counts the same wherever it was.
+while the backward pass still runs) and its schedules. Gradients are sums over tokens; at the end they are divided by
+the number of asked tokens of all ranks and micro-batches, so every token counts the same wherever it was.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,8 @@ Objective = Callable[[nn.Module, PackedBatch], tuple[Tensor, Tensor]]
 class ParallelModel:
     """A model in Megatron's gradient buffers, ready for training steps."""
 
-    def __init__(self, model: nn.Module) -> None:
-        config: Any = model.encoder.config
+    def __init__(self, model: Any) -> None:
+        config = model.encoder.config
         model.model_type = ModelType.encoder_or_decoder
         buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, overlap_grad_reduce=True)
         self.model = model

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the name in the configuration to a model class."""
 
-import importlib
-
+from bionemo.config.typed import locate
 from bionemo.errors import UserError
 from bionemo.models.encoder import MaskedLanguageModel
 
@@ -13,11 +12,7 @@ def model_class(target: str) -> type[MaskedLanguageModel]:
     Raises:
         UserError: when there is no such class, or it is not one of our models: nothing else is ever called by name.
     """
-    module_name, _, name = target.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"model._target_={target} cannot be imported ({error}): check the name") from error
+    found = locate(target)
     if not (isinstance(found, type) and issubclass(found, MaskedLanguageModel)):
         raise UserError(f"model._target_={target} is not a model: it must derive from {MaskedLanguageModel.__name__}")
     return found

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""One update, its schedule, its checkpoints and its reports."""

@@ -46,18 +46,29 @@ def find_start(config: ExpManagerConfig, directory: Path) -> Path | None:
     return found
 
 
+def _seconds(interval: str | dict[str, int] | None) -> float | None:
+    """Read `DD:HH:MM:SS`, or the arguments of a timedelta."""
+    if isinstance(interval, str):
+        try:
+            days, hours, minutes, seconds = map(int, interval.split(":"))
+        except ValueError as error:
+            key = "exp_manager.checkpoint_callback_params.train_time_interval"
+            raise UserError(f"{key}={interval} is not a time: write DD:HH:MM:SS, or {{hours: 1}}") from error
+        return timedelta(days, seconds, minutes=minutes, hours=hours).total_seconds()
+    return None if interval is None else timedelta(**interval).total_seconds()
+
+
 class Checkpoints(pl.Callback):
     """Saves after every validation, every so many steps or minutes, at the end, and when told to leave.
 
-    A save writes `NAME-last`. When the monitored value is among the best `save_top_k`, the same files also get the name
-    `NAME`, without being written twice.
+    A save writes `NAME-last`. When the monitored value is among the best `save_top_k`, the same files also get the
+    name `NAME`, without being written twice.
     """
 
     def __init__(self, directory: Path, config: ExpManagerConfig) -> None:
         self.directory, self.config = directory, config.checkpoint_callback_params
         self._enabled = config.create_checkpoint_callback
-        interval = self.config.train_time_interval
-        self._interval = timedelta(**interval).total_seconds() if isinstance(interval, dict) else interval
+        self._interval = _seconds(self.config.train_time_interval)
         self._saved_at, self._saved_step = time.monotonic(), -1
         self.leaving = 0  # number of the signal that ends the run
 
@@ -82,7 +93,7 @@ class Checkpoints(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Save when a step or time interval is over, or a signal has come."""
         step, every = trainer.global_step, self.config.every_n_train_steps
-        due = bool(every) and step % every == 0
+        due = every is not None and step % every == 0
         if self._interval is not None and not due:
             due = trainer.strategy.broadcast(time.monotonic() - self._saved_at >= self._interval)
         validates = trainer.enable_validation and step % (trainer.val_check_batch or step) == 0
@@ -114,7 +125,7 @@ class Checkpoints(pl.Callback):
 
     def save(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write `-last`, name it a best one if it is, then prune."""
-        if not self._enabled or trainer.fast_dev_run or trainer.global_step == self._saved_step:
+        if not self._enabled or trainer.global_step == self._saved_step:
             return
         with pl_module.throughput.paused():
             name = self._name(trainer, pl_module)
@@ -140,10 +151,10 @@ class Checkpoints(pl.Callback):
 
         return re.sub(r"\{(\w+)(?::([^}]*))?\}", fill, self.config.filename or "{step}")
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, state: dict[str, Any]) -> None:
         """Put the monitored value into the manifest, where pruning finds it."""
         if (value := trainer.callback_metrics.get(self.config.monitor or "")) is not None:
-            checkpoint["metrics"] = {self.config.monitor: float(value)}
+            state["metrics"] = {self.config.monitor: float(value)}
 
     def _prune(self, last: Path, name: str) -> None:
         """Name the new checkpoint a best one if it is; delete older last ones and those no longer among the best."""

@@ -56,7 +56,9 @@ class LossCurve(pl.Callback):
                 axes.plot(*zip(*self.validation, strict=True), "o-", color="tab:red", markersize=3, label="validation")
             for label, value in self.references.items():
                 axes.axhline(value, color="gray", linestyle=":", linewidth=1)
-                axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+                axes.annotate(
+                    label, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
+                )
             axes.set(xlabel="step", ylabel="loss, nats per asked residue")
             axes.legend(frameon=False)
             axes.spines[["top", "right"]].set_visible(False)

@@ -26,7 +26,7 @@ from bionemo.training.throughput import Throughput
 class TrainingModule(pl.LightningModule):
     """Forward, backward, clip, update, report.
 
-    Optimization is manual: a step is one update from all its micro-batches, and only this file decides what that means.
+    Optimization is manual: a step is one update from all its micro-batches, and this file alone says what that means.
     """
 
     def __init__(
@@ -144,6 +144,7 @@ class TrainingModule(pl.LightningModule):
 
     def validation_step(self, step: TrainStep) -> None:
         """Add up loss and asked tokens."""
+        assert self.model is not None
         for batch in step.micro_batches:
             with self.precision.autocast(self.device):
                 self._sums.append(torch.stack(self._objective(self.model, batch)).float())

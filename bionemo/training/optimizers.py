@@ -10,7 +10,8 @@ from bionemo.errors import UserError
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Two groups, as the predecessor's: biases and all norm parameters are never decayed, the rest is."""
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (plain if parameter.dim() == 1 or name.endswith("bias") else decayed).append(parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]

@@ -48,8 +48,8 @@ class TrainingProgress(ProgressBar):
             return
         fresh = trainer.global_step % pl_module.trainer_config.log_every_n_steps == 0
         if self._bar is not None:
-            figures = {"description": self._figures(trainer, pl_module)} if fresh else {}
-            self._bar.update(self._task, completed=trainer.global_step, **figures)
+            figures = self._figures(trainer, pl_module) if fresh else None
+            self._bar.update(self._task, completed=trainer.global_step, description=figures)
         elif fresh and self._due(trainer, pl_module):
             line = f"step {trainer.global_step:,} of {trainer.max_steps:,}  {self._figures(trainer, pl_module)}"
             print(line, file=sys.stderr, flush=True)

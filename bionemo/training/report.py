@@ -14,7 +14,8 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from bionemo.config.schema import RunConfig
-from bionemo.data.mock import MASKED, Corruption, MockSource, best_loss
+from bionemo.data.hidden_markov import MASKED, Corruption
+from bionemo.data.mock import MockSource, best_loss
 from bionemo.data.module import SequenceData
 from bionemo.data.sampler import Position
 from bionemo.interop.redact import redact_tree
@@ -23,8 +24,8 @@ from bionemo.interop.redact import redact_tree
 def reference_losses(data: SequenceData) -> dict[str, float]:
     """Losses to hold a run's own against, in nats per asked residue.
 
-    Always what the residues' frequencies alone give; on the mock language also the lowest that any model can reach, for
-    exactly the masks that validation uses.
+    Always what the residues' frequencies alone give; on the mock language also the lowest that any model can reach,
+    for exactly the masks that validation uses.
     """
     references = {"residue frequencies alone": data.split("train").unigram_entropy}
     if isinstance(data.split("val").source, MockSource):
@@ -48,7 +49,9 @@ def _mock_optimum(data: SequenceData) -> float:
             asked.append(is_asked[inner].numpy())
             truth.append(letter_of[batch.target_ids])
             lengths.append(np.array(batch.lengths) - 2)
-    return best_loss(*(np.concatenate(parts) for parts in (shown, asked, truth, lengths)), corruption)
+    return best_loss(
+        np.concatenate(shown), np.concatenate(asked), np.concatenate(truth), np.concatenate(lengths), corruption
+    )
 
 
 @rank_zero_only

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning rates as functions of the schedule step, with the predecessor's names and formulas.
 
-The step counts optimizer updates from 0; an update that a loss scaler skipped is not counted. Every formula was checked
-against the predecessor's own values (its NeMo 1.23 schedulers and its patch for constant steps).
+The step counts optimizer updates from 0; an update that a loss scaler skipped is not counted. The formulas are those
+of NeMo 1.23's schedulers, with BioNeMo's constant steps.
 """
 
 import math
@@ -84,9 +84,11 @@ def _warmup_decay_hold(min_lr: float, max_lr: float, hold: float, warmup: int, m
 
 
 def _noam(scale: float, min_lr: float, d_model: int, warmup: int) -> Schedule:
-    """scale * d^-0.5 * min(s^-0.5, s * w^-1.5), from s = 1; min_lr is a floor after the warm-up (Vaswani et al. 2017)."""
+    """Scale * d^-0.5 * min(s^-0.5, s * w^-1.5) with s from 1 (Vaswani et al. 2017); min_lr a floor after warm-up."""
     if scale < min_lr:
-        raise UserError(f"model.optim.lr={scale} is below model.optim.sched.min_lr={min_lr}: with Noam it is a multiplier")
+        raise UserError(
+            f"model.optim.lr={scale} is below model.optim.sched.min_lr={min_lr}: with Noam it is a multiplier"
+        )
     warmup = max(warmup, 1)
 
     def rate(step: int) -> float:

@@ -101,8 +101,13 @@ def to_torch_bert(values: dict[str, Tensor], num_layers: int, heads: int, vocab:
         "positions.weight": values["position_embeddings.weight"],
         "bias": values["lm_head.bias"][:vocab],
     }
-    parts = {"input_layernorm": "norm1", "self_attention.linear_proj": "self_attn.out_proj", "pre_mlp_layernorm": "norm2",
-             "mlp.linear_fc1": "linear1", "mlp.linear_fc2": "linear2"}  # fmt: skip
+    parts = {
+        "input_layernorm": "norm1",
+        "self_attention.linear_proj": "self_attn.out_proj",
+        "pre_mlp_layernorm": "norm2",
+        "mlp.linear_fc1": "linear1",
+        "mlp.linear_fc2": "linear2",
+    }
     for kind in ("weight", "bias"):
         result[f"norm.{kind}"] = values[f"encoder.final_layernorm.{kind}"]
         result[f"head_norm.{kind}"] = values[f"lm_head.layer_norm.{kind}"]

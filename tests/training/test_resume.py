@@ -32,9 +32,8 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(
 
 
 def test_a_longer_run_continues_a_finished_one(uninterrupted: tuple[str, Path], tmp_path: Path) -> None:
-    model, whole = uninterrupted
+    model, _ = uninterrupted
     schedule = "model.optim.sched.max_steps=8"
     train(config(tmp_path, "trainer.max_steps=6", schedule, EVERY_3, model=model))
     train(config(tmp_path, schedule, EVERY_3, model=model))
-    assert logged(tmp_path, "reduced_train_loss")[8] != 0
-    assert max(logged(tmp_path, "reduced_train_loss")) == 8
+    assert list(logged(tmp_path, "reduced_train_loss")) == list(range(1, 9))

@@ -25,9 +25,9 @@ class SchedConfig:
 
 @dataclass(kw_only=True)
 class OptimConfig:
-    """An optimizer: fused_adam, adam and adamw are all AdamW, in the fastest form at hand."""
+    """An optimizer: fused_adam and adamw are AdamW, adam is Adam with the decay in the gradient."""
 
-    name: Literal["fused_adam", "adamw", "adam", "distributed_fused_adam", "muon"]
+    name: Literal["fused_adam", "adamw", "adam"]
     lr: float
     weight_decay: float
     betas: list[float]

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Precision = Literal["32", "bf16-mixed", "16-mixed", "32-true", "bf16-true", "16-true", "64-true", "bf16", "16", "64"]
+Precision = Literal["32", "bf16-mixed", "16-mixed", "32-true", "bf16", "16"]
 
 
 @dataclass(kw_only=True)

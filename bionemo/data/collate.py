@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,7 +138,8 @@ def assemble(
         unknown: see PackedBatch.
     """
     filled, total = int(lengths.sum()), len(ids)
-    sizes = np.array([*lengths.tolist(), *(min(longest, total - at) for at in range(filled, total, longest))], np.int32)
+    fillers = [min(longest, total - at) for at in range(filled, total, longest)]
+    sizes = np.array([*lengths.tolist(), *fillers], np.int32)
     boundaries = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=boundaries[1:])
     numbers = np.minimum(np.arange(len(sizes), dtype=np.int32), len(lengths))
@@ -155,6 +157,13 @@ def assemble(
         noise_seed=noise_seed,
         unknown=unknown,
     )
+
+
+def disassemble(batch: PackedBatch) -> tuple[Any, ...]:
+    """Give what `assemble` makes the batch from."""
+    ids, answers = (tensor.numpy().astype(np.uint8) for tensor in (batch.tokens, batch.target_ids))
+    index, lengths = batch.target_index.numpy(), np.array(batch.lengths, np.int64)
+    return ids, lengths, index, answers, batch.longest, batch.noise_seed, batch.unknown
 
 
 def long_records(lengths: np.ndarray, seq_length: int, policy: str, where: str) -> tuple[np.ndarray, str]:

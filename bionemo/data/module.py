@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,13 +16,14 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from bionemo.config.schema import EncoderConfig, TrainerConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import SPECIAL, Collator
+from bionemo.data.collate import SPECIAL, Collator, assemble, disassemble
 from bionemo.data.masking import Masking
 from bionemo.data.packing import pack, pad
 from bionemo.data.sampler import Position, SampleOrder, StepSampler
 from bionemo.data.splits import Split, SplitName, open_split
 from bionemo.tokenizers import Alphabet
 
+_AT_ONCE = 1 << 16  # tokens built in one go: enough to outweigh calls, few enough to stay in the cache
 log = logging.getLogger(__name__)
 
 
@@ -40,13 +42,22 @@ class TrainStep:
         """Put into page-locked memory."""
         return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel from a worker as a few bytes: torch would open a file for every tensor, which takes longer."""
+        return _unpack, ([disassemble(batch) for batch in self.micro_batches], self.after)
+
+
+def _unpack(parts: list[tuple[Any, ...]], after: Position) -> TrainStep:
+    return TrainStep([assemble(*part) for part in parts], after)
+
 
 @dataclass(frozen=True)
-class Steps(IterableDataset):  # type: ignore[type-arg]
+class Steps(IterableDataset):
     """The steps of one rank, from a position on.
 
     Workers take turns, and the loader collects them in turns: the order is that of a single process. Each plans every
-    window again, which costs a thousandth of building its batches.
+    window again, which costs a fifth of building all its batches. Several steps are built at a time, for speed alone:
+    no draw depends on what a record is built with.
     """
 
     sampler: StepSampler
@@ -61,10 +72,13 @@ class Steps(IterableDataset):  # type: ignore[type-arg]
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         size = self.collate.rows
-        for number, step in enumerate(self.sampler.steps(self.start)):
-            if number % workers == worker:
-                first = [(index * self.ranks + self.rank) * size for index in range(self.micro_batches)]
-                yield TrainStep([self.collate(step.rows[row : row + size]) for row in first], step.after)
+        first = [(index * self.ranks + self.rank) * size for index in range(self.micro_batches)]
+        at_once = max(1, _AT_ONCE // (self.micro_batches * size * self.collate.seq_length))
+        turns = islice(self.sampler.steps(self.start), worker, None, workers)
+        while steps := list(islice(turns, at_once)):
+            batches = iter(self.collate.build([step.rows[row : row + size] for step in steps for row in first]))
+            for step in steps:
+                yield TrainStep(list(islice(batches, self.micro_batches)), step.after)
 
     def __hash__(self) -> int:
         return id(self)
@@ -116,7 +130,8 @@ class SequenceData(pl.LightningDataModule):
         """Continue behind the last step that was trained on."""
         self.position = Position(**state)
         if self.trainer is not None:
-            self.trainer.lightning_module.position = self.position  # type: ignore[union-attr]
+            module: Any = self.trainer.lightning_module
+            module.position = self.position
 
     def steps(self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: Position) -> Steps:
         """The steps of a split for this rank."""

@@ -16,7 +16,9 @@ from omegaconf import OmegaConf
 
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.errors import UserError
+from bionemo.interop.quiet import our_messages_to
 from bionemo.interop.redact import redact_arguments
+from bionemo.interop.wandb import start_wandb
 
 # What we do ourselves, so NeMo must not: it knows checkpoints as pickles and resumes from a name pattern.
 _OURS = {
@@ -26,6 +28,9 @@ _OURS = {
     "resume_if_exists": False,
     "resume_ignore_no_checkpoint": True,
     "resume_from_checkpoint": None,
+    "create_wandb_logger": False,  # interop/wandb.py
+    "wandb_logger_kwargs": None,
+    "max_time_per_run": None,  # training/checkpointing.py; NeMo's timer leaves without saving
     "create_checkpoint_callback": False,
     "create_preemption_callback": False,
     "checkpoint_callback_params": None,
@@ -37,15 +42,19 @@ _OURS = {
 
 
 def log_directory(config: ExpManagerConfig) -> Path:
-    """Where a run writes: explicit_log_dir as it stands, else exp_dir/name[/version].
+    """Where a run writes: explicit_log_dir as it stands, else exp_dir/name[/version]."""
+    if config.explicit_log_dir:
+        return Path(config.explicit_log_dir).absolute()
+    parent = Path(config.exp_dir or "nemo_experiments").absolute()
+    return parent / (config.name or "default") / (config.version or "")
+
+
+def make_directory(directory: Path) -> None:
+    """Make the run's directory and see that it can be written.
 
     Raises:
-        UserError: when it cannot be made or written to.
+        UserError: when it cannot.
     """
-    if config.explicit_log_dir:
-        directory = Path(config.explicit_log_dir)
-    else:
-        directory = Path(config.exp_dir or "nemo_experiments") / (config.name or "default") / (config.version or "")
     probe = directory / f".write-test-{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -55,20 +64,25 @@ def log_directory(config: ExpManagerConfig) -> Path:
         raise UserError(
             f"exp_manager.exp_dir: {directory} cannot be written ({error.strerror}): choose another directory"
         ) from error
-    return directory.absolute()
 
 
 def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path) -> None:
-    """Let exp_manager make the run's files and loggers, with secrets hidden and the console left to us."""
+    """Let exp_manager make the run's files and loggers, with secrets hidden and the console left to us.
+
+    Raises:
+        UserError: when it, or a logger, does not accept the configuration.
+    """
     known = {field.name for field in fields(NemoExpManagerConfig)}
     given = {k: v for k, v in _without_none(asdict(config)).items() if k in known and k not in _OURS}
     given |= {k: v for k, v in _OURS.items() if v is not None} | {"explicit_log_dir": str(directory)}
-    arguments, sys.argv = sys.argv, redact_arguments(sys.argv)  # it writes them to cmd-args.log
+    arguments, sys.argv = sys.argv, redact_arguments(sys.argv)  # NeMo and W&B write them down
     nemo_logging.remove_stream_handlers()
-    if config.create_wandb_logger and config.wandb_logger_kwargs.offline:
-        os.environ.setdefault("WANDB_SILENT", "true")
     try:
         exp_manager(trainer, OmegaConf.create(given))
+        if config.create_wandb_logger:
+            trainer.loggers = [*trainer.loggers, start_wandb(config.wandb_logger_kwargs, directory)]
+    except (ValueError, TypeError, NeMoBaseException) as error:
+        raise UserError(f"exp_manager: {error}") from error
     finally:
         sys.argv = arguments
     if trainer.is_global_zero or not config.log_global_rank_0_only:
@@ -76,7 +90,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         nemo_logging.add_file_handler(directory / name)
         for handler in nemo_logging._logger.handlers:  # our own messages belong in the same files
             if isinstance(handler, logging.FileHandler):
-                logging.getLogger("bionemo").addHandler(handler)
+                our_messages_to(handler)
 
 
 def _without_none(value: Any) -> Any:

@@ -2,6 +2,7 @@
 """A console for the user: what dependencies have to say goes to the log files, or nowhere."""
 
 import logging
+import os
 import sys
 import warnings
 
@@ -16,6 +17,7 @@ def quiet_dependencies() -> None:
     NeMo and Lightning put handlers in place when they are imported, hence the second call.
     """
     warnings.filterwarnings("ignore")
+    os.environ.setdefault("WANDB_SILENT", "true")  # read when it is imported
     logging.getLogger("nv_one_logger").setLevel(logging.CRITICAL)  # telemetry that is off, and says so
     for name in _TALKATIVE:
         logger = logging.getLogger(name)
@@ -26,12 +28,23 @@ def quiet_dependencies() -> None:
 
 
 def our_messages_to_console() -> None:
-    """Show our own warnings, one line each, from the first rank alone."""
+    """Show our own warnings, one line each, from the first rank alone; begin a run's messages anew."""
     logger = logging.getLogger("bionemo")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    if not any(isinstance(handler, _Console) for handler in logger.handlers):
-        logger.addHandler(_Console())
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    logger.addHandler(_Console())
+
+
+def our_messages_to(file: logging.Handler) -> None:
+    """Write our messages to a log file too, those from before it was there included."""
+    logger = logging.getLogger("bionemo")
+    for console in logger.handlers:
+        if isinstance(console, _Console):
+            for record in console.shown:
+                file.handle(record)
+    logger.addHandler(file)
 
 
 class _Console(logging.Handler):
@@ -39,7 +52,9 @@ class _Console(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self.shown: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.shown.append(record)
         if is_rank_zero():
             print(f"note: {record.getMessage()}", file=sys.stderr, flush=True)

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 
+from bionemo.megatron.cpu_attention import packed_attention
+
 
 @dataclass(frozen=True)
 class Segments:
@@ -75,8 +77,9 @@ class PackedAttention(nn.Module):
 
 def attend(q_THd: Tensor, k_THd: Tensor, v_THd: Tensor, segments: Segments, scale: float, dropout: float) -> Tensor:
     """Choose the fastest exact attention for the device; [T, H, d] in and out."""
-    half = q_THd.dtype in (torch.float16, torch.bfloat16)
-    if q_THd.is_cuda and half and dropout == 0.0:
+    if dropout == 0.0 and not q_THd.is_cuda:
+        return _on_cpu(q_THd, k_THd, v_THd, segments.lengths, scale)
+    if dropout == 0.0 and v_THd.dtype in (torch.float16, torch.bfloat16):
         from torch.nn.attention.varlen import varlen_attn
 
         edges, longest = segments.boundaries, segments.longest
@@ -84,7 +87,11 @@ def attend(q_THd: Tensor, k_THd: Tensor, v_THd: Tensor, segments: Segments, scal
     return _per_sequence(q_THd, k_THd, v_THd, segments.lengths, scale, dropout)
 
 
-@torch.compiler.disable  # lengths differ in every batch: each would be a graph of its own
+# Sequence lengths differ in every batch, and each would be a graph of its own: these two stay out of torch.compile.
+_on_cpu = torch.compiler.disable(packed_attention)
+
+
+@torch.compiler.disable
 def _per_sequence(
     q_THd: Tensor, k_THd: Tensor, v_THd: Tensor, lengths: tuple[int, ...], scale: float, dropout: float
 ) -> Tensor:
@@ -94,14 +101,9 @@ def _per_sequence(
         F.scaled_dot_product_attention(
             q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], scale=scale, dropout_p=dropout
         )[0].transpose(0, 1)
-        for q, k, v in zip(
-            *(x[: len(x) - filler].split(lengths) for x in (q_THd, k_THd, v_THd)),
-            strict=True,
-        )
+        for q, k, v in zip(*(x[: len(x) - filler].split(lengths) for x in (q_THd, k_THd, v_THd)), strict=True)
     ]
-    if filler:
-        pieces.append(torch.zeros_like(q_THd[-filler:]))
-    return torch.cat(pieces)
+    return torch.cat([*pieces, torch.zeros_like(v_THd[len(v_THd) - filler :])])
 
 
 def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:

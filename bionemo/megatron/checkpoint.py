@@ -4,7 +4,7 @@
     step-dir/
         tensors.safetensors     every tensor of the state, by number
         state.json              the state with `{"$tensor": number}` in their places
-        manifest.json           step, metrics, format version, and the sha256 of the two files
+        manifest.json           step, metrics, format version, the sha256 of the two files, and a seal on all of this
 
 A checkpoint exists under its name only when it is complete: it is written beside it under a temporary name, flushed to
 disk, hashed, renamed, and the rename flushed too. A manifest that does not match is a checkpoint that is not there.
@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bionemo.errors import UserError
 
 FORMAT_VERSION = 1
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
-_UNFINISHED = ".unfinished"
+_UNFINISHED, _REPLACED = ".unfinished", ".replaced"
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -38,10 +39,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
     Raises:
         UserError: when the disk is full or cannot be written; what was there before is untouched.
     """
-    unfinished = path.with_name(path.name + _UNFINISHED)
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+    with _written_as(path) as unfinished:
+        unfinished.mkdir()
         tensors: dict[str, torch.Tensor] = {}
         tree = _encode(state, tensors)
         save_file(tensors, unfinished / _TENSORS)
@@ -52,18 +51,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
             "metrics": state.get("metrics", {}),
             "sha256": {name: _flush_and_hash(unfinished / name) for name in (_TENSORS, _STATE)},
         }
-        (unfinished / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (unfinished / _MANIFEST).write_text(json.dumps(manifest | {"seal": _seal(manifest)}, indent=1))
         _flush_and_hash(unfinished / _MANIFEST)
-        publish(unfinished, path)
-    except Exception as error:  # safetensors reports a full disk in an exception of its own
-        shutil.rmtree(unfinished, ignore_errors=True)
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        if not isinstance(error, OSError) and "os error" not in str(error).lower():
-            raise
-        raise UserError(
-            f"checkpoint {path} could not be written ({reason}): make room or point exp_manager.exp_dir elsewhere; "
-            "earlier checkpoints are untouched and the same command resumes from them"
-        ) from error
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -81,26 +70,36 @@ def load(path: Path) -> dict[str, Any]:
 def defect(path: Path) -> str:
     """Say what is wrong with a checkpoint, "" when it is whole."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
+        manifest = _manifest(path)
         if manifest["format"] != FORMAT_VERSION:
             return f"format {manifest['format']} is not the {FORMAT_VERSION} of this version"
-        for name, expected in manifest["sha256"].items():
-            if _hash(path / name) != expected:
+        for name in (_TENSORS, _STATE):
+            if _hash(path / name) != manifest["sha256"][name]:
                 return f"{name} does not match its checksum"
-        return "" if set(manifest["sha256"]) == {_TENSORS, _STATE} else "the manifest does not list its files"
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"the manifest is unreadable ({error})"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"it is unreadable ({error})"
+    return ""
 
 
 def manifest_of(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself, empty when it says nothing."""
+    """What a checkpoint says of itself, empty when it says nothing that can be believed."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-    except (OSError, ValueError):
+        return _manifest(path)
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return manifest if isinstance(manifest, dict) else {}
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
+    if manifest.pop("seal") != _seal(manifest):
+        raise ValueError(f"{_MANIFEST} was changed after it was written")
+    return manifest
+
+
+def _seal(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def complete(directory: Path) -> list[Path]:
@@ -110,15 +109,37 @@ def complete(directory: Path) -> list[Path]:
 
 
 def link(source: Path, path: Path) -> None:
-    """Give a checkpoint a second name without writing it again (hard links; a copy where these are not possible)."""
+    """Give a checkpoint a second name without writing it again (hard links; a copy where these are not possible).
+
+    Raises:
+        UserError: as `save`.
+    """
+    with _written_as(path) as unfinished:
+        try:
+            shutil.copytree(source, unfinished, copy_function=os.link)
+        except (OSError, shutil.Error):
+            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.copytree(source, unfinished)
+
+
+@contextmanager
+def _written_as(path: Path) -> Iterator[Path]:
+    """Give a temporary name; what was written under it gets its own name when complete, and is removed otherwise."""
     unfinished = path.with_name(path.name + _UNFINISHED)
-    shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        shutil.copytree(source, unfinished, copy_function=os.link)
-    except (OSError, shutil.Error):
+        path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(source, unfinished)
-    publish(unfinished, path)
+        yield unfinished
+        _publish(unfinished, path)
+    except Exception as error:  # safetensors reports a full disk in an exception of its own
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if not isinstance(error, OSError) and "os error" not in str(error).lower():
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(
+            f"checkpoint {path} could not be written ({reason}): make room or point exp_manager.exp_dir elsewhere; "
+            "earlier checkpoints are untouched and the same command resumes from them"
+        ) from error
 
 
 def remove(path: Path) -> None:
@@ -131,7 +152,8 @@ def remove(path: Path) -> None:
 
 def newest(directory: Path, on_defect: Callable[[Path, str], None]) -> Path | None:
     """The checkpoint of the highest step that is whole; `on_defect(path, problem)` hears of those passed over."""
-    for path in complete(directory):
+    nameless = [file.parent for file in directory.glob(f"*/{_STATE}") if not manifest_of(file.parent)]
+    for path in sorted(path for path in nameless if not path.name.endswith(_UNFINISHED)) + complete(directory):
         if not (problem := defect(path)):
             return path
         on_defect(path, problem)
@@ -144,13 +166,17 @@ def clean(directory: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def publish(unfinished: Path, path: Path) -> None:
-    """Move a complete directory to its name, durably."""
+def _publish(unfinished: Path, path: Path) -> None:
+    """Move a complete directory to its name, durably; what was there stays whole until then, and findable."""
     _flush_directory(unfinished)
+    replaced = path.with_name(path.name + _REPLACED)
     if path.exists():
-        remove(path)
+        shutil.rmtree(replaced, ignore_errors=True)
+        os.rename(path, replaced)
     os.rename(unfinished, path)
     _flush_directory(path.parent)
+    if replaced.exists():
+        remove(replaced)
 
 
 def _encode(value: Any, tensors: dict[str, torch.Tensor]) -> Any:

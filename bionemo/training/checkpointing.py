@@ -125,7 +125,7 @@ class Checkpoints(pl.Callback):
 
     def save(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write `-last`, name it a best one if it is, then prune."""
-        if not self._enabled or trainer.global_step == self._saved_step:
+        if not self._enabled or getattr(trainer, "fast_dev_run", False) or trainer.global_step == self._saved_step:
             return
         with pl_module.throughput.paused():
             name = self._name(trainer, pl_module)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The edge to Weights & Biases: a run there for a run here, with no secret in it."""
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+
+import wandb
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from bionemo.config.schema.exp_manager import WandbLoggerConfig
+from bionemo.errors import UserError
+from bionemo.interop.redact import redact_tree
+
+log = logging.getLogger(__name__)
+
+
+def start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
+    """Start a run, on the first rank alone; offline, it is written to disk and needs neither network nor account.
+
+    Raises:
+        UserError: when it cannot be started.
+    """
+    arguments = {key: value for key, value in asdict(config).items() if value is not None}
+    if "config" in arguments:
+        arguments["config"] = redact_tree(arguments["config"])
+    try:
+        logger = WandbLogger(**({"save_dir": str(directory)} | arguments))
+        _announce(logger)
+    except (wandb.Error, ValueError, TypeError) as error:
+        raise UserError(
+            f"exp_manager.create_wandb_logger=True: {error}; log in with `wandb login`, or set "
+            "exp_manager.wandb_logger_kwargs.offline=True and upload the run later with `wandb sync`"
+        ) from error
+    return logger
+
+
+@rank_zero_only
+def _announce(logger: WandbLogger) -> None:
+    """Say where the run is to be seen; W&B itself is silenced."""
+    if url := logger.experiment.url:
+        log.warning("this run on Weights & Biases: %s", url)

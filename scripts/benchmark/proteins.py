@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences to measure with: a FASTA file, or random residues with UniRef's lengths."""
+
+from pathlib import Path
+
+import numpy as np
+
+
+def proteins(fasta: str | None, number: int, seed: int = 0) -> list[str]:
+    """`number` sequences; without a file their lengths are lognormal, median 210 and mean 278, as UniRef90's."""
+    if fasta:
+        records = Path(fasta).read_text().split(">")[1:]
+        return ["".join(record.splitlines()[1:]) for record in records[:number]]
+    random = np.random.default_rng(seed)
+    lengths = np.maximum(random.lognormal(np.log(210), np.sqrt(2 * np.log(278 / 210)), number), 20).astype(int)
+    letters = np.frombuffer(b"LAGVSERTIDPKQNFYMHWC", np.uint8)
+    return [letters[random.integers(0, 20, length)].tobytes().decode() for length in lengths]

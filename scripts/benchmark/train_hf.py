@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Useful tokens a second of Hugging Face's EsmForMaskedLM with its own collator: a plain loop, no Trainer around it."""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from proteins import proteins
+from transformers import DataCollatorForLanguageModeling, EsmConfig, EsmForMaskedLM, EsmTokenizer
+
+VOCABULARY = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>".split()
+SIZES = {"8M": (6, 320, 20), "35M": (12, 480, 20), "150M": (30, 640, 20), "650M": (33, 1280, 20)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fasta")
+    parser.add_argument("--size", choices=SIZES, default="8M")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--pad", choices=["longest", "1024"], default="longest")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bf16")
+    parser.add_argument("--steps", type=int, default=6, help="measured, after 2 that are not")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with tempfile.TemporaryDirectory() as directory:
+        vocabulary = Path(directory) / "vocab.txt"
+        vocabulary.write_text("\n".join(VOCABULARY))
+        tokenizer = EsmTokenizer(str(vocabulary))
+    layers, hidden, heads = SIZES[options.size]
+    config = EsmConfig(
+        vocab_size=33, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=4 * hidden, max_position_embeddings=1026, position_embedding_type="rotary",
+        token_dropout=True, mask_token_id=32, pad_token_id=1, layer_norm_eps=1e-5, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, attn_implementation="sdpa",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = EsmForMaskedLM(config).to(options.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-4, fused=True)
+    collate = DataCollatorForLanguageModeling(
+        tokenizer, mlm_probability=0.15, pad_to_multiple_of=1024 if options.pad == "1024" else None
+    )
+    texts = proteins(options.fasta, 8000)
+    order = torch.randperm(len(texts)).tolist()
+
+    def step(number: int) -> int:
+        chosen = [texts[i] for i in order[number * options.batch : (number + 1) * options.batch]]
+        batch = collate([tokenizer(text, truncation=True, max_length=1024) for text in chosen]).to(options.device)
+        with torch.autocast(options.device, torch.bfloat16) if options.bf16 else nullcontext():
+            loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return int(batch["attention_mask"].sum())
+
+    for warm_up in range(2):
+        step(warm_up)
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    tokens = sum(step(2 + number) for number in range(options.steps))
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+    print(json.dumps({"value": tokens / (time.perf_counter() - start), "unit": "tokens/s"}))
+
+
+if __name__ == "__main__":
+    main()

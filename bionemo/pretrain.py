@@ -24,20 +24,23 @@ def pretrain(cfg: RunConfig) -> None:
 
     quiet_dependencies()
     from bionemo.data.module import SequenceData
-    from bionemo.interop.nemo import log_directory, start_experiment
+    from bionemo.interop.nemo import log_directory, make_directory, start_experiment
     from bionemo.models.build import model_class
     from bionemo.tokenizers import load_tokenizer
     from bionemo.training import report
-    from bionemo.training.checkpointing import Checkpoints, find_start
+    from bionemo.training.checkpointing import Checkpoints, find_start, find_weights
+    from bionemo.training.limits import refuse_unbuilt
     from bionemo.training.loss_curve import LossCurve
     from bionemo.training.module import TrainingModule
     from bionemo.training.objectives import masked_lm
     from bionemo.training.precision import precision_for_host
     from bionemo.training.progress import TrainingProgress
-    from bionemo.training.trainer import build_trainer
+    from bionemo.training.time_limit import TimeLimit
+    from bionemo.training.trainer import build_trainer, one_line_mistakes
 
     quiet_dependencies()
     our_messages_to_console()
+    refuse_unbuilt(cfg)
     precision = precision_for_host(cfg.trainer.precision)
     directory = log_directory(cfg.exp_manager)
     start = find_start(cfg.exp_manager, directory / "checkpoints")
@@ -46,17 +49,21 @@ def pretrain(cfg: RunConfig) -> None:
     alphabet = load_tokenizer(Model.tokenizer)
     data = SequenceData(cfg.model, cfg.trainer, alphabet)
     references = report.reference_losses(data)
-    weights = Path(cfg.restore_from_path) if cfg.restore_from_path and start is None else None
+    weights = find_weights(cfg.restore_from_path) if start is None else None
     module = TrainingModule(partial(Model, cfg.model, alphabet), masked_lm, cfg.model, cfg.trainer, precision, weights)
 
     checkpoints = Checkpoints(directory / "checkpoints", cfg.exp_manager)
-    trainer = build_trainer(cfg.trainer, [TrainingProgress(), LossCurve(directory, references), checkpoints])
+    limit = TimeLimit(cfg.exp_manager.max_time_per_run)
+    trainer = build_trainer(cfg.trainer, [TrainingProgress(), LossCurve(directory, references), limit, checkpoints])
+
+    make_directory(directory)  # nothing is written before here
     start_experiment(trainer, cfg.exp_manager, directory)
     report.save_config(cfg, trainer, directory)
 
     if cfg.do_training:
         report.announce(cfg, trainer, module.num_parameters(), precision.name, start)
-        trainer.fit(module, data, ckpt_path=start)
+        with one_line_mistakes():
+            trainer.fit(module, data, ckpt_path=start)
         report.conclude(trainer, module, references, directory)
         if checkpoints.leaving:
             sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from nemo.utils import logging as nemo_logging
+from nemo.utils.exceptions import NeMoBaseException
 from nemo.utils.exp_manager import ExpManagerConfig as NemoExpManagerConfig
 from nemo.utils.exp_manager import exp_manager
 from omegaconf import OmegaConf
@@ -77,6 +78,9 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     given |= {k: v for k, v in _OURS.items() if v is not None} | {"explicit_log_dir": str(directory)}
     arguments, sys.argv = sys.argv, redact_arguments(sys.argv)  # NeMo and W&B write them down
     nemo_logging.remove_stream_handlers()
+    nemo_logging._logger.addHandler(logging.NullHandler())  # without any handler, Python prints warnings itself
+    for handler in _log_files():  # of a run before this one in the same process
+        nemo_logging._logger.removeHandler(handler)
     try:
         exp_manager(trainer, OmegaConf.create(given))
         if config.create_wandb_logger:
@@ -88,9 +92,12 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     if trainer.is_global_zero or not config.log_global_rank_0_only:
         name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
         nemo_logging.add_file_handler(directory / name)
-        for handler in nemo_logging._logger.handlers:  # our own messages belong in the same files
-            if isinstance(handler, logging.FileHandler):
-                our_messages_to(handler)
+        for handler in _log_files():  # our own messages belong in the same files
+            our_messages_to(handler)
+
+
+def _log_files() -> list[logging.FileHandler]:
+    return [handler for handler in nemo_logging._logger.handlers if isinstance(handler, logging.FileHandler)]
 
 
 def _without_none(value: Any) -> Any:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where Lightning's trainer meets Megatron's process groups, and where checkpoints become directories."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,26 @@ import lightning.pytorch as pl
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core import parallel_state
+from torch import Tensor, nn
 
+from bionemo.errors import UserError
 from bionemo.megatron import checkpoint
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give a module all its weights.
+
+    Raises:
+        UserError: when they belong to another model; the first difference is named.
+    """
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip()
+        raise UserError(
+            f"the checkpoint's weights are those of another model ({reason}): give model.* as they were, "
+            "or another exp_manager.exp_dir to begin anew"
+        ) from error
 
 
 class MegatronStrategy(DDPStrategy):
@@ -52,6 +71,15 @@ class MegatronStrategy(DDPStrategy):
     def load_checkpoint(self, checkpoint_path: Any) -> dict[str, Any]:
         """Read a checkpoint directory and verify it."""
         return checkpoint.load(Path(checkpoint_path))
+
+    def load_model_state_dict(self, checkpoint_: Mapping[str, Any], strict: bool = True) -> None:
+        """Give the model its weights.
+
+        Raises:
+            UserError: when they belong to another model.
+        """
+        assert self.lightning_module is not None
+        load_weights(self.lightning_module, checkpoint_["state_dict"])
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Delete a checkpoint directory."""

@@ -10,7 +10,6 @@ import re
 import signal
 import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.errors import UserError
 from bionemo.megatron import checkpoint
+from bionemo.training.time_limit import seconds
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +46,18 @@ def find_start(config: ExpManagerConfig, directory: Path) -> Path | None:
     return found
 
 
-def _seconds(interval: str | dict[str, int] | None) -> float | None:
-    """Read `DD:HH:MM:SS`, or the arguments of a timedelta."""
-    if isinstance(interval, str):
-        try:
-            days, hours, minutes, seconds = map(int, interval.split(":"))
-        except ValueError as error:
-            key = "exp_manager.checkpoint_callback_params.train_time_interval"
-            raise UserError(f"{key}={interval} is not a time: write DD:HH:MM:SS, or {{hours: 1}}") from error
-        return timedelta(days, seconds, minutes=minutes, hours=hours).total_seconds()
-    return None if interval is None else timedelta(**interval).total_seconds()
+def find_weights(path: str | None) -> Path | None:
+    """Choose the checkpoint whose weights a new run begins with, if any.
+
+    Raises:
+        UserError: when there is none of that name.
+    """
+    if path is None:
+        return None
+    if not Path(path).is_dir():
+        problem = ".nemo files are not read yet" if path.endswith(".nemo") else "there is no such directory"
+        raise UserError(f"restore_from_path={path}: {problem}; give a checkpoint, e.g. RUN/checkpoints/NAME-last")
+    return Path(path)
 
 
 class Checkpoints(pl.Callback):
@@ -68,7 +70,8 @@ class Checkpoints(pl.Callback):
     def __init__(self, directory: Path, config: ExpManagerConfig) -> None:
         self.directory, self.config = directory, config.checkpoint_callback_params
         self._enabled = config.create_checkpoint_callback
-        self._interval = _seconds(self.config.train_time_interval)
+        key = "exp_manager.checkpoint_callback_params.train_time_interval"
+        self._interval = seconds(key, self.config.train_time_interval)
         self._saved_at, self._saved_step = time.monotonic(), -1
         self.leaving = 0  # number of the signal that ends the run
 

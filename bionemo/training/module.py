@@ -15,6 +15,7 @@ from bionemo.data.module import TrainStep
 from bionemo.data.sampler import Position
 from bionemo.megatron import checkpoint
 from bionemo.megatron.step import Objective, ParallelModel, reduce_over_ranks
+from bionemo.megatron.strategy import load_weights
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.position import loops_at
@@ -59,7 +60,7 @@ class TrainingModule(pl.LightningModule):
         model.initialise(self.config.seed)
         if self._initial_weights is not None:
             state = checkpoint.load(self._initial_weights)["state_dict"]
-            model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items()})
+            load_weights(model, {name.removeprefix("model."): tensor for name, tensor in state.items()})
         if self.config.compile:
             for layer in model.encoder.layers:
                 layer.compile()

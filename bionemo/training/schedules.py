@@ -89,11 +89,10 @@ def _noam(scale: float, min_lr: float, d_model: int, warmup: int) -> Schedule:
         raise UserError(
             f"model.optim.lr={scale} is below model.optim.sched.min_lr={min_lr}: with Noam it is a multiplier"
         )
-    warmup = max(warmup, 1)
 
     def rate(step: int) -> float:
         s = max(step, 1)
-        value = scale * d_model**-0.5 * min(s**-0.5, s * warmup**-1.5)
+        value = scale * d_model**-0.5 * min(s**-0.5, s * max(warmup, 1) ** -1.5)
         return max(value, min_lr) if s > warmup else value
 
     return rate

@@ -1,22 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning's trainer from our configuration."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from bionemo.config.schema import TrainerConfig
 from bionemo.errors import UserError
 from bionemo.megatron.strategy import MegatronStrategy
 
 
+@contextmanager
+def one_line_mistakes() -> Iterator[None]:
+    """Turn what Lightning has to say about `trainer.*` into a UserError."""
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise UserError(f"trainer: {error}") from error
+
+
 def build_trainer(config: TrainerConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     """Hand Lightning what is Lightning's, and keep what the training step does itself.
 
     Raises:
-        UserError: when a GPU is asked for and there is none.
+        UserError: when a GPU is asked for and there is none, or Lightning refuses an argument.
     """
     if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.accelerator}: this machine has no GPU; use auto or cpu")
@@ -37,7 +49,8 @@ def build_trainer(config: TrainerConfig, callbacks: list[pl.Callback]) -> pl.Tra
         ours["check_val_every_n_epoch"] = None  # count steps, not epochs
     for key in ("gradient_clip_val", "gradient_clip_algorithm"):
         arguments.pop(key, None)
-    trainer = pl.Trainer(**(arguments | ours))
+    with one_line_mistakes():
+        trainer = pl.Trainer(**(arguments | ours))
     # Lightning asks all ranks before every step whether a signal came, and waits for the device to answer.
     # training/checkpointing.py does that when figures are logged, so the device never waits for the host.
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stream of steps: every record once an epoch, the same from any position, planned without what came before."""
+
+import time
+from collections import Counter
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bionemo.data.packing import pack, pad
+from bionemo.data.sampler import Position, SampleOrder, Step, StepSampler
+
+CAPACITY = 64
+
+
+def sampler(
+    number: int = 90, *, rows: int = 4, epochs: int | None = 2, window: int = 32, shuffle: bool = True, **options: object
+) -> StepSampler:
+    lengths = np.random.default_rng(1).integers(3, CAPACITY + 1, 2 * number)
+    records = np.sort(np.random.default_rng(2).permutation(2 * number)[:number])  # some records do not take part
+    order = SampleOrder(records, seed=7, shuffle=shuffle, epochs=epochs)
+    return StepSampler(order, lengths, **{"plan": pack, "capacity": CAPACITY, "rows_per_step": rows, "window": window} | options)  # type: ignore[arg-type]  # fmt: skip
+
+
+def samples(steps: list[Step]) -> list[tuple[int, int]]:
+    return [pair for step in steps for epochs, records in step.rows for pair in zip(epochs.tolist(), records.tolist(), strict=True)]  # fmt: skip
+
+
+def same(one: list[Step], other: list[Step]) -> bool:
+    return [samples([step]) for step in one] == [samples([step]) for step in other] and [
+        step.after for step in one
+    ] == [step.after for step in other]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    number=st.integers(1, 70), rows=st.integers(1, 40), epochs=st.integers(1, 4), window=st.integers(1, 100),
+    shuffle=st.booleans(), plan=st.sampled_from([pack, pad]),
+)  # fmt: skip
+def test_every_record_comes_once_an_epoch(
+    number: int, rows: int, epochs: int, window: int, shuffle: bool, plan: object
+) -> None:
+    stream = sampler(number, rows=rows, epochs=epochs, window=window, shuffle=shuffle, plan=plan)
+    steps = list(stream.steps(Position()))
+    expected = {(epoch, record) for epoch in range(epochs) for record in stream.order.records.tolist()}
+    assert Counter(samples(steps)) == Counter(expected)
+    assert len(steps) == stream.count_steps()
+    assert all(len(step.rows) == rows for step in steps[:-1])
+    assert 1 <= len(steps[-1].rows) <= rows
+    for step in steps:
+        assert all(stream.lengths[records].sum() <= CAPACITY for _, records in step.rows)
+    last = steps[-1].after
+    assert last.consumed_samples == number * epochs
+    assert last.consumed_tokens == epochs * stream.lengths[stream.order.records].sum()
+
+
+def test_leaving_out_the_last_step_leaves_out_nothing_else() -> None:
+    whole, full = (sampler(rows=7, drop_last=drop) for drop in (False, True))
+    steps = list(whole.steps(Position()))
+    assert len(steps[-1].rows) < 7
+    assert same(list(full.steps(Position())), steps[:-1])
+    assert full.count_steps() == len(steps) - 1
+    assert list(sampler(5, rows=100, drop_last=True).steps(Position())) == []
+
+
+@pytest.mark.parametrize(("rows", "window"), [(1, 32), (4, 32), (5, 1), (64, 32), (3, 500)])
+def test_resuming_gives_the_steps_that_were_left(rows: int, window: int) -> None:
+    stream = sampler(rows=rows, window=window)
+    steps = list(stream.steps(Position()))
+    assert len(steps) >= 2
+    for done, step in enumerate(steps, 1):
+        assert same(list(stream.steps(step.after)), steps[done:])
+
+
+def test_an_endless_stream_goes_on_from_a_position_as_from_the_start() -> None:
+    stream = sampler(epochs=None)
+    steps = list(islice(stream.steps(Position()), 300))
+    assert max(epoch for epoch, _ in samples(steps)) > 4
+    assert same(list(islice(stream.steps(steps[99].after), 200)), steps[100:])
+
+
+def test_each_epoch_has_an_order_of_its_own_and_none_if_told_so() -> None:
+    order = SampleOrder(np.arange(1000), seed=3)
+    epochs, records = order.window(0, 3000)
+    assert epochs.tolist() == np.repeat([0, 1, 2], 1000).tolist()
+    first, second, third = np.split(records, 3)
+    assert (first == second).sum() < 10 > (second == third).sum()
+    assert (SampleOrder(np.arange(1000), seed=4).window(0, 1000)[1] == first).sum() < 10
+    assert SampleOrder(np.arange(5) * 2, seed=3, shuffle=False).window(1, 4)[1].tolist() == [8, 0, 2, 4]
+
+
+@given(st.integers(1, 50), st.integers(1, 40), st.integers(1, 3))
+def test_windows_are_pieces_of_one_stream(number: int, size: int, epochs: int) -> None:
+    order = SampleOrder(np.arange(number), seed=5, epochs=epochs)
+    whole = [column.tolist() for column in order.window(0, number * epochs)]
+    pieces = [order.window(window, size) for window in range(-(-number * epochs // size) + 2)]
+    assert [np.concatenate(column).tolist() for column in zip(*pieces, strict=True)] == whole
+
+
+@pytest.mark.parametrize("number", [10, 1_000_000])
+def test_a_far_position_is_reached_at_once(number: int) -> None:
+    order = SampleOrder(np.arange(number), seed=1)
+    stream = StepSampler(order, np.full(number, 300), pack, 1024, 8, window=2048)
+    seconds = []
+    for window in range(10**6, 10**6 + 5):
+        start = time.perf_counter()
+        step = next(stream.steps(Position(window)))
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.05
+    assert step.rows[0][0][0] in (window * 2048 // number, (window * 2048 + 2047) // number) or number == 10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Useful tokens a second of Hugging Face's EsmForMaskedLM with its own collator: a plain loop, no Trainer around it."""
+"""Useful tokens a second of Hugging Face's EsmForMaskedLM and collator: a plain loop, no Trainer around it."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ import torch
 from proteins import proteins
 from transformers import DataCollatorForLanguageModeling, EsmConfig, EsmForMaskedLM, EsmTokenizer
 
-VOCABULARY = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - <null_1> <mask>".split()
+VOCABULARY = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
 SIZES = {"8M": (6, 320, 20), "35M": (12, 480, 20), "150M": (30, 640, 20), "650M": (33, 1280, 20)}
 
 

@@ -40,7 +40,8 @@ def main() -> None:
         fasta.write_text("".join(f">{i}\n{s}\n" for i, s in enumerate(proteins(options.fasta, 8000))))
         steps = options.steps
         overrides = [
-            "data@model.data=fasta", f"model.data.dataset_path={directory}", f"model.data.dataset.train={fasta}", f"model.data.dataset.val={fasta}",
+            "data@model.data=fasta", f"model.data.dataset_path={directory}",
+            f"model.data.dataset.train={fasta}", f"model.data.dataset.val={fasta}",
             f"model.micro_batch_size={options.micro_batch}", f"trainer.precision={options.precision}",
             f"trainer.max_steps={3 + steps}", "trainer.limit_val_batches=1", f"trainer.val_check_interval={10**6}",
             "trainer.num_sanity_val_steps=0", f"trainer.log_every_n_steps={steps + 3}", "model.data.num_workers=0",

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# All comparisons, interleaved, five repeats each. Arguments: a FASTA file of real proteins (optional).
+# Peers get an environment of their own, .venv-peers, with the versions of peers.txt.
+set -euo pipefail
+cd "$(dirname "$0")"
+root=$PWD/../..
+fasta=${1:+--fasta "$(realpath "$1")"}
+ours=${PYTHON:-$root/.venv/bin/python}
+peers=$root/.venv-peers/bin/python
+
+if [ ! -x "$peers" ]; then
+    python3 -m venv "$root/.venv-peers"
+    "$peers" -m pip install -qq 'torch==2.13.0'
+    "$peers" -m pip install -qq -r peers.txt
+fi
+compare() {
+    echo "## $1"
+    "$ours" compare.py --ours "$ours $2" --peer "$peers $3"
+}
+
+compare "training ESM2-8M, bf16, against EsmForMaskedLM, padded to the longest, bf16" "train_ours.py $fasta" "train_hf.py $fasta --bf16"
+compare "training ESM2-8M, bf16, against EsmForMaskedLM, padded to the longest, fp32" "train_ours.py $fasta" "train_hf.py $fasta"
+compare "training ESM2-8M, bf16, against EsmForMaskedLM, padded to 1024, fp32" "train_ours.py $fasta" "train_hf.py $fasta --pad 1024 --batch 8 --steps 3"
+compare "training ESM2-8M, fp32, against EsmForMaskedLM, padded to the longest, fp32" "train_ours.py $fasta --precision 32" "train_hf.py $fasta"
+
+big=$(mktemp --suffix=.fasta)
+trap 'rm -f "$big"' EXIT
+"$ours" - "$big" <<'PYTHON'
+import sys, textwrap
+from proteins import proteins
+with open(sys.argv[1], "w") as file:
+    for number, sequence in enumerate(proteins(None, 400_000)):
+        file.write(f">UniRef50_{number} n=1 Tax=unknown\n" + "\n".join(textwrap.wrap(sequence, 60)) + "\n")
+PYTHON
+compare "index build against pyfastx" "store.py --library bionemo --what index --fasta $big" "store.py --library pyfastx --what index --fasta $big"
+compare "random access against sqlite" "store.py --library bionemo --what access --fasta $big" "store.py --library sqlite --what access --fasta $big"
+compare "random access against pyfastx" "store.py --library bionemo --what access --fasta $big" "store.py --library pyfastx --what access --fasta $big"
+
+echo "## sample pipeline against Hugging Face's tokenizer and collator"
+"$ours" sample_pipeline.py $fasta
+echo "## start-up"
+"$ours" startup.py

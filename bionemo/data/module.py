@@ -139,7 +139,7 @@ class SequenceData(pl.LightningDataModule):
         rank, ranks = self._rank_and_size()
         sampler = StepSampler(
             order=SampleOrder(split.records, data.seed, shuffle, epochs),
-            lengths=np.minimum(split.source.lengths.astype(np.int64) + SPECIAL, self.config.seq_length),
+            lengths=np.minimum(split.source.lengths, self.config.seq_length - SPECIAL) + SPECIAL,
             plan=pack if data.packing else pad,
             capacity=self.config.seq_length,
             rows_per_step=self.config.micro_batch_size * ranks * micro_batches,

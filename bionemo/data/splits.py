@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from bionemo.config.schema import DataConfig, SplitConfig
-from bionemo.data.collate import long_records
+from bionemo.data.collate import letter_ids, long_records
 from bionemo.data.mock import MockSource
 from bionemo.data.ranges import shard_paths
 from bionemo.data.source import SequenceSource, open_source
@@ -95,7 +95,7 @@ def count_letters(source: SequenceSource) -> np.ndarray:
 
 def unknown_letters(letters: np.ndarray, alphabet: Alphabet, label: str) -> str:
     """Say how many letters the alphabet does not have, "" when it has all."""
-    outside = np.flatnonzero(letters * (alphabet.table == alphabet.unk_id))
+    outside = np.flatnonzero(letters * (letter_ids(alphabet) == alphabet.unk_id))
     if not len(outside):
         return ""
     names = " ".join(repr(chr(letter)) for letter in outside[:8])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of the masked-language objective, what may replace a residue, and that a mask belongs to its sequence alone."""
+"""Masks have the shares asked for, show only what they may, and belong to their sequence alone."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,8 @@ def within(count: int, number: int, share: float) -> bool:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("modify", "mask", "perturb"), [(0.15, 0.8, 0.1), (0.4, 0.2, 0.5), (1.0, 0.0, 1.0), (0.05, 1.0, 0.0), (0.3, 0.0, 0.0)]
+    ("modify", "mask", "perturb"),
+    [(0.15, 0.8, 0.1), (0.4, 0.2, 0.5), (1.0, 0.0, 1.0), (0.05, 1.0, 0.0), (0.3, 0.0, 0.0)],
 )
 def test_shares_are_the_ones_asked_for(name: str, modify: float, mask: float, perturb: float) -> None:
     alphabet = load_tokenizer(name)
@@ -130,7 +131,7 @@ def test_nothing_is_asked_at_zero_or_of_nothing() -> None:
     assert len(index) == len(answers) == 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 25), min_size=1, max_size=12),
     st.randoms(use_true_random=False),

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.data.packing import pack, pad
@@ -15,6 +15,7 @@ def uniref_like(number: int, capacity: int, seed: int) -> np.ndarray:
     return np.minimum(residues + 2, capacity)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 300).flatmap(lambda room: st.tuples(st.just(room), st.lists(st.integers(2, room), max_size=80))))
 def test_every_sequence_is_in_one_row_and_no_row_overflows(case: tuple[int, list[int]]) -> None:
     capacity, sizes = case

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.data.random_stream import below, draw, draw_runs, permute, purpose_key, sample_keys
@@ -44,6 +44,7 @@ def test_words_are_those_that_others_publish_for_seed_1234567() -> None:
     assert draw_runs(keys(1234567), np.array([5])).tolist() == published
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, WORD - 1), st.integers(0, 40)), min_size=1, max_size=8))
 def test_runs_are_the_generator_started_at_each_key(runs: list[tuple[int, int]]) -> None:
     expected = [word for key, length in runs for word in splitmix64(key, length)]
@@ -52,6 +53,7 @@ def test_runs_are_the_generator_started_at_each_key(runs: list[tuple[int, int]])
     assert found.tolist() == expected
 
 
+@settings(deadline=None)
 @given(st.integers(0, WORD - 1), st.integers(0, 300))
 def test_a_single_draw_is_that_of_the_run(key: int, counter: int) -> None:
     assert draw(keys(key), counter).tolist() == splitmix64(key, counter + 1)[-1:]
@@ -64,7 +66,9 @@ def test_drawing_leaves_the_keys_alone() -> None:
 
 
 def test_keys_differ_by_seed_purpose_epoch_and_record() -> None:
-    purposes = [purpose_key(seed, purpose) for seed in (-1, 0, 1, 2**63, 2**64 - 2) for purpose in ("mask", "crop", "")]
+    purposes = [
+        purpose_key(seed, purpose) for seed in (-1, 0, 1, 2**63, 2**64 - 2) for purpose in ("mask", "crop", "")
+    ]
     assert len(set(purposes)) == 15
     epochs, records = (grid.ravel() for grid in np.meshgrid(np.arange(40), np.arange(5000)))
     assert len(np.unique(sample_keys(purposes[0], epochs, records))) == 40 * 5000
@@ -91,6 +95,7 @@ def test_words_are_uniform_and_neighbours_independent(along: str) -> None:
     assert abs(flips - 0.5).max() < 5 * 0.5 / np.sqrt(number)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**31), st.integers(0, WORD - 1))
 def test_below_stays_in_range(bound: int, word: int) -> None:
     assert below(keys(word), np.array([bound]))[0] == (word >> 32) * bound >> 32 < bound
@@ -116,6 +121,7 @@ def test_every_permutation_is_one_to_one() -> None:
         assert np.array_equal(np.bincount(places, minlength=size), np.ones(size)), size
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**15), st.integers(0, WORD - 1), st.lists(st.integers(0, 10**15), max_size=20))
 def test_an_index_goes_to_the_same_place_whatever_is_asked_with_it(size: int, key: int, wanted: list[int]) -> None:
     indices = np.unique(np.array(wanted, np.int64) % size)

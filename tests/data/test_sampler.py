@@ -4,6 +4,7 @@
 import time
 from collections import Counter
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,22 +18,29 @@ CAPACITY = 64
 
 
 def sampler(
-    number: int = 90, *, rows: int = 4, epochs: int | None = 2, window: int = 32, shuffle: bool = True, **options: object
+    number: int = 90,
+    *,
+    rows: int = 4,
+    epochs: int | None = 2,
+    window: int = 32,
+    shuffle: bool = True,
+    plan: Any = pack,
+    drop_last: bool = False,
 ) -> StepSampler:
     lengths = np.random.default_rng(1).integers(3, CAPACITY + 1, 2 * number)
     records = np.sort(np.random.default_rng(2).permutation(2 * number)[:number])  # some records do not take part
     order = SampleOrder(records, seed=7, shuffle=shuffle, epochs=epochs)
-    return StepSampler(order, lengths, **{"plan": pack, "capacity": CAPACITY, "rows_per_step": rows, "window": window} | options)  # type: ignore[arg-type]  # fmt: skip
+    return StepSampler(order, lengths, plan, CAPACITY, rows, window, drop_last)
 
 
 def samples(steps: list[Step]) -> list[tuple[int, int]]:
-    return [pair for step in steps for epochs, records in step.rows for pair in zip(epochs.tolist(), records.tolist(), strict=True)]  # fmt: skip
+    """Epoch and record of every sample, in order."""
+    rows = [row for step in steps for row in step.rows]
+    return [pair for epochs, records in rows for pair in zip(epochs.tolist(), records.tolist(), strict=True)]
 
 
 def same(one: list[Step], other: list[Step]) -> bool:
-    return [samples([step]) for step in one] == [samples([step]) for step in other] and [
-        step.after for step in one
-    ] == [step.after for step in other]
+    return [(samples([step]), step.after) for step in one] == [(samples([step]), step.after) for step in other]
 
 
 @settings(max_examples=40, deadline=None)
@@ -41,7 +49,7 @@ def same(one: list[Step], other: list[Step]) -> bool:
     shuffle=st.booleans(), plan=st.sampled_from([pack, pad]),
 )  # fmt: skip
 def test_every_record_comes_once_an_epoch(
-    number: int, rows: int, epochs: int, window: int, shuffle: bool, plan: object
+    number: int, rows: int, epochs: int, window: int, shuffle: bool, plan: Any
 ) -> None:
     stream = sampler(number, rows=rows, epochs=epochs, window=window, shuffle=shuffle, plan=plan)
     steps = list(stream.steps(Position()))
@@ -58,15 +66,15 @@ def test_every_record_comes_once_an_epoch(
 
 
 def test_leaving_out_the_last_step_leaves_out_nothing_else() -> None:
-    whole, full = (sampler(rows=7, drop_last=drop) for drop in (False, True))
+    whole, full = (sampler(rows=6, drop_last=drop) for drop in (False, True))
     steps = list(whole.steps(Position()))
-    assert len(steps[-1].rows) < 7
+    assert len(steps[-1].rows) < 6
     assert same(list(full.steps(Position())), steps[:-1])
     assert full.count_steps() == len(steps) - 1
     assert list(sampler(5, rows=100, drop_last=True).steps(Position())) == []
 
 
-@pytest.mark.parametrize(("rows", "window"), [(1, 32), (4, 32), (5, 1), (64, 32), (3, 500)])
+@pytest.mark.parametrize(("rows", "window"), [(1, 32), (4, 32), (5, 9), (64, 32), (3, 500)])
 def test_resuming_gives_the_steps_that_were_left(rows: int, window: int) -> None:
     stream = sampler(rows=rows, window=window)
     steps = list(stream.steps(Position()))
@@ -92,6 +100,7 @@ def test_each_epoch_has_an_order_of_its_own_and_none_if_told_so() -> None:
     assert SampleOrder(np.arange(5) * 2, seed=3, shuffle=False).window(1, 4)[1].tolist() == [8, 0, 2, 4]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 40), st.integers(1, 3))
 def test_windows_are_pieces_of_one_stream(number: int, size: int, epochs: int) -> None:
     order = SampleOrder(np.arange(number), seed=5, epochs=epochs)
@@ -100,14 +109,15 @@ def test_windows_are_pieces_of_one_stream(number: int, size: int, epochs: int) -
     assert [np.concatenate(column).tolist() for column in zip(*pieces, strict=True)] == whole
 
 
-@pytest.mark.parametrize("number", [10, 1_000_000])
+@pytest.mark.parametrize("number", [100, 1_000_000])
 def test_a_far_position_is_reached_at_once(number: int) -> None:
     order = SampleOrder(np.arange(number), seed=1)
     stream = StepSampler(order, np.full(number, 300), pack, 1024, 8, window=2048)
     seconds = []
     for window in range(10**6, 10**6 + 5):
-        start = time.perf_counter()
+        start = time.process_time()  # others may have the cores
         step = next(stream.steps(Position(window)))
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     assert min(seconds) < 0.05
-    assert step.rows[0][0][0] in (window * 2048 // number, (window * 2048 + 2047) // number) or number == 10
+    first, last = window * 2048 // number, (window * 2048 + 2047) // number
+    assert all(first <= epoch <= last for epoch, _ in samples([step]))

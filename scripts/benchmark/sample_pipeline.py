@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens a second of the sample pipeline beside Hugging Face's tokenizer and masking collator, in turns.
+
+    python sample_pipeline.py --fasta proteins.fasta --repeats 5
+
+Both shuffle, tokenise, pack or pad, and mask the same sequences in one thread. Ours reads them from a mapped file,
+the peer has them as text in memory. Tokens are those of sequences: filler does not count.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from proteins import proteins
+from torch.utils.data import DataLoader
+from transformers import DataCollatorForLanguageModeling, EsmTokenizer, logging
+
+import bionemo.tokenizers
+from bionemo.data.collate import SPECIAL, Collator
+from bionemo.data.masking import Masking
+from bionemo.data.module import Steps
+from bionemo.data.packing import pack
+from bionemo.data.sampler import Position, SampleOrder, StepSampler
+from bionemo.data.source import SequenceSource, open_source
+from bionemo.tokenizers import load_tokenizer
+
+LENGTH = 1024
+VOCABULARY = Path(bionemo.tokenizers.__file__).parent / "vocab" / "esm2nv.txt"
+
+
+def ours(source: SequenceSource, rows: int, workers: int) -> Iterator[int]:
+    """Tokens of each batch of `rows` rows."""
+    alphabet = load_tokenizer("esm2nv")
+    lengths = np.minimum(source.lengths, LENGTH - SPECIAL) + SPECIAL
+    sampler = StepSampler(SampleOrder(np.arange(len(source)), seed=1), lengths, pack, LENGTH, rows, window=2048)
+    collate = Collator(source, alphabet, Masking(alphabet, 0.15, 0.8, 0.1), 1, LENGTH, rows, crop=True)
+    steps = Steps(sampler, collate, Position(), rank=0, ranks=1, micro_batches=1)
+    for step in DataLoader(steps, batch_size=None, num_workers=workers):
+        yield sum(batch.num_tokens for batch in step.micro_batches)
+
+
+def peer(sequences: list[str], rows: int) -> Iterator[int]:
+    """Tokens of each batch of as many sequences as make `rows` rows of ours."""
+    tokenizer = EsmTokenizer(VOCABULARY)
+    collate = DataCollatorForLanguageModeling(tokenizer, mlm=True, mlm_probability=0.15)
+    sequences = random.Random(1).sample(sequences, len(sequences))
+    held = round(rows * LENGTH / np.mean([min(len(text), LENGTH - SPECIAL) + SPECIAL for text in sequences]))
+    texts = cycle(sequences)
+    while True:
+        batch = [next(texts) for _ in range(max(1, held))]
+        columns = tokenizer(batch, truncation=True, max_length=LENGTH, return_special_tokens_mask=True)
+        examples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        yield int(collate(examples)["attention_mask"].sum())
+
+
+def rate(batches: Iterator[int], seconds: float) -> float:
+    """Million tokens a second."""
+    next(batches)  # whatever is done but once
+    tokens, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < seconds:
+        tokens += next(batches)
+    return tokens / spent / 1e6
+
+
+def summary(values: list[float]) -> str:
+    """Median and range."""
+    return f"{median(values):8.4g} ({min(values):.4g} to {max(values):.4g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fasta", help="sequences to measure with; by default random ones with UniRef's lengths")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    parser.add_argument("--rows", type=int, nargs="+", default=[4, 16, 64], help=f"rows of {LENGTH} tokens a batch")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 2], help="loader processes, of ours")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+
+    sequences = proteins(options.fasta, 8000)
+    with tempfile.TemporaryDirectory() as scratch:
+        fasta = Path(scratch) / "proteins.fasta"
+        fasta.write_text("".join(f">{i}\n{text}\n" for i, text in enumerate(sequences)))
+        source = open_source("fasta_fields_mmap", [fasta])
+        for rows in options.rows:
+            rates: dict[str, list[float]] = {}
+            for _ in range(options.repeats):
+                for workers in options.workers:
+                    found = rate(ours(source, rows, workers), options.seconds)
+                    rates.setdefault(f"ours, {workers} workers", []).append(found)
+                rates.setdefault("peer", []).append(rate(peer(sequences, rows), options.seconds))
+            print(f"{rows * LENGTH:,} tokens a batch, in million tokens a second")
+            for name, values in rates.items():
+                ratios = [a / b for a, b in zip(values, rates["peer"], strict=True)]
+                print(f"  {name:15} {summary(values):32}  ratio {summary(ratios)}")
+
+
+if __name__ == "__main__":
+    main()

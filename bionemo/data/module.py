@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -122,16 +123,33 @@ class SequenceData(pl.LightningDataModule):
         return self._loader("test", False, 1, 1, Position(), 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands: Lightning saves it with the checkpoint."""
+        """Where training stands, and in which stream of samples: Lightning saves it with the checkpoint."""
         module = self.trainer.lightning_module if self.trainer else None
-        return asdict(getattr(module, "position", self.position))
+        return {"position": asdict(getattr(module, "position", self.position)), "stream": self._stream()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue behind the last step that was trained on."""
-        self.position = Position(**state)
+        """Continue behind the last step that was trained on.
+
+        When the stream is another one, a row in the middle of a window means nothing in it: the next window begins.
+        """
+        self.position = Position(**state["position"])
+        if changed := [key for key, value in self._stream().items() if state["stream"].get(key) != value]:
+            log.warning("%s: not as in the checkpoint; going on with the next window of samples", ", ".join(changed))
+            self.position = replace(self.position, window=self.position.window + 1, row=0)
         if self.trainer is not None:
             module: Any = self.trainer.lightning_module
             module.position = self.position
+
+    def _stream(self) -> dict[str, Any]:
+        """All that decides which samples a position stands for."""
+        data, split = self.config.data, self.split("train")
+        keys = ("seed", "shuffle", "packing", "packing_window")
+        return {
+            **{f"model.data.{key}": getattr(data, key) for key in keys},
+            "model.seq_length": self.config.seq_length,
+            "training records": len(split.records),
+            "training residues": int(split.source.lengths.sum(dtype=np.int64)),
+        }
 
     def steps(self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: Position) -> Steps:
         """The steps of a split for this rank."""
@@ -159,6 +177,7 @@ class SequenceData(pl.LightningDataModule):
     def _loader(
         self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: Position, workers: int
     ) -> DataLoader[TrainStep]:
+        workers = min(workers, os.cpu_count() or 1)  # more would only take turns; the stream stays the same
         return DataLoader(
             self.steps(name, shuffle, epochs, micro_batches, start),
             batch_size=None,

@@ -42,7 +42,7 @@ def open_split(config: DataConfig, name: SplitName, seq_length: int, alphabet: A
         UserError: for missing, unreadable or empty data, and for long sequences where these are an error.
     """
     split: SplitConfig = getattr(config, name)
-    source = _mock(config, name) if split.data_impl == "mock" else _shards(split, name)
+    source = _mock(config, name) if split.data_impl == "mock" else _shards(split, name, config.dataset_path)
     label = f"{name} data"
     if not len(source):
         raise UserError(f"{label} holds no sequence: check model.data.dataset.{name}")
@@ -57,11 +57,14 @@ def _mock(config: DataConfig, name: SplitName) -> SequenceSource:
     return MockSource(number, mock.min_length, mock.max_length, mock.seed, name)
 
 
-def _shards(split: SplitConfig, name: SplitName) -> SequenceSource:
-    extension = ".fasta" if split.data_impl == "fasta_fields_mmap" else ".csv"
-    paths = shard_paths(split.dataset_path or ".", name, split.range, extension)
+def _shards(split: SplitConfig, name: SplitName, common: str | None) -> SequenceSource:
+    directory = Path(split.dataset_path or common or ".")
+    if common and not (directory / name).is_dir() and (Path(common) / name).is_dir():
+        directory = Path(common)  # plain shards, without the uf50/ that preparing UniRef50/90 makes
     if split.data_impl == "fasta_fields_mmap":
+        paths = shard_paths(directory, name, split.range, "" if _names_fasta(split.range) else ".fasta")
         return open_source(split.data_impl, paths, index_mapping_dir=split.index_mapping_dir)
+    paths = shard_paths(directory, name, split.range, ".csv")
     reader = getattr(split.data_impl_kwargs, split.data_impl)
     if reader.sort_dataset_paths:
         paths = sorted(paths, key=Path)
@@ -77,6 +80,11 @@ def _shards(split: SplitConfig, name: SplitName) -> SequenceSource:
         workers=reader.workers or None,
         **column,
     )
+
+
+def _names_fasta(files: str | list[str]) -> bool:
+    """Whether the names have one of FASTA's other endings, so that .fasta is not added."""
+    return all(name.endswith((".fa", ".faa", ".fas")) for name in ([files] if isinstance(files, str) else files))
 
 
 def count_letters(source: SequenceSource) -> np.ndarray:

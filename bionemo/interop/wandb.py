@@ -25,9 +25,11 @@ def start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
     arguments = {key: value for key, value in asdict(config).items() if value is not None}
     if "config" in arguments:
         arguments["config"] = redact_tree(arguments["config"])
+    if config.offline:
+        arguments["mode"] = "offline"
     try:
         logger = WandbLogger(**({"save_dir": str(directory)} | arguments))
-        _announce(logger)
+        _start(logger)
     except (wandb.Error, ValueError, TypeError) as error:
         raise UserError(
             f"exp_manager.create_wandb_logger=True: {error}; log in with `wandb login`, or set "
@@ -37,7 +39,8 @@ def start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
 
 
 @rank_zero_only
-def _announce(logger: WandbLogger) -> None:
-    """Say where the run is to be seen; W&B itself is silenced."""
+def _start(logger: WandbLogger) -> None:
+    """Start it and say where it is to be seen; W&B itself is silenced."""
+    wandb.setup()  # reads WANDB_SILENT; its first warnings would come before it does
     if url := logger.experiment.url:
         log.warning("this run on Weights & Biases: %s", url)

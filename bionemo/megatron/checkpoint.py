@@ -93,7 +93,7 @@ def manifest_of(path: Path) -> dict[str, Any]:
 
 def _manifest(path: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text())
-    if manifest.pop("seal") != _seal(manifest):
+    if not isinstance(manifest, dict) or manifest.pop("seal", "") != _seal(manifest):
         raise ValueError(f"{_MANIFEST} was changed after it was written")
     return manifest
 

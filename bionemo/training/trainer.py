@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from bionemo.config.schema import TrainerConfig
 from bionemo.errors import UserError
 from bionemo.megatron.strategy import MegatronStrategy
+from bionemo.training.time_limit import seconds
 
 
 @contextmanager
@@ -28,10 +29,11 @@ def build_trainer(config: TrainerConfig, callbacks: list[pl.Callback]) -> pl.Tra
     """Hand Lightning what is Lightning's, and keep what the training step does itself.
 
     Raises:
-        UserError: when a GPU is asked for and there is none, or Lightning refuses an argument.
+        UserError: when a GPU is asked for and there is none, or another argument cannot be.
     """
     if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.accelerator}: this machine has no GPU; use auto or cpu")
+    seconds("trainer.max_time", config.max_time)
     arguments: dict[str, Any] = {key: value for key, value in asdict(config).items() if value is not None}
     ours = {
         "precision": "32-true",  # training/precision.py

@@ -215,3 +215,12 @@ def test_lengths_stay_small() -> None:
     lengths = sequence_data().steps("train", True, None, 1, Position()).sampler.lengths
     assert lengths.dtype == np.int32  # hundreds of millions of them
     assert lengths.max() == 64
+
+
+def test_another_stream_is_not_entered_in_the_middle_of_a_window(caplog: pytest.LogCaptureFixture) -> None:
+    stopped = sequence_data()
+    stopped.trainer.lightning_module.position = Position(window=3, row=7, consumed_samples=50, consumed_tokens=900)
+    resumed = sequence_data("model.data.packing_window=32")
+    resumed.load_state_dict(stopped.state_dict())
+    assert resumed.position == Position(window=4, row=0, consumed_samples=50, consumed_tokens=900)
+    assert "packing_window" in caplog.text

@@ -2,6 +2,12 @@
 """Whole training runs, small enough for a test."""
 
 import json
+import multiprocessing
+import os
+import random
+import socket
+import sys
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -9,27 +15,38 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
-from bionemo.pretrain import pretrain
+from bionemo.pretrain import main, pretrain
 from bionemo.training.module import TrainingModule
 
 from ..conftest import EXAMPLES
 
 TINY = [
     "model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=2", "model.micro_batch_size=4",
-    "model.seq_length=64", "data@model.data=mock", "model.data.mock.num_sequences=300", "model.data.num_workers=0",
-    "model.data.mock.num_validation_sequences=20", "model.data.mock.min_length=20", "model.data.mock.max_length=90",
-    "trainer.max_steps=8", "trainer.val_check_interval=4", "trainer.log_every_n_steps=1", "trainer.precision=32",
-    "trainer.accelerator=cpu", "trainer.num_sanity_val_steps=0", "exp_manager.create_wandb_logger=False",
+    "model.seq_length=64", "model.data.num_workers=0", "trainer.max_steps=8", "trainer.val_check_interval=4",
+    "trainer.log_every_n_steps=1", "trainer.precision=32", "trainer.accelerator=cpu",
+    "trainer.num_sanity_val_steps=0", "exp_manager.create_wandb_logger=False",
 ]  # fmt: skip
+MOCK = [
+    "data@model.data=mock", "model.data.mock.num_sequences=300", "model.data.mock.num_validation_sequences=20",
+    "model.data.mock.min_length=20", "model.data.mock.max_length=90",
+]  # fmt: skip
+NAMES = {"esm2nv": "pretrain_esm2_8M", "esm1nv": "pretrain_small"}
+# A server that has imported everything and trained nothing is forked for each command: seconds less than a new Python.
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["bionemo.interop.nemo", "bionemo.training.module", "bionemo.pretrain", __name__])
 
 
 class Stop(Exception):
     """What interrupts a run in these tests."""
 
 
+def tiny(*words: str) -> list[str]:
+    """The words of a tiny run, on mock data unless they say where data is."""
+    return [*TINY, *([] if any("dataset_path=" in word for word in words) else MOCK), *words]
+
+
 def config(directory: Path, *overrides: str, model: str = "esm2nv") -> RunConfig:
-    name = {"esm2nv": "pretrain_esm2_8M", "esm1nv": "pretrain_small"}[model]
-    return load(name, [*TINY, f"exp_manager.exp_dir={directory}", *overrides], EXAMPLES / model / "conf")
+    return load(NAMES[model], tiny(f"exp_manager.exp_dir={directory}", *overrides), EXAMPLES / model / "conf")
 
 
 def train(cfg: RunConfig, stop_before_step: int | None = None) -> None:
@@ -70,3 +87,73 @@ def logged(directory: Path, key: str) -> dict[int, float]:
             for event in events.Scalars(key):
                 assert values.setdefault(event.step, event.value) == event.value
     return values
+
+
+class Command:
+    """A command line in a process of its own; see FORK.
+
+    Attributes:
+        words: overrides, behind those of a tiny run.
+        model: whose example's directory it runs in.
+        environment: added to our own.
+    """
+
+    def __init__(self, output: Path, *words: str, model: str = "esm2nv", **environment: str) -> None:
+        self._output = output
+        self.process: ForkServerProcess = FORK.Process(
+            target=_main, args=(EXAMPLES / model, NAMES[model], tiny(*words), output, environment)
+        )
+        self.process.start()
+
+    def end(self) -> tuple[int, list[str]]:
+        """Wait; give exit status and the lines of the console."""
+        self.process.join(60)
+        assert self.process.exitcode is not None, "it hangs"
+        return self.process.exitcode, self._output.read_text().splitlines()
+
+
+def _main(example: Path, name: str, words: list[str], console: Path, environment: dict[str, str]) -> None:
+    output = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for leftover in ("LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):  # of a run before the server's start
+        os.environ.pop(leftover, None)
+    os.environ.update(environment)
+    os.chdir(example)
+    sys.argv = ["pretrain.py", *words]
+    main(name, example / "conf")
+
+
+def run(directory: Path, *words: str, model: str = "esm2nv", **environment: str) -> tuple[int, list[str]]:
+    """Run a command that writes into a directory; give exit status and the lines of the console."""
+    output = directory.with_name(f"{directory.name}.console")
+    return Command(output, f"exp_manager.exp_dir={directory}", *words, model=model, **environment).end()
+
+
+def run_on_ranks(directory: Path, *words: str, ranks: int, model: str = "esm2nv") -> list[tuple[int, list[str]]]:
+    """Run a command on several ranks of this machine, as a launcher would."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    commands = [
+        Command(
+            directory.with_name(f"{directory.name}.console{rank}"),
+            f"exp_manager.exp_dir={directory}", f"trainer.devices={ranks}", *words,
+            model=model, LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    return [command.end() for command in commands]
+
+
+def write_shards(directory: Path, files: int, rows: int, splits: tuple[str, ...] = ("train", "val", "test")) -> None:
+    """CSV shards of random proteins, as the preparation of v1 lays them out."""
+    generator = random.Random(0)
+    for split in splits:
+        (directory / split).mkdir(parents=True)
+        for file in range(files):
+            lines = ["record_id,record_name,sequence_length,sequence"]
+            for row in range(rows):
+                protein = "".join(generator.choices("LAGVSERTIDPKQNFYMHWC", k=generator.randint(20, 100)))
+                lines.append(f"{row},{split}_{file}_{row},{len(protein)},{protein}")
+            (directory / split / f"x{file:03d}.csv").write_text("\n".join(lines) + "\n")

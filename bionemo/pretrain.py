@@ -29,6 +29,7 @@ def pretrain(cfg: RunConfig) -> None:
     from bionemo.tokenizers import load_tokenizer
     from bionemo.training import report
     from bionemo.training.checkpointing import Checkpoints, find_start, find_weights
+    from bionemo.training.failure import one_voice
     from bionemo.training.limits import refuse_unbuilt
     from bionemo.training.loss_curve import LossCurve
     from bionemo.training.module import TrainingModule
@@ -62,13 +63,15 @@ def pretrain(cfg: RunConfig) -> None:
 
     if cfg.do_training:
         report.announce(cfg, trainer, module.num_parameters(), precision.name, start)
-        with one_line_mistakes():
+        with one_voice(), one_line_mistakes():
             trainer.fit(module, data, ckpt_path=start)
         report.conclude(trainer, module, references, directory)
         if checkpoints.leaving:
             sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete
     if cfg.do_testing:
-        trainer.test(module, data)
+        with one_voice(), one_line_mistakes():
+            trainer.test(module, data, verbose=False)
+        report.conclude_test(trainer)
 
 
 if __name__ == "__main__":

@@ -51,20 +51,21 @@ def log_directory(config: ExpManagerConfig) -> Path:
 
 
 def make_directory(directory: Path) -> None:
-    """Make the run's directory and see that it can be written.
+    """Make the run's directory and that of its checkpoints, and see that they can be written.
 
     Raises:
         UserError: when it cannot.
     """
-    probe = directory / f".write-test-{os.getpid()}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(
-            f"exp_manager.exp_dir: {directory} cannot be written ({error.strerror}): choose another directory"
-        ) from error
+    for path in (directory, directory / "checkpoints"):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / f".write-test-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UserError(
+                f"exp_manager.exp_dir: {path} cannot be written ({error.strerror}): choose another directory"
+            ) from error
 
 
 def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path) -> None:

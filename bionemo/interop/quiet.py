@@ -17,7 +17,8 @@ def quiet_dependencies() -> None:
     NeMo and Lightning put handlers in place when they are imported, hence the second call.
     """
     warnings.filterwarnings("ignore")
-    os.environ.setdefault("WANDB_SILENT", "true")  # read when it is imported
+    os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else the end of one rank is a wall of frames from others
     logging.getLogger("nv_one_logger").setLevel(logging.CRITICAL)  # telemetry that is off, and says so
     for name in _TALKATIVE:
         logger = logging.getLogger(name)

@@ -78,7 +78,6 @@ class Checkpoints(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Clear what an interrupted save left."""
         if stage == "fit" and trainer.is_global_zero:
-            self.directory.mkdir(parents=True, exist_ok=True)
             checkpoint.clean(self.directory)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

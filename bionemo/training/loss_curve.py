@@ -32,8 +32,9 @@ class LossCurve(pl.Callback):
             self._draw(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Draw the end."""
-        self._draw(trainer, pl_module)
+        """Draw the end, unless a validation has."""
+        if not self.validation or self.validation[-1][0] != trainer.global_step:
+            self._draw(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """The points so far."""

@@ -12,6 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 
+def step_of(trainer: pl.Trainer) -> str:
+    """Say how far the run is; without trainer.max_steps nobody knows how far it goes."""
+    return f"step {trainer.global_step:,}" + (f" of {trainer.max_steps:,}" if trainer.max_steps > 0 else "")
+
+
 class TrainingProgress(ProgressBar):
     """Loss, learning rate, useful tokens a second and the time left; reads only what was logged anyway."""
 
@@ -35,11 +40,12 @@ class TrainingProgress(ProgressBar):
         self._started, self._first_step = time.monotonic(), trainer.global_step
         if self._enabled and self._console.is_terminal:
             columns = (
-                SpinnerColumn(), TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"), BarColumn(),
+                SpinnerColumn(), TextColumn("{task.fields[step]}"), BarColumn(),
                 TaskProgressColumn(), TimeElapsedColumn(), TextColumn("{task.description}"),
             )  # fmt: skip
             self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("", total=trainer.max_steps, completed=trainer.global_step)
+            total = trainer.max_steps if trainer.max_steps > 0 else None
+            self._task = self._bar.add_task("", total=total, completed=trainer.global_step, step=step_of(trainer))
             self._bar.start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
@@ -49,10 +55,9 @@ class TrainingProgress(ProgressBar):
         fresh = trainer.global_step % pl_module.trainer_config.log_every_n_steps == 0
         if self._bar is not None:
             figures = self._figures(trainer, pl_module) if fresh else None
-            self._bar.update(self._task, completed=trainer.global_step, description=figures)
+            self._bar.update(self._task, completed=trainer.global_step, description=figures, step=step_of(trainer))
         elif fresh and self._due(trainer, pl_module):
-            line = f"step {trainer.global_step:,} of {trainer.max_steps:,}  {self._figures(trainer, pl_module)}"
-            print(line, file=sys.stderr, flush=True)
+            print(f"{step_of(trainer)}  {self._figures(trainer, pl_module)}", file=sys.stderr, flush=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Print the validation loss, above the bar if there is one."""
@@ -85,9 +90,12 @@ class TrainingProgress(ProgressBar):
 
     def _figures(self, trainer: pl.Trainer, pl_module: Any) -> str:
         report = pl_module.report
+        figures = (
+            f"loss {report['reduced_train_loss']:.4f}  lr {report['lr']:.2e}  "
+            f"{report['tokens_per_second']:,.0f} tokens/s"
+        )
+        if trainer.max_steps < 0:
+            return figures
         done = trainer.global_step - self._first_step
         left = (time.monotonic() - self._started) / max(done, 1) * (trainer.max_steps - trainer.global_step)
-        return (
-            f"loss {report['reduced_train_loss']:.4f}  lr {report['lr']:.2e}  "
-            f"{report['tokens_per_second']:,.0f} tokens/s  {timedelta(seconds=int(left))} left"
-        )
+        return f"{figures}  {timedelta(seconds=int(left))} left"

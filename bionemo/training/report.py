@@ -19,6 +19,7 @@ from bionemo.data.mock import MockSource, best_loss
 from bionemo.data.module import SequenceData
 from bionemo.data.sampler import Position
 from bionemo.interop.redact import redact_tree
+from bionemo.training.progress import step_of
 
 
 def reference_losses(data: SequenceData) -> dict[str, float]:
@@ -70,12 +71,19 @@ def announce(cfg: RunConfig, trainer: pl.Trainer, num_parameters: int, precision
 def conclude(trainer: pl.Trainer, module: Any, references: dict[str, float], directory: Path) -> None:
     """The result, beside what there is to compare it with."""
     loss = trainer.callback_metrics.get("val_loss")
-    result = [f"step {trainer.global_step:,} of {trainer.max_steps:,}"]
+    result = [step_of(trainer)]
     if loss is not None:
         result.append(f"validation loss {float(loss):.4f}")
     result += [f"{name} {value:.4f}" for name, value in references.items()]
     say(", ".join(result))
     say(f"logs, checkpoints and the loss curve are in {directory}")
+
+
+@rank_zero_only
+def conclude_test(trainer: pl.Trainer) -> None:
+    """The result on the test set."""
+    loss, perplexity = (float(trainer.callback_metrics[f"test_{name}"]) for name in ("loss", "perplexity"))
+    say(f"test loss {loss:.4f}, test perplexity {perplexity:.3f}")
 
 
 @rank_zero_only

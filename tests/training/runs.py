@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import socket
 import sys
 from multiprocessing.context import ForkServerProcess
@@ -95,7 +96,7 @@ class Command:
     Attributes:
         words: overrides, behind those of a tiny run.
         model: whose example's directory it runs in.
-        environment: added to our own.
+        environment: added to our own; LARGEST_FILE is a number of bytes beyond which the disk seems full.
     """
 
     def __init__(self, output: Path, *words: str, model: str = "esm2nv", **environment: str) -> None:
@@ -119,6 +120,8 @@ def _main(example: Path, name: str, words: list[str], console: Path, environment
     for leftover in ("LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):  # of a run before the server's start
         os.environ.pop(leftover, None)
     os.environ.update(environment)
+    if largest := environment.get("LARGEST_FILE"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), resource.RLIM_INFINITY))
     os.chdir(example)
     sys.argv = ["pretrain.py", *words]
     main(name, example / "conf")
@@ -130,16 +133,19 @@ def run(directory: Path, *words: str, model: str = "esm2nv", **environment: str)
     return Command(output, f"exp_manager.exp_dir={directory}", *words, model=model, **environment).end()
 
 
-def run_on_ranks(directory: Path, *words: str, ranks: int, model: str = "esm2nv") -> list[tuple[int, list[str]]]:
-    """Run a command on several ranks of this machine, as a launcher would."""
+def run_on_ranks(
+    directory: Path, *words: str, ranks: int, model: str = "esm2nv", **first: str
+) -> list[tuple[int, list[str]]]:
+    """Run a command on several ranks of this host, as a launcher would; `first` is the environment of the first."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     commands = [
         Command(
             directory.with_name(f"{directory.name}.console{rank}"),
             f"exp_manager.exp_dir={directory}", f"trainer.devices={ranks}", *words,
-            model=model, LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            model=model, LOCAL_RANK=str(rank), **shared, **({} if rank else first),
         )
         for rank in range(ranks)
     ]  # fmt: skip

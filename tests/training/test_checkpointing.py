@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which checkpoints a run keeps, where the next start goes on, and how a run is stopped."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bionemo.errors import UserError
+from bionemo.megatron import checkpoint
+from bionemo.training.checkpointing import Checkpoints
+from bionemo.training.module import TrainingModule
+
+from .runs import Command, config, fingerprint, last_checkpoint, logged, run, train
+
+PARAMS = "exp_manager.checkpoint_callback_params"
+
+
+def saved(directory: Path) -> dict[str, int]:
+    """Names of checkpoints and the steps they are of."""
+    return {path.name: checkpoint.manifest_of(path)["step"] for path in (directory / "checkpoints").iterdir()}
+
+
+def best_steps(directory: Path) -> list[int]:
+    return sorted(step for name, step in saved(directory).items() if not name.endswith("-last"))
+
+
+LOSSES = {1: 5.0, 2: 3.0, 3: 4.0, 4: 2.0, 5: 6.0, 6: 3.5, 7: 9.0, 8: 8.0}
+
+
+@pytest.fixture
+def given_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validate after every step, with the result in LOSSES."""
+
+    def report(self: TrainingModule, stage: str) -> None:
+        loss = LOSSES[self.trainer.global_step]
+        self.log_dict({"val_loss": loss, "val_perplexity": loss}, logger=False)
+        self._to_loggers({"val_loss": loss})
+
+    monkeypatch.setattr(TrainingModule, "_report_mean", report)
+
+
+@pytest.mark.usefixtures("given_losses")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("save_top_k=2",), [2, 4]),
+        (("save_top_k=2", "mode=max"), [7, 8]),
+        (("save_top_k=0",), []),
+        (("save_top_k=-1",), list(LOSSES)),
+        (("save_top_k=3", "monitor=val_perplexity"), [2, 4, 6]),
+        (("save_top_k=3", "monitor=nothing_of_that_name"), []),
+    ],
+    ids=str,
+)
+def test_the_best_and_the_last_are_kept(tmp_path: Path, words: tuple[str, ...], expected: list[int]) -> None:
+    train(config(tmp_path, "trainer.val_check_interval=1", *(f"{PARAMS}.{word}" for word in words)))
+    assert best_steps(tmp_path) == expected
+    assert saved(tmp_path)[last_checkpoint(tmp_path).name] == 8
+
+
+@pytest.mark.usefixtures("given_losses")
+def test_the_best_are_counted_over_restarts(tmp_path: Path) -> None:
+    cfg = config(tmp_path, "trainer.val_check_interval=1", f"{PARAMS}.save_top_k=2")
+    train(cfg, stop_before_step=4)
+    assert best_steps(tmp_path) == [2, 3]
+    train(cfg)
+    assert best_steps(tmp_path) == [2, 4]
+
+
+def test_names_follow_the_pattern_of_v1(tmp_path: Path) -> None:
+    train(config(tmp_path))
+    pattern = r"megatron_bert--val_loss=\d\.\d\d-step=(4|8)-consumed_samples=\d+(-last)?"
+    assert len(saved(tmp_path)) == 3
+    for name, step in saved(tmp_path).items():
+        assert (match := re.fullmatch(pattern, name))
+        assert int(match[1]) == step
+    (consumed,) = re.findall(r"samples=(\d+)-last", last_checkpoint(tmp_path).name)
+    assert int(consumed) == logged(tmp_path, "consumed_samples")[8]
+    value = checkpoint.manifest_of(last_checkpoint(tmp_path))["metrics"]["val_loss"]
+    assert value == pytest.approx(logged(tmp_path, "val_loss")[8])
+
+
+def steps_of_saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    steps: list[int] = []
+    save = checkpoint.save
+
+    def watched(path: Path, state: dict[str, object]) -> None:
+        steps.append(int(str(state["global_step"])))
+        save(path, state)
+
+    monkeypatch.setattr(checkpoint, "save", watched)
+    return steps
+
+
+def test_saves_every_so_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of_saves(monkeypatch)
+    train(config(tmp_path, f"{PARAMS}.every_n_train_steps=3"))
+    assert steps == [3, 4, 6, 8]  # 4 and 8 are validations
+
+
+def test_saves_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of_saves(monkeypatch)
+    train(config(tmp_path, f"{PARAMS}.train_time_interval='00:00:00:00'", "trainer.max_steps=3"))
+    assert steps == [1, 2, 3]
+    with pytest.raises(UserError, match=r"train_time_interval=soon is not a time: write DD:HH:MM:SS"):
+        train(config(tmp_path, f"{PARAMS}.train_time_interval=soon"))
+
+
+def test_no_checkpoint_is_written_when_none_is_wanted(tmp_path: Path) -> None:
+    train(config(tmp_path, "exp_manager.create_checkpoint_callback=False"))
+    assert saved(tmp_path) == {}
+
+
+def test_resume_if_exists_off_begins_anew(tmp_path: Path) -> None:
+    train(config(tmp_path, "trainer.max_steps=3"))
+    train(config(tmp_path, "trainer.max_steps=3", "exp_manager.resume_if_exists=False"))
+    losses = [file for file in tmp_path.glob("events.out.tfevents.*")]
+    assert len(losses) == 2
+    assert list(logged(tmp_path, "reduced_train_loss")) == [1, 2, 3]  # twice the same
+
+
+def test_no_checkpoint_to_resume_from_can_be_an_error(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    status, lines = run(directory, "exp_manager.resume_ignore_no_checkpoint=False")
+    assert status == 1
+    assert lines == [
+        f"error: exp_manager.resume_if_exists=True: no checkpoint in {directory}/checkpoints; "
+        "set exp_manager.resume_ignore_no_checkpoint=True to start from the beginning"
+    ]
+    assert not directory.exists()
+
+
+def test_a_named_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
+    train(config(tmp_path / "first"))
+    (at_4,) = (tmp_path / "first" / "checkpoints").glob("*step=4*")
+    train(config(tmp_path / "second", f"exp_manager.resume_from_checkpoint={at_4}"))
+    assert list(logged(tmp_path / "second", "reduced_train_loss")) == [5, 6, 7, 8]
+    assert fingerprint(tmp_path / "second") == fingerprint(tmp_path / "first")
+    with pytest.raises(UserError, match="there is no such checkpoint"):
+        train(config(tmp_path / "third", "exp_manager.resume_from_checkpoint=nowhere"))
+    assert not (tmp_path / "third").exists()
+
+
+def test_weights_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new run from old weights: same weights, but step, schedule and data begin anew."""
+    train(config(tmp_path / "first"))
+    old = last_checkpoint(tmp_path / "first")
+    begun_with: list[dict[str, torch.Tensor]] = []
+    start = TrainingModule.on_train_start
+
+    def watched(self: TrainingModule) -> None:
+        begun_with.append({name: tensor.clone() for name, tensor in self.state_dict().items()})
+        start(self)
+
+    monkeypatch.setattr(TrainingModule, "on_train_start", watched)
+    train(config(tmp_path / "second", f"restore_from_path={old}", "trainer.max_steps=2"))
+    weights = checkpoint.load(old)["state_dict"]
+    assert weights.keys() == begun_with[0].keys()
+    assert all(torch.equal(weights[name], begun_with[0][name]) for name in weights)
+    assert list(logged(tmp_path / "second", "lr").values()) == pytest.approx([4e-5, 4e-5 + 3.6e-4 / 2000])
+    assert logged(tmp_path / "second", "reduced_train_loss")[1] < logged(tmp_path / "first", "reduced_train_loss")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["restore_from_path=nowhere"], "restore_from_path=nowhere: there is no such directory"),
+        (["restore_from_path=x.nemo"], "restore_from_path=x.nemo: .nemo files are not read yet"),
+        (["restore_from_path={first}", "exp_manager.exp_dir={new}", "model.num_layers=1"], "weights are those of"),
+        (["model.hidden_size=64"], "weights are those of another model"),
+        (["restore_from_path={empty}", "exp_manager.exp_dir={new}"], "manifest.json is missing"),
+    ],
+    ids=["missing", "nemo", "other model", "resume other model", "no checkpoint"],
+)  # fmt: skip
+def test_weights_that_do_not_fit_are_refused_in_one_line(
+    tmp_path: Path, trained: Path, words: list[str], expected: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    places = {"first": last_checkpoint(trained), "new": tmp_path / "new", "empty": empty}
+    target = trained if "hidden_size" in words[0] else tmp_path / "run"
+    status, lines = run(target, *(word.format(**places) for word in words))
+    assert status == 1
+    (line,) = [line for line in lines if line.startswith("error: ")]
+    assert expected in line
+    assert not any("Traceback" in line for line in lines)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("trained")
+    train(config(directory))
+    return directory
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path, name: str) -> None:
+    directory = tmp_path / "run"
+    train(config(directory))
+    whole = fingerprint(directory)
+    for path in (directory / "checkpoints").glob("*step=8*"):  # both names are the same file
+        content = bytearray((path / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (path / name).unlink()
+        (path / name).write_bytes(content)
+    status, lines = run(directory)
+    assert status == 0
+    notes = [line for line in lines if "passed over" in line]
+    assert notes
+    assert all("step=8" in line and name in line for line in notes)
+    assert any("continuing from" in line and "step=4" in line for line in lines)
+    assert logged(directory, "reduced_train_loss").keys() == set(range(1, 9))
+    newest = checkpoint.newest(directory / "checkpoints", lambda path, why: None)
+    assert newest is not None
+    assert json.loads((newest / "manifest.json").read_text())["sha256"] == whole
+
+
+def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file = checkpoint.save_file
+
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        save_file(tensors, path)
+        if "step=8" in str(path):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    directory = tmp_path / "run"
+    with pytest.raises(UserError, match=r"\(No space left on device\): make room") as caught:
+        train(config(directory))
+    assert "\n" not in str(caught.value)
+    assert {step for step in saved(directory).values()} == {4}
+    monkeypatch.undo()
+    train(config(directory))
+    train(config(tmp_path / "whole"))
+    assert fingerprint(directory) == fingerprint(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_the_step_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
+    """The same command then ends bitwise as if nothing had happened."""
+    directory = tmp_path / "run"
+    words = (f"exp_manager.exp_dir={directory}", "trainer.max_steps=150", "trainer.val_check_interval=100")
+    command = Command(tmp_path / "console", *words)
+    while "step 5 of" not in ((tmp_path / "console").read_text() if (tmp_path / "console").exists() else ""):
+        time.sleep(0.01)
+        assert command.process.is_alive()
+    os.kill(command.process.pid or 0, number)
+    status, lines = command.end()
+    assert status == 128 + number
+    at = max(map(int, re.findall(r"step (\d+) of 150", "\n".join(lines))))
+    assert f"note: received {number.name}: saving step {at} and leaving" in lines
+    assert list(saved(directory).values()) == [at]
+    assert 5 <= at < 150
+
+    assert Command(tmp_path / "console", *words).end()[0] == 0
+    train(config(tmp_path / "whole", *words[1:]))
+    assert logged(directory, "reduced_train_loss") == logged(tmp_path / "whole", "reduced_train_loss")
+    assert fingerprint(directory) == fingerprint(tmp_path / "whole")
+
+
+def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
+    """It saves and ends well; the next start has the whole time again."""
+    directory = tmp_path / "run"
+    for start, step in enumerate((1, 2), 1):
+        status, lines = run(directory, "exp_manager.max_time_per_run='00:00:00:00'")
+        assert status == 0
+        assert f"note: exp_manager.max_time_per_run=00:00:00:00 is over: leaving at step {step}" in lines
+        assert saved(directory)[last_checkpoint(directory).name] == step == start
+    with pytest.raises(UserError, match=r"exp_manager\.max_time_per_run=1h is not a time"):
+        train(config(directory, "exp_manager.max_time_per_run=1h"))
+
+
+@pytest.mark.usefixtures("given_losses")
+def test_early_stopping(tmp_path: Path) -> None:
+    words = ("create_early_stopping_callback=True", "early_stopping_callback_params.patience=3")
+    train(config(tmp_path, "trainer.val_check_interval=1", *(f"exp_manager.{word}" for word in words)))
+    assert list(logged(tmp_path, "val_loss")) == [1, 2, 3, 4, 5, 6, 7]  # the best is 4
+    assert saved(tmp_path)[last_checkpoint(tmp_path).name] == 7
+
+
+def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> None:
+    train(config(tmp_path))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").glob("*/*")}
+    train(config(tmp_path))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").glob("*/*")} == before
+
+
+def test_saving_a_step_twice_writes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of_saves(monkeypatch)
+    end = Checkpoints.on_train_end
+
+    def twice(*args: Any) -> None:
+        end(*args)
+        end(*args)
+
+    monkeypatch.setattr(Checkpoints, "on_train_end", twice)
+    train(config(tmp_path, "trainer.max_steps=2"))
+    assert steps == [2]

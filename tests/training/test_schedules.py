@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning rates against the predecessor's formulas, written out a second time, and the values its logs show."""
+
+import math
+from typing import Any
+
+import pytest
+
+from bionemo.config.compose import load
+from bionemo.config.schema import SchedConfig
+from bionemo.errors import UserError
+from bionemo.training.schedules import Schedule, build_schedule
+from tests.conftest import EXAMPLES
+
+
+def schedule(name: Any, lr: float, steps: int, **keys: Any) -> Schedule:
+    return build_schedule(SchedConfig(name=name, **keys), lr, steps)
+
+
+def shipped(model: str, config: str, *overrides: str) -> Schedule:
+    cfg = load(config, overrides, EXAMPLES / model / "conf")
+    return build_schedule(cfg.model.optim.sched, cfg.model.optim.lr, cfg.trainer.max_steps)
+
+
+# Learning rates in the logs of v1's own runs of 500 steps. Under fp16 17 of ESM-1nv's updates were skipped.
+@pytest.mark.parametrize(
+    ("model", "config", "step", "logged"),
+    [
+        ("esm1nv", "pretrain_small", 482, 1.928e-4),
+        ("esm2nv", "pretrain_esm2_8M", 499, 1.2982e-4),
+    ],
+)
+def test_shipped_files_give_the_rates_that_v1_logged(model: str, config: str, step: int, logged: float) -> None:
+    rate = shipped(model, config, "trainer.max_steps=500")
+    assert rate(step) == pytest.approx(logged, rel=1e-4)
+    assert shipped(model, config)(step) == pytest.approx(logged, rel=1e-4)  # in the warm-up the end is of no account
+
+
+def test_warmup_decay_hold_values_of_the_v1_test() -> None:
+    rate = schedule(
+        "WarmupAnnealDecayHold", 99.0, 100, warmup_steps=20, min_lr=0.01, max_lr=0.1, anneal_percentage=0.5
+    )
+    assert [rate(s) for s in (0, 10, 20, 40, 60)] == pytest.approx([0.01, 0.055, 0.1, 0.075, 0.05])
+    assert {round(rate(s), 9) for s in range(60, 300)} == {0.05}
+
+
+def test_esm2_falls_to_a_tenth_and_stays() -> None:
+    rate = shipped("esm2nv", "pretrain_esm2_8M")  # 500,000 steps, 2,000 of them warm-up, 4e-5 to 4e-4
+    assert (rate(0), rate(1000), rate(2000)) == pytest.approx((4e-5, 2.2e-4, 4e-4))
+    assert rate(251_000) == pytest.approx(2e-4)
+    assert [rate(s) for s in (460_000, 499_999, 600_000)] == pytest.approx([4e-5] * 3)
+
+
+def test_cosine_with_constant_steps() -> None:
+    rate = shipped("esm1nv", "pretrain_small")  # 1,000,000 steps, 500 of them warm-up, 50,000 constant at the end
+    assert rate(0) == 0
+    assert [rate(s) for s in (1, 250, 500)] == pytest.approx([4e-7, 1e-4, 2e-4])
+    decay = 1_000_000 - 500 - 50_000
+    for s in (501, 10_000, 500 + decay // 2, 900_000):
+        expected = 2e-5 + 0.5 * (1 + math.cos(math.pi * (s - 500) / decay)) * (2e-4 - 2e-5)
+        assert rate(s) == pytest.approx(expected, rel=1e-12)
+    assert rate(500 + decay // 2) == pytest.approx(1.1e-4, rel=1e-5)  # half-way between the two
+    assert [rate(s) for s in (950_000, 999_999, 2_000_000)] == [2e-5] * 3
+
+
+def test_cosine_with_constant_steps_and_a_run_too_short_for_them() -> None:
+    rate = shipped("esm1nv", "pretrain_small", "trainer.max_steps=20")
+    assert [rate(s) for s in range(20)] == pytest.approx([2e-4 * s / 500 for s in range(20)])
+
+
+def test_cosine_without_constant_steps() -> None:
+    rate = schedule("CosineAnnealing", 1.0, 100, warmup_steps=20, min_lr=0.1)
+    for s in range(20):
+        assert rate(s) == pytest.approx((s + 1) / 21)
+    assert rate(20) == pytest.approx(1.0)
+    assert rate(60) == pytest.approx(0.55)
+    for s in range(20, 101):
+        assert rate(s) == pytest.approx(0.1 + 0.45 * (1 + math.cos(math.pi * (s - 20) / 80)))
+    assert rate(1000) == pytest.approx(0.1)
+
+
+def test_inverse_square_root() -> None:
+    rate = schedule("InverseSquareRootAnnealing", 0.3, 1000, warmup_ratio=0.0199)  # int: 19 steps
+    assert [rate(s) for s in (0, 9, 18)] == pytest.approx([0.3 / 20, 0.15, 0.3 * 19 / 20])
+    assert [rate(s) for s in (19, 79, 319)] == pytest.approx([0.3, 0.15, 0.075])  # four times the steps, half of it
+
+
+def test_noam_has_its_peak_at_the_end_of_the_warmup_and_a_floor_only_after_it() -> None:
+    rate = schedule("NoamAnnealing", 2.0, 10**6, warmup_steps=100, d_model=64, min_lr=0.02)
+    scale = 2.0 / 8  # lr is a multiplier: d_model ** -0.5 is an eighth
+    assert rate(0) == rate(1) == pytest.approx(scale / 1000)  # below the floor
+    assert rate(50) == pytest.approx(scale * 50 / 1000)
+    assert rate(100) == pytest.approx(scale / 10)
+    assert rate(121) == pytest.approx(scale / 11)
+    assert rate(10_000) == 0.02  # the formula gives 0.0025
+    assert schedule("NoamAnnealing", 1.0, 10, warmup_steps=0, d_model=4, min_lr=0.6)(1) == 0.6
+
+
+def test_noam_with_a_rate_below_its_floor_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.optim\.lr=0.001 is below model\.optim\.sched\.min_lr=0.01"):
+        schedule("NoamAnnealing", 0.001, 10, warmup_steps=1, d_model=4, min_lr=0.01)
+
+
+def test_warmup_annealing() -> None:
+    rate = schedule("WarmupAnnealing", 1.0, 110, warmup_ratio=0.1, min_lr=0.2)
+    assert [rate(s) for s in (0, 10)] == pytest.approx([1 / 12, 11 / 12])
+    assert [rate(s) for s in (11, 11 + 33, 110, 500)] == pytest.approx([1.0, 1 - 0.8 / 3, 0.2, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("WarmupAnnealDecayHold", "max_lr"), ("CosineAnnealing", "min_lr"), ("NoamAnnealing", "d_model")],
+)
+def test_a_key_that_a_schedule_needs_is_named(name: str, missing: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.optim\.sched\.{missing} is not set"):
+        schedule(name, 1.0, 100, constant_steps=5)

@@ -54,9 +54,7 @@ def draw(keys: Words, counter: int = 0) -> Words:
 def draw_runs(keys: Words, lengths: NDArray[np.integer]) -> Words:
     """Draws 0 to length - 1 of each key [k], end to end: uint64 [sum of lengths]."""
     total = int(lengths.sum())
-    ramp = np.arange(
-        1, total + 1, dtype=np.uint64
-    )  # one ramp for all runs: each key is set back by where its run starts
+    ramp = np.arange(1, total + 1, dtype=np.uint64)  # for all runs: each key is set back by where its run starts
     ramp *= _GOLDEN
     starts = (np.cumsum(lengths) - lengths).astype(np.uint64)
     ramp += np.repeat(keys - starts * _GOLDEN, lengths)

@@ -15,11 +15,11 @@ from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 
 from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.errors import UserError
 from bionemo.megatron import checkpoint
+from bionemo.training.agreement import any_rank
 from bionemo.training.time_limit import seconds
 
 log = logging.getLogger(__name__)
@@ -97,24 +97,15 @@ class Checkpoints(pl.Callback):
         step, every = trainer.global_step, self.config.every_n_train_steps
         due = every is not None and step % every == 0
         if self._interval is not None and not due:
-            due = trainer.strategy.broadcast(time.monotonic() - self._saved_at >= self._interval)
+            due = bool(any_rank(trainer, pl_module, time.monotonic() - self._saved_at >= self._interval))
         validates = trainer.enable_validation and step % (trainer.val_check_batch or step) == 0
         if due and not validates:  # else the validation that follows saves, with its result
             self.save(trainer, pl_module)
-        if self._all_leave(trainer, pl_module):
+        if number := any_rank(trainer, pl_module, self.leaving):
+            self.leaving = number
             log.warning("received %s: saving step %d and leaving", signal.Signals(self.leaving).name, step)
             self.save(trainer, pl_module)
             trainer.should_stop = True
-
-    def _all_leave(self, trainer: pl.Trainer, pl_module: Any) -> bool:
-        """Whether a signal has come to any rank; several ranks ask each other only when they wait anyway."""
-        if trainer.world_size == 1:
-            return bool(self.leaving)
-        if trainer.global_step % pl_module.trainer_config.log_every_n_steps:
-            return False
-        numbers = trainer.strategy.reduce(torch.tensor(self.leaving, device=pl_module.device), reduce_op="max")
-        self.leaving = int(numbers)
-        return bool(self.leaving)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save with the fresh value of the monitored metric."""
@@ -129,6 +120,7 @@ class Checkpoints(pl.Callback):
         """Write `-last`, name it a best one if it is, then prune."""
         if not self._enabled or getattr(trainer, "fast_dev_run", False) or trainer.global_step == self._saved_step:
             return
+        pl_module.loss_and_norm()  # weights that are no numbers would take the place of the last good ones
         with pl_module.throughput.paused():
             name = self._name(trainer, pl_module)
             last = self.directory / f"{name}-last"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training step, as a LightningModule: the trainer calls it, this file says what one update is."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from bionemo.config.schema import EncoderConfig, TrainerConfig
 from bionemo.data.module import TrainStep
 from bionemo.data.sampler import Position
+from bionemo.errors import UserError
 from bionemo.megatron import checkpoint
 from bionemo.megatron.step import Objective, ParallelModel, reduce_over_ranks
 from bionemo.megatron.strategy import load_weights
@@ -48,6 +50,7 @@ class TrainingModule(pl.LightningModule):
         self.scaler = LossScaler(config.native_amp_init_scale, config.native_amp_growth_interval, config.hysteresis)
         self.position = Position()  # in the data; moves when a step is done, not when it is loaded
         self.throughput = Throughput()
+        self._loss_and_norm = torch.zeros(2)  # of the last step, on the device
         self.report: dict[str, float] = {}  # what was logged last, for the progress bar and the loss curve
         self.model: MaskedLanguageModel | None = None
 
@@ -103,8 +106,9 @@ class TrainingModule(pl.LightningModule):
 
         self.position = step.after
         self.throughput.step()
+        self._loss_and_norm = torch.stack((loss_sum / count.clamp_min(1), norm.to(loss_sum.dtype)))
         if self.trainer.global_step % self.trainer_config.log_every_n_steps == 0:
-            self._log(loss_sum / count.clamp_min(1), norm, rate)
+            self._log(rate)
 
     def _update(self, optimizer: Any, norm: Tensor) -> None:
         """Step the optimizer and the schedule; under fp16 an overflow makes both stand still."""
@@ -117,9 +121,23 @@ class TrainingModule(pl.LightningModule):
             self.schedule_step += 1
         optimizer.step()
 
-    def _log(self, loss: Tensor, norm: Tensor, rate: float) -> None:
-        """Read the step's figures, the only wait for the device, and hand them to the loggers."""
-        loss_value, norm_value = torch.stack((loss.double(), norm.double())).tolist()
+    def loss_and_norm(self) -> tuple[float, float]:
+        """Read the loss and the gradient norm of the last step, the only wait for the device.
+
+        Raises:
+            UserError: when one is not a finite number: the weights are lost from here on, and must not be saved.
+        """
+        loss, norm = self._loss_and_norm.tolist()
+        if not (math.isfinite(loss) and math.isfinite(norm)) and not self.precision.needs_scaling:
+            raise UserError(
+                f"step {self.trainer.global_step}: the loss is {loss:.4g} and the gradient norm {norm:.4g}: training "
+                "has diverged; lower model.optim.lr or set trainer.gradient_clip_val. Earlier checkpoints are untouched"
+            )
+        return loss, norm
+
+    def _log(self, rate: float) -> None:
+        """Hand the step's figures to the loggers."""
+        loss_value, norm_value = self.loss_and_norm()
         tokens_per_second, seconds = self.throughput.read(self.position.consumed_tokens)
         self.report = {
             "reduced_train_loss": loss_value,

@@ -16,9 +16,7 @@ _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 @dataclass
 class LossScaler:
-    """Dynamic loss scaling with hysteresis: the scale halves at the second overflow in a row of growth, not the first.
-
-    The state stays on the device; whether an update is skipped is read once a step, which fp16 cannot do without.
+    """Dynamic loss scaling with hysteresis: the first overflows after a growth are tolerated, each later one halves.
 
     Attributes:
         scale: what the loss is multiplied by.

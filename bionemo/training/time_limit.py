@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo.errors import UserError
+from bionemo.training.agreement import any_rank
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +37,10 @@ class TimeLimit(pl.Callback):
         self._started = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Stop all ranks when the first rank's time is over; training/checkpointing.py saves at the end."""
+        """Stop all ranks when the time of one is over; training/checkpointing.py saves at the end."""
         if self._seconds is None or trainer.should_stop:
             return
-        if trainer.strategy.broadcast(time.monotonic() - self._started >= self._seconds):
+        if any_rank(trainer, pl_module, time.monotonic() - self._started >= self._seconds):
             log.warning(
                 "exp_manager.max_time_per_run=%s is over: leaving at step %d", self._limit, trainer.global_step
             )

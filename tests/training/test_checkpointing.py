@@ -244,6 +244,18 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert fingerprint(directory) == fingerprint(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("every", [1, 100], ids=["logged", "not logged"])
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path, every: int) -> None:
+    """Whether the step is logged or only saved: the last good checkpoint stays the newest."""
+    directory = tmp_path / "run"
+    train(config(directory, "trainer.max_steps=4"))
+    words = ("model.optim.lr=1e38", "model.optim.sched.max_lr=1e38", f"trainer.log_every_n_steps={every}")
+    status, lines = run(directory, *words)
+    assert status == 1
+    assert re.search(r"error: step [5-8]: the loss is .*nan.*lower model\.optim\.lr", lines[-1]), lines
+    assert {*saved(directory).values()} == {4}
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_the_step_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
     """The same command then ends bitwise as if nothing had happened."""

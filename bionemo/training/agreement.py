@@ -8,7 +8,7 @@ import torch
 
 
 def any_rank(trainer: pl.Trainer, pl_module: Any, value: int) -> int:
-    """Give all ranks the highest value of any, at steps whose figures are logged: ranks wait for each other then anyway.
+    """Give all ranks the highest value of any, at steps whose figures are logged, when ranks wait anyway.
 
     At the other steps of several ranks the answer is 0: nothing is decided.
     """

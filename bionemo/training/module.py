@@ -130,8 +130,8 @@ class TrainingModule(pl.LightningModule):
         loss, norm = self._loss_and_norm.tolist()
         if not (math.isfinite(loss) and math.isfinite(norm)) and not self.precision.needs_scaling:
             raise UserError(
-                f"step {self.trainer.global_step}: the loss is {loss:.4g} and the gradient norm {norm:.4g}: training "
-                "has diverged; lower model.optim.lr or set trainer.gradient_clip_val. Earlier checkpoints are untouched"
+                f"step {self.trainer.global_step}: the loss is {loss:.4g}, the gradient norm {norm:.4g}: training has "
+                "diverged; lower model.optim.lr or set trainer.gradient_clip_val. Earlier checkpoints are untouched"
             )
         return loss, norm
 

@@ -69,12 +69,26 @@ class Precision:
 
 
 def precision_for_host(name: str | int) -> Precision:
-    """Take v1's names; where there is no GPU, fp16 becomes bf16, and says so."""
+    """Take v1's names, and say so where the host calls for another precision.
+
+    Without a GPU fp16 becomes bf16, or fp32 on a CPU that has to emulate bf16: that is ten times slower than fp32.
+    """
     plain = {"32-true": "32", "bf16": "bf16-mixed", "16": "16-mixed"}.get(str(name), str(name))
-    if plain == "16-mixed" and not torch.cuda.is_available():
-        log.warning("trainer.precision=16-mixed needs a GPU: computing in bf16-mixed here")
-        plain = "bf16-mixed"
+    if plain == "32" or torch.cuda.is_available():
+        return Precision(plain)
+    native = cpu_has_bf16()
+    if plain == "16-mixed":
+        plain = "bf16-mixed" if native else "32"
+        log.warning("trainer.precision=16-mixed needs a GPU: computing in %s here", plain)
+    elif not native:
+        log.warning("trainer.precision=%s is slow on this CPU, which emulates it: 32 is faster here", name)
     return Precision(plain)
+
+
+def cpu_has_bf16() -> bool:
+    """Whether the processor multiplies bf16 numbers itself; one of which nothing is known is believed to."""
+    able = torch.cpu.get_capabilities()
+    return "avx2" not in able or bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def total_norm(gradients: list[Tensor]) -> Tensor:

@@ -55,21 +55,32 @@ def test_a_scaler_goes_on_from_its_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "with_gpu", "without"),
+    ("given", "with_gpu", "with_bf16", "without"),
     [
-        ("16-mixed", "16-mixed", "bf16-mixed"),
-        ("16", "16-mixed", "bf16-mixed"),
-        ("bf16", "bf16-mixed", "bf16-mixed"),
-        ("bf16-mixed", "bf16-mixed", "bf16-mixed"),
-        ("32", "32", "32"),
-        ("32-true", "32", "32"),
+        ("16-mixed", "16-mixed", "bf16-mixed", "32"),
+        ("16", "16-mixed", "bf16-mixed", "32"),
+        ("bf16", "bf16-mixed", "bf16-mixed", "bf16-mixed"),
+        ("bf16-mixed", "bf16-mixed", "bf16-mixed", "bf16-mixed"),
+        ("32", "32", "32", "32"),
+        ("32-true", "32", "32", "32"),
     ],
 )
-def test_precision_follows_the_host(monkeypatch: pytest.MonkeyPatch, given: str, with_gpu: str, without: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert precision_for_host(given).name == with_gpu
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert precision_for_host(given).name == without
+def test_precision_follows_the_host(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: str, with_gpu: str, with_bf16: str,
+    without: str,
+) -> None:  # fmt: skip
+    for gpu, features, expected, noted in (
+        (True, {"avx2": True, "avx512_bf16": False}, with_gpu, False),
+        (False, {"avx2": True, "avx512_bf16": True}, with_bf16, with_bf16 != with_gpu),
+        (False, {"avx2": True, "amx_bf16": True}, with_bf16, with_bf16 != with_gpu),
+        (False, {"architecture": "of another kind"}, with_bf16, with_bf16 != with_gpu),
+        (False, {"avx2": True, "avx512_bf16": False}, without, not given.startswith("32")),
+    ):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda features=features: features)
+        caplog.clear()
+        assert precision_for_host(given).name == expected
+        assert len(caplog.messages) == noted
 
 
 @pytest.mark.parametrize("device", ["cpu"])

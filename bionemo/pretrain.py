@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bionemo.config import run
 from bionemo.config.schema import RunConfig
+from bionemo.training.limits import note_ineffective, refuse_unbuilt
 
 
 def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = None) -> None:
@@ -19,18 +20,18 @@ def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = 
 
 def pretrain(cfg: RunConfig) -> None:
     """Data, model, trainer; then train from the newest checkpoint or from the beginning."""
+    refuse_unbuilt(cfg)
     # Imported here, so that --help and every mistake in the configuration are answered before torch is loaded.
     from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
 
     quiet_dependencies()
     from bionemo.data.module import SequenceData
-    from bionemo.interop.nemo import log_directory, make_directory, start_experiment
+    from bionemo.interop.nemo import checkpoint_directory, log_directory, make_directories, start_experiment
     from bionemo.models.build import model_class
     from bionemo.tokenizers import load_tokenizer
     from bionemo.training import report
     from bionemo.training.checkpointing import Checkpoints, find_start, find_weights
     from bionemo.training.failure import one_voice
-    from bionemo.training.limits import refuse_unbuilt
     from bionemo.training.loss_curve import LossCurve
     from bionemo.training.module import TrainingModule
     from bionemo.training.objectives import masked_lm
@@ -41,10 +42,11 @@ def pretrain(cfg: RunConfig) -> None:
 
     quiet_dependencies()
     our_messages_to_console()
-    refuse_unbuilt(cfg)
+    note_ineffective(cfg)
     precision = precision_for_host(cfg.trainer.precision)
     directory = log_directory(cfg.exp_manager)
-    start = find_start(cfg.exp_manager, directory / "checkpoints")
+    saved = checkpoint_directory(cfg.exp_manager, directory)
+    start = find_start(cfg, saved)
 
     Model = model_class(cfg.model._target_)
     alphabet = load_tokenizer(Model.tokenizer)
@@ -53,11 +55,11 @@ def pretrain(cfg: RunConfig) -> None:
     weights = find_weights(cfg.restore_from_path) if start is None else None
     module = TrainingModule(partial(Model, cfg.model, alphabet), masked_lm, cfg.model, cfg.trainer, precision, weights)
 
-    checkpoints = Checkpoints(directory / "checkpoints", cfg.exp_manager)
+    checkpoints = Checkpoints(saved, cfg.exp_manager)
     limit = TimeLimit(cfg.exp_manager.max_time_per_run)
     trainer = build_trainer(cfg.trainer, [TrainingProgress(), LossCurve(directory, references), limit, checkpoints])
 
-    make_directory(directory)  # nothing is written before here
+    make_directories(directory, saved)  # nothing is written before here
     start_experiment(trainer, cfg.exp_manager, directory)
     report.save_config(cfg, trainer, directory)
 

@@ -112,7 +112,7 @@ class SequenceData(pl.LightningDataModule):
         data = self.config.data
         epochs = self.trainer_config.max_epochs if data.train.use_upsampling else 1
         accumulate = self.trainer_config.accumulate_grad_batches
-        return self._loader("train", data.shuffle, epochs, accumulate, self.position, data.num_workers)
+        return self._loader("train", data.shuffle, epochs, accumulate, self.position, data.train.num_workers)
 
     def val_dataloader(self) -> DataLoader[TrainStep]:
         """Every sequence once, in order, the last step filled up; masks are the same at every validation."""
@@ -143,8 +143,9 @@ class SequenceData(pl.LightningDataModule):
     def _stream(self) -> dict[str, Any]:
         """All that decides which samples a position stands for."""
         data, split = self.config.data, self.split("train")
-        keys = ("seed", "shuffle", "packing", "packing_window")
+        keys = ("shuffle", "packing", "packing_window")
         return {
+            "model.data.train.seed": data.train.seed,
             **{f"model.data.{key}": getattr(data, key) for key in keys},
             "model.seq_length": self.config.seq_length,
             "training records": len(split.records),
@@ -154,9 +155,10 @@ class SequenceData(pl.LightningDataModule):
     def steps(self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: Position) -> Steps:
         """The steps of a split for this rank."""
         data, split = self.config.data, self.split(name)
+        seed = getattr(data, name).seed
         rank, ranks = self._rank_and_size()
         sampler = StepSampler(
-            order=SampleOrder(split.records, data.seed, shuffle, epochs),
+            order=SampleOrder(split.records, seed, shuffle, epochs),
             lengths=np.minimum(split.source.lengths, self.config.seq_length - SPECIAL) + SPECIAL,
             plan=pack if data.packing else pad,
             capacity=self.config.seq_length,
@@ -168,7 +170,7 @@ class SequenceData(pl.LightningDataModule):
             self.alphabet, data.modify_percent, data.mask_percent, data.perturb_percent, data.mask_special_tokens
         )
         collate = Collator(
-            split.source, self.alphabet, masking, data.seed, self.config.seq_length, self.config.micro_batch_size,
+            split.source, self.alphabet, masking, seed, self.config.seq_length, self.config.micro_batch_size,
             crop=data.long_sequences == "crop" and name == "train",
             dynamic_padding=data.dynamic_padding and not data.packing,
         )  # fmt: skip

@@ -50,13 +50,19 @@ def log_directory(config: ExpManagerConfig) -> Path:
     return parent / (config.name or "default") / (config.version or "")
 
 
-def make_directory(directory: Path) -> None:
-    """Make the run's directory and that of its checkpoints, and see that they can be written.
+def checkpoint_directory(config: ExpManagerConfig, directory: Path) -> Path:
+    """Where a run's checkpoints go: dirpath, else beside its logs."""
+    named = config.checkpoint_callback_params.dirpath
+    return Path(named).absolute() if named else directory / "checkpoints"
+
+
+def make_directories(*directories: Path) -> None:
+    """Make the run's directories, and see that they can be written.
 
     Raises:
-        UserError: when it cannot.
+        UserError: when one cannot.
     """
-    for path in (directory, directory / "checkpoints"):
+    for path in directories:
         try:
             path.mkdir(parents=True, exist_ok=True)
             probe = path / f".write-test-{os.getpid()}"
@@ -64,7 +70,7 @@ def make_directory(directory: Path) -> None:
             probe.unlink()
         except OSError as error:
             raise UserError(
-                f"exp_manager.exp_dir: {path} cannot be written ({error.strerror}): choose another directory"
+                f"exp_manager: {path} cannot be written ({error.strerror}): choose another exp_manager.exp_dir"
             ) from error
 
 
@@ -86,6 +92,8 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         exp_manager(trainer, OmegaConf.create(given))
         if config.create_wandb_logger:
             trainer.loggers = [*trainer.loggers, start_wandb(config.wandb_logger_kwargs, directory)]
+    except ImportError as error:
+        raise UserError(f"exp_manager: {error}: install it, or leave that logger or callback off") from error
     except (ValueError, TypeError, NeMoBaseException) as error:
         raise UserError(f"exp_manager: {error}") from error
     finally:

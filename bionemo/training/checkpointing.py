@@ -16,7 +16,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from bionemo.config.schema.exp_manager import ExpManagerConfig
+from bionemo.config.schema import ExpManagerConfig, RunConfig
 from bionemo.errors import UserError
 from bionemo.megatron import checkpoint
 from bionemo.training.agreement import any_rank
@@ -25,15 +25,16 @@ from bionemo.training.time_limit import seconds
 log = logging.getLogger(__name__)
 
 
-def find_start(config: ExpManagerConfig, directory: Path) -> Path | None:
+def find_start(cfg: RunConfig, directory: Path) -> Path | None:
     """Choose where to go on: the checkpoint that was named, else the newest whole one of this run, else nowhere.
 
     Raises:
         UserError: when a named checkpoint does not exist, or there is none and starting afresh was not allowed.
     """
-    if named := config.resume_from_checkpoint:
+    config = cfg.exp_manager
+    if named := config.resume_from_checkpoint or cfg.model.resume_from_checkpoint:
         if not Path(named).is_dir():
-            raise UserError(f"exp_manager.resume_from_checkpoint={named}: there is no such checkpoint directory")
+            raise UserError(f"resume_from_checkpoint={named}: there is no such checkpoint directory")
         return Path(named)
     if not config.resume_if_exists:
         return None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration may say that this version does not do yet: refused before anything is read or written."""
+"""What a configuration may say that this version does not do: refused, or noted where nothing is lost by it."""
 
 import logging
+from typing import Any
 
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
@@ -10,13 +11,13 @@ log = logging.getLogger(__name__)
 
 
 def refuse_unbuilt(cfg: RunConfig) -> None:
-    """End a run that asks for what is not there.
+    """End a run that asks for what is not there, before anything is imported, read or written for it.
 
     Raises:
         UserError: naming the key and the value to give it.
     """
-    model = cfg.model
-    asked = {  # key: what it is set to, and what it has to be
+    model, manager = cfg.model, cfg.exp_manager
+    asked: dict[str, tuple[Any, Any]] = {  # key: what it is set to, and what it has to be
         "model.tensor_model_parallel_size": (model.tensor_model_parallel_size, 1),
         "model.pipeline_model_parallel_size": (model.pipeline_model_parallel_size, 1),
         "model.sequence_parallel": (model.sequence_parallel, False),
@@ -24,6 +25,8 @@ def refuse_unbuilt(cfg: RunConfig) -> None:
         "model.activations_checkpoint_method": (model.activations_checkpoint_method, None),
         "model.dwnstr_task_validation.enabled": (model.dwnstr_task_validation.enabled, False),
         "model.validation.validation_enabled": (model.validation.validation_enabled, False),
+        "model.data.train.sample_from_map": (model.data.train.sample_from_map, False),
+        "exp_manager.ema.enable": (bool(manager.ema and manager.ema.enable), False),
         "do_preprocessing": (cfg.do_preprocessing, False),
     }
     refused = {key: values for key, values in asked.items() if values[0] != values[1]}
@@ -31,5 +34,40 @@ def refuse_unbuilt(cfg: RunConfig) -> None:
         given = ", ".join(f"{key}={value}" for key, (value, _) in refused.items())
         needed = " ".join(f"{key}={'null' if value is None else value}" for key, (_, value) in refused.items())
         raise UserError(f"{given}: not built yet; for now run with {needed}")
-    if cfg.exp_manager.checkpoint_callback_params.always_save_nemo:
-        log.warning("exp_manager.checkpoint_callback_params.always_save_nemo=True: no .nemo file is written yet")
+
+
+def note_ineffective(cfg: RunConfig) -> None:
+    """Say which keys were set and change nothing, and what to do instead."""
+    data, tokenizer = cfg.model.data, cfg.model.tokenizer
+    saving = cfg.exp_manager.checkpoint_callback_params
+    own_alphabet = "the alphabets are part of the package"
+    by_step = "set every_n_train_steps or train_time_interval"
+    by_name = "checkpoints are directories named by filename"
+    ineffective = {  # key: whether it was set, and why that changes nothing
+        "model.data.dataloader_type": (data.dataloader_type != "single", "the order follows from model.data.shuffle"),
+        "model.data.force_regen_sample_mapping": (data.force_regen_sample_mapping, "the order is never stored"),
+        "model.tokenizer.model": (tokenizer.model, own_alphabet),
+        "model.tokenizer.vocab_file": (tokenizer.vocab_file, own_alphabet),
+        **{
+            f"exp_manager.checkpoint_callback_params.{key}": (getattr(saving, key), reason)
+            for key, reason in {
+                "always_save_nemo": "no .nemo file is written yet",
+                "save_nemo_on_train_end": "no .nemo file is written yet",
+                "save_best_model": "the best are kept by save_top_k",
+                "every_n_epochs": by_step,
+                "save_on_train_epoch_end": by_step,
+                "async_save": "checkpoints are complete when the next step begins",
+                "save_last_n_optim_states": "every checkpoint holds the optimizer, unless save_weights_only",
+                "filepath": by_name,
+                "prefix": by_name,
+                "postfix": by_name,
+            }.items()
+        },
+        "exp_manager.checkpoint_callback_params.save_last=False": (
+            saving.save_last is False,
+            "the last one is always kept: a run goes on from it",
+        ),
+    }
+    for key, (given, reason) in ineffective.items():
+        if given:
+            log.warning("%s has no effect: %s", key, reason)

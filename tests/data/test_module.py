@@ -111,11 +111,11 @@ def test_ranks_and_micro_batches_only_deal_out_the_same_step(
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_take_turns(workers: int, reference: list[tuple[Counter[Sequence], Position]]) -> None:
-    assert whole_steps(layout(1, 12, 1, f"model.data.num_workers={workers}"), 12) == reference
+    assert whole_steps(layout(1, 12, 1, f"model.data.train.num_workers={workers}"), 12) == reference
 
 
 def test_ranks_micro_batches_and_workers_together(reference: list[tuple[Counter[Sequence], Position]]) -> None:
-    assert whole_steps(layout(2, 3, 2, "model.data.num_workers=2"), 12) == reference
+    assert whole_steps(layout(2, 3, 2, "model.data.train.num_workers=2"), 12) == reference
 
 
 def test_micro_batches_have_their_rows_and_no_more() -> None:
@@ -140,7 +140,7 @@ def test_resuming_gives_the_steps_that_were_left(done: int, workers: int) -> Non
     straight = list(islice(sequence_data(*options).train_dataloader(), 30))
     stopped = sequence_data(*options)
     stopped.trainer.lightning_module.position = straight[done - 1].after
-    resumed = sequence_data(*options, f"model.data.num_workers={workers}")
+    resumed = sequence_data(*options, f"model.data.train.num_workers={workers}")
     resumed.load_state_dict(pickle.loads(pickle.dumps(stopped.state_dict())))
     assert resumed.trainer.lightning_module.position == straight[done - 1].after
     left = list(islice(resumed.train_dataloader(), 30 - done))
@@ -151,7 +151,7 @@ def test_resuming_gives_the_steps_that_were_left(done: int, workers: int) -> Non
 @pytest.mark.parametrize(("packing", "window", "workers"), [(True, 64, 0), (False, 64, 0), (True, 40, 3)])
 def test_a_finite_stream_ends_where_it_should(packing: bool, window: int, workers: int) -> None:
     options = ["trainer.max_epochs=2", f"model.data.packing={packing}", f"model.data.packing_window={window}",
-               f"model.data.num_workers={workers}", "model.data.long_sequences=truncate"]  # fmt: skip
+               f"model.data.train.num_workers={workers}", "model.data.long_sequences=truncate"]  # fmt: skip
     data = layout(2, 2, 2, *options)
     source = data[0].split("train").source
     expected = Counter(source.text(record)[:62] for record in range(150))
@@ -224,3 +224,11 @@ def test_another_stream_is_not_entered_in_the_middle_of_a_window(caplog: pytest.
     resumed.load_state_dict(stopped.state_dict())
     assert resumed.position == Position(window=4, row=0, consumed_samples=50, consumed_tokens=900)
     assert "packing_window" in caplog.text
+
+
+def test_a_split_may_have_a_seed_of_its_own() -> None:
+    first = next(iter(sequence_data().train_dataloader()))
+    same = next(iter(sequence_data("model.data.val.seed=5").train_dataloader()))
+    other = next(iter(sequence_data("model.data.train.seed=5").train_dataloader()))
+    assert torch.equal(first.micro_batches[0].tokens, same.micro_batches[0].tokens)
+    assert not torch.equal(first.micro_batches[0].tokens, other.micro_batches[0].tokens)

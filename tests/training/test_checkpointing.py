@@ -137,15 +137,25 @@ def test_no_checkpoint_to_resume_from_can_be_an_error(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
-def test_a_named_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["exp_manager.resume_from_checkpoint", "model.resume_from_checkpoint"])
+def test_a_named_checkpoint_is_gone_on_from(tmp_path: Path, key: str) -> None:
     train(config(tmp_path / "first"))
     (at_4,) = (tmp_path / "first" / "checkpoints").glob("*step=4*")
-    train(config(tmp_path / "second", f"exp_manager.resume_from_checkpoint={at_4}"))
+    train(config(tmp_path / "second", f"{key}={at_4}"))
     assert list(logged(tmp_path / "second", "reduced_train_loss")) == [5, 6, 7, 8]
     assert fingerprint(tmp_path / "second") == fingerprint(tmp_path / "first")
     with pytest.raises(UserError, match="there is no such checkpoint"):
-        train(config(tmp_path / "third", "exp_manager.resume_from_checkpoint=nowhere"))
+        train(config(tmp_path / "third", f"{key}=nowhere"))
     assert not (tmp_path / "third").exists()
+
+
+def test_checkpoints_can_lie_elsewhere(tmp_path: Path) -> None:
+    words = (f"{PARAMS}.dirpath={tmp_path / 'elsewhere' / 'checkpoints'}",)
+    train(config(tmp_path / "run", *words, "trainer.max_steps=4", "model.optim.sched.max_steps=8"))
+    train(config(tmp_path / "run", *words))
+    assert list(logged(tmp_path / "run", "reduced_train_loss")) == list(range(1, 9))
+    assert max(saved(tmp_path / "elsewhere").values()) == 8
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_weights_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,10 @@ def test_broken_data_is_one_line_and_leaves_no_directory(tmp_path: Path, content
         ("model.sequence_parallel=True", "run with model.sequence_parallel=False"),
         ("model.activations_checkpoint_granularity=full", "model.activations_checkpoint_granularity=null"),
         ("do_preprocessing=True", "run with do_preprocessing=False"),
+        ("model.data.train.sample_from_map=True", "run with model.data.train.sample_from_map=False"),
+        ("+exp_manager.ema.enable=True", "run with exp_manager.ema.enable=False"),
+        ("model.data.max_seq_length=32", "model.data.max_seq_length is 32, but rows and sequences are cut by"),
+        ("exp_manager.create_mlflow_logger=True", "install it"),
         ("exp_manager.exp_dir=/proc/nowhere", "/proc/nowhere cannot be written"),
         ("exp_manager.exp_dir=/dev/null/x", "/dev/null/x cannot be written"),
         ("trainer.val_check_interval=0.5", "val_check_interval"),
@@ -205,10 +209,17 @@ def test_shipped_files_for_several_gpus_still_compose() -> None:
     assert "tensor_model_parallel_size: 2" in done.stdout
 
 
-def test_a_nemo_file_that_is_not_written_is_said_once(tmp_path: Path) -> None:
-    word = "++exp_manager.checkpoint_callback_params.always_save_nemo=True"
-    _, lines = run(tmp_path / "run", word, "trainer.max_steps=1")
-    assert sum("no .nemo file is written" in line for line in lines) == 1
+def test_what_has_no_effect_is_said_once(tmp_path: Path) -> None:
+    params = "++exp_manager.checkpoint_callback_params"
+    words = (f"{params}.always_save_nemo=True", f"{params}.save_last=False", "model.data.dataloader_type=cyclic")
+    status, lines = run(tmp_path / "run", *words, "trainer.max_steps=1")
+    assert status == 0
+    noted = [line for line in lines if "has no effect" in line]
+    assert [line.split()[1] for line in noted] == [
+        "model.data.dataloader_type",
+        "exp_manager.checkpoint_callback_params.always_save_nemo",
+        "exp_manager.checkpoint_callback_params.save_last=False",
+    ]
 
 
 def test_unknown_letters_are_counted_and_said_once(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def open_split(config: DataConfig, name: SplitName, seq_length: int, alphabet: A
     label = f"{name} data"
     if not len(source):
         raise UserError(f"{label} holds no sequence: check model.data.dataset.{name}")
-    records, long = long_records(source.lengths, seq_length, config.long_sequences, label)
+    # only training sees another part of a long sequence in every epoch: a validation asks the same each time
+    policy = "truncate" if config.long_sequences == "crop" and name != "train" else config.long_sequences
+    records, long = long_records(source.lengths, seq_length, policy, label)
     letters = count_letters(source)
     return Split(source, records, letters, tuple(filter(None, (long, unknown_letters(letters, alphabet, label)))))
 

@@ -51,8 +51,10 @@ def build_trainer(config: TrainerConfig, callbacks: list[pl.Callback]) -> pl.Tra
         ours["check_val_every_n_epoch"] = None  # count steps, not epochs
     for key in ("gradient_clip_val", "gradient_clip_algorithm"):
         arguments.pop(key, None)
-    with one_line_mistakes():
+    try:
         trainer = pl.Trainer(**(arguments | ours))
+    except (MisconfigurationException, ValueError) as error:
+        raise UserError(f"trainer: {error}") from error
     # Lightning asks all ranks before every step whether a signal came, and waits for the device to answer.
     # training/checkpointing.py does that when figures are logged, so the device never waits for the host.
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

@@ -48,3 +48,13 @@ def test_fasta_files_by_any_of_their_endings(ending: str, tmp_path: Path) -> Non
     file.write_text(">a\nMKV\nAA\n")
     options = ["data@model.data=fasta", "model.data.dataset_path=.", f"model.data.dataset.train={file}"]
     assert first("pretrain_small", *options) == "MKVAA"
+
+
+def test_only_training_cuts_at_random(tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        shard(tmp_path / name / "x000.csv", "M" * 100)
+    words = [f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000"]
+    cfg = load("pretrain_small", words, EXAMPLES / "esm1nv" / "conf")
+    said = [open_split(cfg.model.data, name, 64, load_tokenizer("esm1nv")).notices[0] for name in ("train", "val")]
+    assert said[0] == "train data: 1 of 1 sequences (100.0%) are longer than 62 residues and are cut at a random place"
+    assert said[1] == "val data: 1 of 1 sequences (100.0%) are longer than 62 residues and are cut at their end"

@@ -87,7 +87,7 @@ def precision_for_host(name: str | int) -> Precision:
 
 def cpu_has_bf16() -> bool:
     """Whether the processor multiplies bf16 numbers itself; one of which nothing is known is believed to."""
-    able = torch.cpu.get_capabilities()
+    able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # older torch cannot tell
     return "avx2" not in able or bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bionemo.config import run
 from bionemo.config.schema import RunConfig
+from bionemo.data.files import split_files
 from bionemo.training.limits import note_ineffective, refuse_unbuilt
 
 
@@ -21,6 +22,8 @@ def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = 
 def pretrain(cfg: RunConfig) -> None:
     """Data, model, trainer; then train from the newest checkpoint or from the beginning."""
     refuse_unbuilt(cfg)
+    split_files(cfg.model.data, "train")  # a missing shard, too, is named before anything heavy is imported
+    split_files(cfg.model.data, "val")
     # Imported here, so that --help and every mistake in the configuration are answered before torch is loaded.
     from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
 

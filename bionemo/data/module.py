@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from bionemo.config.schema import EncoderConfig, TrainerConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import SPECIAL, Collator, assemble, disassemble
+from bionemo.data.files import SplitName
 from bionemo.data.masking import Masking
 from bionemo.data.packing import pack, pad
 from bionemo.data.sampler import Position, SampleOrder, StepSampler
-from bionemo.data.splits import Split, SplitName, open_split
+from bionemo.data.splits import Split, open_split
 from bionemo.tokenizers import Alphabet
 
 _AT_ONCE = 1 << 16  # tokens built in one go: enough to outweigh calls, few enough to stay in the cache

@@ -124,7 +124,7 @@ def _shorten(names: Sequence[str]) -> str:
 def _contents(folder: Path) -> str:
     """Say in words what a directory holds."""
     try:
-        names = sorted(entry.name for entry in folder.iterdir())
+        names = sorted(entry.name for entry in folder.iterdir() if ".idx-" not in entry.name)  # indexes of ours
     except FileNotFoundError:
         return "that directory does not exist"
     except OSError as error:

@@ -3,19 +3,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from bionemo.config.schema import DataConfig, SplitConfig
 from bionemo.data.collate import letter_ids, long_records
+from bionemo.data.files import SplitName, split_files
 from bionemo.data.mock import MockSource
-from bionemo.data.ranges import shard_paths
 from bionemo.data.source import SequenceSource, open_source
 from bionemo.errors import UserError
 from bionemo.tokenizers import Alphabet
 
-SplitName = Literal["train", "val", "test"]
 _COUNTED = 50_000  # sequences read to count unknown letters before a run
 
 
@@ -42,7 +40,7 @@ def open_split(config: DataConfig, name: SplitName, seq_length: int, alphabet: A
         UserError: for missing, unreadable or empty data, and for long sequences where these are an error.
     """
     split: SplitConfig = getattr(config, name)
-    source = _mock(config, name) if split.data_impl == "mock" else _shards(split, name, config.dataset_path)
+    source = _mock(config, name) if split.data_impl == "mock" else _shards(split, split_files(config, name))
     label = f"{name} data"
     if not len(source):
         raise UserError(f"{label} holds no sequence: check model.data.dataset.{name}")
@@ -59,17 +57,10 @@ def _mock(config: DataConfig, name: SplitName) -> SequenceSource:
     return MockSource(number, mock.min_length, mock.max_length, mock.seed, name)
 
 
-def _shards(split: SplitConfig, name: SplitName, common: str | None) -> SequenceSource:
-    directory = Path(split.dataset_path or common or ".")
-    if common and not (directory / name).is_dir() and (Path(common) / name).is_dir():
-        directory = Path(common)  # plain shards, without the uf50/ that preparing UniRef50/90 makes
+def _shards(split: SplitConfig, paths: list[Path]) -> SequenceSource:
     if split.data_impl == "fasta_fields_mmap":
-        paths = shard_paths(directory, name, split.range, "" if _names_fasta(split.range) else ".fasta")
         return open_source(split.data_impl, paths, index_mapping_dir=split.index_mapping_dir)
-    paths = shard_paths(directory, name, split.range, ".csv")
     reader = getattr(split.data_impl_kwargs, split.data_impl)
-    if reader.sort_dataset_paths:
-        paths = sorted(paths, key=Path)
     fields = split.data_impl == "csv_fields_mmap"
     column = {"data_fields": reader.data_fields} if fields else {"data_col": reader.data_col}
     return open_source(
@@ -82,11 +73,6 @@ def _shards(split: SplitConfig, name: SplitName, common: str | None) -> Sequence
         workers=reader.workers or None,
         **column,
     )
-
-
-def _names_fasta(files: str | list[str]) -> bool:
-    """Whether the names have one of FASTA's other endings, so that .fasta is not added."""
-    return all(name.endswith((".fa", ".faa", ".fas")) for name in ([files] if isinstance(files, str) else files))
 
 
 def count_letters(source: SequenceSource) -> np.ndarray:

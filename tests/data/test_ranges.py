@@ -77,3 +77,11 @@ def test_all_missing_files_are_listed_at_once(tmp_path):
     assert str(tmp_path / "train") in text and "x000.csv.gz" in text and "\n" not in text
     with pytest.raises(UserError, match="does not exist"):
         shard_paths(tmp_path, "val", "x000", ".csv")
+
+
+def test_indexes_are_not_told_as_what_a_directory_holds(tmp_path):
+    (tmp_path / "train").mkdir()
+    for name in ("x000.csv", "x000.csv.idx-0a1b2c3d"):
+        (tmp_path / "train" / name).touch()
+    with pytest.raises(UserError, match=r"x001\.csv; it holds x000\.csv$"):
+        shard_paths(tmp_path, "train", "x[000..001]")

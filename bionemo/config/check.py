@@ -65,12 +65,16 @@ def _shape(model: EncoderConfig) -> Iterator[str]:
             f"model.num_layers={model.num_layers} is not divisible by "
             f"model.pipeline_model_parallel_size={model.pipeline_model_parallel_size}"
         )
-    lengths = {"model.encoder_seq_length": model.encoder_seq_length}
-    lengths["model.data.max_seq_length"] = model.data.max_seq_length
-    for split in ("train", "val", "test"):
-        lengths[f"model.data.{split}.max_seq_length"] = getattr(model.data, split).max_seq_length
-    if other := next((f"{key} is {length}" for key, length in lengths.items() if length != model.seq_length), None):
-        yield f"{other}, but rows and sequences are cut by model.seq_length={model.seq_length}: set that one alone"
+    data = model.data
+    lengths = {
+        "model.encoder_seq_length": model.encoder_seq_length,
+        "model.data.max_seq_length": data.max_seq_length,
+        "model.data.train.max_seq_length": data.train.max_seq_length,
+        "model.data.val.max_seq_length": data.val.max_seq_length,
+        "model.data.test.max_seq_length": data.test.max_seq_length,
+    }
+    if other := [f"{key} is {length}" for key, length in lengths.items() if length != model.seq_length]:
+        yield f"{other[0]}, but rows and sequences are cut by model.seq_length={model.seq_length}: set that one alone"
     if model.max_position_embeddings < model.seq_length:
         yield (
             f"model.seq_length={model.seq_length} is longer than "

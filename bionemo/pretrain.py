@@ -11,17 +11,44 @@ from pathlib import Path
 from bionemo.config import run
 from bionemo.config.schema import RunConfig
 from bionemo.data.files import split_files
+from bionemo.errors import UserError
 from bionemo.training.limits import note_ineffective, refuse_unbuilt
 
 
 def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = None) -> None:
-    """Compose the configuration that the command line describes, then pretrain."""
-    run(pretrain, config_name, config_dir)
+    """Compose the configuration that the command line describes, then do what it asks for."""
+    run(carry_out, config_name, config_dir)
+
+
+def carry_out(cfg: RunConfig) -> None:
+    """Prepare data, train, test: whichever is asked for; with none of them, prepare data, as v1 does."""
+    refuse_unbuilt(cfg)
+    works = cfg.do_training or cfg.do_testing
+    if cfg.do_preprocessing or not works:
+        prepare_data(cfg)
+    if works:
+        pretrain(cfg)
+
+
+def prepare_data(cfg: RunConfig) -> None:
+    """Make the shards that the configuration names out of what was downloaded.
+
+    Raises:
+        UserError: for data that needs no preparation, and at whatever is wrong with it.
+    """
+    from bionemo.preparation import prepare
+
+    job = cfg.model.data.preprocessing
+    if job is None:
+        raise UserError(
+            f"data of the kind {cfg.model.data.data_impl} is not prepared: set do_training=True, or choose "
+            "data@model.data=uniref50 or uniref50_90"
+        )
+    prepare(job)
 
 
 def pretrain(cfg: RunConfig) -> None:
     """Data, model, trainer; then train from the newest checkpoint or from the beginning."""
-    refuse_unbuilt(cfg)
     split_files(cfg.model.data, "train")  # a missing shard, too, is named before anything heavy is imported
     split_files(cfg.model.data, "val")
     # Imported here, so that --help and every mistake in the configuration are answered before torch is loaded.

@@ -2,7 +2,11 @@
 """What all tests share."""
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,3 +14,13 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as interop/quiet.py doe
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "protein"
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_stays() -> Iterator[None]:
+    """End the process groups of runs inside a test: each keeps threads that wake up a hundred times a second."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
+        os.environ.pop("MASTER_PORT", None)

@@ -82,6 +82,7 @@ def test_one_door_to_each_framework(package: str, allowed: list[str]) -> None:
         ("training", ["models.esm1nv", "models.esm2nv", "models.build"]),
         ("cluster", ["data", "models", "training", "megatron", "interop", "tokenizers"]),
         ("interop", ["data", "training"]),
+        ("preparation", ["models", "training", "megatron", "interop", "tokenizers"]),
     ],
 )
 def test_imports_run_downward(part: str, never: list[str]) -> None:
@@ -102,6 +103,23 @@ def test_configuration_needs_nothing_heavy() -> None:
     for name, path in FILES.items():
         if within(name, "bionemo.config") or name == "bionemo":
             assert not {used.split(".")[0] for used in imports(path, types_too=True)} & set(heavy), name
+
+
+def test_preparation_needs_no_torch() -> None:
+    needed, waiting = set(), ["bionemo.preprocess", "bionemo.preparation"]
+    while waiting:
+        name = waiting.pop()
+        if name in FILES and name not in needed:
+            needed.add(name)
+            waiting += [*imports(FILES[name]), *(each for each in FILES if each.startswith("bionemo.preparation."))]
+    assert "bionemo.preparation.shuffle" in needed
+    for name in needed:
+        assert not {used.split(".")[0] for used in imports(FILES[name])} & {
+            "torch",
+            "lightning",
+            "megatron",
+            "nemo",
+        }, name
 
 
 def test_packages_form_no_circle() -> None:

@@ -11,38 +11,40 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bionemo.config.flags import hydra_words, parse, source_words
+from bionemo.config.help import TRAINING, Topic, help_text
 from bionemo.config.paths import CONF_DIR, Source, source
 from bionemo.errors import UserError
 
 if TYPE_CHECKING:  # Hydra is imported late: --help and a wrong flag need none of it
     from omegaconf import DictConfig
 
-    from bionemo.config.schema import RunConfig
 
-
-def run(task: Callable[["RunConfig"], None], config_name: str, config_dir: str | Path | None = None) -> None:
+def run(
+    task: Callable[[Any], None], config_name: str, config_dir: str | Path | None = None, topic: Topic = TRAINING
+) -> None:
     """Compose and check the config that the command line asks for, then hand it to the task.
 
     Args:
         task: the command's work.
         config_name: the config when no `--config-name` is given.
         config_dir: where it is; by default `conf` beside the running script, else the package's own.
+        topic: what the command is about: the dataclass of its config, and what `--help` says.
     """
     with one_line_errors():
         flags = parse(sys.argv[1:])
         if flags.help:
-            _print_help(flags, config_name, config_dir)
+            _print_help(flags, config_name, config_dir, topic)
         elif flags.version:
             print(_version())
         else:
-            _dispatch(task, flags, config_name, config_dir)
+            _dispatch(task, flags, config_name, config_dir, topic)
 
 
 def _dispatch(
-    task: Callable[["RunConfig"], None], flags: Namespace, default_name: str, config_dir: str | Path | None
+    task: Callable[[Any], None], flags: Namespace, default_name: str, config_dir: str | Path | None, topic: Topic
 ) -> None:
     from bionemo.config.compose import rewritten, sweep_jobs, typed
 
@@ -52,7 +54,9 @@ def _dispatch(
         return
     words = rewritten(where, flags.overrides, sweep=flags.multirun)
     jobs = sweep_jobs(where, words) if flags.multirun else [words]
-    checked = [typed(where, job) for job in jobs]  # all of them, before the first is run
+    checked: list[tuple[Any, list[str]]] = [
+        typed(where, job, topic.schema) for job in jobs
+    ]  # all of them, before the first is run
     if questions := hydra_words(flags):
         _ask_hydra(where, [*questions, *words])
     elif flags.multirun:
@@ -118,11 +122,9 @@ def is_rank_zero() -> bool:
     return {os.environ.get("NODE_RANK", "0"), os.environ.get("LOCAL_RANK", "0")} == {"0"}
 
 
-def _print_help(flags: Namespace, config_name: str, config_dir: str | Path | None) -> None:
-    from bionemo.config.help import help_text
-
+def _print_help(flags: Namespace, config_name: str, config_dir: str | Path | None, topic: Topic) -> None:
     where = source(config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir)
-    print(help_text(_command(), config_name, where.directory, CONF_DIR), end="")
+    print(help_text(_command(), config_name, where.directory, CONF_DIR, topic), end="")
 
 
 def _command() -> str:

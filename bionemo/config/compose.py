@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 from hydra import compose as hydra_compose
@@ -27,22 +28,29 @@ from bionemo.config.search_path import register
 from bionemo.config.typed import Reader
 from bionemo.errors import UserError
 
+T = TypeVar("T")
 _SHOWN = 3  # mistakes told at once
 
 
-def load(config_name: str, overrides: Iterable[str] = (), config_dir: str | Path | None = None) -> RunConfig:
+def load(
+    config_name: str,
+    overrides: Iterable[str] = (),
+    config_dir: str | Path | None = None,
+    schema: type[T] = RunConfig,  # type: ignore[assignment]
+) -> T:
     """Compose and check a config, for notebooks and tests.
 
     Args:
         config_name: name of a file in `config_dir`.
         overrides: as on a command line.
         config_dir: directory of the file; by default the package's own and its examples' are searched.
+        schema: the dataclass it is typed as.
 
     Raises:
         UserError: at any mistake.
     """
     where = source(config_name, config_dir)
-    return typed(where, rewritten(where, overrides))[0]
+    return typed(where, rewritten(where, overrides), schema)[0]
 
 
 def rewritten(where: Source, overrides: Iterable[str], sweep: bool = False) -> list[str]:
@@ -80,7 +88,10 @@ def compose(where: Source, words: Sequence[str]) -> tuple[DictConfig, list[str]]
     with _hydra(where):
         cfg = hydra_compose(where.name, list(words))
     model = cfg.get("model") if "model" in cfg else None
-    if where.fallback is None or not (model is None or (isinstance(model, DictConfig) and "_target_" not in model)):
+    complete = "_target_" in cfg or (
+        model is not None and not (isinstance(model, DictConfig) and "_target_" not in model)
+    )
+    if where.fallback is None or complete:
         return cfg, []
     with _hydra(where.fallback):
         base = hydra_compose(where.fallback.name)
@@ -89,16 +100,20 @@ def compose(where: Source, words: Sequence[str]) -> tuple[DictConfig, list[str]]
     return base, [f"'{where.name}' chooses no model: it is laid over '{where.fallback.name}'"]
 
 
-def typed(where: Source, words: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """Compose and check: the typed config, and what the user should know about it.
+def typed(
+    where: Source,
+    words: Sequence[str],
+    schema: type[T] = RunConfig,  # type: ignore[assignment]
+) -> tuple[T, list[str]]:
+    """Compose and check: the config as `schema`, and what the user should know about it.
 
     Raises:
         UserError: at any mistake.
     """
     composed, notes = compose(where, words)
     reader = Reader()
-    cfg = reader.read(composed, RunConfig)
-    problems = reader.problems if cfg is None else check(cfg)
+    cfg = reader.read(composed, schema)
+    problems = reader.problems if cfg is None else check(cfg) if isinstance(cfg, RunConfig) else []
     if cfg is None or problems:
         more = len(problems) - _SHOWN
         raise UserError("; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""))

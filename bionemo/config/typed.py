@@ -41,7 +41,7 @@ class Reader:
         """Give the typed config, or None when there are problems."""
         result = self._group(cfg, schema, "")
         if self._unknown:
-            keys = [*all_keys(schema), *(f"model.{key}" for key in all_keys(_model_schema(cfg)))]
+            keys = [*all_keys(_schema(cfg, schema)), *_model_keys(cfg)]
             self.problems[:0] = [f"unknown key {key}{did_you_mean(key, keys)}" for key in self._unknown]
         self.problems = list(dict.fromkeys(self.problems or self._consequences.values()))
         return None if self.problems else result
@@ -197,11 +197,22 @@ def locate(target: str) -> Any:
         raise UserError(f"cannot import '{target}': {error}{did_you_mean(target, SCHEMAS)}") from error
 
 
-def _model_schema(cfg: DictConfig) -> type:
+def _model_keys(cfg: DictConfig) -> list[str]:
+    """Full keys of the model and of the preparation of its data."""
+    if "model" not in cfg:
+        return []
+    model = cfg.get("model")
+    keys = [f"model.{key}" for key in all_keys(_schema(model, next(iter(SCHEMAS.values()))))]
+    preparation = OmegaConf.select(cfg, "model.data.preprocessing")
+    below = all_keys(_schema(preparation, type(None))) if isinstance(preparation, DictConfig) else ()
+    return keys + [f"model.data.preprocessing.{key}" for key in below]
+
+
+def _schema(node: DictConfig, otherwise: type) -> type:
     try:
-        return target_schema(cfg["model"]["_target_"], object)
+        return target_schema(node["_target_"], object)
     except Exception:  # only for a hint
-        return next(iter(SCHEMAS.values()))
+        return otherwise
 
 
 def _missing(key: str) -> str:

@@ -44,6 +44,7 @@ def blocks(
     cut: Callable[[bytes], int],
     *,
     start: int | None = None,
+    stop: int | None = None,
     newline: bytes = b"\n",
     limit: int = 1 << 31,
 ) -> Iterator[Block]:
@@ -53,6 +54,7 @@ def blocks(
         path: a regular file.
         cut: tells of some bytes, the first of which begins a record, how many of them are whole records.
         start: place of the first record; None: the top of the file, less a byte order mark.
+        stop: place of a record's begin that is not read any more; None: the end of the file.
         newline: the byte that ends a line.
         limit: bytes a single record may have; int32 can count those of the default.
 
@@ -65,13 +67,13 @@ def blocks(
             raise UserError(f"{path} is empty: write it again, or leave it out of the range of files")
         if start is None:
             start = len(BYTE_ORDER_MARK) if os.pread(file.fileno(), 3, 0) == BYTE_ORDER_MARK else 0
-        base, want = start, BLOCK
-        while base < total:
+        base, want, stop = start, BLOCK, total if stop is None else stop
+        while base < stop:
             # reading again from the last record's begin costs less than carrying its first half over
-            data = os.pread(file.fileno(), min(want, total - base), base)
+            data = os.pread(file.fileno(), min(want, stop - base), base)
             if not data:
                 raise UserError(f"{path} became shorter while it was read: wait until it is written, then start again")
-            if base + len(data) == total:
+            if base + len(data) == stop:
                 closed = data.endswith(newline)
                 data = data if closed else data + newline
                 yield Block(base, data, len(data), closed)

@@ -50,27 +50,37 @@ class FastaSource(TextShards):
 
     def _scan(self, path: Path, advance: Advance) -> Iterator[Table]:
         crlf = None
-        for block in blocks(path, _whole_records, start=_first_record(path)):
+        for block in blocks(path, whole_records, start=first_record(path)):
             if crlf is None:
                 crlf = block.data[block.data.index(b"\n") - 1] == _RETURN
             yield _table(path, block, crlf)
             advance(block.end)
 
 
-def _whole_records(data: bytes) -> int:
+def whole_records(data: bytes) -> int:
+    """Say how many of some bytes, the first of which begins a record, are whole records; 0 if none is."""
     return data.rfind(b"\n>") + 1
 
 
-def _first_record(path: Path) -> int:
-    """Find the first '>', which nothing but blank lines may precede."""
+def first_record(path: Path, shown: str | None = None) -> int:
+    """Find the first '>', which nothing but blank lines may precede.
+
+    Args:
+        path: the file.
+        shown: what the user calls it, if that is not the path.
+
+    Raises:
+        UserError: there is none, or text before it.
+    """
     with path.open("rb") as file:
         top = file.read(_TOP)
     text = top.removeprefix(BYTE_ORDER_MARK).lstrip(b"\r\n")
     place = len(top) - len(text)
     if top and not text:
-        raise UserError(f"{path} holds no records: write it again, or leave it out of the range of files")
+        raise UserError(f"{shown or path} holds no records: write it again, or leave it out of the range of files")
     if text and not text.startswith(b">"):
-        raise UserError(f"{path}:{line_number(path, place)}: text before the first '>': is this a FASTA file?")
+        line = line_number(path, place)
+        raise UserError(f"{shown or path}:{line}: text before the first '>': is this a FASTA file?")
     return place
 
 

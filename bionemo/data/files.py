@@ -6,6 +6,7 @@ from typing import Literal
 
 from bionemo.config.schema import DataConfig, SplitConfig
 from bionemo.data.ranges import shard_paths
+from bionemo.errors import UserError
 
 SplitName = Literal["train", "val", "test"]
 _FASTA = (".fa", ".faa", ".fas")  # FASTA's other endings
@@ -20,12 +21,38 @@ def split_files(config: DataConfig, name: SplitName) -> list[Path]:
     split: SplitConfig = getattr(config, name)
     if split.data_impl == "mock":
         return []
-    common = config.dataset_path
-    directory = Path(split.dataset_path or common or ".")
-    if common and not (directory / name).is_dir() and (Path(common) / name).is_dir():
-        directory = Path(common)  # plain shards, without the uf50/ that preparing UniRef50/90 makes
+    directory = _directory(config, name)
     if split.data_impl == "fasta_fields_mmap":
         names = [split.range] if isinstance(split.range, str) else split.range
         return shard_paths(directory, name, names, "" if all(each.endswith(_FASTA) for each in names) else ".fasta")
     paths = shard_paths(directory, name, split.range, ".csv")
     return sorted(paths) if getattr(split.data_impl_kwargs, split.data_impl).sort_dataset_paths else paths
+
+
+def cluster_members(config: DataConfig) -> list[Path] | None:
+    """Give the files of the UniRef90 members when training draws them from clusters, else None.
+
+    Raises:
+        UserError: naming every file that is missing.
+    """
+    train = config.train
+    there = train.uf90 is not None and (_directory(config, "train") / "train" / "counts.mmap").is_file()
+    if train.sample_from_map is False or not (there or train.sample_from_map):
+        return None
+    if train.uf90 is None:
+        raise UserError("model.data.train.sample_from_map=True needs clusters: choose data@model.data=uniref50_90")
+    if not there:
+        raise UserError(
+            f"{_directory(config, 'train') / 'train'} has no counts.mmap: prepare UniRef50/90 with "
+            "do_preprocessing=True, or train on UniRef50 alone with model.data.train.sample_from_map=False"
+        )
+    paths = shard_paths(Path(train.uf90.uniref90_path), "uf90_csvs", train.uf90.dataset.uf90_csvs, ".csv")
+    return sorted(paths) if train.uf90.data_impl_kwargs.csv_fields_mmap.sort_dataset_paths else paths
+
+
+def _directory(config: DataConfig, name: SplitName) -> Path:
+    common = config.dataset_path
+    directory = Path(getattr(config, name).dataset_path or common or ".")
+    if common and not (directory / name).is_dir() and (Path(common) / name).is_dir():
+        return Path(common)  # plain shards, without the uf50/ that preparing UniRef50/90 makes
+    return directory

@@ -159,7 +159,7 @@ class SequenceData(pl.LightningDataModule):
         seed = getattr(data, name).seed
         rank, ranks = self._rank_and_size()
         sampler = StepSampler(
-            order=SampleOrder(split.records, seed, shuffle, epochs),
+            order=SampleOrder(split.records, seed, shuffle, epochs, split.clusters),
             lengths=np.minimum(split.source.lengths, self.config.seq_length - SPECIAL) + SPECIAL,
             plan=pack if data.packing else pad,
             capacity=self.config.seq_length,

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.data.clusters import Clusters
 from bionemo.data.packing import Rows
 from bionemo.data.random_stream import permute, purpose_key
 
@@ -41,16 +42,18 @@ class SampleOrder:
     """Which record is sample s of the stream: each epoch is a permutation of its own.
 
     Attributes:
-        records: [n] the records taking part, by their number in the source.
+        records: [n] the records taking part, by their number in the source; with clusters, the clusters.
         seed: of the shuffle.
         shuffle: False gives every epoch in the order of the source.
         epochs: how often the records are gone through, None for ever.
+        clusters: draws a record from each cluster; None: a sample is a record.
     """
 
     records: NDArray[np.int64]
     seed: int
     shuffle: bool = True
     epochs: int | None = None
+    clusters: Clusters | None = None
 
     def window(self, number: int, size: int) -> Samples:
         """Samples [number * size, (number + 1) * size) of the stream; fewer, or none, where it ends."""
@@ -62,7 +65,8 @@ class SampleOrder:
             for epoch in np.unique(epochs):
                 here = epochs == epoch
                 index[here] = permute(index[here], n, purpose_key(self.seed, f"order {epoch}"))
-        return epochs, self.records[index]
+        chosen = self.records[index]
+        return epochs, self.clusters.sample(epochs, chosen) if self.clusters else chosen
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bionemo.config.schema import DataConfig, SplitConfig
+from bionemo.config.schema import DataConfig, SplitConfig, UF90Config
+from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.collate import letter_ids, long_records
-from bionemo.data.files import SplitName, split_files
+from bionemo.data.files import SplitName, cluster_members, split_files
 from bionemo.data.mock import MockSource
 from bionemo.data.source import SequenceSource, open_source
 from bionemo.errors import UserError
@@ -22,9 +23,10 @@ class Split:
     """The sequences of a split, those of them that take part, and what the user should know of them."""
 
     source: SequenceSource
-    records: np.ndarray  # int64, records that take part
+    records: np.ndarray  # int64, records that take part, or clusters
     letters: np.ndarray  # int64 [256], how often each byte occurs
     notices: tuple[str, ...]
+    clusters: Clusters | None = None  # of the source's records, where a sample is one of a cluster
 
     @property
     def unigram_entropy(self) -> float:
@@ -40,7 +42,13 @@ def open_split(config: DataConfig, name: SplitName, seq_length: int, alphabet: A
         UserError: for missing, unreadable or empty data, and for long sequences where these are an error.
     """
     split: SplitConfig = getattr(config, name)
-    source = _mock(config, name) if split.data_impl == "mock" else _shards(split, split_files(config, name))
+    members = cluster_members(config) if name == "train" else None
+    if split.data_impl == "mock":
+        source = _mock(config, name)
+    elif members and config.train.uf90:
+        source = _shards(config.train.uf90, members)
+    else:
+        source = _shards(split, split_files(config, name))
     label = f"{name} data"
     if not len(source):
         raise UserError(f"{label} holds no sequence: check model.data.dataset.{name}")
@@ -48,7 +56,26 @@ def open_split(config: DataConfig, name: SplitName, seq_length: int, alphabet: A
     policy = "truncate" if config.long_sequences == "crop" and name != "train" else config.long_sequences
     records, long = long_records(source.lengths, seq_length, policy, label)
     letters = count_letters(source)
-    return Split(source, records, letters, tuple(filter(None, (long, unknown_letters(letters, alphabet, label)))))
+    clusters = None
+    if members:
+        clusters = _clusters(config, len(source))
+        clusters = clusters.only(records) if len(records) < len(source) else clusters
+        records = np.flatnonzero(clusters.counts)
+    notices = filter(None, (long, unknown_letters(letters, alphabet, label)))
+    return Split(source, records, letters, tuple(notices), clusters)
+
+
+def _clusters(config: DataConfig, members: int) -> Clusters:
+    """The clusters of the shards that are chosen, which must be the first ones: clusters are numbered through them."""
+    files = split_files(config, "train")
+    there = sorted(files[0].parent.glob("*.csv"))
+    if files != there[: len(files)]:
+        raise UserError(
+            f"model.data.dataset.train: clusters are numbered through all shards of {files[0].parent}: choose a range "
+            f"that begins with {there[0].stem}"
+        )
+    wanted = None if len(files) == len(there) else len(_shards(config.train, files))
+    return open_clusters(files[0].parent, config.train.seed, wanted, members)
 
 
 def _mock(config: DataConfig, name: SplitName) -> SequenceSource:
@@ -57,7 +84,7 @@ def _mock(config: DataConfig, name: SplitName) -> SequenceSource:
     return MockSource(number, mock.min_length, mock.max_length, mock.seed, name)
 
 
-def _shards(split: SplitConfig, paths: list[Path]) -> SequenceSource:
+def _shards(split: SplitConfig | UF90Config, paths: list[Path]) -> SequenceSource:
     if split.data_impl == "fasta_fields_mmap":
         return open_source(split.data_impl, paths, index_mapping_dir=split.index_mapping_dir)
     reader = getattr(split.data_impl_kwargs, split.data_impl)

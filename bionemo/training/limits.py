@@ -25,9 +25,7 @@ def refuse_unbuilt(cfg: RunConfig) -> None:
         "model.activations_checkpoint_method": (model.activations_checkpoint_method, None),
         "model.dwnstr_task_validation.enabled": (model.dwnstr_task_validation.enabled, False),
         "model.validation.validation_enabled": (model.validation.validation_enabled, False),
-        "model.data.train.sample_from_map": (model.data.train.sample_from_map, False),
         "exp_manager.ema.enable": (bool(manager.ema and manager.ema.enable), False),
-        "do_preprocessing": (cfg.do_preprocessing, False),
     }
     refused = {key: values for key, values in asked.items() if values[0] != values[1]}
     if refused:
@@ -46,6 +44,10 @@ def note_ineffective(cfg: RunConfig) -> None:
     ineffective = {  # key: whether it was set, and why that changes nothing
         "model.data.dataloader_type": (data.dataloader_type != "single", "the order follows from model.data.shuffle"),
         "model.data.force_regen_sample_mapping": (data.force_regen_sample_mapping, "the order is never stored"),
+        "model.data.train.sort_fastas=False": (
+            data.train.sort_fastas is False,
+            "members are always put beside their cluster",
+        ),
         "model.tokenizer.model": (tokenizer.model, own_alphabet),
         "model.tokenizer.vocab_file": (tokenizer.vocab_file, own_alphabet),
         **{

@@ -5,10 +5,13 @@ import pytest
 
 from bionemo.config.compose import load, typed
 from bionemo.config.paths import CONF_DIR, options, source
-from bionemo.config.schema import ESM1nvConfig, ESM2nvConfig
+from bionemo.config.schema import DownstreamConfig, ESM1nvConfig, ESM2nvConfig, PreparationConfig
+from bionemo.config.typed import locate
+from bionemo.preparation.flip import TASKS
 from tests.conftest import EXAMPLES
 
-RUNNABLE = [(path, name) for path in sorted(EXAMPLES.glob("*/conf")) for name in options(path)]
+RUNNABLE = [(path, name) for path in sorted(EXAMPLES.glob("esm*/conf")) for name in options(path)]
+DOWNSTREAM = EXAMPLES / "downstream" / "conf"
 
 
 def esm1(*overrides, name="pretrain_small"):
@@ -27,7 +30,25 @@ def test_every_runnable_file_passes_the_check(directory, name):
     assert cfg.trainer.devices == cfg.model.tensor_model_parallel_size
 
 
-CHOICES = [(group.name, name) for group in sorted(CONF_DIR.iterdir()) if group.is_dir() for name in options(group)]
+@pytest.mark.parametrize("name", options(CONF_DIR / "preparation"))
+def test_every_preparation(name):
+    cfg = load(name, ["output=/o", "++source=/s"], CONF_DIR / "preparation", PreparationConfig)
+    assert callable(locate(cfg._target_))
+    assert cfg.output == "/o"
+    assert cfg.source == "/s"
+    assert cfg.force is False
+
+
+@pytest.mark.parametrize("name", options(DOWNSTREAM))
+def test_every_downstream_task(name):
+    cfg = load(name, ["++model.data.preprocessed_data_path=/p"], DOWNSTREAM, DownstreamConfig)
+    assert cfg.model.data.preprocessing.task_name in TASKS
+    assert cfg.model.data.preprocessing.output == "/p"
+    assert cfg.model.data.dataset_path == f"/p/{cfg.model.data.task_name}"
+
+
+GROUPS = [group for group in sorted(CONF_DIR.iterdir()) if group.is_dir() and group.name != "preparation"]
+CHOICES = [(group.name, name) for group in GROUPS for name in options(group)]
 
 
 @pytest.mark.parametrize(("group", "name"), CHOICES, ids=["=".join(choice) for choice in CHOICES])

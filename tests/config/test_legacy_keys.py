@@ -41,7 +41,7 @@ CHANGED = {
     "esm1nv": {"devices", "model", "library", "type", "num_workers", "train.num_workers", "val.num_workers"}
     | {"test.num_workers", "workers"},
     "esm2nv": {"sample_from_map", "train.data_impl_kwargs.csv_mmap.data_col", "val.uf50_datapath", "type"}
-    | {"test.uf50_datapath"},
+    | {"test.uf50_datapath", "cluster_mapping_tsv", "preprocessing.val_datapath", "preprocessing.test_datapath"},
 }
 BOTH = {"accelerator", "create_wandb_logger", "notes", "job_type"}
 

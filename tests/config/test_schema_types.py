@@ -67,7 +67,9 @@ def test_values_live_in_yaml(name):
 
 def test_schemas_are_those_the_classes_ask_for():
     for target, config in SCHEMAS.items():
-        assert get_type_hints(locate(target).__init__)["config"] is config
+        found = locate(target)
+        asked = get_type_hints(found.__init__)["config"] if isinstance(found, type) else get_type_hints(found)["job"]
+        assert asked is config
 
 
 @dataclass(kw_only=True)

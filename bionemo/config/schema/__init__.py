@@ -13,10 +13,21 @@ from bionemo.config.schema.data import (
     MockConfig,
     SplitConfig,
     TrainSplitConfig,
+    UF90Config,
 )
+from bionemo.config.schema.downstream import DownstreamConfig
 from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.config.schema.model import EncoderConfig, ESM1nvConfig, ESM2nvConfig, TokenizerConfig
 from bionemo.config.schema.optim import OptimConfig, SchedConfig
+from bionemo.config.schema.preparation import (
+    ClustersJob,
+    FlipJob,
+    MoleculeNetJob,
+    PreparationConfig,
+    SequencesJob,
+    UsptoJob,
+    ZincJob,
+)
 from bionemo.config.schema.run import ClusterConfig, RunConfig
 from bionemo.config.schema.trainer import TrainerConfig
 
@@ -25,26 +36,41 @@ from bionemo.config.schema.trainer import TrainerConfig
 SCHEMAS: dict[str, type] = {
     "bionemo.models.esm1nv.ESM1nv": ESM1nvConfig,
     "bionemo.models.esm2nv.ESM2nv": ESM2nvConfig,
+    "bionemo.preparation.sequences.prepare": SequencesJob,
+    "bionemo.preparation.uniref.prepare": ClustersJob,
+    "bionemo.preparation.flip.prepare": FlipJob,
+    "bionemo.preparation.zinc.prepare": ZincJob,
+    "bionemo.preparation.moleculenet.prepare": MoleculeNetJob,
+    "bionemo.preparation.uspto.prepare": UsptoJob,
 }
 
 __all__ = [
     "SCHEMAS",
     "ClusterConfig",
+    "ClustersJob",
     "CsvConfig",
     "CsvFieldsConfig",
     "DataConfig",
     "DataImplConfig",
+    "DownstreamConfig",
     "ESM1nvConfig",
     "ESM2nvConfig",
     "EncoderConfig",
     "ExpManagerConfig",
     "FastaConfig",
+    "FlipJob",
     "MockConfig",
+    "MoleculeNetJob",
     "OptimConfig",
+    "PreparationConfig",
     "RunConfig",
     "SchedConfig",
+    "SequencesJob",
     "SplitConfig",
     "TokenizerConfig",
     "TrainSplitConfig",
     "TrainerConfig",
+    "UF90Config",
+    "UsptoJob",
+    "ZincJob",
 ]

@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from bionemo.config.schema.preparation import PreparationConfig
+
 DataImpl = Literal["csv_mmap", "csv_fields_mmap", "fasta_fields_mmap", "mock"]
 Files = str | list[str]  # a range such as x[000..049] or x_OP_000..049_CL_, or a list of them
 
@@ -98,8 +100,8 @@ class UF90Config:
 class TrainSplitConfig(SplitConfig):
     """The training set, which may be sampled from clusters."""
 
-    sample_from_map: bool  # a random UniRef90 member for each UniRef50 cluster
-    sort_fastas: bool | None = None  # preparation: put members beside their cluster
+    sample_from_map: bool | None  # a random UniRef90 member for each UniRef50 cluster; None: if the data has clusters
+    sort_fastas: bool | None = None  # members are always put beside their cluster
     uf90_datapath: str | None = None  # preparation: UniRef90 sequences
     cluster_mapping_tsv: str | None = None  # preparation: UniRef50 id -> UniRef90 ids
     uf90: UF90Config | None = None
@@ -112,13 +114,6 @@ class DatasetConfig:
     train: Files
     val: Files
     test: Files
-
-
-@dataclass(kw_only=True)
-class PreprocessingConfig:
-    """How a data set is prepared."""
-
-    num_preprocess_workers: int
 
 
 @dataclass(kw_only=True)
@@ -169,6 +164,6 @@ class DataConfig:
     num_workers: int
     pin_memory: bool
     # preparation
-    preprocessing: PreprocessingConfig
+    preprocessing: PreparationConfig | None  # None: there is nothing to prepare
     ngc_registry_target: str | None = None
     ngc_registry_version: str | None = None

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deal the records of an input to shards: read once, cleaned, placed, shuffled, written, accounted for.
+
+A placement says which row of the output each record becomes. Where a record has to be left out, which nobody knows
+before it is read, and the others move up, the pass is made again with that knowledge; a clean input takes one.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bionemo.config.schema.preparation import SequencePolicies
+from bionemo.preparation.identifiers import Places, digest, repeated
+from bionemo.preparation.progress import progress
+from bionemo.preparation.records import Records, clean, rows, values
+from bionemo.preparation.shuffle import Layout, Spill, gather, spill
+from bionemo.preparation.stretches import Stretch
+from bionemo.preparation.writer import Draft, sync
+
+HEADER = b"record_id,record_name,sequence_length,sequence"
+_ROW_EXTRA = 16  # bytes of a row beyond what its record has in a FASTA file
+
+
+class Placement(Protocol):
+    """Tells workers where records go."""
+
+    def targets(self, records: Records) -> NDArray[np.int64]:
+        """Row of each record in the output, -1 for one that has none: int64 [n]."""
+
+
+@dataclass(frozen=True)
+class ByNumber:
+    """The row of each record of the input, in a file of int64."""
+
+    path: Path
+
+    def targets(self, records: Records) -> NDArray[np.int64]:
+        """Read them."""
+        return np.fromfile(self.path, np.int64, len(records), offset=8 * records.first)
+
+
+@dataclass(frozen=True)
+class ByName:
+    """The number of each name, in the files of `Places`, and the row of each number, in a file of int64."""
+
+    directory: Path
+    rows: Path
+
+    def targets(self, records: Records) -> NDArray[np.int64]:
+        """Look them up."""
+        numbers = Places(self.directory).find(digest(records.names))
+        return np.where(numbers < 0, -1, np.memmap(self.rows, np.int64, "r")[numbers])
+
+
+Arrange = Callable[[NDArray[np.int64]], tuple[Placement, Sequence[tuple[str, int]]]]
+"""From the numbers of the records left out to where the others go, and the names of the shards with their rows."""
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What became of a stretch."""
+
+    spill: Spill
+    left_out: NDArray[np.int64]  # numbers of the records whose place others may take
+    letters: tuple[int, int]  # read, kept
+    dropped: Counter[str]
+    changed: Counter[str]
+
+
+def deal(
+    draft: Draft,
+    pool: Executor,
+    label: str,
+    stretches: Sequence[Stretch],
+    policies: SequencePolicies,
+    arrange: Arrange,
+    into: Sequence[str],
+    missing: Callable[[NDArray[np.int64]], None] | None = None,
+) -> None:
+    """Write shards, and enter them and the input's books into the manifest.
+
+    Args:
+        draft: the output.
+        pool: where the work is done.
+        label: what the input is called in the manifest.
+        stretches: the input, counted.
+        policies: for records that are not as they should be.
+        arrange: decides which row each record becomes.
+        into: directories of the shards.
+        missing: told of the rows that no record has become; they are arranged anew after it.
+
+    Raises:
+        UserError: a record that a policy calls an error.
+    """
+    total = sum(stretch.records for stretch in stretches)
+    size = sum(stretch.stop - stretch.start for stretch in stretches)
+    scratch = draft.scratch / "deal"
+    scratch.mkdir()
+    left_out = np.zeros(0, np.int64)
+    while True:
+        placement, sizes = arrange(left_out)
+        layout = Layout.of(sizes, size / max(1, total) + _ROW_EXTRA)
+        work = partial(_spill_stretch, scratch, policies, placement, layout)
+        mine = [left_out[(left_out >= s.first) & (left_out < s.first + s.records)] for s in stretches]
+        reports: list[_Report] = []
+        with progress(f"reading {label}", size) as advance:
+            for stretch, report in zip(stretches, pool.map(work, range(len(stretches)), stretches, mine), strict=True):
+                reports.append(report)
+                advance(stretch.stop - stretch.start)
+        duplicates = _duplicates(scratch, stretches, policies)
+        found = np.union1d(np.concatenate([left_out[:0], *(report.left_out for report in reports)]), duplicates)
+        if np.array_equal(found, left_out):
+            if missing is None or not len(absent := _absent([report.spill for report in reports], layout)):
+                break
+            missing(absent)
+        left_out = found
+
+    spills = [report.spill for report in reports]
+    with progress(f"writing {label}", sum(int(each.places[-1]) for each in spills)) as advance:
+        synced: list[Future[None]] = []
+        shards = [(shard, draft.path(shard.name)) for shard in layout.shards]
+        finished = [pool.submit(gather, path, HEADER, spills, layout, shard) for shard, path in shards]
+        with ThreadPoolExecutor(2) as syncing:  # the disk works while the next shards are put together
+            for (shard, path), future in zip(shards, finished, strict=True):
+                draft.manifest.files[shard.name] = future.result()
+                advance(future.result().size)
+                synced.append(syncing.submit(sync, path))
+        for done in synced:
+            done.result()
+    shutil.rmtree(scratch)
+
+    tally = draft.tally(label, *into)
+    tally.read, tally.written = total, int(layout.bounds[-1])
+    dropped = sum((report.dropped for report in reports), Counter[str]())
+    dropped["duplicate"] = len(duplicates)
+    tally.dropped = {reason: number for reason, number in sorted(dropped.items()) if number}
+    tally.changed = dict(sorted(sum((report.changed for report in reports), Counter[str]()).items()))
+    tally.letters_read = sum(report.letters[0] for report in reports)
+    tally.letters_written = sum(report.letters[1] for report in reports)
+    tally.letters_dropped = tally.letters_read - tally.letters_written
+
+
+def _spill_stretch(
+    scratch: Path,
+    policies: SequencePolicies,
+    placement: Placement,
+    layout: Layout,
+    number: int,
+    stretch: Stretch,
+    left_out: NDArray[np.int64],
+) -> _Report:
+    """Read a stretch and sort its rows by bucket."""
+    texts: list[pa.Array] = []
+    targets, gone = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    dropped, changed = Counter[str](), Counter[str]()
+    letters = kept = 0
+    with (scratch / f"{number:06}.names").open("wb") as names:
+        for records in stretch.read():
+            letters += len(values(records.sequences))
+            numbers = records.first + np.arange(len(records))
+            clean(records, policies)
+            gone.append(numbers[~records.kept])
+            if policies.on_duplicate != "keep":
+                keys = digest(records.names).copy()
+                keys[~records.kept] = np.stack([numbers, ~numbers], 1)[~records.kept]  # alike to no other
+                keys.tofile(names)
+            records.kept &= ~np.isin(numbers, left_out, assume_unique=True)
+            target = placement.targets(records)
+            records.drop(target < 0, "not in the mapping")
+            texts.append(rows(records))
+            targets.append(target[records.kept])
+            kept += int(records.lengths()[records.kept].sum(dtype=np.int64))
+            dropped += records.dropped
+            changed += records.changed
+    path = scratch / f"{number:06}.rows"
+    return _Report(
+        spill(path, texts, np.concatenate(targets), layout), np.concatenate(gone), (letters, kept), dropped, changed
+    )
+
+
+def _absent(spills: Sequence[Spill], layout: Layout) -> NDArray[np.int64]:
+    """Find the rows that no spill holds."""
+    if sum(int(each.rows[-1]) for each in spills) == layout.bounds[-1]:
+        return np.zeros(0, np.int64)
+    seen = np.zeros(int(layout.bounds[-1]), bool)
+    for each in spills:
+        seen[each.targets()] = True
+    return np.flatnonzero(~seen)
+
+
+def _duplicates(scratch: Path, stretches: Sequence[Stretch], policies: SequencePolicies) -> NDArray[np.int64]:
+    """Find the numbers of the records whose name has occurred before.
+
+    Raises:
+        UserError: where that is an error.
+    """
+    if policies.on_duplicate == "keep":
+        return np.zeros(0, np.int64)
+    files = [scratch / f"{number:06}.names" for number in range(len(stretches))]
+    again, before = repeated(files, sum(stretch.records for stretch in stretches))
+    if len(again) and policies.on_duplicate == "error":
+        records, index = find(stretches, int(again[0]))
+        earlier, place = find(stretches, int(before[0]))
+        raise records.fail(
+            index,
+            f"has the name of the one at {earlier.path}:{earlier.lines[place]} ({len(again):,} such records): "
+            "rename it, or set on_duplicate=skip (the first stays) or keep",
+        )
+    return again
+
+
+def find(stretches: Sequence[Stretch], number: int) -> tuple[Records, int]:
+    """Read a record again, to name it: some records, and which of them it is."""
+    stretch = next(each for each in stretches if each.first <= number < each.first + each.records)
+    for records in stretch.read():
+        if number < records.first + len(records):
+            return records, number - records.first
+    raise AssertionError(number)
+
+
+def in_order(path: Path, total: int, left_out: NDArray[np.int64]) -> ByNumber:
+    """Place records one behind the other as they come."""
+    kept = np.ones(total, np.int64)
+    kept[left_out] = 0
+    (np.cumsum(kept) - 1).tofile(path)
+    return ByNumber(path)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SMILES files of any make, read some thousand lines at a time, and molecules as RDKit writes them."""
+
+import csv
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from rdkit import Chem, rdBase
+
+from bionemo.data.blocks import BYTE_ORDER_MARK
+from bionemo.errors import UserError
+from bionemo.preparation.inputs import is_gzipped, unzipped
+from bionemo.preparation.pool import pool
+
+rdBase.DisableLog("rdApp.*")  # RDKit's complaints name neither file nor line; ours do
+_PIECE = 256 << 10  # bytes: about 4,000 molecules, half a second of RDKit
+_AHEAD = 2  # tasks in flight per worker: one at work, one waiting
+_IDS = ("zinc_id", "id")
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def canonical_smiles(smiles: str) -> str | None:
+    """Write a molecule as RDKit writes it, whatever SMILES it was given by; None if RDKit cannot read it."""
+    molecule = Chem.MolFromSmiles(smiles.strip())
+    return Chem.MolToSmiles(molecule) or None if molecule else None
+
+
+def unmapped_smiles(smiles: str) -> str | None:
+    """Write a molecule as RDKit writes it, without the numbers that map atoms to those of other molecules."""
+    molecule = Chem.MolFromSmiles(smiles.strip())
+    if not molecule:
+        return None
+    for atom in molecule.GetAtoms():
+        atom.SetAtomMapNum(0)
+    # read again: numbered atoms can be stereo centres, and numbered hydrogens are kept, that are not without numbers
+    return canonical_smiles(Chem.MolToSmiles(molecule))
+
+
+def in_order(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int) -> Generator[Result, None, None]:
+    """Work on tasks in several processes; their results come in the tasks' order.
+
+    Tasks are taken as they are needed, so there may be any number of them. One worker is the process itself. Close the
+    iterator when leaving it early.
+    """
+    workers = min(workers, os.cpu_count() or 1)
+    if workers <= 1:
+        yield from map(function, tasks)
+        return
+    with pool(workers) as executor:
+        pending: deque[Future[Result]] = deque()
+        for task in tasks:
+            pending.append(executor.submit(function, task))
+            if len(pending) > _AHEAD * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+class Columns(NamedTuple):
+    """Where a file of SMILES has what."""
+
+    separator: str | None  # None: any white space
+    smiles: int
+    id: int
+
+
+class Lines(NamedTuple):
+    """Some whole lines of a file.
+
+    Attributes:
+        file: number of the file, from 0.
+        shown: what the user calls the file.
+        line: number of the first line, from 1.
+        columns: of the file.
+        data: the lines.
+        size: bytes of the file, as it lies on the disk, that are done with these.
+    """
+
+    file: int
+    shown: str
+    line: int
+    columns: Columns
+    data: bytes
+    size: int
+
+    def rows(self) -> Iterator[tuple[int, str, str]]:
+        """Give line number, SMILES and id of every row; blank lines are none.
+
+        Raises:
+            UserError: text that is not UTF-8, or a row without an id.
+        """
+        try:
+            lines = self.data.decode().split("\n")
+        except UnicodeDecodeError as error:
+            line = self.line + self.data.count(b"\n", 0, error.start)
+            raise UserError(f"{self.shown}:{line}: text that is not UTF-8: convert the file with iconv") from error
+        separator, smiles, name = self.columns
+        for line, text in enumerate(lines, self.line):
+            if not text.strip():
+                continue
+            fields = _fields(text, separator)
+            if len(fields) <= max(smiles, name) or not fields[name]:
+                raise UserError(f"{self.shown}:{line}: a molecule without an id: give it one, or remove the line")
+            yield line, fields[smiles], fields[name]
+
+
+def smiles_lines(files: Iterable[tuple[Path, str]]) -> Iterator[Lines]:
+    """Read files of SMILES, plain or gzipped, one after the other.
+
+    The columns are found by the header, `smiles` and `zinc_id` or `id` in any case and order; a file without one has
+    the SMILES first and the id next. They are separated by tabs, commas or spaces, whichever the first line has.
+
+    Args:
+        files: path of each, and what the user calls it.
+
+    Raises:
+        UserError: a file that cannot be read, or a header that lacks a column.
+    """
+    for number, (path, shown) in enumerate(files):
+        columns, line = None, 1
+        for data, size in _whole_lines(path):
+            start = 0
+            if columns is None:
+                start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
+                first = data[start:].split(b"\n", 1)[0]
+                columns, header = _columns(first.decode(errors="replace"), shown)
+                if header:
+                    start, line = start + len(first) + 1, 2
+            yield Lines(number, shown, line, columns, data[start:], size)
+            line += data.count(b"\n", start)
+
+
+def _columns(first: str, shown: str) -> tuple[Columns, bool]:
+    """Find the columns by a file's first line, and whether that is a header."""
+    separator = "\t" if "\t" in first else "," if "," in first else None
+    names = [field.lower() for field in _fields(first, separator)]
+    if "smiles" not in names:
+        return Columns(separator, 0, 1), False
+    for name in _IDS:
+        if name in names:
+            return Columns(separator, names.index("smiles"), names.index(name)), True
+    raise UserError(f"{shown}:1: no column {' or '.join(_IDS)} beside smiles: name the molecules' column so")
+
+
+def _fields(line: str, separator: str | None) -> list[str]:
+    fields = next(csv.reader([line])) if separator == "," and '"' in line else line.split(separator)
+    return [field.strip() for field in fields]
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Cut a file behind line ends, and say how much of what lies on the disk each piece stands for."""
+    zipped = is_gzipped(path)
+    rest = b""
+    for block in unzipped(path) if zipped else _plain(path):
+        text = rest + block
+        end = text.rfind(b"\n") + 1
+        if end:
+            yield text[:end], 0 if zipped else len(block)
+        rest = text[end:]
+    yield rest, path.stat().st_size if zipped else 0
+
+
+def _plain(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(_PIECE):
+            yield block

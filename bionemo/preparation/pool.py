@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worker processes that never outlive the command they work for."""
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+
+from bionemo.errors import UserError
+
+log = logging.getLogger(__name__)
+_PRELOADED = "bionemo.preparation.deal"
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+@contextmanager
+def pool(workers: int, initializer: Callable[..., object] | None = None, *arguments: Any) -> Iterator[Executor]:
+    """Open a pool of at most one process per core; tasks that have not begun are dropped when the block fails.
+
+    Args:
+        workers: processes wanted.
+        initializer: called with the arguments in each process before its first task.
+        *arguments: for it.
+
+    Raises:
+        UserError: when a process is killed from outside.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([_PRELOADED])  # imported once, not by every worker
+    size = max(1, min(workers, os.cpu_count() or 1))
+    executor = ProcessPoolExecutor(size, context, _begin, (initializer, arguments))
+    try:
+        yield executor
+    except BrokenProcessPool as error:
+        raise UserError(
+            "a worker process was killed, most likely for want of memory: lower num_preprocess_workers"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _begin(initializer: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command itself is asked to stop, and stops its workers
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    _keep_memory()
+    if initializer:
+        initializer(*arguments)
+
+
+def _keep_memory() -> None:
+    """Have blocks of some megabytes, which come and go all the time, recycled instead of mapped and cleared anew."""
+    pa.set_memory_pool(pa.system_memory_pool())
+    with suppress(OSError, AttributeError):  # glibc's; elsewhere it stays as it is
+        for parameter in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            ctypes.CDLL(None).mallopt(parameter, 1 << 30)
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Downloads from a server on this machine that misbehaves as it is told."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from bionemo.errors import UserError
+from bionemo.preparation import download
+from bionemo.preparation.download import fetch, join, locate, public
+
+CONTENT = bytes(range(256)) * 40
+SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+
+
+@dataclass
+class Site:
+    """What the server holds, how it answers, and what it was asked."""
+
+    content: bytes = CONTENT
+    tag: str | None = '"one"'
+    ranges: bool = True
+    length: bool = True  # tell it
+    span: int = len(CONTENT)  # bytes of a range that come at once
+    script: list[int | tuple[int, dict[str, str]]] = field(default_factory=list)  # bytes to cut after, or an error
+    cut_always: int | None = None
+    asked: list[dict[str, str]] = field(default_factory=list)
+    url: str = ""
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        headers = dict(handler.headers)
+        self.asked.append(headers)
+        step = self.script.pop(0) if self.script else self.cut_always
+        if isinstance(step, tuple):
+            handler.send_response(step[0])
+            for key, value in {**step[1], "Content-Length": "0"}.items():
+                handler.send_header(key, value)
+            handler.end_headers()
+            return
+        start = int(headers["Range"].removeprefix("bytes=").removesuffix("-")) if "Range" in headers else 0
+        if not self.ranges or headers.get("If-Range", self.tag) != self.tag:
+            start = 0
+        if start >= len(self.content) > 0:
+            handler.send_response(416)
+            handler.send_header("Content-Range", f"bytes */{len(self.content)}")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
+        end = min(start + self.span, len(self.content)) if start else len(self.content)
+        handler.send_response(206 if start else 200)
+        if start:
+            handler.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(self.content)}")
+        if self.length:
+            handler.send_header("Content-Length", str(end - start))
+        if self.tag:
+            handler.send_header("ETag", self.tag)
+        handler.end_headers()
+        handler.wfile.write(self.content[start : end if step is None else start + step])
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made = Site()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            made.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(download, "_BLOCK", 100)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.url = f"http://127.0.0.1:{server.server_port}/dir/x.bin"
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield made
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The waiting times, which nobody waits."""
+    told: list[float] = []
+    monkeypatch.setattr(download, "sleep", told.append)
+    return told
+
+
+def starts(site: Site) -> list[str | None]:
+    return [asked.get("Range") for asked in site.asked]
+
+
+def leave(into: Path, content: bytes, version: str | None) -> None:
+    (into / "x.bin.part").write_bytes(content)
+    if version is not None:
+        (into / "x.bin.part.json").write_text(json.dumps({"version": version}))
+
+
+def whole(path: Path) -> None:
+    assert path.name == "x.bin" and path.read_bytes() == CONTENT
+    assert [entry.name for entry in path.parent.iterdir()] == ["x.bin"]
+
+
+@pytest.mark.parametrize("checksum", [None, SHA256, f"MD5:{hashlib.md5(CONTENT).hexdigest().upper()}"])
+@pytest.mark.parametrize("length", [True, False])
+def test_a_file_comes_whole_and_is_asked_for_once(
+    tmp_path: Path, site: Site, checksum: str | None, length: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.length = length
+    caplog.set_level(logging.INFO)
+    whole(fetch(site.url, tmp_path / "new", checksum))
+    assert "already" not in caplog.text
+    whole(fetch(site.url, tmp_path / "new", checksum))
+    assert "is there already" in caplog.text and len(site.asked) == 1
+
+
+def test_an_empty_file_is_a_file(tmp_path: Path, site: Site) -> None:
+    site.content = b""
+    assert fetch(site.url, tmp_path).read_bytes() == b""
+
+
+def test_a_cut_download_goes_on_where_it_stopped(tmp_path: Path, site: Site, waits: list[float]) -> None:
+    site.script = [1000, 2000]
+    whole(fetch(site.url, tmp_path, SHA256))
+    assert starts(site) == [None, "bytes=1000-", "bytes=3000-"]
+    assert site.asked[1]["If-Range"] == '"one"'
+    assert waits == [1, 1]  # each attempt brought the file further
+
+
+def test_the_next_start_goes_on_too(tmp_path: Path, site: Site, waits: list[float]) -> None:
+    site.script = [700] + [(503, {})] * 5
+    with pytest.raises(UserError, match=r"dir/x.bin cannot be downloaded \(the server answered 503 .*goes on where"):
+        fetch(site.url, tmp_path)
+    assert waits == [1, 4, 16, 64] and len(site.asked) == 5
+    site.script.clear()
+    whole(fetch(site.url, tmp_path))
+    assert starts(site)[-1] == "bytes=700-"
+
+
+def test_a_server_may_send_less_than_was_asked_for(tmp_path: Path, site: Site) -> None:
+    site.script, site.span = [1000], 5000
+    whole(fetch(site.url, tmp_path))
+    assert starts(site) == [None, "bytes=1000-", "bytes=6000-"]
+
+
+@pytest.mark.parametrize(
+    ("left", "version", "ranges", "asked"),
+    [
+        (CONTENT[:500], '"one"', True, "bytes=500-"),
+        (b"x" * 500, '"zero"', True, "bytes=500-"),  # it changed on the server: If-Range brings it whole
+        (b"x" * 500, '"one"', False, "bytes=500-"),  # ranges are ignored
+        (b"x" * 500, None, True, None),  # nobody knows what this is the beginning of
+        (CONTENT, '"one"', True, f"bytes={len(CONTENT)}-"),  # complete: 416
+        (CONTENT + b"x", '"one"', True, f"bytes={len(CONTENT) + 1}-"),  # too long: 416, then anew
+    ],
+)
+def test_what_was_left_is_used_if_it_can_be(
+    tmp_path: Path, site: Site, left: bytes, version: str | None, ranges: bool, asked: str | None
+) -> None:
+    site.ranges = ranges
+    leave(tmp_path, left, version)
+    whole(fetch(site.url, tmp_path))
+    assert starts(site) == [asked] + [None] * (len(left) > len(CONTENT))
+
+
+def test_a_file_that_changes_on_the_way_starts_anew(tmp_path: Path, site: Site) -> None:
+    site.script = [1000]
+    site.content, site.tag = b"old" * 1000, '"old"'
+
+    def change(_: float) -> None:
+        site.content, site.tag = CONTENT, '"one"'
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "sleep", change)
+        whole(fetch(site.url, tmp_path))
+
+
+def test_weak_tags_are_not_trusted(tmp_path: Path, site: Site) -> None:
+    site.tag, site.script = 'W/"one"', [1000]
+    whole(fetch(site.url, tmp_path))
+    assert starts(site) == [None, None]
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_it_ends_when_nothing_new_comes(tmp_path: Path, site: Site, ranges: bool) -> None:
+    site.ranges, site.cut_always = ranges, 0 if ranges else 300
+    with pytest.raises(UserError, match="cannot be downloaded") as error:
+        fetch(site.url, tmp_path)
+    assert len(site.asked) == 5 and "\n" not in str(error.value)
+    assert not (tmp_path / "x.bin").exists()
+
+
+def test_busy_servers_are_tried_again_when_they_ask_for_it(tmp_path: Path, site: Site, waits: list[float]) -> None:
+    site.script = [
+        (429, {"Retry-After": "7"}),
+        (500, {}),
+        (503, {"Retry-After": "99999"}),
+        (429, {"Retry-After": "?"}),
+    ]
+    whole(fetch(site.url, tmp_path))
+    assert waits == [7, 4, 600, 64]
+
+
+@pytest.mark.parametrize("status", [404, 403, 401, 410])
+def test_refusals_end_it_at_once(tmp_path: Path, site: Site, status: int, waits: list[float]) -> None:
+    site.script = [(status, {})]
+    with pytest.raises(UserError, match=f"dir/x.bin was refused with {status} .*: check"):
+        fetch(site.url, tmp_path)
+    assert len(site.asked) == 1 and not waits and not list(tmp_path.iterdir())
+
+
+def test_a_wrong_download_is_removed(tmp_path: Path, site: Site) -> None:
+    wrong = "md5:" + "0" * 32
+    with pytest.raises(UserError, match=f"{hashlib.md5(CONTENT).hexdigest()}, expected was {'0' * 32}: .*removed"):
+        fetch(site.url, tmp_path, wrong)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "x.bin").write_text("of another version")
+    whole(fetch(site.url, tmp_path, SHA256))
+
+
+def test_an_unreachable_server(tmp_path: Path, site: Site, waits: list[float]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(UserError, match=r"x\.bin cannot be downloaded \(Connection refused\)") as error:
+            fetch(f"http://me:secret@127.0.0.1:{unused.getsockname()[1]}/x.bin?key=secret", tmp_path)
+    assert "secret" not in str(error.value) and len(waits) == 4
+
+
+def test_credentials_go_to_the_server_and_nowhere_else(
+    tmp_path: Path, site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bionemo")
+    site.script = [500, (503, {})]
+    whole(fetch(site.url.replace("//", "//me:secret@") + "?key=secret", tmp_path))
+    assert site.asked[0]["Authorization"].startswith("Basic ")
+    assert "secret" not in caplog.text and "downloading http://127.0.0.1" in caplog.text
+
+
+def test_a_full_disk_keeps_what_came(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(download.os, "fsync", full)
+    with pytest.raises(UserError, match=r"no space left on the disk for x\.bin: free some"):
+        fetch(site.url, tmp_path)
+    assert len(site.asked) == 1 and (tmp_path / "x.bin.part").exists()
+    monkeypatch.undo()
+    whole(fetch(site.url, tmp_path))
+
+
+def test_local_files_stay_where_and_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "a b.txt"
+    path.write_bytes(CONTENT)
+    for source in (str(path), path.as_uri()):
+        assert fetch(source, tmp_path / "never", SHA256) == path
+    with pytest.raises(UserError, match=rf"{path} has md5 \w+, expected was 0+: "):
+        fetch(str(path), tmp_path, "md5:" + "0" * 32)
+    assert path.read_bytes() == CONTENT and [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("source", "checksum", "message"),
+    [
+        ("{tmp}/none.txt", None, "none.txt is not there"),
+        ("{tmp}", SHA256, "cannot be written or read .Is a directory"),
+        ("{tmp}", "md5:12", "checksum=md5:12 is not understood"),
+        ("http://127.0.0.1:1/x", "sha1:" + "0" * 40, "checksum=sha1:0+ is not understood"),
+        ("http://127.0.0.1:1/x", "sha256:" + "g" * 64, "is not understood: give md5:"),
+        ("http://127.0.0.1:1/dir/", None, "names no file"),
+        ("http://127.0.0.1:1/%2e%2e", None, "names no file"),
+        ("http://[::1/x", None, "is no valid URL"),
+        ("http://127.0.0.1:port/x", None, "is no valid URL"),
+        ("s3://me:secret@bucket/x?key=secret", None, "s3://bucket/x: s3:// cannot be read"),
+    ],
+)
+def test_mistakes(tmp_path: Path, source: str, checksum: str | None, message: str, waits: list[float]) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        fetch(source.replace("{tmp}", str(tmp_path)), tmp_path / "into", checksum)
+    assert not waits and "\n" not in str(error.value) and "secret" not in str(error.value)
+
+
+def test_a_file_is_located_in_directories_and_below_urls(tmp_path: Path, site: Site) -> None:
+    (tmp_path / "plain").write_text("")
+    (tmp_path / "zipped.gz").write_text("")
+    assert locate(str(tmp_path), "plain", tmp_path) == tmp_path / "plain"
+    assert locate(tmp_path.as_uri(), "zipped", tmp_path) == tmp_path / "zipped.gz"
+    with pytest.raises(UserError, match=r"none is not there, nor none\.gz"):
+        locate(str(tmp_path), "none", tmp_path)
+    whole(locate(site.url.removesuffix("/x.bin"), "x.bin", tmp_path / "into"))
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "expected"),
+    [
+        (public, "https://me:secret@host:80/a@b/c?key=1#x", "https://host:80/a@b/c"),
+        (public, "HTTP://host/a", "HTTP://host/a"),
+        (public, "/a/b?c@d", "/a/b?c@d"),
+        (lambda base: join(base, "b"), "http://me@host/a/?key=1", "http://me@host/a/b?key=1"),
+        (lambda base: join(base, "b"), "http://host", "http://host/b"),
+        (lambda base: join(base, "b"), "a/", "a/b"),
+    ],
+)
+def test_addresses(function: Callable[[str], str], given: str, expected: str) -> None:
+    assert function(given) == expected

@@ -1,0 +1,446 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences to shards, held against a slow implementation in plain Python and against BioNeMo v1's order."""
+
+import csv
+import gzip
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bionemo.config.schema.preparation import SequencesJob
+from bionemo.data import blocks
+from bionemo.data.source import open_source
+from bionemo.errors import UserError
+from bionemo.preparation import identifiers, sequences, shuffle, stretches
+from bionemo.preparation.manifest import Manifest, verify
+from tests.conftest import ROOT
+
+T = TypeVar("T")
+SPLITS = ("train", "val", "test")
+
+
+class Inline(Executor):
+    """Does the work at once in this process, where patched constants count."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future = Future[T]()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def inline(*_: object) -> Iterator[Executor]:
+    """Stand in for `bionemo.preparation.pool.pool`."""
+    yield Inline()
+
+
+@contextmanager
+def small(**sizes: int) -> Iterator[None]:
+    """Have stretches, blocks, buckets and partitions of a few bytes."""
+    places = {
+        "stretch": [(stretches, "_STRETCH")],
+        "window": [(stretches, "_WINDOW")],
+        "block": [(blocks, "BLOCK"), (stretches, "BLOCK")],
+        "bucket": [(shuffle, "_BUCKET")],
+        "together": [(identifiers, "_TOGETHER")],
+    }
+    with ExitStack() as stack:
+        for name, size in sizes.items():
+            for module, constant in places[name]:
+                stack.enter_context(patch.object(module, constant, size))
+        yield
+
+
+def make_job(source: Path | str | Sequence[Path | str], output: Path, **changes: Any) -> SequencesJob:
+    values: dict[str, Any] = {
+        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1},
+        **{"val_size": 1, "test_size": 1, "seed": 0, "num_csv_files": 2},
+        **{"on_empty": "error", "on_duplicate": "error", "on_letters": "error"},
+        **{"source": str(source) if isinstance(source, Path | str) else [str(path) for path in source]},
+        **{"checksum": None, "format": "auto", "id_column": "id", "sequence_column": "sequence", "separator": ","},
+    }
+    return SequencesJob(**(values | changes))
+
+
+def prepare(source: Path | str | Sequence[Path | str], output: Path, workers: int = 0, **changes: Any) -> Manifest:
+    """Prepare, in this process unless worker processes are asked for, and hold the result against its manifest."""
+    with nullcontext() if workers else patch.object(sequences, "pool", inline):
+        sequences.prepare(make_job(source, output, num_preprocess_workers=workers, **changes))
+    assert verify(output) == []
+    assert not [path for path in output.iterdir() if path.name.startswith(".preparing-")]
+    manifest = Manifest.read(output)
+    assert manifest is not None
+    return manifest
+
+
+def shards(output: Path) -> dict[str, bytes]:
+    paths = {path.relative_to(output).as_posix(): path for path in output.rglob("*.csv")}
+    return {name: path.read_bytes() for name, path in paths.items() if not name.startswith(".")}
+
+
+def left(output: Path) -> list[Path]:
+    """All there is at the top of an output, hidden files and directories included."""
+    return [*output.iterdir()] if output.exists() else []
+
+
+def rows(output: Path) -> dict[str, list[list[str]]]:
+    """All rows of each split, shard behind shard, without header."""
+    return {
+        split: [
+            row
+            for path in sorted((output / split).glob("*.csv"))
+            for row in list(csv.reader(io.StringIO(path.read_bytes().decode(), newline="")))[1:]
+        ]
+        for split in SPLITS
+    }
+
+
+def parse(content: bytes) -> list[tuple[str, str]]:
+    """Read FASTA line by line."""
+    records: list[tuple[str, str]] = []
+    for line in content.removeprefix(b"\xef\xbb\xbf").decode().replace("\r\n", "\n").split("\n"):
+        if line.startswith(">"):
+            records.append((re.split("[ \t]", line[1:])[0], ""))
+        elif line:
+            records[-1] = records[-1][0], records[-1][1] + line
+    return records
+
+
+def reference(
+    records: Sequence[tuple[str, str]],
+    val: int,
+    test: int,
+    seed: int,
+    files: int,
+    numbers: Sequence[int] | None = None,
+) -> dict[str, bytes]:
+    """Give the shards as BioNeMo v1 makes them: a shuffled list is cut into validation, test and training."""
+    order = np.arange(len(records))
+    np.random.default_rng(seed).shuffle(order)
+    result = {}
+    for split, part in (("val", order[:val]), ("test", order[val : val + test]), ("train", order[val + test :])):
+        for i, piece in enumerate(np.array_split(part, min(files, len(part))) if len(part) else []):
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(["record_id", "record_name", "sequence_length", "sequence"])
+            for index in piece.tolist():
+                name, letters = records[index]
+                number = numbers[index] if numbers else index + 1
+                writer.writerow([number, name, len(letters), letters.upper()])
+            result[f"{split}/x{i:03}.csv"] = text.getvalue().encode()
+    return result
+
+
+def write(folder: Path, content: str | bytes, name: str = "x.fasta") -> Path:
+    path = folder / name
+    content = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
+    return path
+
+
+def generated(count: int, seed: int = 0, longest: int = 90) -> str:
+    rng = np.random.default_rng(seed)
+    letters = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
+    return "".join(
+        f">n{i} of {count}\n{''.join(rng.choice(letters, rng.integers(1, longest)))}\n" for i in range(count)
+    )
+
+
+def test_the_order_is_that_of_v1(tmp_path: Path) -> None:
+    source = write(tmp_path, "".join(f">n{i}\n{'M' * (i % 7 + 1)}\n" for i in range(100)))
+    prepare(source, tmp_path / "out", val_size=10, test_size=5, num_csv_files=4)
+    found = {split: [int(row[0]) - 1 for row in part] for split, part in rows(tmp_path / "out").items()}
+    assert found["val"] == [82, 36, 20, 5, 93, 16, 94, 52, 72, 90]
+    assert found["test"] == [83, 13, 81, 37, 11]
+    assert sorted(found["train"]) == sorted({*range(100)} - {*found["val"], *found["test"]})
+    assert found["train"] != sorted(found["train"])
+    sizes = {name: content.count(b"\n") - 1 for name, content in shards(tmp_path / "out").items()}
+    assert sizes == {
+        **{"val/x000.csv": 3, "val/x001.csv": 3, "val/x002.csv": 2, "val/x003.csv": 2},
+        **{"test/x000.csv": 2, "test/x001.csv": 1, "test/x002.csv": 1, "test/x003.csv": 1},
+        **{"train/x000.csv": 22, "train/x001.csv": 21, "train/x002.csv": 21, "train/x003.csv": 21},
+    }
+    assert shards(tmp_path / "out")["val/x000.csv"].startswith(
+        b"record_id,record_name,sequence_length,sequence\n83,n82,6,MMMMMM\n37,n36,2,MM\n"
+    )
+
+
+ODD = {
+    "wrapped and not": ">a\nMK\nV\n>b\nMKV\n>c\nM\nK\nV\nL\n>d\nMM\n>e\nAA",
+    "blank lines": "\n\n>a\n\nMK\n\n\nV\n>b\n\n\nMKV\n\n>c\nM\n\n",
+    "no line end": ">a\nM\n>b\nK\n>c\nV",
+    "one letter": ">a\nM\n>b\nK\n>c\nV\n>d\nL\n",
+    "byte order mark": "\ufeff>a\nM\n>b\nK\n>c\nV\n",
+    "words and tabs": ">a\tb c\nM\n>b c d\nK\n>c\t\nV\n>d \nL\n>e\t\t e\nL\n",
+    "marks in headers": ">a>b >c\nM\n>b=> x>\nK\n>>c\nV\n>d >\nL\n",
+    "commas and quotes": '>a,b\nM\n>"b"\nK\n>",\n M\n>c"d e"\nV\n>,\nL\n>""\nA\n'.replace(" M", "M"),
+    "UTF-8": ">é 中\nM\n>中文\nK\n>c é\nV\n",
+    "CR LF": "\r\n>a x\r\nMK\r\nV\r\n\r\n>b\t\r\nMKV\r\n>c\r\nM\r\n>d\r\nL",
+    "either line end": ">a\r\nMK\nV\r\n>b\nMKV\n>c\r\nM\n",
+    "lower case": ">a\nmk\n>b\nMkV\n>c\nxz\n>d\nU\n",
+    "lengths of all digits": "".join(f">n{n}\n{'M' * n}\n" for n in (1, 9, 10, 99, 100, 999, 1000)),
+}
+
+
+@pytest.mark.parametrize("sizes", [{}, {"stretch": 7, "block": 5, "bucket": 20, "window": 3, "together": 2}])
+@pytest.mark.parametrize("content", ODD.values(), ids=ODD)
+def test_odd_files_against_the_reference(tmp_path: Path, content: str, sizes: dict[str, int]) -> None:
+    with small(**sizes):
+        prepare(write(tmp_path, content), tmp_path / "out", num_csv_files=3, seed=5)
+    assert shards(tmp_path / "out") == reference(parse(content.encode()), 1, 1, 5, 3)
+
+
+def test_several_files_are_numbered_through(tmp_path: Path) -> None:
+    contents = {"a.fasta": ODD["CR LF"], "b.gz": generated(40), "c.fasta": "\ufeff" + ODD["UTF-8"], "d": ">n\nM"}
+    sources = [write(tmp_path, text, name) for name, text in contents.items()]
+    with small(stretch=300, block=100, bucket=500):
+        manifest = prepare(sources, tmp_path / "out", on_duplicate="keep", val_size=7, test_size=3, num_csv_files=4)
+    records = [record for text in contents.values() for record in parse(text.encode())]
+    assert shards(tmp_path / "out") == reference(records, 7, 3, 0, 4)
+    assert [Path(file.source).name for file in manifest.inputs] == list(contents)
+    [tally] = manifest.tallies.values()
+    assert tally.read == tally.written == len(records) and not tally.dropped
+    assert tally.letters_read == tally.letters_written == sum(len(letters) for _, letters in records)
+    assert tally.changed == {"with CR LF line ends": 4}
+
+
+def test_sequences_over_many_blocks(tmp_path: Path) -> None:
+    letters = "".join(np.random.default_rng(3).choice(list("ACDEFGHIKLMNPQRSTVWY"), 300_000))
+    lines = "\n".join(letters[i : i + 60] for i in range(0, len(letters), 60))
+    content = f">short\nM\n>wrapped\n{lines}\n>s\nM\n>line\n{letters}\n>t\nK\n>last\n{letters[::-1]}"
+    with small(stretch=1000, block=4096, bucket=1 << 16, window=512):
+        prepare(write(tmp_path, content), tmp_path / "out", num_csv_files=1)
+    assert shards(tmp_path / "out") == reference(parse(content.encode()), 1, 1, 0, 1)
+
+
+@pytest.mark.parametrize("edge", [b"\n", b"\n>"])
+def test_a_stretch_ends_where_the_next_record_begins(tmp_path: Path, edge: bytes) -> None:
+    data = b">a\nM\n\n>>\n\n\nK>\n>b\nVV\n>c>\n"
+    with write(tmp_path, data).open("rb") as file:
+        for window in range(2, len(data) + 2):
+            with small(window=window):
+                found = [stretches.next_place(file.fileno(), edge, at, len(data)) for at in range(1, len(data) + 9)]
+            places = [data.find(edge, at - 1) + 1 or len(data) for at in range(1, len(data) + 9)]
+            assert found == places
+
+
+@st.composite
+def fasta_texts(draw: st.DrawFn) -> str:
+    """Write some records in any way that FASTA allows."""
+    end = draw(st.sampled_from(["\n", "\r\n"]))
+    text = draw(st.sampled_from(["", "\n", "\ufeff"]))
+    unique = draw(st.uuids()).hex[:8]
+    for i in range(draw(st.integers(1, 9))):
+        word = draw(st.text(st.sampled_from('ab,">é中='), max_size=5))
+        rest = draw(st.sampled_from(["", " ", "\t", " x y", "\tz > q", ' a,b"c"']))
+        text += f">{word}|{unique}{i}{rest}{end}"
+        for line in draw(st.lists(st.text(st.sampled_from("ACdefXZ"), max_size=12), min_size=1, max_size=4)):
+            text += line + end
+        text += draw(st.sampled_from("ACm")) + draw(st.sampled_from([end, end * 2]))
+    return text.rstrip("\r\n") if draw(st.booleans()) else text
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(fasta_texts(), min_size=1, max_size=3), st.data())
+def test_any_files_cut_anywhere_against_the_reference(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject
+) -> None:
+    records = [record for text in texts for record in parse(text.encode())]
+    val = data.draw(st.integers(0, len(records) - 1))
+    test = data.draw(st.integers(0, len(records) - 1 - val))
+    seed, files = data.draw(st.integers(0, 99)), data.draw(st.integers(1, 5))
+    sizes = {name: data.draw(st.integers(1, 90), name) for name in ("stretch", "block", "bucket")}
+    sizes |= {"window": data.draw(st.integers(2, 9)), "together": data.draw(st.integers(1, 9))}
+    folder = tmp_path_factory.mktemp("fasta")
+    sources = [write(folder, text, data.draw(st.sampled_from([f"{i}.fa", f"{i}.gz"]))) for i, text in enumerate(texts)]
+    with small(**sizes):
+        # the window that was made so small also serves to tell FASTA from CSV
+        keywords = {"val_size": val, "test_size": test, "seed": seed, "num_csv_files": files, "format": "fasta"}
+        prepare(sources, folder / "out", on_duplicate="keep" if len(texts) > 1 else "error", **keywords)
+    assert shards(folder / "out") == reference(records, val, test, seed, files)
+
+
+def test_what_was_left_out_is_left_out_of_the_shuffled_list(tmp_path: Path) -> None:
+    records = parse(generated(60).encode())
+    bad = {0, 7, 8, 31, 59}
+    text = "".join(f">{name}\n{letters}{'*' * (i in bad)}\n" for i, (name, letters) in enumerate(records))
+    with small(stretch=200, block=90, bucket=300):
+        prepare(write(tmp_path, text), tmp_path / "out", on_letters="skip", val_size=0.1, test_size=5)
+    kept = [i for i in range(60) if i not in bad]
+    numbers = [i + 1 for i in kept]
+    assert shards(tmp_path / "out") == reference([records[i] for i in kept], round(5.5), 5, 0, 2, numbers)
+
+
+def test_the_reader_of_training_finds_every_sequence(tmp_path: Path) -> None:
+    content = generated(50) + ODD["commas and quotes"] + ODD["UTF-8"].replace(">c", ">c2")
+    prepare(write(tmp_path, content), tmp_path / "out", val_size=0, test_size=0, num_csv_files=3)
+    columns = {"name": 1, "sequence": 3}
+    source = open_source("csv_fields_mmap", sorted((tmp_path / "out/train").iterdir()), data_fields=columns)
+    found = [source.fields(i) for i in range(len(source))]
+    assert sorted((row["name"], row["sequence"]) for row in found) == sorted(parse(content.encode()))
+
+
+@pytest.mark.parametrize("name", ["uniref90_sample.fasta", "some_proteins.fasta", "P62593_variants.fasta"])
+def test_real_files_are_found_again(tmp_path: Path, name: str) -> None:
+    source = ROOT.parent / "shared/data/proteins" / name
+    if not source.exists():
+        pytest.skip("no shared data")
+    with small(stretch=1 << 20, bucket=1 << 18):
+        prepare(source, tmp_path / "out", val_size=0.05, test_size=0.1, on_letters="keep", num_csv_files=5)
+    records = parse(source.read_bytes())
+    found = [row for part in rows(tmp_path / "out").values() for row in part]
+    assert Counter((row[1], row[3]) for row in found) == Counter((name, text.upper()) for name, text in records)
+    assert all(records[int(number) - 1][0] == name and int(size) == len(text) for number, name, size, text in found)
+    total = len(records)
+    assert shards(tmp_path / "out") == reference(records, round(0.05 * total), round(0.1 * total), 0, 5)
+
+
+@pytest.mark.parametrize("name", ["x.fasta", "x.fasta.gz"])
+def test_workers_change_nothing(tmp_path: Path, name: str) -> None:
+    content = generated(3000)
+    source = write(tmp_path, content, name)
+    for workers in (1, 2) if name == "x.fasta" else (2,):
+        prepare(source, tmp_path / str(workers), workers, val_size=0.1, test_size=0.2, num_csv_files=7)
+        assert shards(tmp_path / str(workers)) == reference(parse(content.encode()), 300, 600, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("val", "test", "expected"),
+    [
+        (3, 4, (3, 4, 13)),
+        (0, 0, (0, 0, 20)),
+        (0.1, 0.25, (2, 5, 13)),
+        (0.99, 0, None),
+        (0.17, 0.01, (3, 0, 17)),  # 3.4 and 0.2
+        (0.18, 5, (4, 5, 11)),  # 3.6
+        (2.0, 1.0, (2, 1, 17)),  # counts, although written with a point
+        (19, 0, (19, 0, 1)),
+        (20, 0, None),
+        (10, 10, None),
+        (0.5, 0.5, None),
+        (-1, 3, None),
+        (0, -0.5, None),
+        (5000, 1_000_000, None),
+    ],
+)
+def test_sizes_are_shares_or_counts(
+    tmp_path: Path, val: float, test: float, expected: tuple[int, int, int] | None
+) -> None:
+    source = write(tmp_path, generated(20))
+    if expected is None:
+        with pytest.raises(UserError, match=rf"val_size={val} and test_size={test} leave nothing of 20 records"):
+            prepare(source, tmp_path / "out", val_size=val, test_size=test)
+        assert not left(tmp_path / "out")
+    else:
+        prepare(source, tmp_path / "out", val_size=val, test_size=test)
+        found = rows(tmp_path / "out")
+        assert tuple(len(found[split]) for split in ("val", "test", "train")) == expected
+        assert {path.parent.name for path in (tmp_path / "out").rglob("*.csv")} == {
+            split for split, size in zip(("val", "test", "train"), expected, strict=True) if size
+        }
+
+
+TABLE = 'name,note,seq\na,x,MK\n"b,1","say ""hi""",mkv\n"c""d",,L\n,"",M\nNA,null,NA\n'
+TABLE_RECORDS = [("a", "MK"), ("b,1", "mkv"), ('c"d', "L"), ("", "M"), ("NA", "NA")]
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "changes"),
+    [
+        (TABLE, ("name", "seq"), {}),
+        (TABLE, (0, 2), {}),
+        (TABLE, ("0", "2"), {}),
+        ("\ufeff" + TABLE, (0, "seq"), {}),
+        (TABLE.replace("\n", "\r\n"), ("name", 2), {}),
+        (TABLE.rstrip(), ("name", "seq"), {}),
+        (TABLE.replace("b,1", "b;1").replace(",", "\t").replace(";", ","), ("name", "seq"), {"separator": "\t"}),
+        (TABLE.replace("b,1", "b#1").replace(",", ";").replace("#", ","), ("name", "seq"), {"separator": ";"}),
+        (">" + TABLE, (0, 2), {"format": "csv"}),
+    ],
+)
+def test_columns_of_a_table(
+    tmp_path: Path, content: str, columns: tuple[str | int, str | int], changes: dict[str, str]
+) -> None:
+    content = content.replace(',"",M', 'z,"",M').replace('\t""\tM', 'z\t""\tM').replace(';"";M', 'z;"";M')
+    records = [(name or "z", letters) for name, letters in TABLE_RECORDS]
+    for name in ("x.csv", "x.csv.gz"):
+        out = tmp_path / f"out.{name}"
+        prepare(write(tmp_path, content, name), out, id_column=columns[0], sequence_column=columns[1], **changes)
+        assert shards(out) == reference(records, 1, 1, 0, 2)
+
+
+def test_a_long_table_and_a_fasta_file_are_one_input(tmp_path: Path) -> None:
+    records = parse(generated(5000, longest=30).encode())
+    table = "id,sequence\n" + "".join(f"{name},{letters}\n" for name, letters in records)
+    with patch("bionemo.preparation.records._CSV_BLOCK", 1 << 12):
+        sources = [write(tmp_path, table, "a.csv"), write(tmp_path, ">z\nMK\n>y\nMV\n"), write(tmp_path, "id,sequence\nx,M", "c.csv")]  # fmt: skip  # noqa: E501
+        prepare(sources, tmp_path / "out", val_size=100, test_size=200)
+    assert shards(tmp_path / "out") == reference([*records, ("z", "MK"), ("y", "MV"), ("x", "M")], 100, 200, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "message"),
+    [
+        (TABLE, {}, r"x.csv has no column 'id'; it has name, note, seq: set id_column"),
+        (TABLE, {"id_column": 0}, "x.csv has no column 'sequence'; it has name"),
+        (TABLE, {"id_column": 3}, "x.csv has no column 3; it has name"),
+        (TABLE, {"id_column": -1}, "x.csv has no column -1; it has name"),
+        (TABLE, {"id_column": 0, "sequence_column": "name"}, "id_column and sequence_column are both 'name'"),
+        ("x,x\na,M\nb,K\n", {"id_column": 0, "sequence_column": 1}, "several columns 'x'"),
+        ("id,sequence,z\na,M,1\nb,K\n", {}, "x.csv: .*Row #3: Expected 3 columns, got 2.*separator"),
+        ("id,sequence\na,M\nb,K,1\n", {}, "x.csv: .*Row #3: Expected 2 columns, got 3"),
+        ('id,sequence\n"a,M\nb,K\n', {}, "x.csv: .*CSV parse error"),
+        ("id,sequence\na,M\nb,M1\n", {}, "x.csv:3: record 'b' has '1' in its sequence"),
+        ('id,sequence\na,M\n"b\nc",M\n', {}, r"x.csv:3: record 'b\\nc' has a line end in its name"),
+        ('id,sequence\na,M\nb,"M\nK"\n', {"on_letters": "keep"}, r"x.csv:3: record 'b' has '\\n' in its sequence"),
+        ("id,sequence\n,M\nb,M\n", {}, "x.csv:2: record '' has no name"),
+        ("id,sequence\na,\nb,M\n", {}, "x.csv:2: record 'a' has no sequence"),
+        ("id,sequence\n", {}, "leave nothing of 0 records"),
+        (TABLE, {"separator": ";;"}, "separator is ';;': it must be one ASCII character"),
+        (TABLE, {"separator": ""}, "separator is ''"),
+        (TABLE, {"format": "fasta"}, "x.csv:1: text before the first '>'"),
+        (TABLE, {"num_csv_files": 0, "id_column": 0, "sequence_column": 2}, "num_csv_files=0: set at least 1"),
+    ],
+)
+def test_mistakes_with_tables(tmp_path: Path, content: str, changes: dict[str, Any], message: str) -> None:
+    source = write(tmp_path, content, "x.csv")
+    with pytest.raises(UserError, match=message) as error:
+        prepare(source, tmp_path / "out", **({"val_size": 0, "test_size": 0} | changes))
+    assert "\n" not in str(error.value)
+    assert not left(tmp_path / "out")
+
+
+def test_a_checksum_is_that_of_one_file(tmp_path: Path) -> None:
+    sources = [write(tmp_path, generated(9)), write(tmp_path, ODD["lower case"], "y.fasta")]
+    with pytest.raises(UserError, match="checksum belongs to one file, but source names 2"):
+        prepare(sources, tmp_path / "out", checksum="md5:" + "0" * 32)
+
+
+def test_no_secret_of_a_url_is_written_down(tmp_path: Path) -> None:
+    source = write(tmp_path, generated(9))
+    with patch.object(sequences, "fetch", lambda *_: source):
+        prepare("https://me:secret@example.org/a/proteins.fasta?key=secret#secret", tmp_path / "out")
+    manifest = Manifest.read(tmp_path / "out")
+    assert manifest is not None and list(manifest.tallies) == ["proteins.fasta"]
+    assert manifest.inputs[0].source == "https://example.org/a/proteins.fasta"
+    assert "secret" not in (tmp_path / "out/manifest.json").read_text()
+
+
+@pytest.mark.parametrize("name", ["rows", "deal", "0.txt", "x" * 255])
+def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    prepare(write(tmp_path, generated(9), name), tmp_path / "out")
+    assert shards(tmp_path / "out") == reference(parse(generated(9).encode()), 1, 1, 0, 2)

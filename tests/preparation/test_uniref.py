@@ -1,0 +1,508 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters and members made up, in an order of their own in every file, against what the mapping says."""
+
+import gzip
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from bionemo.config.schema.preparation import ClustersJob
+from bionemo.errors import UserError
+from bionemo.preparation import mapping, uniref
+from bionemo.preparation.manifest import Manifest, verify
+from tests.preparation.test_sequences import inline, left, parse, shards, small
+
+UF50, UF90, VALID, TABLE = (
+    *("uniref50_train_filt.fasta", "uniref90membersandreps_ur50trainfiltreps.fasta"),
+    *("uniref50_valid.fasta", "mapping.tsv"),
+)
+RAW = (TABLE, UF50, VALID, UF90)
+HEADER = "uniref50\tuniref90\n"
+FILES = 3
+
+
+@dataclass
+class Data:
+    """Texts of the raw files, to be changed at will, and the truth about them: clusters in the mapping's order."""
+
+    members: dict[str, list[str]]
+    texts: dict[str, str]
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.texts.items():
+            (folder / name).write_bytes(text.encode())
+        return folder
+
+    def expected(self, members: dict[str, list[str]] | None = None, files: int = FILES) -> dict[str, bytes]:
+        """Give every file below uf50 and uf90."""
+        truth = self.members if members is None else members
+        counts = [len(names) for names in truth.values()]
+        starts = [sum(counts[:i]) for i in range(len(counts))]
+        result = {
+            f"uf50/train/{name}.mmap": np.array(numbers, np.uint64).tobytes()
+            for name, numbers in (("counts", counts), ("starts", starts))
+        }
+        everyone = [name for names in truth.values() for name in names]
+        for folder, file, names in (
+            ("uf50/train", UF50, list(truth)),
+            ("uf90/uf90_csvs", UF90, everyone),
+            ("uf50/val", VALID, None),
+            ("uf50/test", VALID, None),
+        ):
+            records = parse(self.texts[file].encode())
+            number = {name: i for i, (name, _) in reversed([*enumerate(records)])}
+            order = [*range(len(records))] if names is None else [number[name] for name in names]
+            for i, piece in enumerate(np.array_split(np.array(order, int), min(files, len(order)))):
+                rows = (f"{j + 1},{records[j][0]},{len(records[j][1])},{records[j][1]}\n" for j in piece.tolist())
+                text = "record_id,record_name,sequence_length,sequence\n" + "".join(rows)
+                result[f"{folder}/x{i:03}.csv"] = text.encode()
+        return result
+
+
+def generate(clusters: int, seed: int = 0) -> Data:
+    rng = random.Random(seed)
+
+    def fasta(names: Sequence[str]) -> str:
+        shuffled = rng.sample(list(names), len(names))
+        return "".join(
+            f">{n} x\n{''.join(rng.choices('ACDEFGHIKLMNPQRSTVWY', k=rng.randint(1, 30)))}\n" for n in shuffled
+        )
+
+    members = {f"UniRef50_{i}": [f"UniRef90_{i}.{j}" for j in range(rng.randint(1, 6))] for i in range(clusters)}
+    members = dict(rng.sample([*members.items()], clusters))
+    texts = {
+        UF50: fasta([*members]),
+        UF90: fasta([name for names in members.values() for name in names]),
+        VALID: fasta([f"v{i}" for i in range(7)]),
+        TABLE: HEADER + "".join(f"{name}\t{','.join(names)}\n" for name, names in members.items()),
+    }
+    return Data(members, texts)
+
+
+def hand_made() -> Data:
+    """Three clusters of 2, 1 and 3 members; the mapping's line of A is 2, of B 3, of C 4."""
+    return Data(
+        {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
+        {
+            UF50: ">C\nCCC\n>A\nAAA\n>B\nBBB\n",
+            UF90: ">c2\nCC\n>a2\nAA\n>b1\nB\n>c3\nCCC\n>c1\nC\n>a1\nA\n",
+            VALID: ">v2\nVV\n>v1\nV\n",
+            TABLE: HEADER + "A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n",
+        },
+    )
+
+
+def make_job(source: Path, output: Path, **changes: Any) -> ClustersJob:
+    values: dict[str, Any] = {
+        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1, "source": str(source)},
+        **{"uf50_datapath": str(source / UF50), "uf90_datapath": str(source / UF90)},
+        **{"val_datapath": str(source / VALID), "test_datapath": str(source / VALID)},
+        **{"cluster_mapping_tsv": str(source / TABLE), "num_csv_files": FILES},
+        **{f"on_{what}": "error" for what in ("empty", "duplicate", "letters", "unknown", "shared")},
+        "custom_pretraining_fasta_path": {"train": None, "val": None, "test": None},
+    }
+    return ClustersJob(**(values | changes))
+
+
+def prepare(source: Path, output: Path, **changes: Any) -> Manifest:
+    with patch.object(uniref, "pool", inline):
+        uniref.prepare(make_job(source, output, **changes))
+    assert verify(output) == []
+    manifest = Manifest.read(output)
+    assert manifest is not None
+    return manifest
+
+
+@contextmanager
+def tiny(scale: int = 1) -> Iterator[None]:
+    """Cut everything small, the mapping too."""
+    sizes = {"stretch": 60, "block": 40, "bucket": 90, "window": 7, "together": 4}
+    with (
+        small(**{name: size * scale for name, size in sizes.items()}),
+        patch.object(mapping, "_STRETCH", 30 * scale),
+    ):
+        yield
+
+
+def made(output: Path) -> dict[str, bytes]:
+    """All files below uf50 and uf90."""
+    return shards(output) | {p.relative_to(output).as_posix(): p.read_bytes() for p in output.rglob("*.mmap")}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_whole_tree(tmp_path: Path, cut: bool) -> None:
+    data = generate(60)
+    source = data.write(tmp_path / "source")
+    if cut:
+        with tiny(8):
+            manifest = prepare(source, tmp_path / "out")
+    else:
+        manifest = prepare(source, tmp_path / "out")
+    assert made(tmp_path / "out") == data.expected()
+    names = [f"x{i:03}.csv" for i in range(FILES)]
+    folders = ("uf50/train", "uf50/val", "uf50/test", "uf90/uf90_csvs")
+    assert {p.relative_to(tmp_path / "out").as_posix() for p in (tmp_path / "out").rglob("*") if p.is_file()} == {
+        *(f"{folder}/{name}" for folder in folders for name in names),
+        *("uf50/train/starts.mmap", "uf50/train/counts.mmap", "README.md", "manifest.json", *RAW),
+    }
+    for name in RAW:
+        assert (tmp_path / "out" / name).read_bytes() == data.texts[name].encode()
+    assert {Path(file.source).name for file in manifest.inputs} == set(RAW)
+    members = sum(map(len, data.members.values()))
+    assert {name: (tally.read, tally.written) for name, tally in manifest.tallies.items()} == {
+        **{UF50: (60, 60), UF90: (members, members)},
+        **{f"{VALID} for uf50/{split}": (7, 7) for split in ("val", "test")},
+    }
+    readme = (tmp_path / "out/README.md").read_text()
+    assert f"{UF90}: {members:,} sequences read, {members:,} written to uf90/uf90_csvs" in readme
+
+
+def test_a_cluster_and_its_members_are_found_by_starts_and_counts(tmp_path: Path) -> None:
+    data = generate(25, seed=4)
+    prepare(data.write(tmp_path / "source"), tmp_path / "out")
+    starts, counts = (
+        np.fromfile(tmp_path / f"out/uf50/train/{name}.mmap", np.uint64) for name in ("starts", "counts")
+    )
+
+    def names(folder: str) -> list[str]:
+        paths = sorted((tmp_path / "out" / folder).glob("*.csv"))
+        return [line.split(",")[1] for path in paths for line in path.read_text().splitlines()[1:]]
+
+    everyone = names("uf90/uf90_csvs")
+    assert names("uf50/train") == list(data.members)
+    for cluster, start, count in zip(names("uf50/train"), starts.tolist(), counts.tolist(), strict=True):
+        assert everyone[start : start + count] == data.members[cluster]
+
+
+def test_workers_and_gzip_change_nothing(tmp_path: Path) -> None:
+    data = generate(60)
+    source = data.write(tmp_path / "source")
+    for name in (UF50, UF90, VALID):
+        (source / name).write_bytes(gzip.compress(data.texts[name].encode()))
+    uniref.prepare(make_job(source, tmp_path / "out", num_preprocess_workers=2))
+    assert verify(tmp_path / "out") == [] and made(tmp_path / "out") == data.expected()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({TABLE: ("c3\n", "c3,c4\n")}, "{t}:4: cluster C has the member c4, which {s}/UF90 does not hold (1 such mem"),
+        (
+            {TABLE: ("B\tb1\n", "B\tb2,b1,b3\n")},
+            "{t}:3: cluster B has the member b2, which {s}/UF90 does not hold (2 such",
+        ),
+        ({TABLE: ("C\t", "D\tc9\nC\t")}, "{t}:4: cluster D, which {s}/UF50 does not hold (1 such clusters): take"),
+        (
+            {TABLE: ("C\tc1", "\n\r\nC\tc1,a2")},
+            "{t}:6: cluster C has the member a2, which stands at {t}:2 too (1 such",
+        ),
+        ({TABLE: ("a1,a2", "a1,a2,a1")}, "{t}:2: cluster A has the member a1, which stands at {t}:2 too (1 such mem"),
+        ({TABLE: ("C\t", "\nA\ta3\nC\t")}, "{t}:5: cluster A, which stands at {t}:2 too (1 such clusters): correct"),
+        ({TABLE: ("B\tb1", "B\t")}, "{t}:3: cluster B has no members: correct the table, or set on_unknown=skip"),
+        ({TABLE: ("B\tb1", "B\t,,\tb1")}, "{t}:3: cluster B has no members"),
+        ({TABLE: ("B\tb1", "\n\nB b1")}, "{t}:5: no tab in 'B b1': a line is a cluster, a tab, its members with"),
+        ({TABLE: ("C\tc1,c2,c3\n", "C")}, "{t}:4: no tab in 'C': "),
+        ({TABLE: ("A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n", "")}, "{t} holds no cluster below its header"),
+        ({TABLE: ("A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n", "\n\n")}, "{t} holds no cluster below its header"),
+        ({TABLE: (HEADER + "A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n", "")}, "{t} holds no cluster below its header"),
+        ({UF90: (">c3", ">a2")}, "{s}/UF90:7: record 'a2' has the name of the one at {s}/UF90:3 (1 such records)"),
+        ({UF50: (">B", ">C")}, "{s}/UF50:5: record 'C' has the name of the one at {s}/UF50:1 (1 such records)"),
+        ({VALID: (">v1", ">v2")}, "{s}/VALID:3: record 'v2' has the name of the one at {s}/VALID:1 (1 such records)"),
+        ({UF90: ("\nAA\n", "\nA*\n")}, "{s}/UF90:3: record 'a2' has '*' in its sequence: correct it, or set on_lett"),
+        ({UF50: ("\nAAA\n", "\n")}, "{s}/UF50:3: record 'A' has no sequence: remove or complete it, or set on_emp"),
+        ({VALID: (">v2", "v2")}, "{s}/VALID:1: text before the first '>'"),
+    ],
+)
+def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str, str]], message: str) -> None:
+    for number, cut in enumerate((False, True)):
+        data = hand_made()
+        for name, (old, new) in change.items():
+            assert data.texts[name].count(old) == 1
+            data.texts[name] = data.texts[name].replace(old, new)
+        source = data.write(tmp_path / str(number))
+        expected = message.replace("{t}", f"{source}/{TABLE}").replace("{s}", str(source))
+        for short, name in (("UF50", UF50), ("UF90", UF90), ("VALID", VALID)):
+            expected = expected.replace(f"/{short}", f"/{name}")
+        with pytest.raises(UserError) as error:
+            if cut:
+                with tiny():
+                    prepare(source, tmp_path / "out")
+            else:
+                prepare(source, tmp_path / "out")
+        assert str(error.value).startswith(expected) and "\n" not in str(error.value)
+        assert not left(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "policies", "expected", "books"),
+    [
+        (  # members that no FASTA holds
+            {TABLE: ("B\tb1", "B\tb0,b1,b2")},
+            ["unknown"],
+            {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
+            {UF90: ({}, {"members of the table left out": 2})},
+        ),
+        (  # a cluster that no FASTA holds, and so its members
+            {UF50: (">A\nAAA\n", "")},
+            ["unknown"],
+            {"B": ["b1"], "C": ["c1", "c2", "c3"]},
+            {
+                UF50: ({}, {"clusters of the table left out": 1}),
+                UF90: ({"not in the mapping": 2}, {"members of the table left out": 2}),
+            },
+        ),
+        (  # a cluster that loses all its members
+            {UF90: (">b1\nB\n", "")},
+            ["unknown"],
+            {"A": ["a1", "a2"], "C": ["c1", "c2", "c3"]},
+            {
+                UF50: ({"not in the mapping": 1}, {"clusters of the table left out": 1}),
+                UF90: ({}, {"members of the table left out": 1}),
+            },
+        ),
+        (  # the first and the last at once, and one has no members to begin with
+            {
+                UF90: (">c3\nCCC\n>c1\nC\n>a1\nA\n", ""),
+                TABLE: ("A\ta1,a2\nB", "D\t\nA\ta1\nB"),
+                UF50: (">B", ">D\nDD\n>B"),
+            },
+            ["unknown"],
+            {"B": ["b1"], "C": ["c2"]},
+            {
+                UF50: ({"not in the mapping": 2}, {"clusters of the table left out": 2}),
+                UF90: ({"not in the mapping": 1}, {"members of the table left out": 3}),
+            },
+        ),
+        (  # a member of two clusters, and twice in one
+            {TABLE: ("C\tc1", "C\tb1,c1,c1,a2")},
+            ["shared"],
+            {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
+            {UF90: ({}, {"members of the table left out": 3})},
+        ),
+        (  # a cluster whose members all belong to others
+            {TABLE: ("B\tb1", "B\ta2,a1")},
+            ["shared"],
+            {"A": ["a1", "a2"], "C": ["c1", "c2", "c3"]},
+            {
+                UF50: ({"not in the mapping": 1}, {"clusters of the table left out": 1}),
+                UF90: ({"not in the mapping": 1}, {"members of the table left out": 2}),
+            },
+        ),
+        (  # a cluster twice
+            {TABLE: ("C\t", "A\tx1\nC\t")},
+            ["shared"],
+            {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
+            {UF50: ({}, {"clusters of the table left out": 1}), UF90: ({}, {"members of the table left out": 1})},
+        ),
+        (  # sequences that no cluster wants
+            {UF50: (">A", ">X\nXX\n>A"), UF90: (">b1", ">x1\nX\n>x2\nXX\n>b1")},
+            [],
+            {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
+            {UF50: ({"not in the mapping": 1}, {}), UF90: ({"not in the mapping": 2}, {})},
+        ),
+        (  # a sequence twice
+            {UF50: (">B", ">C\nXX\n>B"), UF90: (">a1\nA\n", ">a1\nA\n>c2\nXXX\n>a1\nXX\n")},
+            ["duplicate"],
+            {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
+            {UF50: ({"duplicate": 1}, {}), UF90: ({"duplicate": 2}, {})},
+        ),
+        (  # one too many and one missing, which balance
+            {UF90: (">c3\nCCC", ">a2\nXX")},
+            ["duplicate", "unknown"],
+            {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2"]},
+            {UF90: ({"duplicate": 1}, {"members of the table left out": 1})},
+        ),
+        (  # sequences that are left out leave a hole in the mapping
+            {UF50: ("\nBBB\n", "\nB*B\n"), UF90: ("\nAA\n", "\n\n")},
+            ["letters", "empty", "unknown"],
+            {"A": ["a1"], "C": ["c1", "c2", "c3"]},
+            {
+                UF50: ({"strange letters": 1}, {"clusters of the table left out": 1}),
+                UF90: ({"empty": 1, "not in the mapping": 1}, {"members of the table left out": 2}),
+            },
+        ),
+        *(  # tables written in other ways
+            ({TABLE: change}, [], {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]}, {})
+            for change in (
+                ("a2\nB", "a2\textra,column\t7\nB"),
+                ("a2\nB", "a2,\nB"),
+                ("A\ta1,a2", "A\t,a1,,a2,\tx"),
+                ("B\tb1", "\n\nB\tb1\n\n"),
+                ("c3\n", "c3"),
+                (HEADER, "x\n"),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("crlf", [False, True])
+def test_policies_and_other_ways_to_write_a_table(
+    tmp_path: Path,
+    change: dict[str, tuple[str, str]],
+    policies: list[str],
+    expected: dict[str, list[str]],
+    books: dict[str, tuple[dict[str, int], dict[str, int]]],
+    crlf: bool,
+) -> None:
+    data = hand_made()
+    for name, (old, new) in change.items():
+        assert data.texts[name].count(old) == 1
+        data.texts[name] = data.texts[name].replace(old, new)
+    truth = data.expected(expected)
+    if crlf:
+        data.texts[TABLE] = data.texts[TABLE].replace("\n", "\r\n")
+    source = data.write(tmp_path / "source")
+    changes = {f"on_{policy}": "skip" for policy in policies}
+    for name, cut in (("whole", False), ("cut", True)):
+        if cut:
+            with tiny():
+                manifest = prepare(source, tmp_path / name, **changes)
+        else:
+            manifest = prepare(source, tmp_path / name, **changes)
+        assert made(tmp_path / name) == truth
+        for file in (UF50, UF90):
+            dropped, changed = books.get(file, ({}, {}))
+            tally = manifest.tallies[file]
+            assert tally.dropped == dropped, file
+            assert {what: number for what, number in tally.changed.items() if number} == changed, file
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_holes_anywhere(tmp_path: Path, seed: int) -> None:
+    data, rng = generate(40, seed), random.Random(seed)
+    members = [name for names in data.members.values() for name in names]
+    lost = {*rng.sample(members, 50), *rng.sample([*data.members], 5)}
+    for name in (UF50, UF90):
+        records = [f">{text}" for text in data.texts[name].split(">")[1:]]
+        data.texts[name] = "".join(record for record in records if record[1:].split()[0] not in lost)
+    with tiny(8):
+        prepare(data.write(tmp_path / "source"), tmp_path / "out", on_unknown="skip", num_csv_files=30)
+    found = {c: [m for m in names if m not in lost] for c, names in data.members.items() if c not in lost}
+    found = {cluster: names for cluster, names in found.items() if names}
+    assert made(tmp_path / "out") == data.expected(found, files=30)
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    data = hand_made()
+    data.texts[UF90] = ">x\nX\n"
+    source = data.write(tmp_path / "source")
+    with pytest.raises(UserError, match=rf"no cluster of {source / TABLE} has a sequence in .* and a member in"):
+        prepare(source, tmp_path / "out", on_unknown="skip")
+    assert not left(tmp_path / "out")
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_raw_files_in_the_output_are_not_copied(tmp_path: Path, link: bool) -> None:
+    data = hand_made()
+    out = tmp_path / "out"
+    if link:
+        out.mkdir()
+        for path in data.write(tmp_path / "elsewhere").iterdir():
+            (out / path.name).symlink_to(path)
+    else:
+        data.write(out)
+    (out / "README.md").write_text("mine")
+    before = {name: (out / name).lstat().st_ino for name in (*RAW, "README.md")}
+    with patch.object(uniref, "_copy", side_effect=AssertionError("copied")):
+        manifest = prepare(out, out)
+        assert made(out) == data.expected()
+        prepare(out, out, force=True)
+    assert {name: (out / name).lstat().st_ino for name in before} == before
+    assert not {*RAW, "README.md"} & {*manifest.files} and {Path(file.source).name for file in manifest.inputs} == {
+        *RAW
+    }
+    assert made(out) == data.expected() and (out / "README.md").read_text() == "mine"
+
+
+def test_copies_replace_nothing_unasked(tmp_path: Path) -> None:
+    data = hand_made()
+    source, out = data.write(tmp_path / "source"), tmp_path / "out"
+    out.mkdir()
+    (out / TABLE).write_text("precious")
+    with pytest.raises(UserError, match=f"{out / TABLE} is in the way of a copy of {source / TABLE}"):
+        prepare(source, out)
+    assert [(path.name, path.read_text()) for path in left(out)] == [(TABLE, "precious")]
+    prepare(source, out, force=True)
+    assert made(out) == data.expected() and (out / TABLE).read_text() == data.texts[TABLE]
+
+
+def test_two_files_of_one_name_cannot_both_be_kept(tmp_path: Path) -> None:
+    source = hand_made().write(tmp_path / "source")
+    (source / "other").mkdir()
+    (source / UF90).rename(source / "other" / UF50)
+    with pytest.raises(UserError, match="have the same name and cannot both be kept"):
+        prepare(source, tmp_path / "out", uf90_datapath=str(source / "other" / UF50))
+    assert not left(tmp_path / "out")
+
+
+def test_force_writes_a_new_readme(tmp_path: Path) -> None:
+    data = hand_made()
+    source = data.write(tmp_path / "source")
+    prepare(source, tmp_path / "out")
+    (source / UF90).write_text(data.texts[UF90] + ">x\nX\n")
+    manifest = prepare(source, tmp_path / "out", force=True)
+    assert f"{UF90}: 7 sequences read, 6 written" in (tmp_path / "out/README.md").read_text()
+    assert "README.md" in manifest.files
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [(UF50, "uf50_datapath"), (UF90, "uf90_datapath"), (VALID, "val_datapath"), (TABLE, "cluster_mapping_tsv")],
+)
+def test_a_missing_file_is_named_with_its_key(tmp_path: Path, name: str, key: str) -> None:
+    source = hand_made().write(tmp_path / "source")
+    (source / name).unlink()
+    with pytest.raises(UserError, match=rf"^{key}: there is no file {source / name}: "):
+        prepare(source, tmp_path / "out")
+    assert not left(tmp_path / "out")
+
+
+def test_the_mapping_may_have_the_name_it_has_in_v1(tmp_path: Path) -> None:
+    data = hand_made()
+    source = data.write(tmp_path / "source")
+    name = "uniref50_mapper_to_uniref90clustermembers_andselfuniref50.tsv"
+    (source / TABLE).rename(source / name)
+    prepare(source, tmp_path / "out")
+    assert made(tmp_path / "out") == data.expected() and (tmp_path / "out" / name).exists()
+
+
+def test_parameters_decide_and_files_do_not(tmp_path: Path) -> None:
+    source = hand_made().write(tmp_path / "source")
+    prepare(source, tmp_path / "out")
+    prepare(tmp_path / "nowhere", tmp_path / "out")  # prepared already
+    with pytest.raises(UserError, match="was prepared with num_csv_files=3, not 4"):
+        prepare(source, tmp_path / "out", num_csv_files=4)
+    with pytest.raises(UserError, match="was prepared with on_shared=error, not skip"):
+        prepare(source, tmp_path / "out", on_shared="skip")
+
+
+def test_own_sequences_replace_all_the_rest(tmp_path: Path) -> None:
+    texts = {"train": ">a\nMK\n>b\nM\n>c\nKK\n>d\nV\n", "val": ">e x\nMK\nL\n"}
+    own: dict[str, str | None] = {"test": None}
+    for split, text in texts.items():
+        own[split] = str(tmp_path / f"{split}.fa")
+        (tmp_path / f"{split}.fa").write_text(text)
+    manifest = prepare(tmp_path / "nowhere", tmp_path / "out", custom_pretraining_fasta_path=own)
+    assert {path.name for path in left(tmp_path / "out")} == {"train", "val", "manifest.json"}
+    header = b"record_id,record_name,sequence_length,sequence\n"
+    assert made(tmp_path / "out") == {
+        "train/x000.csv": header + b"1,a,2,MK\n2,b,1,M\n",
+        "train/x001.csv": header + b"3,c,2,KK\n",
+        "train/x002.csv": header + b"4,d,1,V\n",
+        "val/x000.csv": header + b"1,e,3,MKL\n",
+    }
+    assert sorted(Path(file.source).name for file in manifest.inputs) == ["train.fa", "val.fa"]
+    own["test"] = str(tmp_path / "none.fa")
+    with pytest.raises(UserError, match="splits="):
+        prepare(tmp_path / "nowhere", tmp_path / "out", custom_pretraining_fasta_path=own)
+    with pytest.raises(UserError, match=r"test.custom_pretraining_fasta_path: there is no file"):
+        prepare(tmp_path / "nowhere", tmp_path / "out2", custom_pretraining_fasta_path=own)
+    with pytest.raises(UserError, match="holds own sequences data"):
+        prepare(hand_made().write(tmp_path / "source"), tmp_path / "out")

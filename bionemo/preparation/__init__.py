@@ -8,6 +8,11 @@ from bionemo.config.schema import PreparationConfig
 from bionemo.config.typed import locate
 
 
+class _Console(logging.StreamHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Whoever read what is said may have left, as `head` does: the work goes on."""
+
+
 def prepare(job: PreparationConfig) -> None:
     """Do what a job asks for, and tell on standard output what became of the records.
 
@@ -15,7 +20,7 @@ def prepare(job: PreparationConfig) -> None:
         UserError: at anything the user can mend.
     """
     logger = logging.getLogger(__name__)
-    console = logging.StreamHandler(sys.stdout)
+    console = _Console(sys.stdout)
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(console)

@@ -238,10 +238,10 @@ def _check_letters(records: Records, policies: SequencePolicies) -> None:
     if strange.any():
         first = int(np.flatnonzero(strange)[0])
         if policies.on_letters != "skip":
-            shown = chr(upper[first]) if upper[first] < 128 else f"byte 0x{upper[first]:02x}"
+            shown = repr(chr(upper[first])) if upper[first] < 128 else f"byte 0x{upper[first]:02x}"
             more = "" if _UNFIT[upper[first]] else ", strip (for * - . and spaces) or keep"
             raise records.fail(
-                int(owner[first]), f"has {shown!r} in its sequence: correct it, or set on_letters=skip{more}"
+                int(owner[first]), f"has {shown} in its sequence: correct it, or set on_letters=skip{more}"
             )
         bad = np.zeros(len(records), bool)
         bad[owner[strange]] = True

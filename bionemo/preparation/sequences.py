@@ -84,14 +84,16 @@ def stretches_of(path: Path, shown: str, made: Draft, columns: Columns | None, f
 
 
 def split_sizes(total: int, sizes: SplitSizes) -> dict[str, int]:
-    """Records of each split: counts as they are, shares below 1 rounded to the nearest.
+    """Records of each split: counts as they are, shares below 1 rounded to the nearest, but at least 1.
 
     Raises:
         UserError: when nothing is left to train on.
     """
 
     def records(size: Size) -> int:
-        return round(size * total) if isinstance(size, float) and size < 1 else int(size)
+        if isinstance(size, float) and size < 1:
+            return max(int(size > 0), round(size * total)) if size >= 0 else -1
+        return int(size)
 
     val, test = records(sizes.val_size), records(sizes.test_size)
     if min(val, test) < 0 or val + test >= total:

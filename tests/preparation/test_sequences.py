@@ -325,7 +325,7 @@ def test_workers_change_nothing(tmp_path: Path, name: str) -> None:
         (0, 0, (0, 0, 20)),
         (0.1, 0.25, (2, 5, 13)),
         (0.99, 0, None),
-        (0.17, 0.01, (3, 0, 17)),  # 3.4 and 0.2
+        (0.17, 0.01, (3, 1, 16)),  # 3.4 and 0.2
         (0.18, 5, (4, 5, 11)),  # 3.6
         (2.0, 1.0, (2, 1, 17)),  # counts, although written with a point
         (19, 0, (19, 0, 1)),

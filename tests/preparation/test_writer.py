@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,7 @@ def killed_at(call: int, work: Callable[[], object]) -> bool:
         work()
         os._exit(0)
     except BaseException:
+        traceback.print_exc()
         os._exit(1)
 
 

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preparation as its users start it: the examples' commands, `python -m bionemo.preprocess`, and the BCP script."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bionemo.preparation.manifest import verify
+from tests.conftest import EXAMPLES, ROOT
+
+
+def run(*words: str, status: int = 0, **environment: str) -> str:
+    """Run a command in an empty environment but for what is given; its output, errors behind the rest."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    known = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": os.environ["HOME"], **environment}
+    done = subprocess.run(words, env=known, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def write_fasta(path: Path, prefix: str, number: int) -> None:
+    path.write_text("".join(f">{prefix}_{index}\nMKV{'LAG' * (index % 5)}\n" for index in range(number)))
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """UniRef50/90 as it is downloaded."""
+    directory = tmp_path / "remote" / "uniref_v1"
+    directory.mkdir(parents=True)
+    write_fasta(directory / "uniref50_train_filt.fasta", "UniRef50", 6)
+    write_fasta(directory / "uniref50_valid.fasta", "Held", 3)
+    write_fasta(directory / "uniref90membersandreps_ur50trainfiltreps.fasta", "UniRef90", 12)
+    lines = [f"UniRef50_{i}\tUniRef90_{i},UniRef90_{i + 6}\t2\n" for i in range(6)]
+    (directory / "mapping.tsv").write_text("UniRef50_ID\tUniRef90_members\tcluster_size\n" + "".join(lines))
+    return directory
+
+
+def test_esm1nv_prepares_when_it_does_not_train(tmp_path: Path) -> None:
+    write_fasta(tmp_path / "all.fasta", "protein", 40)
+    key = "model.data.preprocessing"
+    command = [sys.executable, str(EXAMPLES / "esm1nv" / "pretrain.py"), "do_training=False",
+               f"model.data.dataset_path={tmp_path / 'out'}", f"{key}.source={tmp_path / 'all.fasta'}",
+               f"{key}.val_size=4", f"{key}.test_size=2", f"{key}.num_csv_files=2"]  # fmt: skip
+    assert "40 records read, 40 written to val/ and test/ and train/" in run(*command)
+    assert "is prepared already" in run(*command)
+    assert "books balance" in run(sys.executable, "-m", "bionemo.preprocess", "--verify", str(tmp_path / "out"))
+    (tmp_path / "out" / "train" / "x001.csv").write_text("record_id,record_name,sequence_length,sequence\n")
+    told = run(sys.executable, "-m", "bionemo.preprocess", "--verify", str(tmp_path / "out"), status=1)
+    assert told.startswith("error: ")
+    assert "train/x001.csv is not as it was written" in told
+    assert told.count("\n") == 1
+
+
+def test_the_script_for_bcp(tmp_path: Path, raw: Path) -> None:
+    script = str(EXAMPLES / "esm2nv" / "scripts" / "preprocess_esm2_bcp.sh")
+    places = {"DATASET_DIR": raw.name, "DATA_DIR_IN_REMOTE_HD": str(raw.parent)}
+    places["DATA_DIR_IN_LOCAL_HD"] = str(tmp_path / "local")
+    result = raw.parent / f"{raw.name}_preproc"
+    assert "would run: python" in run(script, DRY_RUN="True", **places)
+    assert not result.exists()
+    assert not (tmp_path / "local").exists()
+
+    for told in (run(script, **places), run(script, **places)):  # the second time everything is there
+        assert told.splitlines()[-1] == str(result)
+    tree = {"README.md", "manifest.json", "uf50", "uf90", *(path.name for path in raw.iterdir())}
+    assert {path.name for path in result.iterdir()} == tree
+    assert verify(result) == []
+    assert "DATA_DIR_IN_LOCAL_HD: set it to" in run(script, **dict(list(places.items())[:2]), status=1)
+
+
+def test_downstream_flip(tmp_path: Path) -> None:
+    source = tmp_path / "FLIP" / "gb1"
+    source.mkdir(parents=True)
+    (source / "two_vs_rest.fasta").write_text(">a TARGET=1e-3 SET=train VALIDATION=False\nMKV\n")
+    command = [sys.executable, str(EXAMPLES / "downstream" / "downstream_flip.py"), "model.data.task_name=gb1"]
+    words = [
+        f"++model.data.preprocessed_data_path={tmp_path / 'out'}",
+        f"model.data.preprocessing.source={source.parent}",
+    ]
+    run(*command, "do_training=False", *words)
+    assert (tmp_path / "out" / "gb1" / "train" / "x000.csv").read_text() == "id,sequence,target\na,MKV,1e-3\n"
+    assert "not built yet: for now run with do_training=False" in run(*command, *words, status=1)

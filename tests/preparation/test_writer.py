@@ -2,11 +2,13 @@
 """A directory is what it was or what it shall be, whatever happens in between."""
 
 import errno
+import fcntl
 import json
 import logging
 import multiprocessing
 import os
 import shutil
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -231,6 +233,30 @@ def test_killed_anywhere_it_is_completed_by_the_next_start(tmp_path: Path) -> No
     assert call > 20 and finished > 5
 
 
+@pytest.mark.parametrize("call", range(4))
+def test_an_error_between_the_moves_is_mended_by_the_next_start(tmp_path: Path, call: int) -> None:
+    text = generated(30)
+    source, out, more, real = write(tmp_path, text), tmp_path / "out", call, os.rename
+
+    def failing(*args: Any) -> None:
+        nonlocal more
+        more -= 1
+        if more < 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*args)
+
+    with (
+        patch.object(os, "rename", failing),
+        pytest.raises(UserError, match=r"cannot be written or read \(Input/outp"),
+    ):
+        prepare(source, out)
+    assert Manifest.read(out) is None
+    source.unlink()  # everything is there: no second reading
+    prepare(source, out)
+    assert shards(out) == reference(parse(text.encode()), 1, 1, 0, 2)
+    assert {path.name for path in left(out)} == {"manifest.json", "test", "train", "val"}
+
+
 def test_killed_anywhere_while_it_replaces_another_data_set(tmp_path: Path) -> None:
     text = generated(30)
     source, out, call, states = write(tmp_path, text), tmp_path / "out", 0, set()
@@ -340,6 +366,28 @@ def test_of_several_that_start_at_once_one_does_it(tmp_path: Path) -> None:
     assert len((tmp_path / "log").read_text().split()) == 1
     assert verify(tmp_path / "out") == []
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "train"]
+
+
+def test_who_has_waited_holds_the_lock_that_others_will_find(tmp_path: Path) -> None:
+    waiting, entered, leave = threading.Event(), threading.Event(), threading.Event()
+
+    def wait_and_enter() -> None:
+        waiting.set()
+        with writer._sole_preparer(tmp_path):
+            entered.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=wait_and_enter)
+    with writer._sole_preparer(tmp_path):
+        thread.start()
+        waiting.wait(20)
+        assert not entered.wait(0.1)
+    assert entered.wait(20)
+    with (tmp_path / LOCK).open("rb") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    leave.set()
+    thread.join()
+    assert not left(tmp_path)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

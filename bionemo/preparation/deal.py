@@ -71,7 +71,7 @@ class _Report:
 
     spill: Spill
     left_out: NDArray[np.int64]  # numbers of the records whose place others may take
-    letters: tuple[int, int]  # read, kept
+    letters: tuple[int, int, int]  # read, written, left out with their record or taken from it
     dropped: Counter[str]
     changed: Counter[str]
 
@@ -146,7 +146,7 @@ def deal(
     tally.changed = dict(sorted(sum((report.changed for report in reports), Counter[str]()).items()))
     tally.letters_read = sum(report.letters[0] for report in reports)
     tally.letters_written = sum(report.letters[1] for report in reports)
-    tally.letters_dropped = tally.letters_read - tally.letters_written
+    tally.letters_dropped = sum(report.letters[2] for report in reports)
 
 
 def _spill_stretch(
@@ -162,10 +162,11 @@ def _spill_stretch(
     texts: list[pa.Array] = []
     targets, gone = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     dropped, changed = Counter[str](), Counter[str]()
-    letters = kept = 0
+    letters = kept = left = 0
     with (scratch / f"{number:06}.names").open("wb") as names:
         for records in stretch.read():
             letters += len(values(records.sequences))
+            before = records.lengths()
             numbers = records.first + np.arange(len(records))
             clean(records, policies)
             gone.append(numbers[~records.kept])
@@ -178,13 +179,14 @@ def _spill_stretch(
             records.drop(target < 0, "not in the mapping")
             texts.append(rows(records))
             targets.append(target[records.kept])
-            kept += int(records.lengths()[records.kept].sum(dtype=np.int64))
+            after = np.where(records.kept, records.lengths(), 0)
+            kept += int(after.sum(dtype=np.int64))
+            left += int((before - after).sum(dtype=np.int64))
             dropped += records.dropped
             changed += records.changed
     path = scratch / f"{number:06}.rows"
-    return _Report(
-        spill(path, texts, np.concatenate(targets), layout), np.concatenate(gone), (letters, kept), dropped, changed
-    )
+    spilled = spill(path, texts, np.concatenate(targets), layout)
+    return _Report(spilled, np.concatenate(gone), (letters, kept, left), dropped, changed)
 
 
 def _absent(spills: Sequence[Spill], layout: Layout) -> NDArray[np.int64]:

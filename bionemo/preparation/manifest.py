@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
 from bionemo.errors import UserError
 
 NAME = "manifest.json"
@@ -154,12 +158,36 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
         if found != entry:
             what = "rows" if found.rows != entry.rows else "size" if found.size != entry.size else "checksum"
             problems.append(f"{name} is not as it was written: its {what} differs")
+    if not problems:  # what is damaged has been told, and cannot be counted
+        problems += _letters_lost(directory, manifest)
     for source in manifest.inputs:
         path = Path(source.source)
         for place in dict.fromkeys((path, directory / path.name)):  # raw data may have moved with the result
             if place.is_file() and not source.is_as_read(place):
                 problems.append(f"input {place} is not the file that was read")
     return problems
+
+
+def _letters_lost(directory: Path, manifest: Manifest) -> Iterator[str]:
+    """Hold the letters in the shards against those that were written."""
+    for name, tally in manifest.tallies.items():
+        if tally.letters_written is not None:
+            shards = [path for path in manifest.files if _within(path, tally.into) and path.endswith(".csv")]
+            letters = sum(_letters(directory / path) for path in shards)
+            if letters != tally.letters_written:
+                yield f"{name}: {tally.letters_written:,} letters written, but the shards hold {letters:,}"
+
+
+def _letters(path: Path) -> int:
+    """Count the letters of the sequences of a shard; -1 if it cannot be read as one."""
+    options = pyarrow.csv.ConvertOptions(include_columns=["sequence"], column_types={"sequence": pa.binary()})
+    try:
+        with pyarrow.csv.open_csv(
+            path, pyarrow.csv.ReadOptions(block_size=32 << 20), convert_options=options
+        ) as reader:
+            return sum(pc.sum(pc.binary_length(batch.column(0))).as_py() or 0 for batch in reader)
+    except (OSError, pa.ArrowException):
+        return -1
 
 
 def _within(path: str, directories: list[str]) -> bool:

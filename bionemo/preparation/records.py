@@ -29,7 +29,7 @@ _STRIPPED = np.zeros(256, bool)
 _STRIPPED[list(b"*-. \t")] = True
 _UNFIT = np.zeros(256, bool)  # for a cell of the output: a sequence is never quoted there
 _UNFIT[[*b',"\n\r', *range(128, 256)]] = True
-_CSV_BLOCK = 4 << 20
+_CSV_BLOCK = 32 << 20  # a row must fit
 
 
 @dataclass

@@ -36,7 +36,8 @@ def prepare(job: SequencesJob) -> None:
     if job.checksum and len(sources) > 1:
         raise UserError(f"checksum belongs to one file, but source names {len(sources)}: leave it out")
     parameters = {key: value for key, value in asdict(job).items() if key not in _NOT_PARAMETERS}
-    with draft(job.output, "sequences", parameters, SPLITS, force=job.force) as made:
+    names = [public(source) for source in sources]
+    with draft(job.output, "sequences", parameters, SPLITS, sources=names, force=job.force) as made:
         if made is None:
             return
         raw = Path(job.output) / "raw"
@@ -72,15 +73,25 @@ def stretches_of(path: Path, shown: str, made: Draft, columns: Columns | None, f
     Raises:
         UserError: an empty or damaged file.
     """
-    if is_gzipped(path):
-        plain = made.scratch / f"{len(list(made.scratch.iterdir()))}.txt"
-        with plain.open("wb") as file, progress(f"unzipping {path.name}", None) as advance:
-            for block in unzipped(path):
-                file.write(block)
-                advance(len(block))
-        path = plain
+    path = plain(path, made)
     fasta = is_fasta(path, shown, form)  # type: ignore[arg-type]
     return cut(path, shown, None if fasta else columns)
+
+
+def plain(path: Path, made: Draft) -> Path:
+    """Give a file uncompressed: itself, or a copy in the scratch directory.
+
+    Raises:
+        UserError: damaged data.
+    """
+    if not is_gzipped(path):
+        return path
+    copy = made.scratch / f"{len(list(made.scratch.iterdir()))}.txt"
+    with copy.open("wb") as file, progress(f"unzipping {path.name}", None) as advance:
+        for block in unzipped(path):
+            file.write(block)
+            advance(len(block))
+    return copy
 
 
 def split_sizes(total: int, sizes: SplitSizes) -> dict[str, int]:

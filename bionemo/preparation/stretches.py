@@ -84,6 +84,9 @@ def cut(path: Path, shown: str, columns: Columns | None) -> list[Stretch]:
         return [Stretch(path, shown, columns, 0, size)]
     edges = [first_record(path, shown)]
     with path.open("rb", buffering=0) as file:
+        top = os.pread(file.fileno(), 1 << 20, 0)
+        if b"\r" in top and b"\n" not in top:
+            raise UserError(f"{shown}:1: lines end in CR alone: convert the file, as with tr '\\r' '\\n'")
         while edges[-1] < size:
             edges.append(next_place(file.fileno(), b"\n>", edges[-1] + _STRETCH, size))
     stretches = [Stretch(path, shown, None, start, stop, line=0) for start, stop in pairwise(edges)]

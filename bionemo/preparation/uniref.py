@@ -23,7 +23,7 @@ from bionemo.preparation.deal import ByName, ByNumber, deal, in_order
 from bionemo.preparation.manifest import Manifest, OutputFile, measure
 from bionemo.preparation.mapping import Mapping, ranks
 from bionemo.preparation.pool import pool
-from bionemo.preparation.sequences import shard_sizes, stretches_of
+from bionemo.preparation.sequences import plain, shard_sizes, stretches_of
 from bionemo.preparation.stretches import count
 from bionemo.preparation.writer import Draft, draft
 
@@ -53,7 +53,9 @@ def prepare(job: ClustersJob) -> None:
         with pool(job.num_preprocess_workers) as workers:
             copied = {path: _keep(path, output, made, workers) for path in dict.fromkeys(paths.values())}
             table_path = paths["cluster_mapping_tsv"]
-            table = Mapping.read(table_path, str(table_path), made.scratch / "mapping", workers, job.on_shared)
+            table = Mapping.read(
+                plain(table_path, made), str(table_path), made.scratch / "mapping", workers, job.on_shared
+            )
             _sets(job, made, workers, table, paths["uf50_datapath"], paths["uf90_datapath"])
             for split in ("val", "test"):
                 _in_order(job, made, workers, paths[f"{split}_datapath"], f"uf50/{split}")

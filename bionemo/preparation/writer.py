@@ -85,7 +85,13 @@ class Draft:
 
 @contextmanager
 def draft(
-    directory: str | Path, job: str, parameters: dict[str, Any], places: Sequence[str], *, force: bool = False
+    directory: str | Path,
+    job: str,
+    parameters: dict[str, Any],
+    places: Sequence[str],
+    *,
+    sources: Sequence[str | Path] = (),
+    force: bool = False,
 ) -> Iterator[Draft | None]:
     """Prepare a data set in a directory; on leaving the block without an error it is complete.
 
@@ -94,6 +100,7 @@ def draft(
         job: the kind of preparation.
         parameters: what decides the result, as plain JSON values.
         places: names at the top of the directory that the job will make.
+        sources: files or URLs that a finished data set must have been made from.
         force: do it again even if it is complete.
 
     Yields:
@@ -104,12 +111,12 @@ def draft(
     """
     target = Path(directory)
     parameters = json.loads(json.dumps(parameters))
-    if not force and not _stages(target) and _complete(target, job, parameters):
+    if not force and not _stages(target) and _complete(target, job, parameters, sources):
         yield None
         return
     with _told(target), _sole_preparer(target):
         _recover(target)
-        if not force and _complete(target, job, parameters):  # another process has prepared it meanwhile
+        if not force and _complete(target, job, parameters, sources):  # another process has prepared it meanwhile
             yield None
             return
         former = _former(target, places, force)
@@ -140,7 +147,7 @@ def summary(directory: Path, manifest: Manifest) -> None:
     log.info("prepared: %s", directory)
 
 
-def _complete(target: Path, job: str, parameters: dict[str, Any]) -> bool:
+def _complete(target: Path, job: str, parameters: dict[str, Any], sources: Sequence[str | Path]) -> bool:
     """Whether the directory holds this data set, whole.
 
     Raises:
@@ -156,11 +163,24 @@ def _complete(target: Path, job: str, parameters: dict[str, Any]) -> bool:
             raise UserError(
                 f"{target} was prepared with {key}={was}, not {now}: choose another output, or set force=True"
             )
+    _same_sources(target, manifest, sources)
     missing = [name for name, entry in manifest.files.items() if _size(target / name) != entry.size]
     if missing:
         raise UserError(f"{target / missing[0]} is not as it was prepared: prepare it again with force=True")
     log.info("%s is prepared already; force=True would do it again", target)
     return True
+
+
+def _same_sources(target: Path, manifest: Manifest, sources: Sequence[str | Path]) -> None:
+    """Compare by name, as a file may have moved, and what is on this machine by size."""
+    known = {Path(entry.source).name: entry.size for entry in manifest.inputs}
+    for source in sources:
+        name, size = Path(source).name, _size(Path(source))
+        if name not in known:
+            read = ", ".join(known)
+            raise UserError(f"{target} was prepared from {read}, not {name}: choose another output, or set force=True")
+        if size not in (-1, known[name]):
+            raise UserError(f"{source} has changed since {target} was prepared from it: prepare it with force=True")
 
 
 def _size(path: Path) -> int:
@@ -260,7 +280,10 @@ def _lock(target: Path) -> int:
     path, waiting = target / _LOCK, False
     while True:
         target.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+        except FileNotFoundError:  # its last holder has removed the empty directory in between
+            continue
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

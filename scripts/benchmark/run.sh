@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All comparisons, interleaved, five repeats each: about 50 minutes on two cores.
+# All comparisons, interleaved, five repeats each: about 80 minutes on two cores.
 # Argument: a FASTA file of real proteins; without one, random residues with the lengths of UniRef.
 # Peers get an environment of their own, .venv-peers, with the versions of peers.txt.
 set -euo pipefail
@@ -36,6 +36,11 @@ PYTHON
 compare "index build against pyfastx" "store.py --library bionemo --what index --fasta $big" "store.py --library pyfastx --what index --fasta $big"
 compare "random access against sqlite" "store.py --library bionemo --what access --fasta $big" "store.py --library sqlite --what access --fasta $big"
 compare "random access against pyfastx" "store.py --library bionemo --what access --fasta $big" "store.py --library pyfastx --what access --fasta $big"
+
+"$ours" preparation.py --write "$big" --sequences 5000000
+compare "preparing 5 million sequences against pyfastx doing the same" "preparation.py bionemo $big" "preparation.py pyfastx $big"
+compare "preparing 5 million sequences against pyfastx reading them" "preparation.py bionemo $big" "preparation.py pyfastx-read $big"
+compare "preparing 5 million sequences against Biopython reading them" "preparation.py bionemo $big" "preparation.py biopython-read $big"
 
 echo "## sample pipeline against Hugging Face's tokenizer and collator"
 "$ours" sample_pipeline.py $fasta

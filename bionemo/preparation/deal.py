@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.preparation.identifiers import Places, digest, repeated
+from bionemo.preparation.manifest import OutputFile
 from bionemo.preparation.progress import progress
 from bionemo.preparation.records import Records, clean, rows, values
 from bionemo.preparation.shuffle import Layout, Spill, gather, spill
@@ -101,21 +102,15 @@ def deal(
     Raises:
         UserError: a record that a policy calls an error.
     """
-    total = sum(stretch.records for stretch in stretches)
-    size = sum(stretch.stop - stretch.start for stretch in stretches)
     scratch = draft.scratch / "deal"
     scratch.mkdir()
     left_out = np.zeros(0, np.int64)
     while True:
         placement, sizes = arrange(left_out)
-        layout = Layout.of(sizes, size / max(1, total) + _ROW_EXTRA)
-        work = partial(_spill_stretch, scratch, policies, placement, layout)
-        mine = [left_out[(left_out >= s.first) & (left_out < s.first + s.records)] for s in stretches]
-        reports: list[_Report] = []
-        with progress(f"reading {label}", size) as advance:
-            for stretch, report in zip(stretches, pool.map(work, range(len(stretches)), stretches, mine), strict=True):
-                reports.append(report)
-                advance(stretch.stop - stretch.start)
+        layout = Layout.of(sizes, _row_bytes(stretches))
+        reports = _spill_all(
+            pool, label, stretches, partial(_spill_stretch, scratch, policies, placement, layout), left_out
+        )
         duplicates = _duplicates(scratch, stretches, policies)
         found = np.union1d(np.concatenate([left_out[:0], *(report.left_out for report in reports)]), duplicates)
         if np.array_equal(found, left_out):
@@ -123,30 +118,58 @@ def deal(
                 break
             missing(absent)
         left_out = found
-
-    spills = [report.spill for report in reports]
-    with progress(f"writing {label}", sum(int(each.places[-1]) for each in spills)) as advance:
-        synced: list[Future[None]] = []
-        shards = [(shard, draft.path(shard.name)) for shard in layout.shards]
-        finished = [pool.submit(gather, path, HEADER, spills, layout, shard) for shard, path in shards]
-        with ThreadPoolExecutor(2) as syncing:  # the disk works while the next shards are put together
-            for (shard, path), future in zip(shards, finished, strict=True):
-                draft.manifest.files[shard.name] = future.result()
-                advance(future.result().size)
-                synced.append(syncing.submit(sync, path))
-        for done in synced:
-            done.result()
+    _gather_all(draft, pool, label, [report.spill for report in reports], layout)
     shutil.rmtree(scratch)
 
     tally = draft.tally(label, *into)
-    tally.read, tally.written = total, int(layout.bounds[-1])
+    tally.read, tally.written = sum(stretch.records for stretch in stretches), int(layout.bounds[-1])
     dropped = sum((report.dropped for report in reports), Counter[str]())
     dropped["duplicate"] = len(duplicates)
     tally.dropped = {reason: number for reason, number in sorted(dropped.items()) if number}
     tally.changed = dict(sorted(sum((report.changed for report in reports), Counter[str]()).items()))
-    tally.letters_read = sum(report.letters[0] for report in reports)
-    tally.letters_written = sum(report.letters[1] for report in reports)
-    tally.letters_dropped = sum(report.letters[2] for report in reports)
+    tally.letters_read, tally.letters_written, tally.letters_dropped = (
+        sum(each) for each in zip(*(report.letters for report in reports), strict=True)
+    )
+
+
+def _row_bytes(stretches: Sequence[Stretch]) -> float:
+    """What a row will take, about."""
+    size = sum(stretch.stop - stretch.start for stretch in stretches)
+    return size / max(1, sum(stretch.records for stretch in stretches)) + _ROW_EXTRA
+
+
+def _spill_all(
+    pool: Executor,
+    label: str,
+    stretches: Sequence[Stretch],
+    work: Callable[[int, Stretch, NDArray[np.int64]], _Report],
+    left_out: NDArray[np.int64],
+) -> list[_Report]:
+    """Have all stretches read; the reports come in their order."""
+    mine = [left_out[(left_out >= each.first) & (left_out < each.first + each.records)] for each in stretches]
+    reports: list[_Report] = []
+    with progress(f"reading {label}", sum(each.stop - each.start for each in stretches)) as advance:
+        for stretch, report in zip(stretches, pool.map(work, range(len(stretches)), stretches, mine), strict=True):
+            reports.append(report)
+            advance(stretch.stop - stretch.start)
+    return reports
+
+
+def _gather_all(draft: Draft, pool: Executor, label: str, spills: Sequence[Spill], layout: Layout) -> None:
+    """Have all shards written, and see them onto the disk while the next ones are put together."""
+    with progress(f"writing {label}", sum(each.size for each in spills)) as advance, ThreadPoolExecutor(2) as syncing:
+        gathered: list[tuple[Path, str, Future[OutputFile]]] = []
+        for shard in layout.shards:
+            path = draft.path(shard.name)
+            parts = [each.only(shard.buckets) for each in spills]
+            gathered.append((path, shard.name, pool.submit(gather, path, HEADER, parts, layout, shard)))
+        synced = []
+        for path, name, future in gathered:
+            draft.manifest.files[name] = future.result()
+            advance(future.result().size)
+            synced.append(syncing.submit(sync, path))
+        for done in synced:
+            done.result()
 
 
 def _spill_stretch(
@@ -191,7 +214,7 @@ def _spill_stretch(
 
 def _absent(spills: Sequence[Spill], layout: Layout) -> NDArray[np.int64]:
     """Find the rows that no spill holds."""
-    if sum(int(each.rows[-1]) for each in spills) == layout.bounds[-1]:
+    if sum(each.count for each in spills) == layout.bounds[-1]:
         return np.zeros(0, np.int64)
     seen = np.zeros(int(layout.bounds[-1]), bool)
     for each in spills:

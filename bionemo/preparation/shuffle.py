@@ -9,7 +9,7 @@ to its file. Each byte is written twice and read once, in long runs, whatever th
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -66,18 +66,28 @@ class Spill:
 
     Attributes:
         path: of the file.
+        count: rows in it.
+        size: bytes of their texts.
         rows: int64 [buckets + 1], first row of each bucket, counted in the spill.
         places: int64 [buckets + 1], its first byte.
+        first: number of the first of these buckets.
     """
 
     path: Path
+    count: int
+    size: int
     rows: NDArray[np.int64]
     places: NDArray[np.int64]
+    first: int = 0
 
     def targets(self) -> NDArray[np.int64]:
         """Give the row numbers of all of it."""
-        rows, place = int(self.rows[-1]), int(self.places[-1])
-        return np.fromfile(self.path, np.int64, rows, offset=place + 4 * rows)
+        return np.fromfile(self.path, np.int64, self.count, offset=self.size + 4 * self.count)
+
+    def only(self, buckets: range) -> "Spill":
+        """Forget where all other buckets are: many spills of many buckets are much to send to a worker."""
+        here = slice(buckets.start, buckets.stop + 1)
+        return replace(self, rows=self.rows[here], places=self.places[here], first=buckets.start)
 
 
 def spill(path: Path, texts: Sequence[pa.Array], targets: NDArray[np.int64], layout: Layout) -> Spill:
@@ -97,7 +107,7 @@ def spill(path: Path, texts: Sequence[pa.Array], targets: NDArray[np.int64], lay
     with path.open("wb", buffering=0) as file:
         for part in (values(text), np.diff(bounds), targets[order]):
             write_all(file.fileno(), part.data)
-    return Spill(path, rows, bounds[rows].astype(np.int64))
+    return Spill(path, len(targets), int(bounds[-1]), rows, bounds[rows].astype(np.int64))
 
 
 def gather(path: Path, header: bytes, spills: Sequence[Spill], layout: Layout, shard: Shard) -> OutputFile:
@@ -139,9 +149,10 @@ class _Piece:
 
     @classmethod
     def read(cls, spilled: Spill, bucket: int) -> "_Piece":
-        begin, end = spilled.rows[bucket : bucket + 2].tolist()
-        first, last = spilled.places[bucket : bucket + 2].tolist()
-        total, text = int(spilled.rows[-1]), int(spilled.places[-1])
+        at = bucket - spilled.first
+        begin, end = spilled.rows[at : at + 2].tolist()
+        first, last = spilled.places[at : at + 2].tolist()
+        total, text = spilled.count, spilled.size
         with spilled.path.open("rb", buffering=0) as file:
 
             def read(count: int, place: int) -> bytes:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from bionemo.errors import UserError
 
 log = logging.getLogger(__name__)
+_START_METHOD = "forkserver"
 _PRELOADED = "bionemo.preparation.deal"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -34,8 +35,9 @@ def pool(workers: int, initializer: Callable[..., object] | None = None, *argume
     Raises:
         UserError: when a process is killed from outside.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_PRELOADED])  # imported once, not by every worker
+    context = multiprocessing.get_context(_START_METHOD)
+    if _START_METHOD == "forkserver":
+        context.set_forkserver_preload([_PRELOADED])  # imported once, not by every worker
     size = max(1, min(workers, os.cpu_count() or 1))
     executor = ProcessPoolExecutor(size, context, _begin, (initializer, arguments))
     try:

@@ -163,6 +163,10 @@ def _there(path: Path, expected: tuple[str, str] | None) -> bool:
     return True
 
 
+class Refused(UserError):
+    """The server does not give such a file, and would not the next time."""
+
+
 class _Again(Exception):
     """An attempt failed that another one may mend."""
 
@@ -261,7 +265,7 @@ def _understand(response: requests.Response, part: _Partial, start: int, url: st
         asked = response.headers.get("Retry-After", "")
         wait = min(float(asked), _LONGEST) if asked.isdigit() else None
         raise _Again(f"the server answered {status} {response.reason}", wait)
-    raise UserError(f"{url} was refused with {status} {response.reason}: check the address and your access")
+    raise Refused(f"{url} was refused with {status} {response.reason}: check the address and your access")
 
 
 def _receive(response: requests.Response, part: _Partial, begin: int, total: int | None) -> None:

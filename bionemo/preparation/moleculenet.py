@@ -10,7 +10,7 @@ import numpy as np
 
 from bionemo.config.schema.preparation import MoleculeNetJob, SplitSizes
 from bionemo.errors import UserError
-from bionemo.preparation.download import is_url, locate, public
+from bionemo.preparation.download import Refused, is_url, locate, public
 from bionemo.preparation.inputs import read_small
 from bionemo.preparation.molecules import canonical_smiles
 from bionemo.preparation.sequences import SPLITS, split_sizes
@@ -46,10 +46,23 @@ def prepare(job: MoleculeNetJob) -> None:
                 _prepare(job, name, files[name], made)
 
 
+def _found(job: MoleculeNetJob, task: str, file: str) -> tuple[Path, str]:
+    """Find a task's file under MoleculeNet's name for it or the task's own."""
+    raw, own = Path(job.output) / "raw", f"{task}.csv"
+    if not is_url(job.source):
+        file = own if Path(job.source, own).is_file() else file
+        return locate(job.source, file, raw), file
+    try:
+        return locate(job.source, file, raw), file
+    except Refused as refused:
+        try:
+            return locate(job.source, own, raw), own
+        except Refused:
+            raise refused from None
+
+
 def _prepare(job: MoleculeNetJob, task: str, file: str, made: Draft) -> None:
-    if not is_url(job.source) and Path(job.source, f"{task}.csv").is_file():
-        file = f"{task}.csv"
-    path = locate(job.source, file, Path(job.output) / "raw")
+    path, file = _found(job, task, file)
     source = f"{public(job.source).rstrip('/')}/{file}" if is_url(job.source) else str(path)
     tally = made.tally(task, *SPLITS)
     header, rows = _table(read_small(path, made, source if is_url(job.source) else None), source)

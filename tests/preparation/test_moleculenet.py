@@ -2,6 +2,9 @@
 """Tables of measured properties to splits: rows stay as they are, and each goes where it should."""
 
 import csv
+import functools
+import http.server
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ HEADER = ["iupac", "smiles", "expt", "calc"]
 ROWS = [[f'{number}-"al", {number}', "OC" + "C" * number, f"-{number}.10", f"{number}e0 "] for number in range(20)]
 
 
-def job(source: Path, output: Path, **changed: object) -> MoleculeNetJob:
+def job(source: Path | str, output: Path, **changed: object) -> MoleculeNetJob:
     settings: dict[str, object] = {
         **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1, "source": str(source)},
         **{"task_name": "FreeSolv", "val_size": 0.15, "test_size": 0.25, "seed": 0, "on_invalid": "error"},
@@ -102,3 +105,26 @@ def test_esol(tmp_path: Path) -> None:
     found = [read(tmp_path / "out" / "ESOL" / split / "x000.csv") for split in ("train", "val", "test")]
     assert all(each == header for each, _ in found)
     assert sorted(row for _, rows in found for row in rows) == sorted(expected)
+
+
+def test_a_server_that_calls_the_file_by_the_task(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "ESOL.csv").write_text("smiles,value\n" + "".join(f"{'C' * n},{n}\n" for n in range(1, 21)))
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        for source, output in ((url, "web"), (folder, "disk")):
+            prepare(job(source, tmp_path / output, task_name="ESOL"))
+        with pytest.raises(UserError, match=r"SAMPL\.csv was refused with 404"):
+            prepare(job(url, tmp_path / "none"))
+        server.shutdown()
+    for split in ("train", "val", "test"):
+        name = f"ESOL/{split}/x000.csv"
+        assert (tmp_path / "web" / name).read_bytes() == (tmp_path / "disk" / name).read_bytes()
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""

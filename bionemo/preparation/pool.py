@@ -2,7 +2,6 @@
 """Worker processes that never outlive the command they work for."""
 
 import ctypes
-import logging
 import multiprocessing
 import os
 import signal
@@ -17,7 +16,6 @@ import pyarrow as pa
 
 from bionemo.errors import UserError
 
-log = logging.getLogger(__name__)
 _START_METHOD = "forkserver"
 _PRELOADED = "bionemo.preparation.deal"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h

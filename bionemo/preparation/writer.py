@@ -128,6 +128,7 @@ def draft(
             yield made
             _balance(made.manifest)
             made.directory.joinpath(NAME).write_text(made.manifest.text())
+            sync(made.directory / NAME)
             shutil.rmtree(made.scratch)
             _commit(target, stage, former)
         finally:
@@ -153,7 +154,7 @@ def _complete(target: Path, job: str, parameters: dict[str, Any], sources: Seque
     Raises:
         UserError: when it holds another one.
     """
-    if _stages(target, _MOVES) or (manifest := Manifest.read(target)) is None:
+    if (manifest := Manifest.read(target)) is None:
         return False
     if manifest.job != job:
         raise UserError(f"{target} holds {manifest.job} data: choose another output, or force=True to replace it")

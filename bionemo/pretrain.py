@@ -76,7 +76,7 @@ def pretrain(cfg: RunConfig) -> None:
     precision = precision_for_host(cfg.trainer.precision)
     directory = log_directory(cfg.exp_manager)
     saved = checkpoint_directory(cfg.exp_manager, directory)
-    start = find_start(cfg, saved)
+    start = find_start(cfg, saved, directory)
 
     Model = model_class(cfg.model._target_)
     alphabet = load_tokenizer(Model.tokenizer)
@@ -87,7 +87,8 @@ def pretrain(cfg: RunConfig) -> None:
 
     checkpoints = Checkpoints(saved, cfg.exp_manager)
     limit = TimeLimit(cfg.exp_manager.max_time_per_run)
-    trainer = build_trainer(cfg.trainer, [TrainingProgress(), LossCurve(directory, references), limit, checkpoints])
+    callbacks = [TrainingProgress(), LossCurve(directory, references), limit, checkpoints]
+    trainer = build_trainer(cfg, callbacks)
 
     make_directories(directory, saved)  # nothing is written before here
     start_experiment(trainer, cfg.exp_manager, directory)

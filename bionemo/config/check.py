@@ -30,6 +30,7 @@ def check(cfg: RunConfig) -> list[str]:
         *_shape(model),
         *_devices(trainer),
         *_parallel(model, trainer),
+        *_checkpointing(model),
         *_length_of_run(trainer),
         *_validation(trainer),
         *_optimizer(model.optim),
@@ -55,15 +56,19 @@ def _shape(model: EncoderConfig) -> Iterator[str]:
     heads = model.num_attention_heads
     if model.kv_channels is None and model.hidden_size % heads:
         yield f"model.hidden_size={model.hidden_size} is not divisible by model.num_attention_heads={heads}"
-    if heads % model.tensor_model_parallel_size:
+    divided = {
+        "tensor_model_parallel_size": ["num_attention_heads", "ffn_hidden_size", "make_vocab_size_divisible_by"],
+        "pipeline_model_parallel_size": ["num_layers"],
+    }
+    for ways, names in divided.items():
+        for name in names:
+            if getattr(model, name) % getattr(model, ways):
+                yield f"model.{name}={getattr(model, name)} is not divisible by model.{ways}={getattr(model, ways)}"
+    tokens = model.micro_batch_size * model.seq_length
+    if model.sequence_parallel and tokens % model.tensor_model_parallel_size:
         yield (
-            f"model.num_attention_heads={heads} is not divisible by "
-            f"model.tensor_model_parallel_size={model.tensor_model_parallel_size}"
-        )
-    if model.num_layers % model.pipeline_model_parallel_size:
-        yield (
-            f"model.num_layers={model.num_layers} is not divisible by "
-            f"model.pipeline_model_parallel_size={model.pipeline_model_parallel_size}"
+            f"model.micro_batch_size x model.seq_length={tokens} is not divisible by model.tensor_model_parallel_size="
+            f"{model.tensor_model_parallel_size}, as model.sequence_parallel=True needs"
         )
     data = model.data
     lengths = {
@@ -93,11 +98,15 @@ def _devices(trainer: TrainerConfig) -> Iterator[str]:
 def _parallel(model: EncoderConfig, trainer: TrainerConfig) -> Iterator[str]:
     if not isinstance(trainer.devices, int) or trainer.devices < 1:  # "auto" is known only on the machine itself
         return
-    world = trainer.devices * trainer.num_nodes
+    yield from layout(model, trainer, trainer.devices * trainer.num_nodes)
+
+
+def layout(model: EncoderConfig, trainer: TrainerConfig, world: int) -> Iterator[str]:
+    """Whether `world` processes can be divided as asked, and whether the batch is as large as it says."""
     ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
     if world % ways:
         yield (
-            f"trainer.devices={trainer.devices} x trainer.num_nodes={trainer.num_nodes} is not divisible by "
+            f"trainer.devices x trainer.num_nodes={world} is not divisible by "
             f"model.tensor_model_parallel_size={model.tensor_model_parallel_size} x "
             f"model.pipeline_model_parallel_size={model.pipeline_model_parallel_size}"
         )
@@ -107,6 +116,23 @@ def _parallel(model: EncoderConfig, trainer: TrainerConfig) -> Iterator[str]:
         yield (
             f"model.global_batch_size is {model.global_batch_size}, but micro batch, devices and accumulation make "
             f"{derived}: set it to {derived} or to null"
+        )
+
+
+def _checkpointing(model: EncoderConfig) -> Iterator[str]:
+    granularity, method = model.activations_checkpoint_granularity, model.activations_checkpoint_method
+    if (granularity == "full") != (method is not None):
+        yield (
+            f"model.activations_checkpoint_granularity is {granularity} and model.activations_checkpoint_method is "
+            f"{method}: full needs a method, uniform or block; selective and null need none"
+        )
+    layers = model.activations_checkpoint_num_layers
+    if layers is not None and layers < 1:
+        yield f"model.activations_checkpoint_num_layers is {layers}, expected at least 1"
+    if model.pipeline_model_parallel_size > 1 and model.data.dynamic_padding and not model.data.packing:
+        yield (
+            "model.data.dynamic_padding=True: pipeline stages exchange tensors of one size; set it to False, or "
+            "model.data.packing to True"
         )
 
 

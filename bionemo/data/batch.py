@@ -25,9 +25,9 @@ class PackedBatch:
     boundaries: Tensor  # [N + 1 + F] int32, cumulative lengths of the N sequences and F filler segments
     target_index: Tensor  # [M] int64, where the model is asked
     target_ids: Tensor  # [M] int64, what it should say
+    segment_keys: Tensor  # [N + 1] int64, random key of each sequence for dropout; the last is the filler's
     lengths: tuple[int, ...]  # N tokens per sequence, with begin and end token
     longest: int  # the longest a sequence may be
-    noise_seed: int = 0  # seeds dropout: the same batch sees the same masks on any rank
     unknown: int = 0  # letters outside the alphabet in this batch
 
     def to(self, device: torch.device | str) -> PackedBatch:

@@ -56,8 +56,9 @@ class Collator:
         epochs = np.concatenate([none, *(epochs for epochs, _ in samples)])
         records = np.concatenate([none, *(records for _, records in samples)])
         tokens, lengths, unknown = self._tokens(epochs, records)
-        keys = sample_keys(purpose_key(self.seed, "mask"), epochs, records)
-        index, answers = self.masking(tokens, keys, lengths)
+        mask_keys = sample_keys(purpose_key(self.seed, "mask"), epochs, records)
+        index, answers = self.masking(tokens, mask_keys, lengths)
+        keys = sample_keys(purpose_key(self.seed, "dropout"), epochs, records)
 
         sequences = np.cumsum([0, *(sum(len(records) for _, records in rows) for rows in batches)])
         ends = np.concatenate([none, [0], lengths.cumsum()])[sequences]
@@ -68,9 +69,8 @@ class Collator:
             ids = np.full(self.rows * self._width(lengths[first:last]), self.alphabet.pad_id, np.uint8)
             ids[: end - begin] = tokens[begin:end]
             targets = index[low:high] - begin, answers[low:high]
-            seed = int(keys[first] >> np.uint64(1)) if last > first else 0
             outside = int(unknown[first:last].sum())
-            built.append(assemble(ids, lengths[first:last], *targets, self.seq_length, seed, outside))
+            built.append(assemble(ids, lengths[first:last], *targets, keys[first:last], self.seq_length, outside))
         return built
 
     def _tokens(
@@ -124,8 +124,8 @@ def assemble(
     lengths: NDArray[np.int64],
     target_index: NDArray[np.int64],
     answers: NDArray[np.uint8],
+    keys: NDArray[np.uint64],
     longest: int,
-    noise_seed: int,
     unknown: int,
 ) -> PackedBatch:
     """Make a batch from what nothing else tells of it: a tenth of its bytes.
@@ -135,8 +135,8 @@ def assemble(
         lengths: [N] tokens of each sequence.
         target_index: [M] which tokens are asked.
         answers: [M] their original ids.
+        keys: [N] for dropout, one for each sequence.
         longest: the most tokens a sequence may have; a longer stretch of filler is cut into pieces.
-        noise_seed: see PackedBatch.
         unknown: see PackedBatch.
     """
     filled, total = int(lengths.sum()), len(ids)
@@ -154,9 +154,9 @@ def assemble(
         boundaries=torch.from_numpy(boundaries),
         target_index=torch.from_numpy(target_index),
         target_ids=torch.from_numpy(answers.astype(np.int64)),
+        segment_keys=torch.from_numpy(np.append(keys, np.uint64(0)).view(np.int64)),
         lengths=tuple(lengths.tolist()),
         longest=longest,
-        noise_seed=noise_seed,
         unknown=unknown,
     )
 
@@ -165,7 +165,8 @@ def disassemble(batch: PackedBatch) -> tuple[Any, ...]:
     """Give what `assemble` makes the batch from."""
     ids, answers = (tensor.numpy().astype(np.uint8) for tensor in (batch.tokens, batch.target_ids))
     index, lengths = batch.target_index.numpy(), np.array(batch.lengths, np.int64)
-    return ids, lengths, index, answers, batch.longest, batch.noise_seed, batch.unknown
+    keys = batch.segment_keys[:-1].numpy().view(np.uint64)
+    return ids, lengths, index, answers, keys, batch.longest, batch.unknown
 
 
 def long_records(lengths: np.ndarray, seq_length: int, policy: str, where: str) -> tuple[np.ndarray, str]:

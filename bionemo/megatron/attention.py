@@ -5,14 +5,18 @@ Shapes: T tokens of a pack, H heads, d head size, N sequences.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
+from megatron.core.utils import get_pg_rank
 from torch import Tensor, nn
 
 from bionemo.megatron.cpu_attention import packed_attention
+from bionemo.megatron.dropout import PROBABILITIES, AttentionDropout, keep_scale, site
 
 
 @dataclass(frozen=True)
@@ -26,22 +30,35 @@ class Segments:
     boundaries: Tensor  # [N + 1 + fillers] int32 on the device: cumulative lengths, fillers included
     longest: int
     rotary: tuple[Tensor, Tensor] | None = None  # cos and sin, each [T, 1, d]
+    keys: Tensor | None = None  # [T] int64, random key of each token, for dropout; None: nothing is dropped
     qkv_format: ClassVar[str] = "packed"  # not one of Megatron's own: it leaves such tensors alone
 
 
 class PackedAttention(nn.Module):
-    """softmax(q k^T / sqrt(d)) v within each sequence, in the place of Megatron's core attention."""
+    """dropout(softmax(q k^T / sqrt(d))) v within each sequence, in the place of Megatron's core attention.
+
+    Args:
+        config: Megatron's.
+        layer_number: from 1, over all pipeline stages.
+        softmax_scale: if not 1 / sqrt(d).
+        pg_collection: tells which heads are ours; those of all tensor ranks make up the layer.
+        unused: attn_mask_type, ..., which Megatron passes always.
+    """
 
     def __init__(
         self,
         config: TransformerConfig,
+        layer_number: int,
         softmax_scale: float | None = None,
-        **position: Any,  # layer_number, attn_mask_type, ...: Megatron tells, nothing here depends on it
+        pg_collection: ProcessGroupCollection | None = None,
+        **unused: Any,
     ) -> None:
         super().__init__()
         assert config.kv_channels is not None
         self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
-        self.dropout = config.attention_dropout
+        self.dropout, self.heads = config.attention_dropout, config.num_attention_heads
+        self.site = site(layer_number, PROBABILITIES)
+        self.rank = get_pg_rank(pg_collection.tp if pg_collection is not None else None)
 
     def forward(
         self,
@@ -70,21 +87,36 @@ class PackedAttention(nn.Module):
         q_THd, k_THd, v_THd = query.squeeze(1), key.squeeze(1), value.squeeze(1)
         if segments.rotary is not None:
             q_THd, k_THd = rotate(q_THd, *segments.rotary), rotate(k_THd, *segments.rotary)
-        dropout = self.dropout if self.training else 0.0
-        out_THd = attend(q_THd, k_THd, v_THd, segments, self.scale, dropout)
+        out_THd = attend(q_THd, k_THd, v_THd, segments, self.scale, self._drawn(segments, q_THd.shape[1]))
         return out_THd.reshape(len(out_THd), 1, -1)
 
+    def _drawn(self, segments: Segments, our_heads: int) -> AttentionDropout | None:
+        """Which probabilities are dropped; None: none are."""
+        if not self.training or self.dropout == 0:
+            return None
+        assert segments.keys is not None, "attention dropout needs the keys of the tokens"
+        return AttentionDropout(segments.keys, self.site, self.rank * our_heads, self.heads, self.dropout)
 
-def attend(q_THd: Tensor, k_THd: Tensor, v_THd: Tensor, segments: Segments, scale: float, dropout: float) -> Tensor:
+
+def attend(
+    q_THd: Tensor,
+    k_THd: Tensor,
+    v_THd: Tensor,
+    segments: Segments,
+    scale: float,
+    dropout: AttentionDropout | None = None,
+) -> Tensor:
     """Choose the fastest exact attention for the device; [T, H, d] in and out."""
-    if dropout == 0.0 and not q_THd.is_cuda:
-        return _on_cpu(q_THd, k_THd, v_THd, segments.lengths, scale)
-    if dropout == 0.0 and v_THd.dtype in (torch.float16, torch.bfloat16):
+    if not q_THd.is_cuda:
+        return _on_cpu(q_THd, k_THd, v_THd, segments.lengths, scale, dropout)
+    # The backward pass of varlen_attn adds up in any order.
+    exact = dropout is not None or torch.are_deterministic_algorithms_enabled()
+    if not exact and v_THd.dtype in (torch.float16, torch.bfloat16):
         from torch.nn.attention.varlen import varlen_attn
 
         edges, longest = segments.boundaries, segments.longest
         return cast(Tensor, varlen_attn(q_THd, k_THd, v_THd, edges, edges, longest, longest, scale=scale))
-    return _per_sequence(q_THd, k_THd, v_THd, segments.lengths, scale, dropout)
+    return per_sequence(q_THd, k_THd, v_THd, segments.lengths, scale, dropout)
 
 
 # Sequence lengths differ in every batch, and each would be a graph of its own: these two stay out of torch.compile.
@@ -92,18 +124,28 @@ _on_cpu = torch.compiler.disable(packed_attention)
 
 
 @torch.compiler.disable
-def _per_sequence(
-    q_THd: Tensor, k_THd: Tensor, v_THd: Tensor, lengths: tuple[int, ...], scale: float, dropout: float
+def per_sequence(
+    q_THd: Tensor,
+    k_THd: Tensor,
+    v_THd: Tensor,
+    lengths: tuple[int, ...],
+    scale: float,
+    dropout: AttentionDropout | None,
 ) -> Tensor:
-    """One scaled_dot_product_attention a sequence; filler tokens get zeros."""
-    filler = len(q_THd) - sum(lengths)
-    pieces = [
-        F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], scale=scale, dropout_p=dropout
-        )[0].transpose(0, 1)
-        for q, k, v in zip(*(x[: len(x) - filler].split(lengths) for x in (q_THd, k_THd, v_THd)), strict=True)
-    ]
-    return torch.cat([*pieces, torch.zeros_like(v_THd[len(v_THd) - filler :])])
+    """Attend in one sequence after the other, on any device; filler tokens get zeros."""
+    edges = list(accumulate(lengths, initial=0))
+    parts = (x[: edges[-1]].split(lengths) for x in (q_THd, k_THd, v_THd))
+    pieces = []
+    for tokens, *parts_nHd in zip(map(slice, edges, edges[1:]), *parts, strict=True):
+        q_Hnd, k_Hnd, v_Hnd = (x.transpose(0, 1) for x in parts_nHd)
+        if dropout is None:
+            out_Hnd = F.scaled_dot_product_attention(q_Hnd[None], k_Hnd[None], v_Hnd[None], scale=scale)[0]
+        else:
+            p_Hnn = ((q_Hnd @ k_Hnd.mT).float() * scale).softmax(-1)
+            mask_Hnn = dropout.kept(slice(0, len(q_Hnd)), tokens).bool()  # backward keeps it: a byte each
+            out_Hnd = (p_Hnn * mask_Hnn * keep_scale(dropout.probability)).to(v_Hnd.dtype) @ v_Hnd
+        pieces.append(out_Hnd.transpose(0, 1))
+    return torch.cat([*pieces, torch.zeros_like(v_THd[edges[-1] :])])
 
 
 def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:

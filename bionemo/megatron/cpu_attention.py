@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bionemo.megatron.dropout import AttentionDropout, keep_scale
+
 _WINDOW = 32
 _TILE = 3 * 2**19  # Scores per tile, unless one head's are more.
 _Tile = tuple[slice, slice, slice, int]  # Heads, window, tokens, number of tokens.
@@ -95,34 +97,47 @@ def _by_head(x: Tensor) -> Tensor:
 
 
 class _PackedAttention(torch.autograd.Function):
-    """softmax(q k^T * scale) v within each sequence, and its gradient."""
+    """dropout(softmax(q k^T * scale)) v within each sequence, and its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        lengths: tuple[int, ...],
+        scale: float,
+        dropout: AttentionDropout | None,
+    ) -> Tensor:
         out = torch.zeros(q.shape, dtype=q.dtype)
         q, k, v = _by_head(q), _by_head(k), _by_head(v)
         q2, k2 = q.float() * (scale / math.log(2)), k.float()
         log_sum = q2.new_zeros(*q.shape[:2], 1)
+        keep = keep_scale(dropout.probability) if dropout else 1.0
 
         def compute(heads: slice, window: slice, tokens: slice, n: int) -> None:
             s = torch.bmm(q2[heads, window], k2[heads, window].mT)
             s[:, :, n:] = -torch.inf  # Keys beyond the sequence.
             top = s.amax(-1, keepdim=True)
             total = s.sub_(top).exp2_().sum(-1, keepdim=True)
-            o = torch.bmm(s.to(v.dtype), v[heads, window])
-            torch.div(o[:, :n], total[:, :n], out=out[tokens, heads].transpose(0, 1))
+            p = s.to(v.dtype)
+            if dropout:
+                p[:, :n, :n].mul_(dropout.kept(heads, tokens))
+            o = torch.bmm(p, v[heads, window])
+            torch.div(o[:, :n], total[:, :n] / keep, out=out[tokens, heads].transpose(0, 1))
             log_sum[heads, tokens] = top.add_(total.log2_())[:, :n]
 
         _for_each(_tiles(lengths, q.shape[0]), compute, q.dtype)
         ctx.save_for_backward(q, k, v, log_sum)
-        ctx.lengths, ctx.scale = lengths, scale
+        ctx.lengths, ctx.scale, ctx.dropout = lengths, scale, dropout
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, log_sum = ctx.saved_tensors
-        do = _by_head(dout)
+        do, dropout = _by_head(dout), ctx.dropout
+        keep = keep_scale(dropout.probability) if dropout else 1.0
         dq, dk, dv = (torch.zeros(dout.shape, dtype=q.dtype) for _ in range(3))
         q2, k2 = q.float() * (ctx.scale / math.log(2)), k.float()
 
@@ -132,17 +147,30 @@ class _PackedAttention(torch.autograd.Function):
             s[:, :, n:] = -torch.inf
             p = s.sub_(log_sum[at]).exp2_().to(q.dtype)
             p[:, n:] = 0  # Queries beyond the sequence.
-            dv[tokens, heads] = torch.bmm(p.mT, do[at])[:, :n].transpose(0, 1)
-            ds = torch.bmm(do[at], v[at].mT)
+            ds, dropped = torch.bmm(do[at], v[at].mT), p
+            if dropout:
+                mask = torch.zeros_like(p)
+                mask[:, :n, :n] = dropout.kept(heads, tokens)
+                ds.mul_(mask)
+                dropped = mask.mul_(p)
+            x = torch.bmm(dropped.mT, do[at])
+            torch.mul(x[:, :n], keep, out=dv[tokens, heads].transpose(0, 1))
             torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
             for grad, x in ((dq, torch.bmm(ds, k[at])), (dk, torch.bmm(ds.mT, q[at]))):
-                torch.mul(x[:, :n], ctx.scale, out=grad[tokens, heads].transpose(0, 1))
+                torch.mul(x[:, :n], ctx.scale * keep, out=grad[tokens, heads].transpose(0, 1))
 
         _for_each(_tiles(ctx.lengths, q.shape[0]), compute, q.dtype)
-        return dq, dk, dv, None, None
+        return dq, dk, dv, None, None, None
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
+def packed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: tuple[int, ...],
+    scale: float,
+    dropout: AttentionDropout | None = None,
+) -> Tensor:
     """Bidirectional attention within each sequence of a packed batch.
 
     Args:
@@ -151,8 +179,9 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], 
         v: likewise.
         lengths: of the sequences, in order; tokens after their sum are padding and come out as 0.
         scale: what scores are multiplied by, usually head size ** -0.5.
+        dropout: which probabilities are dropped; None for none.
 
     Returns:
         [tokens, heads, head size], contiguous, in the dtype of `v`.
     """
-    return _PackedAttention.apply(q.to(v.dtype), k.to(v.dtype), v, lengths, scale)
+    return _PackedAttention.apply(q.to(v.dtype), k.to(v.dtype), v, lengths, scale, dropout)

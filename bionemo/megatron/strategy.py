@@ -1,47 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where Lightning's trainer meets Megatron's process groups, and where checkpoints become directories."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from megatron.core import parallel_state
-from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from bionemo.errors import UserError
-from bionemo.megatron import checkpoint
-
-
-def load_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give a module all its weights.
-
-    Raises:
-        UserError: when they belong to another model; the first difference is named.
-    """
-    try:
-        module.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip()
-        raise UserError(
-            f"the checkpoint's weights are those of another model ({reason}): give model.* as they were, "
-            "or another exp_manager.exp_dir to begin anew"
-        ) from error
+from bionemo import checkpoint
+from bionemo.megatron import groups
+from bionemo.megatron.saving import Saver
+from bionemo.megatron.state import load_optimizer, load_weights, optimizer_pieces, weight_pieces
 
 
 class MegatronStrategy(DDPStrategy):
     """Lightning's DDP launching and process groups, with Megatron's gradient buffers in the place of torch's DDP.
 
     A subclass of DDPStrategy because exp_manager accepts no other on several devices.
+
+    Args:
+        tensor: processes that share every layer.
+        pipeline: stages that the layers are dealt to.
+        save_behind: write checkpoints while training goes on.
     """
+
+    def __init__(self, tensor: int = 1, pipeline: int = 1, save_behind: bool = False) -> None:
+        super().__init__()
+        self._tensor, self._pipeline = tensor, pipeline
+        self.saver = Saver(save_behind)
+        self._saved: checkpoint.Checkpoint | None = None  # what this run goes on from
 
     def setup_environment(self) -> None:
         """Start the process group, then Megatron's groups inside it."""
         super().setup_environment()
-        if not parallel_state.model_parallel_is_initialized():
-            parallel_state.initialize_model_parallel()
+        groups.make(self._tensor, self._pipeline)
+        self.saver.connect()
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Put the module on its device; the module wraps its model itself (training/module.py)."""
@@ -55,22 +51,36 @@ class MegatronStrategy(DDPStrategy):
     @property
     def data_parallel_rank(self) -> int:
         """This process among those that see different data."""
-        return int(parallel_state.get_data_parallel_rank())
+        return groups.data_rank()
 
     @property
     def data_parallel_size(self) -> int:
         """How many processes see different data."""
-        return int(parallel_state.get_data_parallel_world_size())
+        return groups.data_size()
 
-    def save_checkpoint(self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint directory, from rank 0: without model parallelism all ranks hold the same."""
-        if self.is_global_zero:
-            checkpoint.save(Path(filepath), checkpoint_)
-        self.barrier("checkpoint")
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """What this process writes of the weights."""
+        module: Any = self.lightning_module
+        return {"pieces": weight_pieces(module.parallel)}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What this process writes of the optimizer."""
+        module: Any = self.lightning_module
+        return {"pieces": optimizer_pieces(module.parallel, optimizer)}
+
+    def save_checkpoint(
+        self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Callable[[], None] | None = None
+    ) -> None:
+        """Write a checkpoint directory, from all processes; `storage_options` is what rank 0 does when it is there."""
+        groups_of_pieces = [checkpoint_.pop("state_dict"), *checkpoint_.get("optimizer_states", [])]
+        checkpoint_["optimizer_states"] = []
+        pieces = [piece for group in groups_of_pieces for piece in group["pieces"]]
+        self.saver.save(Path(filepath), checkpoint_, pieces, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any) -> dict[str, Any]:
-        """Read a checkpoint directory and verify it."""
-        return checkpoint.load(Path(checkpoint_path))
+        """Read the state of a checkpoint that has been verified; its tensors are read when they are asked for."""
+        self._saved = checkpoint.Checkpoint(Path(checkpoint_path))
+        return dict(self._saved.state)
 
     def load_model_state_dict(self, checkpoint_: Mapping[str, Any], strict: bool = True) -> None:
         """Give the model its weights.
@@ -78,8 +88,19 @@ class MegatronStrategy(DDPStrategy):
         Raises:
             UserError: when they belong to another model.
         """
-        assert self.lightning_module is not None
-        load_weights(self.lightning_module, checkpoint_["state_dict"])
+        module: Any = self.lightning_module
+        assert self._saved is not None
+        load_weights(module.parallel.places, self._saved)
+
+    def load_optimizer_state_dict(self, checkpoint_: Mapping[str, Any]) -> None:
+        """Give the optimizer its state.
+
+        Raises:
+            UserError: when the checkpoint holds none.
+        """
+        module: Any = self.lightning_module
+        assert self._saved is not None
+        load_optimizer(module.parallel, self.optimizers[0], self._saved, module.schedule_step)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Delete a checkpoint directory."""
@@ -87,7 +108,7 @@ class MegatronStrategy(DDPStrategy):
             checkpoint.remove(Path(filepath))
 
     def teardown(self) -> None:
-        """Leave Megatron's groups as they were found, so that one process can train twice."""
-        if parallel_state.model_parallel_is_initialized():
-            parallel_state.destroy_model_parallel()
+        """Leave no groups, so that one process can train twice."""
+        self.saver.wait()
+        groups.unmake()
         super().teardown()

@@ -14,24 +14,26 @@ from torch import Tensor, nn
 
 from bionemo.config.schema import EncoderConfig
 from bionemo.data.batch import PackedBatch
+from bionemo.megatron import groups
 from bionemo.megatron.attention import Segments, rotary_angles
-from bionemo.megatron.spec import encoder_block
+from bionemo.megatron.dropout import token_keys
+from bionemo.megatron.placement import placements
+from bionemo.megatron.spec import EncoderBlock
+from bionemo.megatron.vocabulary import VocabularyProjection, over_sequence, whole_sequence, word_table
 from bionemo.tokenizers import Alphabet
 
 
-class MaskedLMHead(nn.Module):
+class MaskedLMHead(VocabularyProjection):
     """dense -> GELU -> layer norm -> product with the word embeddings, plus a bias per word (BERT's head)."""
 
-    def __init__(self, hidden_size: int, padded_vocab_size: int, epsilon: float) -> None:
-        super().__init__()
+    def __init__(self, hidden_size: int, rows: int, words: int, epsilon: float) -> None:
+        super().__init__(rows, words)
         self.dense = nn.Linear(hidden_size, hidden_size)
         self.layer_norm = nn.LayerNorm(hidden_size, eps=epsilon)
-        self.bias = nn.Parameter(torch.zeros(padded_vocab_size))
 
-    def forward(self, hidden_MD: Tensor, words_VD: Tensor) -> Tensor:
-        """Return logits [M, V] for the V words given: the rows that only pad the table are never an answer."""
-        x_MD = self.layer_norm(F.gelu(self.dense(hidden_MD)))
-        return F.linear(x_MD, words_VD, self.bias[: len(words_VD)])
+    def forward(self, hidden_MD: Tensor, table_VD: Tensor) -> Tensor:
+        """Return logits [M, V]: see VocabularyProjection."""
+        return super().forward(self.layer_norm(F.gelu(self.dense(hidden_MD))), table_VD)
 
 
 class MaskedLanguageModel(nn.Module):
@@ -46,51 +48,77 @@ class MaskedLanguageModel(nn.Module):
     def __init__(self, config: EncoderConfig, alphabet: Alphabet) -> None:
         super().__init__()
         self.config, self.alphabet = config, alphabet
-        padded = alphabet.padded_vocab_size(config.make_vocab_size_divisible_by)
-        self.word_embeddings = nn.Embedding(padded, config.hidden_size)
-        self.encoder = encoder_block(config)
-        self.lm_head = MaskedLMHead(config.hidden_size, padded, config.layernorm_epsilon)
+        # Megatron's names for what this process holds; see megatron/groups.py
+        self.pre_process, self.post_process = groups.first_stage(), groups.last_stage()
+        self.share_embeddings_and_output_weights = True
+        rows = alphabet.padded_vocab_size(config.make_vocab_size_divisible_by)
+        if self.pre_process or self.post_process:
+            self.word_embeddings = word_table(rows, config.hidden_size)
+        self.encoder = EncoderBlock(config)
+        if self.post_process:
+            self.lm_head = MaskedLMHead(config.hidden_size, rows, alphabet.vocab_size, config.layernorm_epsilon)
 
-    def embed(self, batch: PackedBatch) -> Tensor:
-        """Turn tokens into vectors, [T, D]."""
+    def embed(self, batch: PackedBatch, keys_T: Tensor | None) -> Tensor:
+        """Turn tokens into vectors, [T, D]; `keys_T` are for dropout."""
         raise NotImplementedError
 
     def hidden(self, batch: PackedBatch) -> Tensor:
-        """Encode every token: [T, D], after the final layer norm."""
+        """Encode every token: [T, 1, D], after the final layer norm; on earlier stages what the next one needs."""
+        drops = self.training and (self.config.hidden_dropout > 0 or self.config.attention_dropout > 0)
+        keys_T = token_keys(batch.segment_keys, batch.segment_ids, batch.positions) if drops else None
         head_size = self.encoder.config.kv_channels
         segments = Segments(
             lengths=batch.lengths,
             boundaries=batch.boundaries,
             longest=batch.longest,
             rotary=rotary_angles(batch.positions, head_size) if self.rotary else None,
+            keys=keys_T,
         )
-        x_T1D = self.embed(batch)[:, None, :]  # Megatron wants a batch dimension; a pack is a batch of one
-        return self.encoder(x_T1D, attention_mask=None, packed_seq_params=segments).squeeze(1)
+        split = self.encoder.config.sequence_parallel
+        x_T1D = None
+        if self.pre_process:
+            x_T1D = self.embed(batch, keys_T)[:, None, :]  # Megatron wants a batch dimension; a pack is a batch of one
+            x_T1D = over_sequence(x_T1D) if split else x_T1D
+        hidden_T1D: Tensor = self.encoder(x_T1D, segments)
+        return whole_sequence(hidden_T1D) if split and self.post_process else hidden_T1D
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Logits at the asked positions only, [M, V]: the other seven in eight would cost memory for nothing."""
-        asked_MD = self.hidden(batch).index_select(0, batch.target_index)
-        return self.lm_head(asked_MD, self.word_embeddings.weight[: self.alphabet.vocab_size])
+        """Logits at the asked positions only, [M, V]: the other seven in eight would cost memory for nothing.
+
+        Stages before the last give what they have encoded, [T, 1, D].
+        """
+        hidden_T1D = self.hidden(batch)
+        if not self.post_process:
+            return hidden_T1D
+        asked_MD = hidden_T1D.squeeze(1).index_select(0, batch.target_index)
+        logits: Tensor = self.lm_head(asked_MD, self.word_embeddings.weight)
+        return logits
 
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
         """Take what the pipeline stage before this one sent; Megatron's schedules call this before every forward."""
         self.encoder.set_input_tensor(tensors[0])
 
+    def shared_embedding_or_output_weight(self) -> Tensor | None:
+        """The word table, of which the first and the last stage have a copy; Megatron adds up their gradients."""
+        table = getattr(self, "word_embeddings", None)
+        return None if table is None else table.weight
+
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Draw all weights: N(0, std), output projections N(0, std / sqrt(2 layers)), norms 1, biases 0.
 
-        Every parameter has a stream of its own, keyed by its name, so a layout that holds only some of them draws
-        the same values.
+        Every parameter has a stream of its own, keyed by its name in the whole model, of which a process that holds a
+        part takes that part: the model is the same for every layout.
         """
         std = self.config.init_method_std
-        for name, parameter in self.named_parameters():
-            if name.endswith("bias"):
+        for parameter, place in placements(self).items():
+            if place.name.endswith("bias"):
                 parameter.zero_()
             elif parameter.dim() == 1:
                 parameter.fill_(1.0)
             else:
-                into_residual = name.endswith(("linear_proj.weight", "linear_fc2.weight"))
+                into_residual = place.name.endswith(("linear_proj.weight", "linear_fc2.weight"))
                 scale = std / math.sqrt(2 * self.config.num_layers) if into_residual else std
-                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-                parameter.normal_(0.0, scale, generator=generator)
+                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{place.name}".encode()))
+                whole = torch.empty(place.shape, device=parameter.device).normal_(0.0, scale, generator=generator)
+                parameter.copy_(place.part_of(whole, parameter))

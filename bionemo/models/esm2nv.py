@@ -24,9 +24,9 @@ class ESM2nv(MaskedLanguageModel):
         super().__init__(config, alphabet)
         self.token_dropout = config.embedding_token_dropout
 
-    def embed(self, batch: PackedBatch) -> Tensor:
+    def embed(self, batch: PackedBatch, keys_T: Tensor | None) -> Tensor:
         """Zero the masked tokens, then scale each sequence up as dropout would (ESM's "token dropout"), [T, D]."""
-        x_TD = self.word_embeddings(batch.tokens)
+        x_TD: Tensor = self.word_embeddings(batch.tokens)
         if not self.token_dropout:
             return x_TD
         masked_T = batch.tokens == self.alphabet.mask_id

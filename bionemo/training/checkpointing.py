@@ -10,55 +10,66 @@ import re
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
 
+from bionemo import checkpoint
 from bionemo.config.schema import ExpManagerConfig, RunConfig
 from bionemo.errors import UserError
-from bionemo.megatron import checkpoint
+from bionemo.interop import nemo_archive
 from bionemo.training.agreement import any_rank
 from bionemo.training.time_limit import seconds
 
 log = logging.getLogger(__name__)
 
 
-def find_start(cfg: RunConfig, directory: Path) -> Path | None:
+def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
     """Choose where to go on: the checkpoint that was named, else the newest whole one of this run, else nowhere.
 
+    The newest is that of the highest step, whatever its name and whoever wrote it: `*-last`, a best one, or Slurm's
+    `hpc_ckpt_*` beside the logs.
+
     Raises:
-        UserError: when a named checkpoint does not exist, or there is none and starting afresh was not allowed.
+        UserError: when a named checkpoint cannot be used, or there is none and starting afresh was not allowed.
     """
     config = cfg.exp_manager
     if named := config.resume_from_checkpoint or cfg.model.resume_from_checkpoint:
         if not Path(named).is_dir():
             raise UserError(f"resume_from_checkpoint={named}: there is no such checkpoint directory")
+        checkpoint.check(Path(named))
         return Path(named)
     if not config.resume_if_exists:
         return None
-    found = checkpoint.newest(directory, lambda path, why: log.warning("checkpoint %s passed over: %s", path, why))
+    found = checkpoint.newest(directories, lambda path, why: log.warning("checkpoint %s passed over: %s", path, why))
     if found is None and not config.resume_ignore_no_checkpoint:
         raise UserError(
-            f"exp_manager.resume_if_exists=True: no checkpoint in {directory}; "
+            f"exp_manager.resume_if_exists=True: no checkpoint in {directories[0]}; "
             "set exp_manager.resume_ignore_no_checkpoint=True to start from the beginning"
         )
     return found
 
 
-def find_weights(path: str | None) -> Path | None:
-    """Choose the checkpoint whose weights a new run begins with, if any.
+def find_weights(path: str | None) -> checkpoint.TensorSource | None:
+    """Open what a new run takes its weights from, if anything: a checkpoint, or a .nemo file of v1 or of ours.
 
     Raises:
         UserError: when there is none of that name.
     """
     if path is None:
         return None
+    if path.endswith(".nemo"):
+        return checkpoint.TensorsInMemory(Path(path), nemo_archive.read(path).weights)
     if not Path(path).is_dir():
-        problem = ".nemo files are not read yet" if path.endswith(".nemo") else "there is no such directory"
-        raise UserError(f"restore_from_path={path}: {problem}; give a checkpoint, e.g. RUN/checkpoints/NAME-last")
-    return Path(path)
+        raise UserError(
+            f"restore_from_path={path}: there is no such directory; give a .nemo file or a checkpoint, "
+            "e.g. RUN/checkpoints/NAME-last"
+        )
+    checkpoint.check(Path(path))
+    return checkpoint.Checkpoint(Path(path))
 
 
 class Checkpoints(pl.Callback):
@@ -125,10 +136,8 @@ class Checkpoints(pl.Callback):
         with pl_module.throughput.paused():
             name = self._name(trainer, pl_module)
             last = self.directory / f"{name}-last"
-            trainer.save_checkpoint(last, self.config.save_weights_only or False)
-            if trainer.is_global_zero:
-                self._prune(last, name)
-            trainer.strategy.barrier("pruned")
+            weights_only = self.config.save_weights_only or False
+            trainer.save_checkpoint(last, weights_only, storage_options=partial(self._prune, last, name))
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
 
     def _name(self, trainer: pl.Trainer, pl_module: Any) -> str:

@@ -18,11 +18,6 @@ def refuse_unbuilt(cfg: RunConfig) -> None:
     """
     model, manager = cfg.model, cfg.exp_manager
     asked: dict[str, tuple[Any, Any]] = {  # key: what it is set to, and what it has to be
-        "model.tensor_model_parallel_size": (model.tensor_model_parallel_size, 1),
-        "model.pipeline_model_parallel_size": (model.pipeline_model_parallel_size, 1),
-        "model.sequence_parallel": (model.sequence_parallel, False),
-        "model.activations_checkpoint_granularity": (model.activations_checkpoint_granularity, None),
-        "model.activations_checkpoint_method": (model.activations_checkpoint_method, None),
         "model.dwnstr_task_validation.enabled": (model.dwnstr_task_validation.enabled, False),
         "model.validation.validation_enabled": (model.validation.validation_enabled, False),
         "exp_manager.ema.enable": (bool(manager.ema and manager.ema.enable), False),
@@ -44,6 +39,10 @@ def note_ineffective(cfg: RunConfig) -> None:
     ineffective = {  # key: whether it was set, and why that changes nothing
         "model.data.dataloader_type": (data.dataloader_type != "single", "the order follows from model.data.shuffle"),
         "model.data.force_regen_sample_mapping": (data.force_regen_sample_mapping, "the order is never stored"),
+        "model.sequence_parallel": (
+            cfg.model.sequence_parallel and cfg.model.tensor_model_parallel_size == 1,
+            "it divides the sequence over tensor ranks, of which there is one",
+        ),
         "model.data.train.sort_fastas=False": (
             data.train.sort_fastas is False,
             "members are always put beside their cluster",
@@ -58,7 +57,6 @@ def note_ineffective(cfg: RunConfig) -> None:
                 "save_best_model": "the best are kept by save_top_k",
                 "every_n_epochs": by_step,
                 "save_on_train_epoch_end": by_step,
-                "async_save": "checkpoints are complete when the next step begins",
                 "save_last_n_optim_states": "every checkpoint holds the optimizer, unless save_weights_only",
                 "filepath": by_name,
                 "prefix": by_name,

@@ -3,25 +3,28 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from bionemo.checkpoint import Checkpoint, TensorSource
 from bionemo.config.schema import EncoderConfig, TrainerConfig
 from bionemo.data.module import TrainStep
 from bionemo.data.sampler import Position
 from bionemo.errors import UserError
-from bionemo.megatron import checkpoint
-from bionemo.megatron.step import Objective, ParallelModel, reduce_over_ranks
-from bionemo.megatron.strategy import load_weights
+from bionemo.megatron import groups
+from bionemo.megatron.placement import materialise, placements
+from bionemo.megatron.state import load_weights
+from bionemo.megatron.step import Objective, ParallelModel
 from bionemo.models.encoder import MaskedLanguageModel
+from bionemo.training.identity import identity, refuse_another_model
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.position import loops_at
-from bionemo.training.precision import LossScaler, Precision, total_norm
+from bionemo.training.precision import LossScaler, Precision
 from bionemo.training.schedules import build_schedule
 from bionemo.training.throughput import Throughput
 
@@ -39,7 +42,7 @@ class TrainingModule(pl.LightningModule):
         config: EncoderConfig,
         trainer_config: TrainerConfig,
         precision: Precision,
-        initial_weights: Path | None = None,
+        initial_weights: TensorSource | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -59,20 +62,25 @@ class TrainingModule(pl.LightningModule):
         if self.model is not None:
             return
         model = self._on_meta()
-        model.to_empty(device=self.trainer.strategy.root_device)
+        materialise(model, self.trainer.strategy.root_device)
         model.initialise(self.config.seed)
         if self._initial_weights is not None:
-            state = checkpoint.load(self._initial_weights)["state_dict"]
-            load_weights(model, {name.removeprefix("model."): tensor for name, tensor in state.items()})
+            if isinstance(self._initial_weights, Checkpoint):
+                refuse_another_model(self._initial_weights.state["model"], model)
+            load_weights(placements(model), self._initial_weights)
         if self.config.compile:
             for layer in model.encoder.layers:
                 layer.compile()
         self.model = model
-        self._parallel = ParallelModel(model)
+        self.parallel = ParallelModel(model, sharded=self.config.optim.name == "distributed_fused_adam")
 
     def _on_meta(self) -> MaskedLanguageModel:
         with torch.device("meta"):
             return self._build_model()
+
+    def _built(self) -> MaskedLanguageModel:
+        assert self.model is not None
+        return self.model
 
     def num_parameters(self) -> int:
         """Parameters of the model, counted without making any."""
@@ -80,8 +88,7 @@ class TrainingModule(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One optimizer; its schedule is ours to step."""
-        assert self.model is not None
-        return build_optimizer(self.config.optim, self.model)
+        return build_optimizer(self.config.optim, self.parallel.parts)
 
     def on_train_start(self) -> None:
         """Start the clock."""
@@ -92,17 +99,16 @@ class TrainingModule(pl.LightningModule):
         optimizer: Any = self.optimizers()
         scale = self.scaler.scale if self.precision.needs_scaling else 1.0
         autocast = partial(self.precision.autocast, self.device)
-        loss_sum, count = self._parallel.forward_backward(step.micro_batches, self._objective, autocast, scale)
+        loss_sum, count = self.parallel.forward_backward(step.micro_batches, self._objective, autocast, scale)
 
-        gradients = [parameter.grad for parameter in self._parallel.parameters]
-        norm = total_norm(gradients)
+        norm = self.parallel.norm()
         if (limit := self.trainer_config.gradient_clip_val) is not None:
-            torch._foreach_mul_(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+            self.parallel.scale_gradients((limit / (norm + 1e-6)).clamp(max=1.0))
         rate = self.schedule(self.schedule_step)
         for group in optimizer.param_groups:
             group["lr"] = rate
         self._update(optimizer, norm)
-        self._parallel.drop_gradients()
+        self.parallel.after_update()
 
         self.position = step.after
         self.throughput.step()
@@ -163,10 +169,8 @@ class TrainingModule(pl.LightningModule):
 
     def validation_step(self, step: TrainStep) -> None:
         """Add up loss and asked tokens."""
-        assert self.model is not None
-        for batch in step.micro_batches:
-            with self.precision.autocast(self.device):
-                self._sums.append(torch.stack(self._objective(self.model, batch)).float())
+        autocast = partial(self.precision.autocast, self.device)
+        self._sums.append(self.parallel.evaluate(step.micro_batches, self._objective, autocast).float())
 
     def on_validation_epoch_end(self) -> None:
         """Report the mean over every asked token of every rank."""
@@ -186,7 +190,7 @@ class TrainingModule(pl.LightningModule):
 
     def _report_mean(self, stage: str) -> None:
         sums = torch.stack(self._sums) if self._sums else torch.zeros(1, 2, device=self.device)
-        loss_sum, count = reduce_over_ranks(sums.sum(0))
+        loss_sum, count = groups.sum_over_data(sums.sum(0))
         loss = loss_sum / count.clamp_min(1)
         metrics = {f"{stage}_loss": loss.item(), f"{stage}_perplexity": loss.exp().item()}
         self.log_dict(metrics, logger=False)  # for callbacks: early stopping, checkpoints
@@ -207,10 +211,18 @@ class TrainingModule(pl.LightningModule):
         del state["loops"]
         state["epoch"] = 0
         state["schedule_step"] = self.schedule_step
+        state["model"] = identity(self._built())
+        state["config"] = asdict(self.config)
         state["loss_scaler"] = self.scaler.state_dict()
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:
-        """Take it back."""
+        """Take it back.
+
+        Raises:
+            UserError: when it is of another kind of model, or of one that reads other tokens.
+        """
+        refuse_another_model(state["model"], self._built())
         state["loops"] = loops_at(self.trainer, state["global_step"])
         self.schedule_step = state["schedule_step"]
         self.scaler.load_state_dict(state["loss_scaler"])
+

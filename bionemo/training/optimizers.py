@@ -1,30 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers and their parameter groups."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from bionemo.config.schema import OptimConfig
-from bionemo.errors import UserError
+from bionemo.megatron.step import Part
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+def parameter_groups(parts: Sequence[Part], weight_decay: float) -> list[dict[str, object]]:
     """Two groups, as the predecessor's: biases and all norm parameters are never decayed, the rest is."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (plain if parameter.dim() == 1 or name.endswith("bias") else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    for part in parts:
+        vector = len(part.place.shape) == 1 or part.place.name.endswith("bias")
+        (plain if vector else decayed).append(part.parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
-def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(config: OptimConfig, parts: Sequence[Part]) -> torch.optim.Optimizer:
     """Make the optimizer, its update in one fused kernel.
 
-    Raises:
-        UserError: on a name without an optimizer behind it.
+    `adam` adds the decay to the gradient, the others are AdamW (Loshchilov and Hutter 2019).
     """
-    kind = {"fused_adam": torch.optim.AdamW, "adamw": torch.optim.AdamW, "adam": torch.optim.Adam}.get(config.name)
-    if kind is None:
-        raise UserError(f"model.optim.name={config.name} is not available: choose fused_adam (AdamW) or adam")
-    groups = parameter_groups(model, config.weight_decay)
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    groups = parameter_groups(parts, config.weight_decay)
     return kind(groups, lr=config.lr, betas=(config.betas[0], config.betas[1]), eps=config.eps, fused=True)

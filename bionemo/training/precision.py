@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +88,3 @@ def cpu_has_bf16() -> bool:
     """Whether the processor multiplies bf16 numbers itself; one of which nothing is known is believed to."""
     able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # older torch cannot tell
     return "avx2" not in able or bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-
-
-def total_norm(gradients: list[Tensor]) -> Tensor:
-    """Euclidean norm of all gradients together, a scalar on the device."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

@@ -59,11 +59,13 @@ def _mock_optimum(data: SequenceData) -> float:
 def announce(cfg: RunConfig, trainer: pl.Trainer, num_parameters: int, precision: str, start: Path | None) -> None:
     """One line on what is about to happen."""
     model = cfg.model
-    tokens = model.micro_batch_size * model.seq_length * cfg.trainer.accumulate_grad_batches * trainer.world_size
+    ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
+    rows = model.micro_batch_size * cfg.trainer.accumulate_grad_batches * (trainer.world_size // ways)
     device = trainer.strategy.root_device.type
+    origin = f"continuing from {start}" if start else "from the beginning"
     say(
         f"{cfg.name}: {num_parameters:,} parameters, {precision} on {trainer.world_size} x {device}, "
-        f"{tokens:,} tokens a step, " + (f"continuing from {start}" if start else "from the beginning")
+        f"{rows * model.seq_length:,} tokens a step, {origin}"
     )
 
 

@@ -10,9 +10,11 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from bionemo.config.schema import TrainerConfig
+from bionemo.config.check import layout
+from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
 from bionemo.megatron.strategy import MegatronStrategy
+from bionemo.training.determinism import require_determinism
 from bionemo.training.time_limit import seconds
 
 
@@ -25,20 +27,29 @@ def one_line_mistakes() -> Iterator[None]:
         raise UserError(f"trainer: {error}") from error
 
 
-def build_trainer(config: TrainerConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
+def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     """Hand Lightning what is Lightning's, and keep what the training step does itself.
 
     Raises:
-        UserError: when a GPU is asked for and there is none, or another argument cannot be.
+        UserError: when a GPU is asked for and there is none, the devices cannot be divided as asked, or another
+            argument cannot be.
     """
+    config = cfg.trainer
     if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.accelerator}: this machine has no GPU; use auto or cpu")
     seconds("trainer.max_time", config.max_time)
+    if config.deterministic is True:
+        require_determinism(config)
+    behind = cfg.exp_manager.checkpoint_callback_params.async_save
+    if behind is None:  # it pays where a copy of the model is made on other hardware than computes
+        behind = config.accelerator != "cpu" and torch.cuda.is_available()
     arguments: dict[str, Any] = {key: value for key, value in asdict(config).items() if value is not None}
     ours = {
         "precision": "32-true",  # training/precision.py
         "accumulate_grad_batches": 1,  # a batch is a whole step
-        "strategy": MegatronStrategy(),
+        "strategy": MegatronStrategy(
+            cfg.model.tensor_model_parallel_size, cfg.model.pipeline_model_parallel_size, save_behind=behind
+        ),
         "callbacks": callbacks,
         "logger": False,  # exp_manager's
         "enable_checkpointing": False,  # training/checkpointing.py
@@ -55,6 +66,8 @@ def build_trainer(config: TrainerConfig, callbacks: list[pl.Callback]) -> pl.Tra
         trainer = pl.Trainer(**(arguments | ours))
     except (MisconfigurationException, ValueError) as error:
         raise UserError(f"trainer: {error}") from error
+    for problem in layout(cfg.model, config, trainer.world_size):  # "auto" devices have now been counted
+        raise UserError(problem)
     # Lightning asks all ranks before every step whether a signal came, and waits for the device to answer.
     # training/checkpointing.py does that when figures are logged, so the device never waits for the host.
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

@@ -126,7 +126,8 @@ def test_no_rows_make_a_batch_of_filler() -> None:
         check(batch, total=4 * 32, pad_id=1)
         assert batch.lengths == ()
         assert batch.boundaries.tolist() == [0, 32, 64, 96, 128]
-        assert len(batch.target_index) == batch.noise_seed == batch.unknown == 0
+        assert len(batch.target_index) == batch.unknown == 0
+        assert batch.segment_keys.tolist() == [0]
     assert collator(["ACD"]).build([]) == []
 
 
@@ -192,11 +193,12 @@ def test_a_sequence_is_the_same_alone_and_in_any_company(
             assert torch.equal(alone.target_ids, batch.target_ids[here])
 
 
-def test_noise_differs_from_batch_to_batch() -> None:
+def test_dropout_keys_belong_to_sequence_and_epoch() -> None:
     build = collator(["ACDEF"] * 50)
-    seeds = [batch.noise_seed for epoch in (0, 1) for batch in build.build([rows(i, epoch=epoch) for i in range(50)])]
-    assert len(set(seeds)) == 100
-    assert all(0 <= seed < 2**63 for seed in seeds)
+    keys = {(epoch, i): int(build(rows(i, epoch=epoch)).segment_keys[0]) for epoch in (0, 1) for i in range(50)}
+    assert len(set(keys.values())) == 100
+    together = build(rows(3, 1, 2, epoch=1)).segment_keys.tolist()
+    assert together == [keys[1, 3], keys[1, 1], keys[1, 2], 0]
 
 
 @pytest.mark.parametrize("name", ["esm1nv", "esm2nv"])

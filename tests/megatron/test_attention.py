@@ -1,45 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed attention against softmax(q k^T) v written out in double precision, sequence by sequence."""
+"""Packed attention against dropout(softmax(q k^T)) v written out in double precision, sequence by sequence."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
-from bionemo.megatron.attention import Segments, attend, rotary_angles, rotate
+from bionemo.data import random_stream
+from bionemo.megatron import attention
+from bionemo.megatron.attention import PackedAttention, Segments, per_sequence, rotary_angles, rotate
 from bionemo.megatron.cpu_attention import packed_attention
+from bionemo.megatron.dropout import AttentionDropout
 
 LENGTHS = (1, 37, 0, 64, 130, 2)
+HEADS, SITE = 4, 6
+KEYS = torch.randint(-(2**63), 2**63 - 1, (sum(LENGTHS) + 9,), generator=torch.Generator().manual_seed(5))
+DROPPED = AttentionDropout(KEYS, SITE, first_head=0, all_heads=HEADS, probability=0.3)
+WAYS = pytest.mark.parametrize("way", [packed_attention, per_sequence])
+SHARES = pytest.mark.parametrize("dropout", [None, DROPPED], ids=["whole", "dropped"])
+Way = Callable[..., Tensor]
 
 
-def written_out(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float) -> Tensor:
+def factors(keys: Tensor, heads: int, probability: float) -> Tensor:
+    """What each probability [h, n, n] of one sequence is multiplied by: 0 or 1 / (1 - p), drawn one by one."""
+    words, n = keys.numpy().astype(np.uint64), len(keys)
+    result = np.zeros((heads, n, n))
+    for head in range(heads):
+        for j in range(n):
+            lanes = random_stream.draw(words, SITE * 2**20 + head * (2**20 // heads) + j // 4) >> np.uint64(
+                16 * (j % 4)
+            )
+            result[head, :, j] = lanes.astype(np.uint16).astype(np.int16) >= round(probability * 65536) - 32768
+    return torch.from_numpy(result) / (1 - round(probability * 65536) / 65536)
+
+
+def written_out(
+    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float, dropout: AttentionDropout | None = None
+) -> Tensor:
     pieces = []
-    for a, b, c in zip(*(x[: sum(lengths)].split(lengths) for x in (q, k, v)), strict=True):
-        scores = torch.einsum("qhd,khd->hqk", a, b) * scale
-        pieces.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), c))
+    parts = (x[: sum(lengths)].split(lengths) for x in (q, k, v, KEYS))
+    for a, b, c, keys in zip(*parts, strict=True):
+        p = (torch.einsum("qhd,khd->hqk", a, b) * scale).softmax(-1)
+        if dropout is not None:
+            p = p * factors(keys, q.shape[1], dropout.probability)
+        pieces.append(torch.einsum("hqk,khd->qhd", p, c))
     return torch.cat([*pieces, torch.zeros_like(v[sum(lengths) :])])
 
 
 def projection(dtype: torch.dtype, filler: int = 9) -> Tensor:
     """A fused projection [T, heads, 3 x 16], as the attention finds it."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(sum(LENGTHS) + filler, 3, 48, generator=generator).to(dtype).requires_grad_()
+    return torch.randn(sum(LENGTHS) + filler, HEADS, 48, generator=generator).to(dtype).requires_grad_()
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).abs().max() / expected.abs().max())
 
 
+@WAYS
+@SHARES
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_output_and_gradients_equal_the_formula(dtype: torch.dtype, tolerance: float, threads: int) -> None:
+def test_output_and_gradients_equal_the_formula(
+    way: Way, dropout: AttentionDropout | None, dtype: torch.dtype, tolerance: float, threads: int
+) -> None:
     torch.set_num_threads(threads)
     fused = projection(dtype)
     exact = fused.detach().double().requires_grad_()
-    weight = torch.randn(len(fused), 3, 16, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(len(fused), HEADS, 16, generator=torch.Generator().manual_seed(1))
     weight[sum(LENGTHS) :] = 0  # nothing depends on what filler says
-    out = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25)
-    expected = written_out(*exact.split(16, dim=-1), LENGTHS, 0.25)
+    out = way(*fused.split(16, dim=-1), LENGTHS, 0.25, dropout)
+    expected = written_out(*exact.split(16, dim=-1), LENGTHS, 0.25, dropout)
     assert out.dtype == dtype
+    assert not out[sum(LENGTHS) :].any()
     assert relative(out, expected) < tolerance
     (out.float() * weight).sum().backward()
     (expected * weight).sum().backward()
@@ -47,12 +85,13 @@ def test_output_and_gradients_equal_the_formula(dtype: torch.dtype, tolerance: f
     torch.set_num_threads(1)
 
 
-def test_every_run_gives_the_same_bits_on_any_number_of_threads() -> None:
+@SHARES
+def test_every_run_gives_the_same_bits_on_any_number_of_threads(dropout: AttentionDropout | None) -> None:
     results = []
     for threads in (1, 2, 2):
         torch.set_num_threads(threads)
         fused = projection(torch.bfloat16)
-        out = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25)
+        out = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25, dropout)
         out.float().square().sum().backward()
         results.append((out.detach(), fused.grad))
     torch.set_num_threads(1)
@@ -61,22 +100,83 @@ def test_every_run_gives_the_same_bits_on_any_number_of_threads() -> None:
         assert torch.equal(gradient, results[0][1])
 
 
-def test_dropout_path_without_dropping_is_the_same_attention() -> None:
+@WAYS
+def test_tensor_ranks_with_half_of_the_heads_each_drop_as_one_with_all(way: Way) -> None:
+    q, k, v = projection(torch.float32).detach().split(16, dim=-1)
+    halves = [
+        way(q[:, part], k[:, part], v[:, part], LENGTHS, 0.25, DROPPED._replace(first_head=part.start))
+        for part in (slice(0, HEADS // 2), slice(HEADS // 2, HEADS))
+    ]
+    torch.testing.assert_close(torch.cat(halves, 1), way(q, k, v, LENGTHS, 0.25, DROPPED), rtol=1e-5, atol=1e-6)
+
+
+def test_a_sequence_draws_the_same_alone_and_in_any_pack() -> None:
+    start, n = sum(LENGTHS[:4]), LENGTHS[4]
+    whole, tokens = slice(0, HEADS), slice(start, start + n)
+    alone = DROPPED._replace(keys=KEYS[tokens])
+    assert torch.equal(alone.kept(whole, slice(0, n)), DROPPED.kept(whole, tokens))
     fused = projection(torch.float32).detach()
+    packed = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25, DROPPED)[tokens]
+    found = packed_attention(*fused[tokens].split(16, dim=-1), (n,), 0.25, alone)
+    torch.testing.assert_close(found, packed, rtol=1e-5, atol=1e-6)
+
+
+def module(**options: Any) -> PackedAttention:
+    config = TransformerConfig(
+        num_layers=3, hidden_size=16 * HEADS, num_attention_heads=HEADS, attention_dropout=DROPPED.probability
+    )
+    return PackedAttention(config, SITE // 3, **options)
+
+
+def test_the_module_drops_in_training_only_under_its_layers_site_and_its_ranks_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    segments = Segments(LENGTHS, torch.zeros(0), longest=130, keys=KEYS)
+    fused = projection(torch.float32).detach()
+    parts = [x[:, None] for x in fused.split(16, dim=-1)]
+    dropped = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25, DROPPED).view(len(fused), 1, -1)
+    assert torch.equal(module()(*parts, packed_seq_params=segments), dropped)
+
+    whole = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25).view(len(fused), 1, -1)
+    keyless = replace(segments, keys=None)
+    assert torch.equal(module().eval()(*parts, packed_seq_params=keyless), whole)
+    with pytest.raises(AssertionError, match="keys"):
+        module()(*parts, packed_seq_params=keyless)
+
+    monkeypatch.setattr(attention, "get_pg_rank", lambda group: 1)
+    second = module()(*(x[:, :, HEADS // 2 :] for x in parts), packed_seq_params=segments)
+    torch.testing.assert_close(second, dropped[:, :, 8 * HEADS :], rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_module_attends_the_same() -> None:
+    segments = Segments(LENGTHS, torch.zeros(0), longest=130, keys=KEYS)
+    fused, again = projection(torch.float32), projection(torch.float32)
+    compiled = torch.compile(module(), backend="aot_eager")
+    for found, attend in ((fused, module()), (again, compiled)):
+        out = attend(*(x[:, None] for x in found.split(16, dim=-1)), packed_seq_params=segments)
+        out.square().sum().backward()
+    assert torch.equal(fused.grad, again.grad)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.needs_gpu
+def test_a_gpu_draws_the_same_and_can_repeat_itself() -> None:
     segments = Segments(LENGTHS, torch.zeros(0), longest=130)
-    parts = fused.split(16, dim=-1)
-    plain = attend(*parts, segments, 0.25, 0.0)
-    nearly = attend(*parts, segments, 0.25, 1e-30)
-    torch.testing.assert_close(plain, nearly, rtol=1e-5, atol=1e-6)
+    fused = projection(torch.float32).detach()
+    found = attention.attend(*fused.cuda().split(16, dim=-1), segments, 0.25, DROPPED._replace(keys=KEYS.cuda()))
+    expected = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25, DROPPED)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
 
-
-def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
-    torch.manual_seed(0)
-    q = torch.zeros(400, 2, 8)  # equal scores: every output is the mean of the kept values
-    v = torch.ones(400, 2, 8)
-    out = attend(q, q, v, Segments((400,), torch.zeros(0), 400), 1.0, 0.25)
-    assert abs(float(out.mean()) - 1) < 0.01
-    assert float(out.std()) > 0.01
+    torch.use_deterministic_algorithms(True)
+    try:
+        gradients = []
+        for _ in range(3):
+            half = fused.cuda().bfloat16().requires_grad_()
+            attention.attend(*half.split(16, dim=-1), segments, 0.25).float().square().sum().backward()
+            gradients.append(half.grad)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients[1:])
 
 
 def test_rotation_depends_only_on_distance() -> None:

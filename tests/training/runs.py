@@ -75,7 +75,7 @@ def last_checkpoint(directory: Path) -> Path:
 
 def fingerprint(directory: Path) -> dict[str, str]:
     """Checksums of everything in the last checkpoint: weights, optimizer, position in the data, counters."""
-    checksums: dict[str, str] = json.loads((last_checkpoint(directory) / "manifest.json").read_text())["sha256"]
+    checksums: dict[str, str] = json.loads((last_checkpoint(directory) / "manifest.json").read_text())["xxh3_128"]
     return checksums
 
 

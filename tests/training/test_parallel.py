@@ -2,34 +2,61 @@
 """Several ranks are one process with the same global batch."""
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from bionemo.megatron import checkpoint
+from bionemo.checkpoint import Checkpoint
 from tests.conftest import EXAMPLES
 
 from .runs import config, last_checkpoint, logged, run, run_on_ranks, tiny, train
 
+NAME_OF_LOG = "nemo_log_globalrank-0_localrank-0.txt"
 KEYS = ("reduced_train_loss", "grad_norm", "lr", "consumed_samples")
+RATE = 4e-4  # the highest in these runs
+LAYOUTS = {
+    "TP=2": (2, ["model.tensor_model_parallel_size=2", "trainer.accumulate_grad_batches=2"]),
+    "PP=2": (2, ["model.pipeline_model_parallel_size=2", "trainer.accumulate_grad_batches=2"]),
+    "TP=2 + SP": (2, ["model.tensor_model_parallel_size=2", "model.sequence_parallel=True",
+                      "trainer.accumulate_grad_batches=2"]),
+    "DP=2": (2, []),
+    "DP=2, sharded": (2, ["model.optim.name=distributed_fused_adam"]),
+    "TP=2 x DP=2": (4, ["model.tensor_model_parallel_size=2"]),
+    "TP=2 x PP=2 + SP": (4, ["model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2",
+                             "model.sequence_parallel=True", "trainer.accumulate_grad_batches=2"]),
+    "PP=2 x DP=2, sharded": (4, ["model.pipeline_model_parallel_size=2", "model.optim.name=distributed_fused_adam"]),
+    "accumulation 4": (1, ["model.micro_batch_size=2", "trainer.accumulate_grad_batches=4"]),
+    "one micro-batch": (1, ["model.micro_batch_size=8", "trainer.accumulate_grad_batches=1"]),
+}  # fmt: skip
 
 
-def same_run(one: Path, other: Path) -> None:
-    """Losses, norms and weights within 1e-6; what is counted, exactly."""
+def same_run(one: Path, other: Path, steps: int = 8) -> None:
+    """Losses and norms within 1e-6; weights too, but for the rounding that Adam enlarges; what is counted, exactly."""
     for key in KEYS:
         found, expected = logged(one, key), logged(other, key)
-        assert list(found) == list(expected) == list(range(1, 9))
+        assert list(found) == list(expected) == list(range(1, steps + 1))
         assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-6), key
-    assert list(logged(one, "val_loss")) == [4, 8]
+    assert list(logged(one, "val_loss")) == list(range(4, steps + 1, 4))
     assert list(logged(one, "val_loss").values()) == pytest.approx(list(logged(other, "val_loss").values()), rel=1e-6)
-    states = [checkpoint.load(last_checkpoint(directory)) for directory in (one, other)]
-    assert states[0]["global_step"] == states[1]["global_step"] == 8
-    weights = [torch.cat([tensor.reshape(-1) for tensor in state["state_dict"].values()]) for state in states]
-    # Adam divides by the root of squares: where a gradient is rounding noise, so is the update's sign
-    assert (weights[0] - weights[1]).abs().max() < 1e-6 * weights[1].abs().max() + 8 * 4e-4 * 1e-3
+    found, expected = weights_of(one, steps), weights_of(other, steps)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        # Adam divides by the root of squares: where a gradient is rounding noise, so is the update's sign
+        largest = 1e-6 * expected[name].abs().max() + steps * RATE * 1e-3
+        assert (found[name] - expected[name]).abs().max() < largest, name
+
+
+def weights_of(directory: Path, step: int) -> dict[str, torch.Tensor]:
+    """All weights in the last checkpoint of a run, whatever its layout was."""
+    saved = Checkpoint(last_checkpoint(directory))
+    assert saved.manifest["step"] == saved.state["global_step"] == step
+    return {name: saved.read(f"weights/{name}") for name in saved.shapes("weights")}
 
 
 def spoken(consoles: list[tuple[int, list[str]]]) -> list[str]:
@@ -39,25 +66,33 @@ def spoken(consoles: list[tuple[int, list[str]]]) -> list[str]:
     return consoles[0][1]
 
 
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Twenty steps of one process, two micro-batches each, once for each model."""
+
+    @cache
+    def directory(model: str) -> Path:
+        path = tmp_path_factory.mktemp(model) / "single"
+        train(config(path, "trainer.max_steps=20", "trainer.accumulate_grad_batches=2", model=model))
+        return path
+
+    return directory
+
+
 @pytest.mark.parametrize("model", ["esm1nv", "esm2nv"])
-def test_two_ranks_are_one_process_with_the_same_micro_batches(tmp_path: Path, model: str) -> None:
-    """With dropout too: its noise belongs to the micro-batch, not to the rank."""
-    lines = spoken(run_on_ranks(tmp_path / "two", ranks=2, model=model))
-    train(config(tmp_path / "one", "trainer.accumulate_grad_batches=2", model=model))
-    same_run(tmp_path / "two", tmp_path / "one")
-    assert sum("from the beginning" in line for line in lines) == 1
-    assert sum("val_loss" in line for line in lines) == 2
-    assert (tmp_path / "two" / "nemo_log_globalrank-1_localrank-1.txt").exists()
-
-
-def test_one_large_micro_batch_is_the_same_step(tmp_path: Path) -> None:
-    """Every masked token counts alike, however rows are grouped: 8 at once, 2 x 4, and 2 ranks x 2 x 2."""
-    train(config(tmp_path / "large", "model.micro_batch_size=8"))
-    train(config(tmp_path / "parts", "model.micro_batch_size=4", "trainer.accumulate_grad_batches=2"))
-    same_run(tmp_path / "parts", tmp_path / "large")
-    words = ("model.micro_batch_size=2", "trainer.accumulate_grad_batches=2")
-    spoken(run_on_ranks(tmp_path / "ranks", *words, ranks=2))
-    same_run(tmp_path / "ranks", tmp_path / "large")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_is_the_single_process(
+    tmp_path: Path, single: Callable[[str], Path], layout: str, model: str
+) -> None:
+    """With dropout too: its masks belong to the tokens, not to the process or the micro-batch."""
+    ranks, words = LAYOUTS[layout]
+    lines = spoken(run_on_ranks(tmp_path / "run", "trainer.max_steps=20", *words, ranks=ranks, model=model))
+    same_run(tmp_path / "run", single(model), steps=20)
+    (start,) = [line for line in lines if "from the beginning" in line]
+    ((expected,),) = [re.findall(r"[\d,]+ parameters", (single(model) / NAME_OF_LOG).read_text())]
+    assert expected in start
+    assert sum("val_loss" in line for line in lines) == 5
+    assert all((tmp_path / "run" / NAME_OF_LOG.replace("0", str(rank))).exists() for rank in range(ranks))
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:

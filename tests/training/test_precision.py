@@ -9,7 +9,7 @@ import torch
 
 from bionemo.training import module as training_module
 from bionemo.training.module import TrainingModule
-from bionemo.training.precision import LossScaler, precision_for_host, total_norm
+from bionemo.training.precision import LossScaler, precision_for_host
 
 from .runs import config, logged, train
 
@@ -90,13 +90,6 @@ def test_autocast_formats() -> None:
             assert (x @ x).dtype == dtype
 
 
-def test_total_norm_is_that_of_all_numbers_together() -> None:
-    parts = [torch.randn(3, 4), torch.randn(5), torch.randn(())]
-    together = torch.cat([part.reshape(-1) for part in parts])
-    assert total_norm(parts) == pytest.approx(float(together.norm()), rel=1e-6)
-    assert not torch.isfinite(total_norm([*parts, torch.tensor([float("inf")])]))
-
-
 def test_a_skipped_update_stands_still_while_the_data_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps 3 and 4 overflow: no weight moves, nor the schedule, but the step and sample counters do."""
     seen: list[tuple[int, int, int, torch.Tensor]] = []
@@ -105,10 +98,10 @@ def test_a_skipped_update_stands_still_while_the_data_goes_on(tmp_path: Path, mo
     def watched(self: TrainingModule, optimizer: object, norm: torch.Tensor) -> None:
         if len(seen) + 1 in (3, 4):
             norm = torch.full_like(norm, float("inf"))
-            for parameter in self._parallel.parameters:
-                parameter.grad.fill_(float("nan"))
+            for part in self.parallel.parts:
+                part.gradient.fill_(float("nan"))
         update(self, optimizer, norm)
-        weights = torch.cat([parameter.detach().reshape(-1) for parameter in self._parallel.parameters])
+        weights = torch.cat([part.parameter.detach().reshape(-1) for part in self.parallel.parts])
         seen.append((self.trainer.global_step, self.schedule_step, self.position.consumed_samples, weights.clone()))
 
     monkeypatch.setattr(TrainingModule, "_update", watched)

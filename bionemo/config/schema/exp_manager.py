@@ -105,7 +105,7 @@ class CallbackParams:
     save_nemo_on_train_end: bool | None = None
     model_parallel_size: int | None = None
     save_on_train_epoch_end: bool | None = None
-    async_save: bool | None = None
+    async_save: bool | None = None  # write while training goes on; None: when it computes on a GPU
     save_last_n_optim_states: int | None = None
 
 

@@ -25,9 +25,12 @@ class SchedConfig:
 
 @dataclass(kw_only=True)
 class OptimConfig:
-    """An optimizer: fused_adam and adamw are AdamW, adam is Adam with the decay in the gradient."""
+    """An optimizer: adam is Adam with the decay in the gradient, the others are AdamW.
 
-    name: Literal["fused_adam", "adamw", "adam"]
+    distributed_fused_adam gives each data-parallel rank a share of its state (ZeRO-1).
+    """
+
+    name: Literal["fused_adam", "distributed_fused_adam", "adamw", "adam"]
     lr: float
     weight_decay: float
     betas: list[float]

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `bionemo` command: everything that can be typed, behind one name."""
+
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from importlib import import_module
+from pathlib import Path
+
+from bionemo.config.app import one_line_errors
+from bionemo.errors import UserError
+
+RUNS = {  # each is also `python -m bionemo.NAME`, and says more under --help
+    "pretrain": "train a model on sequences",
+    "finetune": "prepare a downstream task",
+    "preprocess": "make shards that train out of downloads",
+    "plan": "parameters, memory, FLOPs and time of a run before it is submitted",
+}
+_EXAMPLES = """\
+  bionemo pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
+  bionemo checkpoint inspect RUN/checkpoints/NAME-last
+  bionemo checkpoint verify RUN/checkpoints
+  bionemo checkpoint convert RUN/checkpoints/NAME-last esm2nv.nemo
+  bionemo checkpoint convert esm2nv_650M_converted.nemo weights
+  bionemo checkpoint average mean RUN/checkpoints/NAME*step=*
+"""
+
+
+def main() -> None:
+    """Start what is asked for."""
+    if sys.argv[1:2] and sys.argv[1] in RUNS:
+        name = sys.argv.pop(1)
+        sys.argv[0] = f"bionemo {name}"
+        import_module(f"bionemo.{name}").main()
+        return
+    with one_line_errors():
+        arguments = _parser().parse_args()
+        arguments.work(arguments)
+
+
+def _parser() -> ArgumentParser:
+    runs = "\n".join(f"  {name:12} {text}" for name, text in RUNS.items())
+    parser = ArgumentParser(
+        "bionemo", formatter_class=RawDescriptionHelpFormatter,
+        description=f"Biomolecular language models.\n\n{runs}", epilog=f"examples\n{_EXAMPLES}",
+    )  # fmt: skip
+    commands = parser.add_subparsers(required=True, metavar="command")
+    checkpoint = commands.add_parser("checkpoint", help="inspect, verify, convert or average checkpoints")
+    actions = checkpoint.add_subparsers(required=True, metavar="action")
+
+    inspect = actions.add_parser("inspect", help="say what a checkpoint or a .nemo file holds")
+    inspect.add_argument("path", type=Path)
+    inspect.add_argument("--tensors", action="store_true", help="list every tensor")
+    inspect.set_defaults(work=_inspect)
+
+    verify = actions.add_parser("verify", help="hold every byte against its checksum")
+    verify.add_argument("paths", type=Path, nargs="+", help="checkpoints, or directories of checkpoints")
+    verify.set_defaults(work=_verify)
+
+    convert = actions.add_parser("convert", help="from a .nemo file to a checkpoint of weights, or back")
+    convert.add_argument("source", type=Path)
+    convert.add_argument("target", type=Path, help="NAME.nemo, or a directory to make")
+    convert.set_defaults(work=_convert)
+
+    average = actions.add_parser("average", help="the mean of the weights of several checkpoints")
+    average.add_argument("output", type=Path)
+    average.add_argument("inputs", type=Path, nargs="+")
+    average.set_defaults(work=_average)
+    return parser
+
+
+def _inspect(arguments: Namespace) -> None:
+    from bionemo.interop.convert import describe
+
+    print(describe(arguments.path, arguments.tensors))
+
+
+def _verify(arguments: Namespace) -> None:
+    from bionemo.checkpoint import defect
+    from bionemo.checkpoint.directory import MANIFEST
+
+    bad = 0
+    for path in arguments.paths:
+        alone = not path.is_dir() or (path / MANIFEST).exists()
+        found = [path] if alone else sorted(part for part in path.iterdir() if part.is_dir())
+        if not found:
+            raise UserError(f"{path}: there is no checkpoint in it")
+        for checkpoint in found:
+            problem = defect(checkpoint)
+            bad += bool(problem)
+            print(f"{checkpoint}: {problem or 'whole'}")
+    if bad:
+        raise UserError(f"{bad} of these cannot be used")
+
+
+def _convert(arguments: Namespace) -> None:
+    from bionemo.interop.convert import convert
+
+    convert(arguments.source, arguments.target)
+    print(f"{arguments.target} written")
+
+
+def _average(arguments: Namespace) -> None:
+    from bionemo.checkpoint.tools import average
+
+    average(arguments.output, arguments.inputs)
+    print(f"{arguments.output}: the mean of {len(arguments.inputs)} checkpoints; start with restore_from_path")
+
+
+if __name__ == "__main__":
+    main()

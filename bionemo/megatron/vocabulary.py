@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both ends of a language model, where the table of words may be divided by rows over the tensor ranks.
+
+Shapes: T tokens, D hidden size, M asked positions, V words of this rank, padding rows included.
+"""
+
+import torch
+import torch.nn.functional as F
+from megatron.core import ModelParallelConfig
+from megatron.core.tensor_parallel import (
+    VocabParallelEmbedding,
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+    set_tensor_model_parallel_attributes,
+    vocab_parallel_cross_entropy,
+)
+from torch import Tensor, nn
+
+from bionemo.megatron import groups
+
+_UNFILLED = ModelParallelConfig(use_cpu_initialization=True, perform_initialization=False)
+
+
+def word_table(rows: int, hidden_size: int) -> nn.Module:
+    """Embedding of words, `rows` in all; the weight is [V, D]."""
+    if groups.tensor_size() == 1:
+        table: nn.Module = nn.Embedding(rows, hidden_size)
+    else:
+        table = VocabParallelEmbedding(
+            rows, hidden_size, init_method=nn.init.zeros_, config=_UNFILLED, tp_group=groups.collection().tp
+        )
+        set_tensor_model_parallel_attributes(table.weight, True, 0, 1)
+    # With a pipeline the first and the last stage have a copy each, whose gradients must be added up.
+    vars(table.weight)["shared_embedding"] = groups.stages() > 1
+    return table
+
+
+def over_sequence(x_TBD: Tensor) -> Tensor:
+    """Keep this tensor rank's stretch of the tokens, [T / ranks, B, D]."""
+    stretch: Tensor = scatter_to_sequence_parallel_region(x_TBD)
+    return stretch
+
+
+def whole_sequence(x_TBD: Tensor) -> Tensor:
+    """Gather the stretches, [T, B, D]; every rank goes on with the same, so gradients are cut, not added."""
+    whole: Tensor = gather_from_sequence_parallel_region(x_TBD, tensor_parallel_output_grad=False)
+    return whole
+
+
+class VocabularyProjection(nn.Module):
+    """Product with the word table, plus a bias for each word."""
+
+    def __init__(self, rows: int, words: int) -> None:
+        super().__init__()
+        self.words = words
+        self.bias = nn.Parameter(torch.zeros(rows // groups.tensor_size()))
+        set_tensor_model_parallel_attributes(self.bias, True, 0, 1)
+
+    def forward(self, x_MD: Tensor, table_VD: Tensor) -> Tensor:
+        """Logits: [M, words] undivided, else [M, V] with minus infinity where a row only pads the table."""
+        if groups.tensor_size() == 1:
+            return F.linear(x_MD, table_VD[: self.words], self.bias[: self.words])
+        logits_MV = F.linear(copy_to_tensor_model_parallel_region(x_MD), table_VD, self.bias)
+        first = groups.tensor_rank() * len(self.bias)
+        padding = torch.arange(first, first + len(self.bias), device=x_MD.device) >= self.words
+        return logits_MV.masked_fill(padding, -torch.inf)
+
+
+def cross_entropy(logits: Tensor, answers_M: Tensor) -> Tensor:
+    """Cross-entropy in nats, summed over the asked positions, in fp32; logits as from VocabularyProjection."""
+    if groups.tensor_size() == 1:
+        return F.cross_entropy(logits.float(), answers_M, reduction="sum")
+    return vocab_parallel_cross_entropy(logits.float(), answers_M).sum()

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shapes of the weights do not tell of a model: which class it is, and which tokens fill its table."""
+
+from typing import Any
+
+from bionemo.errors import UserError
+from bionemo.models.encoder import MaskedLanguageModel
+
+
+def identity(model: MaskedLanguageModel) -> dict[str, Any]:
+    """What a checkpoint says of the model it belongs to."""
+    return {"model._target_": model.config._target_, "vocabulary": list(model.alphabet.tokens)}
+
+
+def refuse_another_model(saved: dict[str, Any], model: MaskedLanguageModel) -> None:
+    """Compare what a checkpoint says with the model that is to go on from it.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    for key, value in identity(model).items():
+        there = saved.get(key, value)  # one made from a .nemo file does not know its vocabulary
+        if there != value:
+            raise UserError(
+                f"the checkpoint is of another model: its {key} is {_short(there)}, not {_short(value)}; start from "
+                "a checkpoint of this model, or with another exp_manager.exp_dir"
+            )
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else f"{len(value)} tokens ({' '.join(value[:8])} ...)"

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint has its name only when it is complete, and whatever the disk refuses is one line and no loss."""
+
+import ctypes
+import multiprocessing
+import os
+import resource
+import shutil
+from collections.abc import Callable
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bionemo import checkpoint
+from bionemo.checkpoint import Piece, directory
+from bionemo.errors import UserError
+
+from .samples import FILES, holds, names, newest, save, state, together, weights, whole
+
+FORK = multiprocessing.get_context("fork")  # nothing to import again
+
+
+@pytest.mark.parametrize("processes", [1, 2, 5])
+def test_several_processes_write_one_checkpoint(tmp_path: Path, processes: int) -> None:
+    save(tmp_path / "runs" / "a", 3, processes)
+    assert holds(tmp_path / "runs" / "a", 3)
+    assert names(tmp_path / "runs") == {"a"}
+    assert checkpoint.manifest_of(tmp_path / "runs" / "a")["step"] == 3
+    assert checkpoint.manifest_of(tmp_path / "runs" / "a")["metrics"] == {"val_loss": 1 / 3}
+
+
+@pytest.mark.parametrize("order", permutations(("1-last", "step=20-last", "hpc_ckpt_3.ckpt")))
+def test_the_highest_step_is_the_newest_whatever_its_name_and_place(tmp_path: Path, order: tuple[str, ...]) -> None:
+    """Slurm's lie beside the logs."""
+    places = [tmp_path / ("logs" if name.startswith("hpc") else "logs/checkpoints") / name for name in order]
+    for step, place in enumerate(places, 9):  # 10 before 9: numbers, not letters
+        save(place, step)
+    found = tmp_path / "logs" / "checkpoints", tmp_path / "logs"
+    assert checkpoint.complete(*found) == places[::-1]
+    assert newest(*found) == (places[2], [])
+    shutil.rmtree(places[2])
+    assert newest(*found) == (places[1], [])
+
+
+def test_other_directories_are_left_alone(two: tuple[Path, Path]) -> None:
+    (two[0].parent / "notes").mkdir()
+    (two[0].parent / "file.txt").touch()
+    assert newest(two[0].parent) == (two[1], [])
+    assert newest(two[0].parent / "nowhere") == (None, [])
+    checkpoint.clean(two[0].parent)
+    checkpoint.clean(two[0].parent / "nowhere")
+    assert names(two[0].parent) == {"step=1", "step=2", "notes", "file.txt"}
+
+
+def test_a_name_can_be_written_again(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path / "last", step)
+        assert holds(tmp_path / "last", step)
+    save(tmp_path / "other", 3)
+    checkpoint.link(tmp_path / "other", tmp_path / "last")
+    assert holds(tmp_path / "last", 3)
+    assert names(tmp_path) == {"last", "other"}
+
+
+class Died(BaseException):
+    """What a kill leaves undone stays undone."""
+
+
+@pytest.mark.parametrize("call", range(5))
+def test_writing_a_name_again_can_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Before, between and after the renames: the old or the new is found, and only one of them is there in the end."""
+    save(tmp_path / "last", 1)
+    rename, calls = os.rename, 0
+
+    def dies(source: Any, target: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > call // 2:
+            if call % 2:
+                rename(source, target)
+            raise Died
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", dies)
+    monkeypatch.setattr(Path, "rename", dies)
+    with pytest.raises(Died):
+        save(tmp_path / "last", 2)
+    monkeypatch.undo()
+    found, heard = newest(tmp_path)
+    assert found is not None
+    step = checkpoint.manifest_of(found)["step"]
+    assert (holds(found, step), heard) == (True, [])
+    assert step == (2 if call >= 3 else 1)
+    assert len(checkpoint.complete(tmp_path)) == 1  # none counts twice among the best
+    checkpoint.clean(tmp_path)
+    assert holds(found, step)
+    assert names(tmp_path) == {found.name}
+    save(tmp_path / "last", 3)
+    assert names(tmp_path) == {"last"}
+
+
+def test_two_names_of_one_checkpoint_stand_alone(two: tuple[Path, Path]) -> None:
+    first, _ = two
+    best = first.with_name("best")
+    (first / "someone's notes").mkdir()  # of no interest
+    checkpoint.link(first, best)
+    assert (first / "state.json").samefile(best / "state.json")
+    assert names(best) == {*FILES}
+    checkpoint.remove(first)
+    assert not first.exists()
+    assert holds(best, 1)
+
+
+def test_without_hard_links_a_copy_is_made_and_flushed(
+    two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    flush = directory._flush
+    monkeypatch.setattr(directory, "_flush", lambda path: (flushed.append(path.name), flush(path)))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    best = two[0].with_name("best")
+    checkpoint.link(two[0], best)
+    assert not (two[0] / "state.json").samefile(best / "state.json")
+    assert flushed == [*sorted(names(best), key=flushed.index), "best.unfinished", two[0].parent.name]
+    assert holds(best, 1)
+
+
+def test_leftovers_of_every_kind_are_in_nobody_s_way(two: tuple[Path, Path]) -> None:
+    """Half-written directories, links that users made, a file where a directory is to be."""
+    parent = two[0].parent
+    (parent / "step=3.unfinished").touch()
+    (parent / "step=4.unfinished").mkdir()
+    (parent / "step=4.unfinished" / "state.json").touch()
+    outside = parent.parent / f"{parent.name}-outside"
+    two[0].rename(outside)
+    two[0].symlink_to(outside)
+    assert newest(parent) == (two[1], [])
+    checkpoint.remove(two[0])
+    assert names(parent) == {"step=2", "step=3.unfinished", "step=4.unfinished"}
+    assert holds(outside, 1)
+    for step in (3, 4):
+        save(parent / f"step={step}", step)
+    (parent / "step=5.unfinished").symlink_to(outside)
+    checkpoint.clean(parent)
+    assert names(parent) == {"step=2", "step=3", "step=4"}
+    assert holds(outside, 1)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), ValueError("a piece that is none")], ids=str
+)
+def test_one_process_that_fails_ends_the_save_on_all(tmp_path: Path, failing: int, error: Exception) -> None:
+    save(tmp_path / "a", 1)
+
+    class Fails(list):  # type: ignore[type-arg]
+        def __iter__(self) -> Any:
+            raise error
+
+    pieces: Any = [[whole(f"w{rank}", torch.ones(3))] for rank in range(3)]
+    pieces[failing] = Fails()
+    with pytest.raises((UserError, ValueError), match=str(error).rpartition("] ")[2]) as caught:
+        together(tmp_path / "b", state(2), pieces)
+    assert "\n" not in str(caught.value)
+    assert names(tmp_path) == {"a"}
+    assert newest(tmp_path) == (tmp_path / "a", [])
+
+
+@pytest.mark.parametrize("bad", [{"path": Path("x")}, {"global_step": None}], ids=["no JSON", "no step"])
+def test_a_state_that_cannot_be_saved_leaves_nothing(tmp_path: Path, bad: dict[str, Any]) -> None:
+    found = {key: value for key, value in (state(1) | bad).items() if value is not None}
+    with pytest.raises((TypeError, KeyError), match=r"not PosixPath|global_step"):
+        checkpoint.save(tmp_path / "a", found, [])
+    with pytest.raises((TypeError, KeyError, UserError), match=r"not PosixPath|global_step"):
+        together(tmp_path / "a", found, [[], [], []])
+    assert names(tmp_path) == set()
+
+
+def in_a_process(work: Callable[[], object]) -> str:
+    """Work in a process of its own; give what a UserError said there, "" if there was none."""
+    messages = FORK.SimpleQueue()
+
+    def told() -> None:
+        try:
+            work()
+            messages.put("")
+        except UserError as error:
+            messages.put(str(error))
+        except BaseException as error:
+            messages.put(f"failed: {error!r}")
+
+    process = FORK.Process(target=told)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    return str(messages.get())
+
+
+def one_line(text: str, reason: str) -> None:
+    assert f"could not be written ({reason}): make room or point exp_manager.exp_dir elsewhere" in text
+    assert "\n" not in text
+
+
+def large(directory: Path) -> None:
+    """Save, or link, or both, 1 MB of tensors and 300 KB of state."""
+    checkpoint.save(directory / "step=3", state(3) | {"text": "x" * 300_000}, [whole("w", torch.zeros(250_000))])
+
+
+@pytest.mark.parametrize("limit", [300, 200_000, 1_000_010], ids=["at once", "tensors", "their end"])
+def test_a_full_disk_is_one_line_and_leaves_nothing_behind(two: tuple[Path, Path], limit: int) -> None:
+    """A process that may not write so large a file meets the same error."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        large(two[0].parent)
+
+    one_line(in_a_process(limited), "File too large")
+    assert names(two[0].parent) == {"step=1", "step=2"}
+    assert newest(two[0].parent) == (two[1], [])
+
+
+NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000
+READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+
+
+def mount(source: str, target: Path, kind: str, flags: int = 0, options: str = "") -> None:
+    """Mount something for this process alone; it becomes root of a world of its own if need be."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(result: int) -> None:
+        if result:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    user = os.getuid()
+    call(libc.unshare(NEW_MOUNTS | (NEW_USER if user else 0)))
+    if user:
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    call(libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None))
+    call(libc.mount(source.encode(), bytes(target), kind.encode(), flags, options.encode()))
+    if flags & BIND:
+        call(libc.mount(source.encode(), bytes(target), kind.encode(), flags | REMOUNT | READ_ONLY, None))
+
+
+def on_a_mount(work: Callable[[], object], *arguments: Any) -> str:
+    def mounted() -> None:
+        try:
+            mount(*arguments)
+        except OSError as error:
+            raise UserError(f"no mount: {error}") from error
+        work()
+
+    if (text := in_a_process(mounted)).startswith("no mount"):
+        pytest.skip(text)
+    return text
+
+
+@pytest.mark.parametrize("room", [600, 1200, 1500], ids=["tensors", "state", "link"])
+def test_a_disk_that_is_full_indeed(tmp_path: Path, room: int) -> None:
+    """A small file system in memory."""
+
+    def work() -> None:
+        for step in (1, 2):
+            save(tmp_path / f"step={step}", step)
+        try:
+            large(tmp_path)
+            os.link = lambda *_: os.rename("nowhere", "nowhere")
+            checkpoint.link(tmp_path / "step=3", tmp_path / "best")
+        finally:
+            assert names(tmp_path) == {"step=1", "step=2"} | ({"step=3"} if room == 1500 else set())
+            assert newest(tmp_path)[1] == []
+            assert holds(tmp_path / "step=2", 2)
+
+    one_line(on_a_mount(work, "tmpfs", tmp_path, "tmpfs", 0, f"size={room}k"), "No space left on device")
+
+
+def test_a_directory_that_may_not_be_written(two: tuple[Path, Path]) -> None:
+    parent = two[0].parent
+
+    def work() -> None:
+        with pytest.raises(UserError, match="Read-only"):
+            checkpoint.link(two[0], parent / "best")
+        with pytest.raises(UserError, match="Read-only"):
+            save(two[0], 3)
+        checkpoint.clean(parent)
+        large(parent)
+
+    one_line(on_a_mount(work, str(parent), parent, "", BIND), "Read-only file system")
+    assert names(parent) == {"step=1", "step=2"}
+    assert holds(two[0], 1)
+
+
+def test_a_place_that_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as caught:
+        save(tmp_path / "file" / "a", 1)
+    one_line(str(caught.value), "File exists")
+
+
+def test_pieces_may_come_from_a_generator(tmp_path: Path) -> None:
+    def each() -> Any:
+        for name, values in weights(1).items():
+            yield Piece(name, tuple(values.shape), (0,) * values.ndim, values)
+
+    checkpoint.save(tmp_path / "a", state(1), each())
+    assert holds(tmp_path / "a", 1)

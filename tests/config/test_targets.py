@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A class path in a configuration imports what is allowed, and nothing else even partly."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bionemo.config.schema import SCHEMAS
+from bionemo.config.targets import resolve
+from bionemo.errors import UserError
+
+PATHS = [
+    "os.system", "posix.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "logging.os.system",
+    "torch.load", "antigravity.geohash", "this.s", "pty.spawn", "hostile.Class", "hostile.inner.Class",
+    "collections.OrderedDict", "bionemo.models.build.os", "bionemo.models.build.model_class",
+    "bionemo.models.esm1nv.nn.Module", "bionemo.models.esm1nv.ESM1nvConfig", "bionemo.models.esm1nv.F",
+    "bionemo.models.esm1nv.MaskedLanguageModel", "bionemo.models.esm1nv.ESM1nv.__init__",
+    "bionemo.models.esm1nv.ESM1nv.__init__.__globals__", "bionemo.models.esm1nv.__builtins__",
+    "bionemo.models.esm2nv.torch.load", "bionemo.models.encoder.torch", "bionemo.config.targets.os.system",
+    "bionemo.config.targets.importlib.import_module", "bionemo.interop.nemo_archive.read",
+    "bionemo.preparation.sequences.shutil", "bionemo.preparation.download.fetch", "bionemo.errors.UserError",
+    "bionemo.models", "bionemo", "", ".", "..", "a", ".ESM1nv", "bionemo.models.esm1nv.", "__main__.x", "sys.modules",
+    "bionemo..models.esm1nv.ESM1nv", "bionemo.models.esm1nv.ESM1nv ", " bionemo.models.esm1nv.ESM1nv",
+    "bionemo.models.esm1nv.ESM1nv\n", "bionemo.models.esm1nv.ESM1nv\0", "bionemo.models.esm1nv:ESM1nv",
+    "bionemo/models/esm1nv/ESM1nv", "../hostile.Class", "bionemo.models.esm1nv.ESM1nv()", "x" * 10_000,
+    "bionemo.models.esm1nv.\uff25\uff33\uff2d1nv",
+]  # fmt: skip
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Packages that could be imported: those that must not be would leave a file."""
+    root, sentinel = tmp_path / "packages", tmp_path / "sentinel"
+    harm = f"open({str(sentinel)!r}, 'w').close()\nclass Class:\n    pass\n"
+    for name in ("hostile", "hostile/inner", "mylab_hostile", "shipped_hostile"):
+        (root / name).mkdir(parents=True)
+        (root / name / "__init__.py").write_text(harm)
+    (root / "mylab").mkdir()
+    (root / "mylab" / "models.py").write_text(
+        "import os\nfrom os import system\nfrom collections import OrderedDict\n"
+        "class Mine:\n    class Inner: pass\nRenamed = Mine\nmade = Mine()\ndef function(): pass\n"
+    )
+    (root / "shipped-1.dist-info").mkdir()
+    (root / "shipped-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: shipped\nVersion: 1\n")
+    (root / "shipped-1.dist-info" / "entry_points.txt").write_text("[bionemo.models]\nmine = mylab.models:Mine\n")
+    monkeypatch.syspath_prepend(root)
+    before = set(sys.modules)
+    yield root
+    assert not sentinel.exists()
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("hostile", "mylab", "mylab_hostile", "shipped_hostile"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: ascii(path[:40]))
+def test_paths_that_are_not_allowed(path: str, packages: Path) -> None:
+    before = set(sys.modules)
+    with pytest.raises(UserError) as caught:
+        resolve(path)
+    told = str(caught.value)
+    assert told.startswith("cannot import")
+    assert told.isprintable()
+    assert len(told) < 300
+    assert not {"antigravity", "this", "pty", "hostile", "bionemo.models.esm1nv"} & (set(sys.modules) - before)
+
+
+@pytest.mark.parametrize(
+    "name", ["system", "os", "os.system", "OrderedDict", "Renamed", "made", "function", "Mine.Inner", "no"]
+)
+def test_in_a_trusted_package_only_its_own_classes(name: str, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", " other, mylab ")
+    assert resolve("mylab.models.Mine").__name__ == "Mine"
+    with pytest.raises(UserError, match="mylab"):
+        resolve(f"mylab.models.{name}")
+    with pytest.raises(UserError, match="cannot import"):
+        resolve("mylab_hostile.Class")
+    assert "mylab_hostile" not in sys.modules
+
+
+def test_an_entry_point_opens_one_class(packages: Path) -> None:
+    assert resolve("mylab.models.Mine").__qualname__ == "Mine"
+    with pytest.raises(UserError, match="cannot import"):
+        resolve("mylab.models.Renamed")
+
+
+@pytest.mark.parametrize("target", SCHEMAS)
+def test_what_bionemo_has_is_allowed(target: str) -> None:
+    assert resolve(target).__name__ == target.rpartition(".")[2]
+
+
+def test_nobody_trusts_nothing(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("", ",", " , ", ".", "*", "mylab.models.Mine.Inner", "my", "mylab.*"):
+        monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", value)
+        with pytest.raises(UserError):
+            resolve("hostile.Class")

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes, divided in several ways, with a tiny model and no trainer."""
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bionemo.checkpoint import Checkpoint, save_together
+from bionemo.config.compose import load
+from bionemo.config.schema import RunConfig
+from bionemo.data.module import SequenceData, TrainStep
+from bionemo.data.sampler import Position
+from bionemo.megatron import groups
+from bionemo.megatron.state import load_optimizer, load_weights, optimizer_pieces, weight_pieces
+from bionemo.megatron.step import ParallelModel
+from bionemo.models.build import model_class
+from bionemo.tokenizers import load_tokenizer
+from bionemo.training.objectives import masked_lm
+from bionemo.training.optimizers import build_optimizer
+
+from ..conftest import EXAMPLES
+from ..training.runs import FORK, NAMES, tiny
+
+ROWS = 8  # of a global batch
+
+
+@dataclass(frozen=True)
+class Layout:
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    sharded: bool = False
+    sequence: bool = False
+
+    @property
+    def processes(self) -> int:
+        return self.tensor * self.pipeline * self.data
+
+    def __str__(self) -> str:
+        marks = "+sharded" * self.sharded + "+sp" * self.sequence
+        return f"tp{self.tensor}-pp{self.pipeline}-dp{self.data}{marks}"
+
+    def config(self, model: str) -> RunConfig:
+        return load(
+            NAMES[model],
+            tiny(
+                f"model.tensor_model_parallel_size={self.tensor}", f"model.sequence_parallel={self.sequence}",
+                f"model.pipeline_model_parallel_size={self.pipeline}", f"trainer.devices={self.processes}",
+                f"model.optim.name={'distributed_fused_adam' if self.sharded else 'fused_adam'}",
+                "model.num_layers=4", "model.num_attention_heads=4", "model.micro_batch_size=2",
+                f"trainer.accumulate_grad_batches={ROWS // 2 // self.data}",
+            ),
+            EXAMPLES / model / "conf",
+        )  # fmt: skip
+
+
+UP_TO_FOUR = [
+    Layout(), Layout(tensor=2), Layout(pipeline=2), Layout(data=2), Layout(data=2, sharded=True), Layout(tensor=4),
+    Layout(pipeline=4), Layout(data=4), Layout(data=4, sharded=True), Layout(tensor=2, pipeline=2),
+    Layout(tensor=2, pipeline=2, sequence=True), Layout(tensor=2, data=2), Layout(tensor=2, data=2, sharded=True),
+    Layout(pipeline=2, data=2), Layout(pipeline=2, data=2, sharded=True),
+]  # fmt: skip
+
+
+class Run:
+    """A model, its optimizer and its data in the middle of training."""
+
+    def __init__(self, layout: Layout, model: str) -> None:
+        cfg = layout.config(model)
+        alphabet = load_tokenizer(model)
+        module = model_class(cfg.model._target_)(cfg.model, alphabet)
+        module.initialise(seed=1)
+        self.model = ParallelModel(module, layout.sharded)
+        self.optimizer = build_optimizer(cfg.model.optim, self.model.parts)
+        data = SequenceData(cfg.model, cfg.trainer, alphabet)
+        data._rank_and_size = lambda: (groups.data_rank(), groups.data_size())  # type: ignore[method-assign]
+        self._data, self._micro_batches = data, cfg.trainer.accumulate_grad_batches
+        self.position, self.step = Position(), 0
+
+    def train(self, steps: int) -> list[tuple[float, float]]:
+        """Loss and gradient norm of the next steps."""
+        seen = []
+        batches = iter(self._data.steps("train", True, None, self._micro_batches, self.position))
+        for _ in range(steps):
+            step: TrainStep = next(batches)
+            loss, count = self.model.forward_backward(step.micro_batches, masked_lm, nullcontext)
+            seen.append((float(loss / count), float(self.model.norm())))
+            self.optimizer.step()
+            self.model.after_update()
+            self.position, self.step = step.after, self.step + 1
+        return seen
+
+    def save(self, path: Path) -> None:
+        state = {"global_step": self.step, "position": vars(self.position)}
+        pieces = [*weight_pieces(self.model), *optimizer_pieces(self.model, self.optimizer)]
+        save_together(path, state, pieces, dist.get_rank(), exchange)
+
+    def load(self, path: Path) -> None:
+        saved = Checkpoint(path)
+        self.step, self.position = saved.state["global_step"], Position(**saved.state["position"])
+        load_weights(self.model.places, saved)
+        load_optimizer(self.model, self.optimizer, saved, self.step)
+
+
+def exchange(value: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def on_every_process(layout: Layout, work: Callable[..., Any], *arguments: Any, directory: Path) -> Any:
+    """Do `work(layout, *arguments)` on as many processes as the layout has; give what rank 0 returned."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    result = directory / f"{layout}.result"
+    processes = [
+        FORK.Process(target=_process, args=(layout, rank, port, result, work, arguments))
+        for rank in range(layout.processes)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+        assert process.exitcode == 0, f"{layout}: {process.exitcode}"
+    return torch.load(result)
+
+
+def _process(layout: Layout, rank: int, port: int, result: Path, work: Callable[..., Any], arguments: Any) -> None:
+    os.environ.pop("MASTER_PORT", None)
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=layout.processes)
+    groups.make(layout.tensor, layout.pipeline)
+    done = work(layout, *arguments)
+    if rank == 0:
+        torch.save(done, result)
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What any layout has saved, any other goes on from: to the bit, whatever the processes' number."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bionemo.checkpoint import Checkpoint, defect
+
+from .layouts import UP_TO_FOUR, Layout, Run, on_every_process
+
+BEFORE, AFTER = 3, 5
+SOME = [
+    Layout(), Layout(tensor=2, pipeline=2, sequence=True), Layout(data=2, sharded=True), Layout(pipeline=2, data=2),
+]  # fmt: skip
+
+
+def train_and_save(layout: Layout, model: str, directory: Path) -> None:
+    run = Run(layout, model)
+    run.train(BEFORE)
+    run.save(directory / str(layout))
+
+
+def go_on_from_each(
+    layout: Layout, model: str, directory: Path, others: list[Layout]
+) -> dict[str, list[tuple[float, float]]]:
+    """Load what the others have saved, save it again at once, then train."""
+    losses = {}
+    for other in others:
+        run = Run(layout, model)
+        run.load(directory / str(other))
+        run.save(directory / f"{other}-by-{layout}")
+        losses[str(other)] = run.train(AFTER)
+    return losses
+
+
+def same_tensors(one: Path, other: Path) -> None:
+    """Every tensor of the weights and the optimizer, whole, to the bit."""
+    assert not defect(one) and not defect(other)
+    first, second = Checkpoint(one), Checkpoint(other)
+    assert first.shapes() == second.shapes()
+    assert len(first.shapes("weights")) * 3 == len(first.shapes())  # with two moments each
+    for name in first.shapes():
+        assert torch.equal(first.read(name), second.read(name)), name
+    assert first.state == second.state
+
+
+@pytest.mark.parametrize(
+    "layouts", [pytest.param(SOME, id="some"), pytest.param(UP_TO_FOUR, id="all", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("model", ["esm1nv", "esm2nv"])
+def test_any_layout_goes_on_from_any_other(tmp_path: Path, model: str, layouts: list[Layout]) -> None:
+    for layout in layouts:
+        on_every_process(layout, train_and_save, model, tmp_path, directory=tmp_path)
+    expected = on_every_process(layouts[0], go_on_from_each, model, tmp_path, layouts, directory=tmp_path)
+    for layout in layouts:
+        losses = on_every_process(layout, go_on_from_each, model, tmp_path, layouts, directory=tmp_path)
+        for other in layouts:
+            same_tensors(tmp_path / str(other), tmp_path / f"{other}-by-{layout}")
+            assert torch.tensor(losses[str(other)]).allclose(torch.tensor(expected[str(other)]), rtol=2e-6, atol=0), (
+                f"{other} by {layout}: {losses[str(other)]} instead of {expected[str(other)]}"
+            )
+
+
+def test_each_process_writes_its_share(tmp_path: Path) -> None:
+    """Data-parallel processes hold the same and share the writing, to a few parameters."""
+    layout = Layout(data=2)
+    on_every_process(layout, train_and_save, "esm2nv", tmp_path, directory=tmp_path)
+    sizes = [file.stat().st_size for file in sorted((tmp_path / str(layout)).glob("tensors-*"))]
+    assert len(sizes) == 2
+    assert max(sizes) < 1.3 * min(sizes)

@@ -4,10 +4,7 @@
 OmegaConf's structured configs know neither Literal nor unions with lists, and stop at the first mistake; hence this.
 """
 
-import importlib
-import importlib.util
 from dataclasses import MISSING, fields, is_dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -17,6 +14,7 @@ from bionemo.config.explain import explain_interpolation
 from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
 from bionemo.config.legacy import replacement
 from bionemo.config.schema import SCHEMAS
+from bionemo.config.targets import resolve
 from bionemo.errors import UserError
 
 T = TypeVar("T")
@@ -173,28 +171,12 @@ def target_schema(target: str, expected: type[T]) -> type[T]:
     Raises:
         UserError: when the class cannot be found, or its config is not one of those expected.
     """
-    schema = SCHEMAS.get(target) or get_type_hints(locate(target).__init__).get("config")
+    schema = SCHEMAS.get(target) or get_type_hints(resolve(target).__init__).get("config")
     if not (isinstance(schema, type) and is_dataclass(schema)):
         raise UserError(f"{target} has no constructor argument `config` that is typed as a dataclass")
     if not issubclass(schema, expected):
         raise UserError(f"{target} wants a {schema.__name__}, which is no {expected.__name__}")
     return schema
-
-
-def locate(target: str) -> Any:
-    """Import what a dotted path names.
-
-    Raises:
-        UserError: when there is no such module or name.
-    """
-    module, _, name = target.rpartition(".")
-    try:
-        spec = importlib.util.find_spec(module)
-        if spec and spec.origin and spec.origin.endswith(".py") and name not in Path(spec.origin).read_text("utf-8"):
-            raise AttributeError(f"{module} has no '{name}'")  # told without importing torch for it
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"cannot import '{target}': {error}{did_you_mean(target, SCHEMAS)}") from error
 
 
 def _model_keys(cfg: DictConfig) -> list[str]:

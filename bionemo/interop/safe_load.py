@@ -11,7 +11,7 @@ import pickle
 import pickletools
 import re
 import zipfile
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, cast
 
 import torch
 import yaml
@@ -46,7 +46,15 @@ _OPCODES = {
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """YAML without tags and aliases: the one could make objects, the other a document larger than its text."""
+    """YAML without tags and aliases: the one could make objects, the other a document larger than its text.
+
+    Dates stay text.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()

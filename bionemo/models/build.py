@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the name in the configuration to a model class."""
 
-from bionemo.config.typed import locate
+from bionemo.config.targets import resolve
 from bionemo.errors import UserError
 from bionemo.models.encoder import MaskedLanguageModel
 
@@ -12,7 +12,7 @@ def model_class(target: str) -> type[MaskedLanguageModel]:
     Raises:
         UserError: when there is no such class, or it is not one of our models: nothing else is ever called by name.
     """
-    found = locate(target)
+    found = resolve(target)
     if not (isinstance(found, type) and issubclass(found, MaskedLanguageModel)):
         raise UserError(f"model._target_={target} is not a model: it must derive from {MaskedLanguageModel.__name__}")
     return found

@@ -5,7 +5,7 @@ import logging
 import sys
 
 from bionemo.config.schema import PreparationConfig
-from bionemo.config.typed import locate
+from bionemo.config.targets import resolve
 
 
 class _Console(logging.StreamHandler):
@@ -25,6 +25,6 @@ def prepare(job: PreparationConfig) -> None:
     logger.propagate = False
     logger.addHandler(console)
     try:
-        locate(job._target_)(job)
+        resolve(job._target_)(job)
     finally:
         logger.removeHandler(console)

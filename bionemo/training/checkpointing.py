@@ -21,6 +21,7 @@ from bionemo import checkpoint
 from bionemo.config.schema import ExpManagerConfig, RunConfig
 from bionemo.errors import UserError
 from bionemo.interop import nemo_archive
+from bionemo.interop.convert import export
 from bionemo.training.agreement import any_rank
 from bionemo.training.time_limit import seconds
 
@@ -76,7 +77,7 @@ class Checkpoints(pl.Callback):
     """Saves after every validation, every so many steps or minutes, at the end, and when told to leave.
 
     A save writes `NAME-last`. When the monitored value is among the best `save_top_k`, the same files also get the
-    name `NAME`, without being written twice.
+    name `NAME`, without being written twice. At the end, or at every save, the weights are exported as a .nemo file.
     """
 
     def __init__(self, directory: Path, config: ExpManagerConfig) -> None:
@@ -85,6 +86,7 @@ class Checkpoints(pl.Callback):
         key = "exp_manager.checkpoint_callback_params.train_time_interval"
         self._interval = seconds(key, self.config.train_time_interval)
         self._saved_at, self._saved_step = time.monotonic(), -1
+        self._archive = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
         self.leaving = 0  # number of the signal that ends the run
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -125,8 +127,15 @@ class Checkpoints(pl.Callback):
             self.save(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Save the last step if no rule has."""
+        """Save the last step if no rule has, and export what was trained."""
         self.save(trainer, pl_module)
+        if not self._enabled or getattr(trainer, "fast_dev_run", False) or self.leaving:
+            return
+        strategy: Any = trainer.strategy
+        strategy.saver.wait()
+        if trainer.is_global_zero and self.config.save_nemo_on_train_end and not self.config.always_save_nemo:
+            self._export()
+        trainer.strategy.barrier("exported")
 
     def save(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write `-last`, name it a best one if it is, then prune."""
@@ -162,17 +171,34 @@ class Checkpoints(pl.Callback):
 
     def _prune(self, last: Path, name: str) -> None:
         """Name the new checkpoint a best one if it is; delete older last ones and those no longer among the best."""
-        monitor, keep = self.config.monitor or "", self.config.save_top_k
-        values = {path: checkpoint.manifest_of(path).get("metrics", {}).get(monitor) for path in self._saved()}
-        ranked = {path.with_name(name) if path == last else path: value for path, value in values.items()
-                  if value is not None and (path == last or not path.name.endswith("-last"))}  # fmt: skip
-        order = sorted(ranked, key=lambda path: ranked[path], reverse=self.config.mode == "max")
+        keep = self.config.save_top_k
+        values = {path.with_name(name) if path == last else path: self._value(path) for path in self._saved()
+                  if path == last or not path.name.endswith("-last")}  # fmt: skip
+        order = self._ranked(values)
         best = order if keep == -1 else order[:keep]
         if last.with_name(name) in best:
             checkpoint.link(last, last.with_name(name))
         for path in self._saved():
             if path != last and path not in best:
                 checkpoint.remove(path)
+        if self.config.always_save_nemo:
+            self._export()
+
+    def _export(self) -> None:
+        """Write the .nemo file from the newest checkpoint, or from the best."""
+        chosen = self._saved()
+        if self.config.save_best_model:
+            chosen = self._ranked({path: self._value(path) for path in chosen}) or chosen
+        export(chosen[0], self._archive)
+
+    def _value(self, path: Path) -> float | None:
+        value: float | None = checkpoint.manifest_of(path).get("metrics", {}).get(self.config.monitor or "")
+        return value
+
+    def _ranked(self, values: dict[Path, float | None]) -> list[Path]:
+        """Those that have a value, the best first."""
+        known = {path: value for path, value in values.items() if value is not None}
+        return sorted(known, key=lambda path: known[path], reverse=self.config.mode == "max")
 
     def _saved(self) -> list[Path]:
         return checkpoint.complete(self.directory)

@@ -52,15 +52,10 @@ def note_ineffective(cfg: RunConfig) -> None:
         **{
             f"exp_manager.checkpoint_callback_params.{key}": (getattr(saving, key), reason)
             for key, reason in {
-                "always_save_nemo": "no .nemo file is written yet",
-                "save_nemo_on_train_end": "no .nemo file is written yet",
-                "save_best_model": "the best are kept by save_top_k",
                 "every_n_epochs": by_step,
                 "save_on_train_epoch_end": by_step,
                 "save_last_n_optim_states": "every checkpoint holds the optimizer, unless save_weights_only",
                 "filepath": by_name,
-                "prefix": by_name,
-                "postfix": by_name,
             }.items()
         },
         "exp_manager.checkpoint_callback_params.save_last=False": (

@@ -6,7 +6,7 @@ import pytest
 from bionemo.config.compose import load, typed
 from bionemo.config.paths import CONF_DIR, options, source
 from bionemo.config.schema import DownstreamConfig, ESM1nvConfig, ESM2nvConfig, PreparationConfig
-from bionemo.config.typed import locate
+from bionemo.config.targets import resolve
 from bionemo.preparation.flip import TASKS
 from tests.conftest import EXAMPLES
 
@@ -33,7 +33,7 @@ def test_every_runnable_file_passes_the_check(directory, name):
 @pytest.mark.parametrize("name", options(CONF_DIR / "preparation"))
 def test_every_preparation(name):
     cfg = load(name, ["output=/o", "++source=/s"], CONF_DIR / "preparation", PreparationConfig)
-    assert callable(locate(cfg._target_))
+    assert callable(resolve(cfg._target_))
     assert cfg.output == "/o"
     assert cfg.source == "/s"
     assert cfg.force is False

@@ -71,7 +71,7 @@ MISTAKES = {
     # targets
     "model._target_=bionemo.models.esm2nv.ESM2v": r"(did you mean bionemo.models.esm2nv.ESM2nv?)",
     "model._target_=nothing": r"model._target_: cannot import 'nothing'",
-    "model._target_=os.path.join": r"no constructor argument `config` that is typed as a dataclass",
+    "model._target_=os.path.join": r"model._target_: cannot import 'os.path.join': it is neither bionemo's nor in",
     # values that contradict each other
     "model.data.mask_percent=0.7": (
         r"model.data.mask_percent + model.data.perturb_percent + model.data.identity_percent is 0.9, expected 1"

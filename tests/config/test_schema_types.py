@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from bionemo.config import schema
 from bionemo.config.hints import all_keys, describe
 from bionemo.config.schema import SCHEMAS, EncoderConfig, RunConfig, TrainerConfig, exp_manager
-from bionemo.config.typed import Reader, convert, locate, target_schema
+from bionemo.config.targets import resolve
+from bionemo.config.typed import Reader, convert, target_schema
 from bionemo.errors import UserError
 
 # Objects, not values: the command makes them.
@@ -67,7 +68,7 @@ def test_values_live_in_yaml(name):
 
 def test_schemas_are_those_the_classes_ask_for():
     for target, config in SCHEMAS.items():
-        found = locate(target)
+        found = resolve(target)
         asked = get_type_hints(found.__init__)["config"] if isinstance(found, type) else get_type_hints(found)["job"]
         assert asked is config
 
@@ -84,7 +85,8 @@ class Toy:
         self.config = config
 
 
-def test_a_class_outside_the_table_is_asked_for_its_type():
+def test_a_class_outside_the_table_is_asked_for_its_type(monkeypatch):
+    monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", __name__)
     target = f"{__name__}.Toy"
     assert target_schema(target, ToyConfig) is ToyConfig
     reader = Reader()

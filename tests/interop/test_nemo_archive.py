@@ -239,6 +239,20 @@ def test_a_configuration_of_other_weights_is_told(change: dict[str, Any], told: 
         read(archive(tmp_path / "x.nemo", as_yaml(config | change), weights))
 
 
+def test_a_configuration_is_plain_and_stays_text(tmp_path: Path) -> None:
+    config = tiny() | {
+        "when": "2024-10-01",
+        "where": "${oc.env:HOME}",
+        "lr": 2e-4,
+        "none": None,
+        "list": [1, {"a": True}],
+    }
+    text = as_yaml(config).replace(b"'2024-10-01'", b"2024-10-01")
+    assert text != as_yaml(config)
+    weights = saved(state_of_v1(config, some_weights(config)))
+    assert read(archive(tmp_path / "x.nemo", text, weights)).config == config
+
+
 @pytest.mark.parametrize("target", ["", "bionemo.model.protein.esm1nv.base.ESMnvMegatronBertModel"])
 def test_without_a_class_the_kind_of_positions_decides(target: str) -> None:
     assert names_of({"target": target, "position_embedding_type": "rope"}) is MODELS[1]

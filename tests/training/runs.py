@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from bionemo.checkpoint import Checkpoint, manifest_of
+from bionemo.checkpoint.tree import encode
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from bionemo.pretrain import main, pretrain
@@ -26,6 +28,7 @@ TINY = [
     "model.seq_length=64", "model.data.num_workers=0", "trainer.max_steps=8", "trainer.val_check_interval=4",
     "trainer.log_every_n_steps=1", "trainer.precision=32", "trainer.accelerator=cpu",
     "trainer.num_sanity_val_steps=0", "exp_manager.create_wandb_logger=False",
+    "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=False",
 ]  # fmt: skip
 MOCK = [
     "data@model.data=mock", "model.data.mock.num_sequences=300", "model.data.mock.num_validation_sequences=20",
@@ -74,9 +77,14 @@ def last_checkpoint(directory: Path) -> Path:
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
-    """Checksums of everything in the last checkpoint: weights, optimizer, position in the data, counters."""
-    checksums: dict[str, str] = json.loads((last_checkpoint(directory) / "manifest.json").read_text())["xxh3_128"]
-    return checksums
+    """Checksums of the weights and the optimizer in the last checkpoint, and all else there that a run goes on from.
+
+    Without the configuration, which tells where files lay and how many processes read them.
+    """
+    path = last_checkpoint(directory)
+    state = dict(Checkpoint(path).state)
+    del state["config"]
+    return manifest_of(path)["xxh3_128"] | {"state.json": json.dumps(encode(state))}
 
 
 def logged(directory: Path, key: str) -> dict[int, float]:
@@ -96,7 +104,8 @@ class Command:
     Attributes:
         words: overrides, behind those of a tiny run.
         model: whose example's directory it runs in.
-        environment: added to our own; LARGEST_FILE is a number of bytes beyond which the disk seems full.
+        environment: added to our own; LARGEST_FILE is a number of bytes beyond which the disk seems full, PROCESSORS
+            how many this machine seems to have.
     """
 
     def __init__(self, output: Path, *words: str, model: str = "esm2nv", **environment: str) -> None:
@@ -122,6 +131,8 @@ def _main(example: Path, name: str, words: list[str], console: Path, environment
     os.environ.update(environment)
     if largest := environment.get("LARGEST_FILE"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), resource.RLIM_INFINITY))
+    if processors := environment.get("PROCESSORS"):
+        os.cpu_count = lambda: int(processors)
     os.chdir(example)
     sys.argv = ["pretrain.py", *words]
     main(name, example / "conf")

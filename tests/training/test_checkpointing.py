@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which checkpoints a run keeps, where the next start goes on, and how a run is stopped."""
 
-import json
 import os
 import re
 import signal
@@ -12,8 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from bionemo import checkpoint
+from bionemo.checkpoint import directory as checkpoint_files
+from bionemo.checkpoint.tools import weights_of
 from bionemo.errors import UserError
-from bionemo.megatron import checkpoint
+from bionemo.megatron import saving
 from bionemo.training.checkpointing import Checkpoints
 from bionemo.training.module import TrainingModule
 
@@ -89,13 +91,13 @@ def test_names_follow_the_pattern_of_v1(tmp_path: Path) -> None:
 
 def steps_of_saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
-    save = checkpoint.save
+    save = saving.save_together
 
-    def watched(path: Path, state: dict[str, object]) -> None:
-        steps.append(int(str(state["global_step"])))
-        save(path, state)
+    def watched(path: Path, state: dict[str, Any], *others: Any) -> None:
+        steps.append(state["global_step"])
+        save(path, state, *others)
 
-    monkeypatch.setattr(checkpoint, "save", watched)
+    monkeypatch.setattr(saving, "save_together", watched)
     return steps
 
 
@@ -171,7 +173,7 @@ def test_weights_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(TrainingModule, "on_train_start", watched)
     train(config(tmp_path / "second", f"restore_from_path={old}", "trainer.max_steps=2"))
-    weights = checkpoint.load(old)["state_dict"]
+    weights = {f"model.{name}": values for name, values in weights_of(old).items()}
     assert weights.keys() == begun_with[0].keys()
     assert all(torch.equal(weights[name], begun_with[0][name]) for name in weights)
     assert list(logged(tmp_path / "second", "lr").values()) == pytest.approx([4e-5, 4e-5 + 3.6e-4 / 2000])
@@ -182,9 +184,9 @@ def test_weights_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ("words", "expected"),
     [
         (["restore_from_path=nowhere"], "restore_from_path=nowhere: there is no such directory"),
-        (["restore_from_path=x.nemo"], "restore_from_path=x.nemo: .nemo files are not read yet"),
-        (["restore_from_path={first}", "exp_manager.exp_dir={new}", "model.num_layers=1"], "weights are those of"),
-        (["model.hidden_size=64"], "weights are those of another model"),
+        (["restore_from_path=x.nemo"], "x.nemo is not opened: there is no such file"),
+        (["restore_from_path={first}", "exp_manager.exp_dir={new}", "model.num_layers=1"], "there and not here"),
+        (["model.hidden_size=64"], "[128, 32] there and [128, 64] here"),
         (["restore_from_path={empty}", "exp_manager.exp_dir={new}"], "manifest.json is missing"),
     ],
     ids=["missing", "nemo", "other model", "resume other model", "no checkpoint"],
@@ -210,7 +212,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["tensors-0.safetensors", "index.json", "state.json", "manifest.json"])
 def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path, name: str) -> None:
     directory = tmp_path / "run"
     train(config(directory))
@@ -227,22 +229,69 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path, nam
     assert all("step=8" in line and name in line for line in notes)
     assert any("continuing from" in line and "step=4" in line for line in lines)
     assert logged(directory, "reduced_train_loss").keys() == set(range(1, 9))
-    newest = checkpoint.newest(directory / "checkpoints", lambda path, why: None)
-    assert newest is not None
-    assert json.loads((newest / "manifest.json").read_text())["sha256"] == whole
+    assert fingerprint(directory) == whole
+
+
+@pytest.fixture
+def slurm_s(tmp_path: Path) -> Path:
+    """A run whose `-last` is of step 4, and beside its logs one of step 6."""
+    for steps in (6, 4):
+        words = (f"trainer.max_steps={steps}", "model.optim.sched.max_steps=8")
+        train(config(tmp_path / str(steps), *words))
+    last_checkpoint(tmp_path / "6").rename(tmp_path / "4" / "hpc_ckpt_1.ckpt")
+    return tmp_path / "4"
+
+
+def test_slurm_s_checkpoint_beside_the_logs_is_gone_on_from(slurm_s: Path, tmp_path: Path) -> None:
+    _, lines = run(slurm_s)
+    assert any("continuing from" in line and "hpc_ckpt_1.ckpt" in line for line in lines), lines
+    train(config(tmp_path / "whole"))
+    assert fingerprint(slurm_s) == fingerprint(tmp_path / "whole")
+
+
+def test_slurm_s_checkpoint_is_verified_as_others_are(slurm_s: Path) -> None:
+    """Lightning would take it unseen where it finds itself under Slurm."""
+    (slurm_s / "hpc_ckpt_1.ckpt" / "state.json").write_text("{}")
+    _, lines = run(
+        slurm_s, SLURM_NTASKS="1", SLURM_JOB_NAME="job", SLURM_JOB_ID="1", SLURM_PROCID="0", SLURM_LOCALID="0"
+    )
+    assert sum("hpc_ckpt_1.ckpt passed over: state.json has 2 bytes" in line for line in lines) == 1, lines
+    assert any("continuing from" in line and "step=4" in line for line in lines), lines
+    assert saved(slurm_s)[last_checkpoint(slurm_s).name] == 8
+
+
+@pytest.mark.usefixtures("given_losses")
+def test_nothing_is_deleted_before_its_successor_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one: whatever is removed, a whole checkpoint of a later step is there, and the best stay."""
+    remove, removed = checkpoint.remove, []
+
+    def watched(path: Path) -> None:
+        step = checkpoint.manifest_of(path)["step"]
+        newest = checkpoint.newest([path.parent], lambda path, why: pytest.fail(why))
+        assert newest is not None
+        assert checkpoint.manifest_of(newest)["step"] > step
+        removed.append(path.name.endswith("-last"))
+        remove(path)
+
+    monkeypatch.setattr(checkpoint, "remove", watched)
+    train(config(tmp_path, "trainer.val_check_interval=1", f"{PARAMS}.save_top_k=1"))
+    assert best_steps(tmp_path) == [4]
+    assert removed.count(True) == 7
+    assert removed.count(False) == 2  # 5.0 made way for 3.0, and that for 2.0
 
 
 def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_file = checkpoint.save_file
+    write = checkpoint_files.write
 
-    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
-        save_file(tensors, path)
+    def full(path: Path, pieces: Any) -> str:
         if "step=8" in str(path):
+            write(path, pieces[:3])
             raise OSError(28, "No space left on device")
+        return write(path, pieces)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint_files, "write", full)
     directory = tmp_path / "run"
     with pytest.raises(UserError, match=r"\(No space left on device\): make room") as caught:
         train(config(directory))

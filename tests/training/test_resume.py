@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that was interrupted and started again is the run that was not, bit for bit."""
 
+import random
+import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from .runs import config, fingerprint, logged, train
+from bionemo.checkpoint import complete, manifest_of
+
+from .runs import Command, config, fingerprint, logged, train
 
 EVERY_3 = "exp_manager.checkpoint_callback_params.every_n_train_steps=3"
 
@@ -37,3 +43,119 @@ def test_a_longer_run_continues_a_finished_one(uninterrupted: tuple[str, Path], 
     train(config(tmp_path, "trainer.max_steps=6", schedule, EVERY_3, model=model))
     train(config(tmp_path, schedule, EVERY_3, model=model))
     assert list(logged(tmp_path, "reduced_train_loss")) == list(range(1, 9))
+
+
+OFTEN = (
+    "trainer.max_steps=20", "trainer.val_check_interval=5",
+    "exp_manager.checkpoint_callback_params.every_n_train_steps=2", "exp_manager.checkpoint_callback_params.save_top_k=2",
+)  # fmt: skip
+
+
+class Killable:
+    """A run that can be killed at any moment after it has begun to write, and started again."""
+
+    def __init__(self, directory: Path, model: str, *words: str, workers: int = 0) -> None:
+        self.directory, self.model = directory, model
+        self._words = (f"exp_manager.exp_dir={directory}", *words, f"model.data.num_workers={workers}")
+        self._environment = {"PROCESSORS": str(workers)} if workers else {}
+
+    def start(self) -> Command:
+        """Give the command when it has begun to write."""
+        before = len(self._logs())
+        console = self.directory.with_name(f"{self.directory.name}.console")
+        command = Command(console, *self._words, model=self.model, **self._environment)
+        while command.process.is_alive() and len(self._logs()) == before:
+            time.sleep(0.002)
+        return command
+
+    def _logs(self) -> list[Path]:
+        return list(self.directory.glob("events.out.tfevents.*"))
+
+    def kill_after(self, seconds: float) -> bool:
+        """Start, and kill unless it has ended by then."""
+        command = self.start()
+        time.sleep(seconds)
+        command.process.kill()
+        command.process.join()
+        assert command.process.exitcode in (-signal.SIGKILL, 0), command.end()
+        return bool(command.process.exitcode)
+
+    def steps(self) -> int:
+        """Of the newest checkpoint."""
+        found = complete(self.directory / "checkpoints")
+        return int(manifest_of(found[0])["step"]) if found else 0
+
+    def ends_as(self, whole: Path) -> None:
+        """Let it end, and compare: what it holds to the bit, what it logged, what lies there."""
+        status, lines = self.start().end()
+        assert status == 0, lines
+        assert not [line for line in lines if "passed over" in line or "arning" in line]
+        assert fingerprint(self.directory) == fingerprint(whole)
+        # a killed run takes with it what it had not written to its log yet
+        assert logged(self.directory, "reduced_train_loss").items() <= logged(whole, "reduced_train_loss").items()
+        assert logged(self.directory, "val_loss").items() <= logged(whole, "val_loss").items()
+        assert kept(self.directory) == kept(whole)
+
+
+def kept(directory: Path) -> set[Path]:
+    """All files of all checkpoints."""
+    return {path.relative_to(directory) for path in (directory / "checkpoints").rglob("*")}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_killed_run_is_bitwise_the_uninterrupted_one(
+    uninterrupted: tuple[str, Path], tmp_path: Path, workers: int
+) -> None:
+    model, whole = uninterrupted
+    killed, generator = Killable(tmp_path / "run", model, EVERY_3, workers=workers), random.Random(workers)
+    while not killed.kill_after(generator.uniform(0, 0.3)):
+        shutil.rmtree(tmp_path / "run")
+    killed.ends_as(whole)
+
+
+@pytest.fixture(scope="module", params=["esm1nv", "esm2nv"])
+def often(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, float]:
+    """A model, an uninterrupted run that saves at every other step, and how long it was writing."""
+    run = Killable(tmp_path_factory.mktemp(f"often-{request.param}") / "run", request.param, *OFTEN)
+    command, begun = run.start(), time.monotonic()
+    assert command.end()[0] == 0
+    return request.param, run.directory, time.monotonic() - begun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_fifty_moments_to_be_killed_at(often: tuple[str, Path, float], tmp_path: Path, workers: int) -> None:
+    model, whole, seconds = often
+    generator, reached, number = random.Random(f"{model} {workers}"), [], 0
+    while len(reached) < 50:
+        number += 1
+        killed = Killable(tmp_path / f"run{number}", model, *OFTEN, workers=workers)
+        if killed.kill_after(generator.uniform(0, seconds)):
+            reached.append(killed.steps())
+            killed.ends_as(whole)
+        shutil.rmtree(killed.directory)
+    print(f"{model}, {workers} workers: killed after the checkpoint of step {sorted(reached)}")
+    assert len(set(reached)) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["esm1nv", "esm2nv"])
+def test_one_run_killed_a_hundred_times(tmp_path: Path, model: str) -> None:
+    """Two workers; a kill comes as soon as it may, or after some steps more; every start but the first goes on."""
+    words = ("trainer.max_steps=400", "trainer.val_check_interval=10", *OFTEN[2:])
+    whole = Killable(tmp_path / "whole", model, *words)
+    assert whole.start().end()[0] == 0
+    killed, generator, kills, steps = (
+        Killable(tmp_path / "run", model, *words, workers=2),
+        random.Random(model),
+        0,
+        [0],
+    )
+    while kills < 100:
+        assert killed.kill_after(generator.uniform(0, 0.6)), f"it ended before kill {kills + 1}"
+        kills += 1
+        steps.append(killed.steps())
+        assert steps[-1] >= steps[-2]
+    print(f"{model}: newest checkpoint after each kill: {steps}")
+    assert len(set(steps)) > 20
+    killed.ends_as(whole.directory)

@@ -98,10 +98,10 @@ class CallbackParams:
     every_n_epochs: int | None = None
     every_n_train_steps: int | None = None
     train_time_interval: str | dict[str, int] | None = None
-    prefix: str | None = None
-    postfix: str | None = None
-    save_best_model: bool | None = None
-    always_save_nemo: bool | None = None  # a .nemo file beside every checkpoint
+    prefix: str | None = None  # of the .nemo file, exp_manager.name by default
+    postfix: str | None = None  # .nemo by default
+    save_best_model: bool | None = None  # the .nemo file is of the best checkpoint instead of the last
+    always_save_nemo: bool | None = None  # export a .nemo file at every save; the next one replaces it
     save_nemo_on_train_end: bool | None = None
     model_parallel_size: int | None = None
     save_on_train_epoch_end: bool | None = None

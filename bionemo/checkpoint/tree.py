@@ -48,5 +48,5 @@ def decode(value: Any) -> Any:
         case list():
             return [decode(item) for item in value]
         case dict():
-            raise ValueError(f"{', '.join(value)} is no mark of a checkpoint")
+            raise ValueError(f"{list(value)} is no mark of a checkpoint")
     return value

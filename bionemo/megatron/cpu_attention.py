@@ -10,7 +10,7 @@ About twice as fast as one scaled_dot_product_attention a sequence, forward and 
 * Tiles that fit the cache go to Python threads, one core each, in any order: no bit of the result depends on it.
 
 The softmax is computed from a stored log-sum and the backward pass recomputes it, as FlashAttention does (Dao et al.
-2022). Shapes: T tokens of a pack, H heads, D head size.
+2022); what is dropped is drawn again, too. Shapes: T tokens of a pack, H heads, D head size.
 """
 
 import math

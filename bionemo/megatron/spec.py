@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from bionemo.config.schema import EncoderConfig
 from bionemo.megatron import groups
 from bionemo.megatron.attention import PackedAttention, Segments
-from bionemo.megatron.dropout import dropout
+from bionemo.megatron.dropout import ATTENTION_OUTPUT, MLP_OUTPUT, dropout, site
 
 
 class Linear(nn.Linear):
@@ -93,15 +93,15 @@ class EncoderLayer(TransformerLayer):
     def forward(self, x_TBD: Tensor, segments: Segments, keys_T: Tensor | None) -> Tensor:
         """Encode [T, B, D]; `keys_T` are those of the tokens in x, which may be a stretch of the segments' tokens."""
         attended, _ = self.self_attention(self.input_layernorm(x_TBD), attention_mask=None, packed_seq_params=segments)
-        x_TBD = x_TBD + self._drop(attended, keys_T, 1)
+        x_TBD = x_TBD + self._drop(attended, keys_T, ATTENTION_OUTPUT)
         transformed, _ = self.mlp(self.pre_mlp_layernorm(x_TBD))
-        return x_TBD + self._drop(transformed, keys_T, 2)
+        return x_TBD + self._drop(transformed, keys_T, MLP_OUTPUT)
 
     def _drop(self, x_TBD: Tensor, keys_T: Tensor | None, place: int) -> Tensor:
         if not self.training or self.hidden_dropout == 0:
             return x_TBD
         assert keys_T is not None
-        return dropout(x_TBD, keys_T, 3 * self.layer_number + place, self.hidden_dropout)
+        return dropout(x_TBD, keys_T, site(self.layer_number, place), self.hidden_dropout)
 
 
 class EncoderBlock(TransformerBlock):

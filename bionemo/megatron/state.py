@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bionemo.checkpoint import Checkpoint, Piece, TensorSource, blocks
+from bionemo.checkpoint import Piece, TensorSource, blocks
 from bionemo.errors import UserError
 from bionemo.megatron import groups
 from bionemo.megatron.placement import Placement
@@ -55,8 +55,8 @@ def load_weights(places: dict[nn.Parameter, Placement], saved: TensorSource) -> 
             parameter.copy_(saved.read(f"{WEIGHTS}/{place.name}", place.offset, tuple(parameter.shape)))
 
 
-def load_optimizer(model: ParallelModel, optimizer: Optimizer, saved: Checkpoint, steps: int) -> None:
-    """Give the optimizer its state after `steps` updates.
+def optimizer_slots(saved: TensorSource) -> list[str]:
+    """What the optimizer kept of every parameter.
 
     Raises:
         UserError: when the checkpoint holds weights alone.
@@ -65,8 +65,18 @@ def load_optimizer(model: ParallelModel, optimizer: Optimizer, saved: Checkpoint
     if not slots:
         raise UserError(
             f"checkpoint {saved.path} holds weights alone: a run cannot go on from it; start a new one with "
-            "restore_from_path=" + str(saved.path)
+            f"restore_from_path={saved.path}"
         )
+    return slots
+
+
+def load_optimizer(model: ParallelModel, optimizer: Optimizer, saved: TensorSource, steps: int) -> None:
+    """Give the optimizer its state after `steps` updates.
+
+    Raises:
+        UserError: when the checkpoint holds weights alone.
+    """
+    slots = optimizer_slots(saved)
     for part in model.parts:
         state: dict[str, Tensor] = {"step": torch.tensor(float(steps), device=part.parameter.device)}
         for slot in slots:

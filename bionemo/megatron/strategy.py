@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from bionemo import checkpoint
 from bionemo.megatron import groups
 from bionemo.megatron.saving import Saver
-from bionemo.megatron.state import load_optimizer, load_weights, optimizer_pieces, weight_pieces
+from bionemo.megatron.state import load_optimizer, load_weights, optimizer_pieces, optimizer_slots, weight_pieces
 
 
 class MegatronStrategy(DDPStrategy):
@@ -78,8 +78,13 @@ class MegatronStrategy(DDPStrategy):
         self.saver.save(Path(filepath), checkpoint_, pieces, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any) -> dict[str, Any]:
-        """Read the state of a checkpoint that has been verified; its tensors are read when they are asked for."""
+        """Read the state of a checkpoint that has been verified; its tensors are read when they are asked for.
+
+        Raises:
+            UserError: when a run cannot go on from it.
+        """
         self._saved = checkpoint.Checkpoint(Path(checkpoint_path))
+        optimizer_slots(self._saved)
         return dict(self._saved.state)
 
     def load_model_state_dict(self, checkpoint_: Mapping[str, Any], strict: bool = True) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from bionemo.config.schema import ESM1nvConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.megatron import groups
-from bionemo.megatron.dropout import dropout
+from bionemo.megatron.dropout import EMBEDDING, dropout
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.tokenizers import Alphabet
 
@@ -24,4 +24,4 @@ class ESM1nv(MaskedLanguageModel):
     def embed(self, batch: PackedBatch, keys_T: Tensor | None) -> Tensor:
         """Add word and position vectors, [T, D]."""
         x_TD: Tensor = self.word_embeddings(batch.tokens) + self.position_embeddings(batch.positions)
-        return x_TD if keys_T is None else dropout(x_TD, keys_T, 0, self.config.hidden_dropout)
+        return x_TD if keys_T is None else dropout(x_TD, keys_T, EMBEDDING, self.config.hidden_dropout)

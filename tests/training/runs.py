@@ -131,6 +131,7 @@ def _main(example: Path, name: str, words: list[str], console: Path, environment
     os.environ.update(environment)
     if largest := environment.get("LARGEST_FILE"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), resource.RLIM_INFINITY))
+    multiprocessing.set_start_method("fork", force=True)  # of the run's own workers, as in a new Python
     if processors := environment.get("PROCESSORS"):
         os.cpu_count = lambda: int(processors)
     os.chdir(example)

@@ -249,12 +249,14 @@ def test_slurm_s_checkpoint_beside_the_logs_is_gone_on_from(slurm_s: Path, tmp_p
     assert fingerprint(slurm_s) == fingerprint(tmp_path / "whole")
 
 
+SLURM = {"JOB_NAME": "job", "JOB_ID": "1", "NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
+SLURM = {f"SLURM_{key}": value for key, value in SLURM.items()}
+
+
 def test_slurm_s_checkpoint_is_verified_as_others_are(slurm_s: Path) -> None:
     """Lightning would take it unseen where it finds itself under Slurm."""
     (slurm_s / "hpc_ckpt_1.ckpt" / "state.json").write_text("{}")
-    _, lines = run(
-        slurm_s, SLURM_NTASKS="1", SLURM_JOB_NAME="job", SLURM_JOB_ID="1", SLURM_PROCID="0", SLURM_LOCALID="0"
-    )
+    _, lines = run(slurm_s, **SLURM)
     assert sum("hpc_ckpt_1.ckpt passed over: state.json has 2 bytes" in line for line in lines) == 1, lines
     assert any("continuing from" in line and "step=4" in line for line in lines), lines
     assert saved(slurm_s)[last_checkpoint(slurm_s).name] == 8

@@ -13,7 +13,8 @@ from bionemo.checkpoint import complete, manifest_of
 
 from .runs import Command, config, fingerprint, logged, train
 
-EVERY_3 = "exp_manager.checkpoint_callback_params.every_n_train_steps=3"
+PARAMS = "exp_manager.checkpoint_callback_params"
+EVERY_3 = f"{PARAMS}.every_n_train_steps=3"
 
 
 @pytest.fixture(scope="module", params=["esm1nv", "esm2nv"])
@@ -47,7 +48,7 @@ def test_a_longer_run_continues_a_finished_one(uninterrupted: tuple[str, Path], 
 
 OFTEN = (
     "trainer.max_steps=20", "trainer.val_check_interval=5",
-    "exp_manager.checkpoint_callback_params.every_n_train_steps=2", "exp_manager.checkpoint_callback_params.save_top_k=2",
+    f"{PARAMS}.every_n_train_steps=2", f"{PARAMS}.save_top_k=2",
 )  # fmt: skip
 
 

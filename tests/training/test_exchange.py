@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Out of a run and into the next one: .nemo files, averages, and the `bionemo checkpoint` command around them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bionemo.checkpoint import Checkpoint, TensorsInMemory
+from bionemo.cli import main
+from bionemo.interop import nemo_archive
+from bionemo.training.checkpointing import find_weights
+
+from .runs import config, last_checkpoint, logged, run, train
+
+NEMO = "exp_manager.checkpoint_callback_params"
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, words)])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def weights(source: Checkpoint | TensorsInMemory) -> dict[str, torch.Tensor]:
+    return {name: source.read(f"weights/{name}") for name in source.shapes("weights")}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module", params=["esm1nv", "esm2nv"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    directory = tmp_path_factory.mktemp(request.param) / "run"
+    train(config(directory, f"{NEMO}.save_nemo_on_train_end=True", model=request.param))
+    return request.param, directory
+
+
+def test_a_run_ends_with_its_weights_as_a_nemo_file(trained: tuple[str, Path]) -> None:
+    _, directory = trained
+    (archive,) = (directory / "checkpoints").glob("*.nemo")
+    assert equal(nemo_archive.read(archive).weights, weights(Checkpoint(last_checkpoint(directory))))
+
+
+@pytest.mark.parametrize("through", ["nemo", "checkpoint", "converted"])
+def test_a_new_run_begins_with_them(
+    tmp_path: Path, trained: tuple[str, Path], through: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first loss is that of the trained model, not of a random one, whichever way the weights went."""
+    model, directory = trained
+    last = last_checkpoint(directory)
+    (archive,) = (directory / "checkpoints").glob("*.nemo")
+    source = {"nemo": archive, "checkpoint": last, "converted": tmp_path / "converted"}[through]
+    if through == "converted":
+        assert command(monkeypatch, "convert", archive, source) == 0
+    found = find_weights(str(source))
+    assert isinstance(found, Checkpoint | TensorsInMemory)
+    assert equal(weights(found), weights(Checkpoint(last)))
+    once = ("trainer.max_steps=1", "model.optim.lr=0.0", "model.optim.sched.min_lr=0.0")
+    train(config(tmp_path / "next", f"restore_from_path={source}", *once, model=model))
+    assert equal(weights(Checkpoint(last_checkpoint(tmp_path / "next"))), weights(Checkpoint(last)))
+    train(config(tmp_path / "anew", "trainer.max_steps=1", model=model))
+    assert logged(tmp_path / "next", "reduced_train_loss")[1] != logged(tmp_path / "anew", "reduced_train_loss")[1]
+
+
+def test_every_save_replaces_it_when_asked(tmp_path: Path) -> None:
+    words = (f"{NEMO}.always_save_nemo=True", f"++{NEMO}.save_best_model=True", f"{NEMO}.prefix=mine")
+    train(config(tmp_path, *words, "exp_manager.checkpoint_callback_params.mode=max"))
+    archive = nemo_archive.read(tmp_path / "checkpoints" / "mine.nemo")
+    saved = {path.name: Checkpoint(path) for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()}
+    best = max(saved.values(), key=lambda checkpoint: checkpoint.manifest["metrics"]["val_loss"])
+    assert best.manifest["step"] == 4  # the loss falls, and "max" was asked for
+    assert equal(archive.weights, weights(best))
+
+
+def test_average_is_the_mean(tmp_path: Path, trained: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, directory = trained
+    inputs = [path for path in (directory / "checkpoints").glob("*step=*") if not path.name.endswith("-last")]
+    assert len(inputs) == 2
+    assert command(monkeypatch, "average", tmp_path / "mean", *inputs) == 0
+    mean, (one, other) = weights(Checkpoint(tmp_path / "mean")), [weights(Checkpoint(path)) for path in inputs]
+    for name, values in mean.items():
+        assert torch.equal(values, ((one[name].double() + other[name].double()) / 2).float()), name
+    assert find_weights(str(tmp_path / "mean"))
+    status, lines = run(tmp_path / "next", f"exp_manager.resume_from_checkpoint={tmp_path / 'mean'}", model=model)
+    assert status == 1
+    assert "holds weights alone" in lines[-1]
+    assert lines[-1].startswith("error: ")
+
+
+def test_inspect_and_verify(
+    trained: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    _, directory = trained
+    last = last_checkpoint(directory)
+    assert command(monkeypatch, "inspect", "--tensors", last) == 0
+    said = capsys.readouterr().out
+    assert "step         8\n" in said
+    assert "exp_avg, exp_avg_sq" in said
+    assert f"{sum(tensor.numel() for tensor in weights(Checkpoint(last)).values()):,} in" in said
+    assert "encoder.layers.1.mlp.linear_fc2.weight  32 x 128" in said
+    assert command(monkeypatch, "verify", directory / "checkpoints") == 0
+    assert capsys.readouterr().out.count(": whole\n") == 3
+    (broken := tmp_path / "broken").mkdir()
+    (broken / "manifest.json").write_text("{}")
+    assert command(monkeypatch, "verify", last, broken) == 1
+    out, error = capsys.readouterr()
+    assert "whole" in out
+    assert error == "error: 1 of these cannot be used\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["convert", "{last}", "{tmp}/other"], "one of them must end in .nemo"),
+        (["convert", "{tmp}/none.nemo", "{tmp}/other"], "none.nemo"),
+        (["convert", "{tmp}/none", "{tmp}/x.nemo"], "manifest.json is missing"),
+        (["average", "{tmp}/mean", "{last}"], "two checkpoints at least"),
+        (["average", "{last}", "{last}", "{last}"], "exists: name another output"),
+        (["inspect", "{tmp}"], "manifest.json is missing"),
+        (["verify", "{tmp}/none"], "cannot be used"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, trained: tuple[str, Path], words: list[str], said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    last = last_checkpoint(trained[1])
+    assert command(monkeypatch, *(word.format(last=last, tmp=tmp_path) for word in words)) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert said in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_vocabulary_or_class_is_refused(tmp_path: Path, trained: tuple[str, Path]) -> None:
+    """The tables of both models have 128 rows: the shapes alone would not tell, were not positions among them."""
+    model, directory = trained
+    other = {"esm1nv": "esm2nv", "esm2nv": "esm1nv"}[model]
+    status, lines = run(tmp_path / "next", f"restore_from_path={last_checkpoint(directory)}", model=other)
+    assert status == 1
+    assert "the checkpoint is of another model: its model._target_ is bionemo.models." in lines[-1]

@@ -50,17 +50,17 @@ def layout(ranks: int, micro: int, accumulate: int, *more: str) -> list[Sequence
     return [sequence_data(*options, rank=rank, ranks=ranks) for rank in range(ranks)]
 
 
-Sequence = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+Sequence = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 
 
 def sequences(batch: PackedBatch) -> list[Sequence]:
-    """Of each sequence: its tokens, where it is asked and what."""
+    """Of each sequence: its tokens, where it is asked and what, and the key of its dropout."""
     found, end = [], 0
-    for length in batch.lengths:
+    for length, key in zip(batch.lengths, batch.segment_keys.tolist(), strict=False):  # the last is the filler's
         start, end = end, end + length
         here = (batch.target_index >= start) & (batch.target_index < end)
         tokens, index, answers = batch.tokens[start:end], batch.target_index[here] - start, batch.target_ids[here]
-        found.append((tuple(tokens.tolist()), tuple(index.tolist()), tuple(answers.tolist())))
+        found.append((tuple(tokens.tolist()), tuple(index.tolist()), tuple(answers.tolist()), key))
     return found
 
 

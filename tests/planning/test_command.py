@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m bionemo.plan` as a user types it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bionemo.plan import main
+from tests.conftest import EXAMPLES, ROOT
+
+HEAVY = "torch", "lightning", "megatron", "nemo", "transformers"
+RUN = f"""
+import sys
+from bionemo.plan import main
+main()
+assert not {{*{HEAVY}}} & set(sys.modules)
+"""
+
+
+def command(directory: Path, *words: str) -> tuple[int, str, str]:
+    """Run it, seeing that it imports nothing heavy and writes nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *words],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not list(directory.iterdir())
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_plan_from_anywhere(tmp_path: Path) -> None:
+    words = (
+        "trainer.devices=8",
+        "trainer.num_nodes=4",
+        "trainer.precision=bf16-mixed",
+        "model.tensor_model_parallel_size=2",
+    )
+    status, out, err = command(tmp_path, "--config-name=pretrain_esm2_650M", *words)
+    assert (status, err) == (0, "")
+    for part in (
+        "651,164,288 parameters",
+        "32 x H100 80 GB: data 16 x tensor 2 x pipeline 1",
+        ": fits",
+        "MFU",
+        "days",
+    ):
+        assert part in out
+    assert max(map(len, out.splitlines())) < 160
+
+
+def test_data_for_programs_and_a_recommendation_for_what_does_not_fit(tmp_path: Path) -> None:
+    words = "--config-name=pretrain_esm2_15B", f"--config-dir={EXAMPLES / 'esm2nv' / 'conf'}"
+    status, out, err = command(tmp_path, *words, "--device", "a100-40", "--json", "model.micro_batch_size=2")
+    assert (status, err) == (0, "")
+    plan = json.loads(out)
+    assert plan["total_memory"] > 0.92 * 40 * 2**30
+    assert plan["asked"]["fits"] is False
+    assert sum(plan["parameters"].values()) == 15_129_584_768
+    assert any(each["fits"] for each in plan["choices"]) == bool(plan["advice"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.hiden_size=3"], "hidden_size"),
+        (["trainer.devices=3", "model.tensor_model_parallel_size=2"], "not divisible"),
+        (["trainer.devices=auto"], "give a number"),
+        (["--device=h1000"], "choose one of"),
+        (["--mfu=40"], "not a share"),
+        (["--mfu"], "see --help"),
+    ],
+)
+def test_a_mistake_ends_in_one_line(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["plan.py", *words])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    out, err = capsys.readouterr()
+    assert (ending.value.code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_help_shows_its_own_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["plan.py", "--help"])
+    main()
+    out = capsys.readouterr().out
+    for word in ("--device=a100-40", "--mfu=", "--json", "--all", "pretrain_esm2_8M", "tensor_model_parallel_size=2"):
+        assert word in out

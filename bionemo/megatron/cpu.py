@@ -26,18 +26,6 @@ def adapt_to_cpu() -> None:
     if torch.cuda.is_available() or isinstance(torch.cuda.current_device, _Constant):
         return
 
-    # Its linear layers bind these decorators to "cuda": under CPU autocast their backward would mix bf16 and fp32.
-    forward, backward = torch.amp.custom_fwd, torch.amp.custom_bwd
-
-    def custom_fwd(function: Any = None, *, device_type: str = "cpu", cast_inputs: Any = None) -> Any:
-        return forward(function, device_type="cpu", cast_inputs=cast_inputs)
-
-    def custom_bwd(function: Any = None, *, device_type: str = "cpu") -> Any:
-        return backward(function, device_type="cpu")
-
-    patched: Any = torch.amp
-    patched.custom_fwd, patched.custom_bwd = custom_fwd, custom_bwd
-
     cuda: Any = torch.cuda
     cuda.current_device = _Constant(torch.device("cpu"))  # buffers are made on "the current device"
     cuda.synchronize = _Constant(None)
@@ -48,10 +36,16 @@ def adapt_to_cpu() -> None:
         warnings.simplefilter("ignore")
         import megatron.core.tensor_parallel.random as tensor_parallel_random
         from megatron.core.pipeline_parallel import schedules
+        from megatron.core.tensor_parallel import layers
 
     tensor_parallel_random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     tensor_parallel_random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     schedules.torch = _TorchOnCpu()
+    # Its linear layers are bound to the autocast of "cuda": under that of a CPU, backward would mix bf16 and fp32.
+    for linear in (layers.LinearWithFrozenWeight, layers.LinearWithGradAccumulationAndAsyncCommunication):
+        forward, backward = linear.forward.__wrapped__, linear.backward.__wrapped__
+        linear.forward = staticmethod(torch.amp.custom_fwd(forward, device_type="cpu"))
+        linear.backward = staticmethod(torch.amp.custom_bwd(backward, device_type="cpu"))
 
 
 class _Constant:

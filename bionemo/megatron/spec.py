@@ -52,16 +52,35 @@ class ColumnLinear(ColumnParallelLinear):
     """Linear whose outputs are divided over the tensor ranks."""
 
     def __init__(self, *sizes: int, skip_bias_add: bool, **options: Any) -> None:
-        super().__init__(*sizes, skip_bias_add=False, **options)
+        super().__init__(*sizes, skip_bias_add=True, **options)
         set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
+
+    def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:
+        """Multiply, bias included."""
+        return _with_bias(*super().forward(_in_autocast_dtype(x_TBD)))
 
 
 class RowLinear(RowParallelLinear):
     """Linear whose inputs are divided over the tensor ranks; their products are added up, then the bias."""
 
     def __init__(self, *sizes: int, skip_bias_add: bool, **options: Any) -> None:
-        super().__init__(*sizes, skip_bias_add=False, **options)
+        super().__init__(*sizes, skip_bias_add=True, **options)
         set_tensor_model_parallel_attributes(self.weight, True, 1, 1)
+
+    def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:
+        """Multiply, bias included."""
+        return _with_bias(*super().forward(_in_autocast_dtype(x_TBD)))
+
+
+def _in_autocast_dtype(x: Tensor) -> Tensor:
+    """Cast as autocast casts for torch's own linear: Megatron would keep and communicate fp32."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def _with_bias(product: Tensor, bias: Tensor) -> tuple[Tensor, None]:
+    """Add in the product's own format: a bias of fp32 would make one of what follows."""
+    return product + bias.to(product.dtype), None
 
 
 class LayerNorm(nn.LayerNorm):

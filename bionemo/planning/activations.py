@@ -43,7 +43,7 @@ def activations(step: Step, layout: Layout, stage: Stage) -> tuple[int, int]:
 
     Recomputed attention comes back when the MLP behind it is done with; the input of recomputed layers is there.
     """
-    shape, tokens, e = step.shape, layout.rows * step.tokens.row, element(step, layout)
+    shape, tokens, e = step.shape, layout.rows * step.tokens.row, element(step)
     layers, plain = layout.layers(shape.layers), layout.plain_layers(shape.layers)
     stream = 4 * shape.hidden * tokens // layout.sequence
     kept = embedding(step, layout) if stage.first else 0
@@ -62,7 +62,7 @@ def activations(step: Step, layout: Layout, stage: Stage) -> tuple[int, int]:
 def layer(step: Step, layout: Layout) -> int:
     """What one layer keeps of a micro-batch: in front of attention, attention, the input of proj (P), the MLP."""
     tokens = layout.rows * step.tokens.row
-    output = element(step, layout) * step.shape.attention * tokens // layout.tensor
+    output = element(step) * step.shape.attention * tokens // layout.tensor
     return sublayer(step, layout) + attention_core(step, layout) + output + mlp(step, layout)
 
 
@@ -72,13 +72,13 @@ def sublayer(step: Step, layout: Layout) -> int:
     The input of a norm (4D) with mean and deviation, that of qkv or fc1 (eD), and of dropout the mask, a byte each.
     """
     d = step.shape.hidden
-    each = 4 * d + 8 + element(step, layout) * d + (d if step.shape.hidden_dropout else 0)
+    each = 4 * d + 8 + element(step) * d + (d if step.shape.hidden_dropout else 0)
     return each * layout.rows * step.tokens.row // layout.sequence
 
 
 def mlp(step: Step, layout: Layout) -> int:
     """What the MLP keeps: its surroundings and the inputs of GELU and fc2 (2F), divided over the tensor ranks."""
-    inputs = 2 * element(step, layout) * step.shape.ffn
+    inputs = 2 * element(step) * step.shape.ffn
     return sublayer(step, layout) + inputs * layout.rows * step.tokens.row // layout.tensor
 
 
@@ -95,7 +95,7 @@ def attention_core(step: Step, layout: Layout) -> int:
 
     Where autocast casts fp32 queries, keys and values, the casts are kept in the place of all that led to them.
     """
-    shape, tokens, e = step.shape, layout.rows * step.tokens.row, element(step, layout)
+    shape, tokens, e = step.shape, layout.rows * step.tokens.row, element(step)
     inside = 2 if step.half else 4
     p, heads = shape.attention // layout.tensor, shape.heads // layout.tensor
     tables = 4 * e * shape.head_size if shape.rotary and e == 2 else 0
@@ -116,15 +116,12 @@ def kernel(step: Step, layout: Layout) -> Kernel:
         return "tiles"
     if step.shape.attention_dropout:
         return "probabilities"
-    return "flash" if element(step, layout) == 2 and not step.deterministic else "sequences"
+    return "flash" if element(step) == 2 and not step.deterministic else "sequences"
 
 
-def element(step: Step, layout: Layout) -> int:
-    """Bytes of an element between matrix products.
-
-    Megatron's divided layers add an fp32 bias to a half product, which makes the sum and all that follows fp32.
-    """
-    return 2 if step.half and layout.tensor == 1 else 4
+def element(step: Step) -> int:
+    """Bytes of an element between matrix products."""
+    return 2 if step.half else 4
 
 
 def embedding(step: Step, layout: Layout) -> int:

@@ -81,7 +81,7 @@ def _between_tensor_ranks(step: Step, layout: Layout, device: Device) -> float:
     A ring moves 2 (n - 1) / n of the data (Patarasuk and Yuan 2009); nothing is computed meanwhile. With sequence
     parallelism each sum is a scatter and a gather, which move as much.
     """
-    size = element(step, layout) * step.shape.hidden * layout.rows * step.tokens.row
+    size = element(step) * step.shape.hidden * layout.rows * step.tokens.row
     rate = 1e9 * (device.link if layout.tensor <= layout.node else device.network)
     return 4 * 2 * (layout.tensor - 1) / layout.tensor * size / rate
 

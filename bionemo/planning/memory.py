@@ -96,7 +96,7 @@ def working(step: Step, layout: Layout) -> int:
     fc2 kept); and of fc1's weight, in half precision and cast to fp32. With sequence parallelism the
     gradient of fc2's output is whole, and there is Megatron's buffer in which stretches are gathered.
     """
-    shape, tokens, e = step.shape, layout.rows * step.tokens.row, element(step, layout)
+    shape, tokens, e = step.shape, layout.rows * step.tokens.row, element(step)
     stream = (4 + (e if e == 2 else 0)) * shape.hidden * tokens // layout.sequence
     gathered = 2 * e * shape.hidden * tokens if layout.sequence > 1 else 0
     weight = (6 if step.half else 4) * shape.hidden * shape.ffn // layout.tensor

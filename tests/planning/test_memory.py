@@ -183,7 +183,7 @@ def test_sixteen_bytes_a_parameter() -> None:
 def test_which_attention_computes() -> None:
     assert kernel(*planned()) == "flash"
     assert kernel(*planned(half=False)) == "sequences"
-    assert kernel(*planned(**TENSOR)) == "sequences"  # Megatron's bias makes queries fp32
+    assert kernel(*planned(**TENSOR)) == "flash"
     assert kernel(*planned("esm1nv")) == "probabilities"
     assert kernel(*planned("esm1nv", attention_dropout=0.0)) == "flash"
 

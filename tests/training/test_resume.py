@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.checkpoint import complete, manifest_of
+from bionemo.checkpoint import complete, defect, manifest_of
 
-from .runs import Command, config, fingerprint, logged, train
+from .runs import Command, config, fingerprint, last_checkpoint, logged, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 EVERY_3 = f"{PARAMS}.every_n_train_steps=3"
@@ -95,12 +95,11 @@ class Killable:
         # a killed run takes with it what it had not written to its log yet
         assert logged(self.directory, "reduced_train_loss").items() <= logged(whole, "reduced_train_loss").items()
         assert logged(self.directory, "val_loss").items() <= logged(whole, "val_loss").items()
-        assert kept(self.directory) == kept(whole)
-
-
-def kept(directory: Path) -> set[Path]:
-    """All files of all checkpoints."""
-    return {path.relative_to(directory) for path in (directory / "checkpoints").rglob("*")}
+        assert last_checkpoint(self.directory).name == last_checkpoint(whole).name
+        kept = list((self.directory / "checkpoints").iterdir())
+        assert set(complete(self.directory / "checkpoints")) == set(kept)  # no leftovers
+        assert len(kept) <= 1 + int(OFTEN[-1].partition("=")[2])
+        assert [defect(path) for path in kept] == [""] * len(kept)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -108,7 +107,8 @@ def test_a_killed_run_is_bitwise_the_uninterrupted_one(
     uninterrupted: tuple[str, Path], tmp_path: Path, workers: int
 ) -> None:
     model, whole = uninterrupted
-    killed, generator = Killable(tmp_path / "run", model, EVERY_3, workers=workers), random.Random(workers)
+    words, generator = (EVERY_3, OFTEN[-1]), random.Random(workers)
+    killed = Killable(tmp_path / "run", model, *words, workers=workers)
     while not killed.kill_after(generator.uniform(0, 0.3)):
         shutil.rmtree(tmp_path / "run")
     killed.ends_as(whole)

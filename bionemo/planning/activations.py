@@ -99,7 +99,7 @@ def attention_core(step: Step, layout: Layout) -> int:
     inside = 2 if step.half else 4
     p, heads = shape.attention // layout.tensor, shape.heads // layout.tensor
     tables = 4 * e * shape.head_size if shape.rotary and e == 2 else 0
-    which = kernel(step, layout)
+    which = kernel(step)
     if which == "tiles":
         return tables * tokens + (3 * step.tiles * p + 4 * heads) * (tokens + _WINDOW)
     each: float = 3 * inside * p + (2 * e * p if shape.rotary and e == inside else 0) + tables
@@ -110,7 +110,7 @@ def attention_core(step: Step, layout: Layout) -> int:
     return round(each * tokens)
 
 
-def kernel(step: Step, layout: Layout) -> Kernel:
+def kernel(step: Step) -> Kernel:
     """Which attention a run computes with: see `attend` in megatron/attention.py."""
     if step.tiles:
         return "tiles"

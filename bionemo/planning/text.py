@@ -41,7 +41,7 @@ def _layout(plan: Plan) -> Iterator[str]:
         f"  a step: {_many(layout.global_rows, 'row')} of {row:,} tokens = {layout.global_rows * row:,} tokens, as "
         f"{_many(layout.micro_batches, 'micro-batch')} of {_many(layout.rows, 'row')} a replica"
     )
-    yield f"  {_ATTENTION[kernel(plan.step, layout)]}"
+    yield f"  {_ATTENTION[kernel(plan.step)]}"
     yield f"  {plan.step.tokens.source}: a token attends to {plan.step.tokens.attended:.0f} on average"
 
 

@@ -58,7 +58,7 @@ def test_everything_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     "value",
     [Path("x"), {1}, b"bytes", object(), 1j, torch.zeros(2, dtype=torch.complex64), [{"a": (Path("x"),)}], len],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_would_need_code_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="a checkpoint holds tensors, numbers, strings and containers, not "):

@@ -60,8 +60,9 @@ def pretrain(cfg: RunConfig) -> None:
     from bionemo.models.build import model_class
     from bionemo.tokenizers import load_tokenizer
     from bionemo.training import report
+    from bionemo.training.agreement import Agreement
     from bionemo.training.checkpointing import Checkpoints, find_start, find_weights
-    from bionemo.training.failure import one_voice
+    from bionemo.training.failure import Watch, one_voice
     from bionemo.training.loss_curve import LossCurve
     from bionemo.training.module import TrainingModule
     from bionemo.training.objectives import masked_lm
@@ -78,33 +79,36 @@ def pretrain(cfg: RunConfig) -> None:
     saved = checkpoint_directory(cfg.exp_manager, directory)
     start = find_start(cfg, saved, directory)
 
-    Model = model_class(cfg.model._target_)
-    alphabet = load_tokenizer(Model.tokenizer)
-    data = SequenceData(cfg.model, cfg.trainer, alphabet)
-    references = report.reference_losses(data)
-    weights = find_weights(cfg.restore_from_path) if start is None else None
-    module = TrainingModule(partial(Model, cfg.model, alphabet), masked_lm, cfg.model, cfg.trainer, precision, weights)
-
     checkpoints = Checkpoints(saved, cfg.exp_manager)
-    limit = TimeLimit(cfg.exp_manager.max_time_per_run)
-    callbacks = [TrainingProgress(), LossCurve(directory, references), limit, checkpoints]
-    trainer = build_trainer(cfg, callbacks)
+    watch, limit = Watch(cfg.trainer.rank_timeout), TimeLimit(cfg.exp_manager.max_time_per_run)
+    references: dict[str, float] = {}  # known when the data is
+    trainer = build_trainer(
+        cfg,
+        [watch, Agreement(cfg, start), TrainingProgress(), LossCurve(directory, references), limit, checkpoints],
+    )
+    with one_voice(watch, trainer), one_line_mistakes():
+        Model = model_class(cfg.model._target_)
+        alphabet = load_tokenizer(Model.tokenizer)
+        data = SequenceData(cfg.model, cfg.trainer, alphabet)
+        references |= report.reference_losses(data)
+        weights = find_weights(cfg.restore_from_path) if start is None else None
+        module = TrainingModule(
+            partial(Model, cfg.model, alphabet), masked_lm, cfg.model, cfg.trainer, precision, weights
+        )
 
-    make_directories(directory, saved)  # nothing is written before here
-    start_experiment(trainer, cfg.exp_manager, directory)
-    report.save_config(cfg, trainer, directory)
+        make_directories(directory, saved)  # nothing is written before here
+        start_experiment(trainer, cfg.exp_manager, directory)
+        report.save_config(cfg, trainer, directory)
 
-    if cfg.do_training:
-        report.announce(cfg, trainer, module.num_parameters(), precision.name, start)
-        with one_voice(), one_line_mistakes():
+        if cfg.do_training:
+            report.announce(cfg, trainer, module.num_parameters(), precision.name, start)
             trainer.fit(module, data, ckpt_path=start)
-        report.conclude(trainer, module, references, directory)
-        if checkpoints.leaving:
-            sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete
-    if cfg.do_testing:
-        with one_voice(), one_line_mistakes():
+            report.conclude(trainer, module, references, directory)
+        if cfg.do_testing and not checkpoints.leaving:
             trainer.test(module, data, verbose=False)
-        report.conclude_test(trainer)
+            report.conclude_test(trainer)
+    if checkpoints.leaving:
+        sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete
 
 
 if __name__ == "__main__":

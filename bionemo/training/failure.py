@@ -2,45 +2,54 @@
 """One error, told once, when several ranks run: the first to fail speaks, the others follow it quietly."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
+import lightning.pytorch as pl
 
 from bionemo.errors import UserError
+from bionemo.training.watch.callback import Watch
+from bionemo.training.watch.errors import lost_another, one_line
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
-    """Let a UserError of any rank reach the user, and no rank complain that another one has gone."""
+def one_voice(watch: Watch, trainer: pl.Trainer) -> Iterator[None]:
+    """Watch over the ranks; let the error of any reach the user, and no rank complain that another one has gone.
+
+    Rank 0 tells what ends any of them. An error that is no UserError also ends its own rank with a traceback.
+    """
+    if trainer.world_size == 1:
+        yield
+        return
+    watch.begin(trainer)
     try:
         yield
-    except UserError as error:
-        if _ranks() > 1 and _tellers() > 1:
-            sys.exit(1)
-        if _ranks() > 1 and dist.get_rank() > 0:  # the command line speaks for the first rank only
-            print(f"error: rank {dist.get_rank()}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        raise
-    except RuntimeError as error:
-        if _ranks() == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+    except BaseException as error:
+        last = _last_word(error, watch)
+        if last is error:
             raise
-        log.info("another rank has gone: %s", error)
-        if _tellers() > 1:
-            sys.exit(1)
-        raise UserError("a rank ended without a word: see nemo_log_globalrank-*.txt, or the host's log") from error
+        raise last from error
+    if watch.verdict is not None:
+        sys.exit(1)
+    watch.end()
 
 
-def _ranks() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _tellers() -> int:
-    """How many ranks have come here, this one included; many, when the first rank has left with the count."""
-    try:
-        return int(_get_default_store().add("bionemo/failures", 1))
-    except RuntimeError:
-        return sys.maxsize
+def _last_word(error: BaseException, watch: Watch) -> BaseException:
+    """The exception that this rank ends with: its own where it says more than the line of rank 0."""
+    verdict = watch.wait() if lost_another(error) else None
+    if verdict is None:
+        watch.fail(error)
+        verdict = watch.wait()
+    if not isinstance(error, Exception):
+        return error
+    line = one_line(error, watch.rank, str(watch), watch.doing)
+    log.info("leaving: %s", line)
+    for_user = isinstance(error, UserError) or lost_another(error)
+    if verdict is None and for_user:  # rank 0 does not answer
+        print(f"error: {line}", file=sys.stderr, flush=True)
+    mine = verdict is None or (verdict.kind, verdict.rank) == ("failed", watch.rank)
+    return error if mine and (not for_user or os.environ.get("HYDRA_FULL_ERROR") == "1") else SystemExit(1)

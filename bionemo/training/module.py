@@ -225,4 +225,3 @@ class TrainingModule(pl.LightningModule):
         state["loops"] = loops_at(self.trainer, state["global_step"])
         self.schedule_step = state["schedule_step"]
         self.scaler.load_state_dict(state["loss_scaler"])
-

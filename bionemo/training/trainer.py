@@ -60,7 +60,7 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     }
     if isinstance(config.val_check_interval, int):
         ours["check_val_every_n_epoch"] = None  # count steps, not epochs
-    for key in ("gradient_clip_val", "gradient_clip_algorithm"):
+    for key in ("gradient_clip_val", "gradient_clip_algorithm", "rank_timeout"):
         arguments.pop(key, None)
     try:
         trainer = pl.Trainer(**(arguments | ours))

@@ -19,6 +19,7 @@ class TrainerConfig:
     devices: int | str | list[int]  # per node: a number, "auto", or the devices' indices
     num_nodes: int
     precision: Precision
+    rank_timeout: str | dict[str, int]  # DD:HH:MM:SS after which a rank that hangs is given up, and the run ends
     # how long
     max_steps: int  # optimizer steps; -1: bounded by max_epochs or max_time alone
     max_epochs: int | None

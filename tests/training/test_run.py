@@ -214,13 +214,13 @@ def test_shipped_files_for_several_gpus_still_compose() -> None:
 
 def test_what_has_no_effect_is_said_once(tmp_path: Path) -> None:
     params = "++exp_manager.checkpoint_callback_params"
-    words = (f"{params}.always_save_nemo=True", f"{params}.save_last=False", "model.data.dataloader_type=cyclic")
+    words = (f"{params}.every_n_epochs=1", f"{params}.save_last=False", "model.data.dataloader_type=cyclic")
     status, lines = run(tmp_path / "run", *words, "trainer.max_steps=1")
     assert status == 0
     noted = [line for line in lines if "has no effect" in line]
     assert [line.split()[1] for line in noted] == [
         "model.data.dataloader_type",
-        "exp_manager.checkpoint_callback_params.always_save_nemo",
+        "exp_manager.checkpoint_callback_params.every_n_epochs",
         "exp_manager.checkpoint_callback_params.save_last=False",
     ]
 

@@ -76,7 +76,7 @@ def _inspect(arguments: Namespace) -> None:
 
 def _verify(arguments: Namespace) -> None:
     from bionemo.checkpoint import defect
-    from bionemo.checkpoint.directory import MANIFEST
+    from bionemo.checkpoint.manifest import MANIFEST
 
     bad = 0
     for path in arguments.paths:

@@ -13,13 +13,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bionemo.checkpoint.directory import INDEX, STATE, manifest_of
+from bionemo.checkpoint.manifest import INDEX, STATE, manifest_of
 from bionemo.checkpoint.tree import decode
 from bionemo.errors import UserError
 
 
 class Checkpoint:
-    """A checkpoint that has been verified (directory.check); nothing of it is read before it is asked for.
+    """A checkpoint that has been verified (manifest.check); nothing of it is read before it is asked for.
 
     What was verified is that it is as it was written, not by whom: files are read under the names that the manifest
     may have, and all that they cannot hold raises a UserError.

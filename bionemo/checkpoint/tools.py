@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from bionemo.checkpoint.directory import check, save
+from bionemo.checkpoint.manifest import check
 from bionemo.checkpoint.reader import Checkpoint
 from bionemo.checkpoint.tensors import Piece
+from bionemo.checkpoint.writer import save
 from bionemo.errors import UserError
 
 WEIGHTS = "weights"

@@ -19,6 +19,12 @@ from bionemo.megatron.cpu_attention import packed_attention
 from bionemo.megatron.dropout import PROBABILITIES, AttentionDropout, keep_scale, site
 
 
+def in_autocast_dtype(x: Tensor) -> Tensor:
+    """Cast as autocast casts the inputs of torch's own matrix products."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 @dataclass(frozen=True)
 class Segments:
     """Where the sequences of a pack lie, and what attention needs to know of them.
@@ -29,7 +35,7 @@ class Segments:
     lengths: tuple[int, ...]  # tokens of each sequence; filler tokens after the last one are in none
     boundaries: Tensor  # [N + 1 + fillers] int32 on the device: cumulative lengths, fillers included
     longest: int
-    rotary: tuple[Tensor, Tensor] | None = None  # cos and sin, each [T, 1, d]
+    rotary: tuple[Tensor, Tensor] | None = None  # cos and sin, each [T, 1, d], in the dtype of queries and keys
     keys: Tensor | None = None  # [T] int64, random key of each token, for dropout; None: nothing is dropped
     qkv_format: ClassVar[str] = "packed"  # not one of Megatron's own: it leaves such tensors alone
 
@@ -151,12 +157,15 @@ def per_sequence(
 def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
     """Turn each pair (x_i, x_{i + d/2}) by its position's angle (Su et al. 2021, eq. 34, half-split layout)."""
     left, right = x_THd.chunk(2, dim=-1)
-    return x_THd * cos_T1d.to(x_THd.dtype) + torch.cat((-right, left), dim=-1) * sin_T1d.to(x_THd.dtype)
+    return x_THd * cos_T1d + torch.cat((-right, left), dim=-1) * sin_T1d
 
 
 def rotary_angles(positions_T: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of position / 10000^(2i/d), each [T, 1, d] in fp32, the d/2 angles twice over."""
+    """Cosines and sines of position / 10000^(2i/d), each [T, 1, d], the d/2 angles twice over.
+
+    Computed in fp32, and given in what queries and keys will be in: all layers share them.
+    """
     exponents = torch.arange(0, head_size, 2, device=positions_T.device, dtype=torch.float32) / head_size
     angles = torch.outer(positions_T.float(), 1.0 / 10000.0**exponents)
     angles_T1d = torch.cat((angles, angles), dim=-1)[:, None, :]
-    return angles_T1d.cos(), angles_T1d.sin()
+    return in_autocast_dtype(angles_T1d.cos()), in_autocast_dtype(angles_T1d.sin())

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bionemo.config.schema import EncoderConfig
 from bionemo.megatron import groups
-from bionemo.megatron.attention import PackedAttention, Segments
+from bionemo.megatron.attention import PackedAttention, Segments, in_autocast_dtype
 from bionemo.megatron.dropout import ATTENTION_OUTPUT, MLP_OUTPUT, dropout, site
 
 
@@ -49,7 +49,10 @@ class Linear(nn.Linear):
 
 
 class ColumnLinear(ColumnParallelLinear):
-    """Linear whose outputs are divided over the tensor ranks."""
+    """Linear whose outputs are divided over the tensor ranks.
+
+    Inputs are cast before Megatron sees them: it would keep and communicate fp32.
+    """
 
     def __init__(self, *sizes: int, skip_bias_add: bool, **options: Any) -> None:
         super().__init__(*sizes, skip_bias_add=True, **options)
@@ -57,7 +60,7 @@ class ColumnLinear(ColumnParallelLinear):
 
     def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:
         """Multiply, bias included."""
-        return _with_bias(*super().forward(_in_autocast_dtype(x_TBD)))
+        return _with_bias(*super().forward(in_autocast_dtype(x_TBD)))
 
 
 class RowLinear(RowParallelLinear):
@@ -69,13 +72,7 @@ class RowLinear(RowParallelLinear):
 
     def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:
         """Multiply, bias included."""
-        return _with_bias(*super().forward(_in_autocast_dtype(x_TBD)))
-
-
-def _in_autocast_dtype(x: Tensor) -> Tensor:
-    """Cast as autocast casts for torch's own linear: Megatron would keep and communicate fp32."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+        return _with_bias(*super().forward(in_autocast_dtype(x_TBD)))
 
 
 def _with_bias(product: Tensor, bias: Tensor) -> tuple[Tensor, None]:

@@ -39,7 +39,7 @@ def word_table(rows: int, hidden_size: int) -> nn.Module:
 def over_sequence(x_TBD: Tensor) -> Tensor:
     """Keep this tensor rank's stretch of the tokens, [T / ranks, B, D]."""
     stretch: Tensor = scatter_to_sequence_parallel_region(x_TBD)
-    return stretch
+    return stretch.clone()  # a view would keep the whole alive
 
 
 def whole_sequence(x_TBD: Tensor) -> Tensor:

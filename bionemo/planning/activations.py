@@ -48,8 +48,8 @@ def activations(step: Step, layout: Layout, stage: Stage) -> tuple[int, int]:
     stream = 4 * shape.hidden * tokens // layout.sequence
     kept = embedding(step, layout) if stage.first else 0
     kept += head(step, layout) if stage.last else stream
-    if shape.rotary and (e == 4 or layout.recompute != "none"):
-        kept += 2 * 4 * shape.head_size * tokens  # cosines and sines, which all layers share
+    if shape.rotary:
+        kept += 2 * e * shape.head_size * tokens  # cosines and sines, which all layers share
     if layout.recompute == "selective":
         inputs = 3 * e * shape.attention * tokens // layout.tensor
         back = attention_core(step, layout) - inputs
@@ -86,7 +86,7 @@ def attention_core(step: Step, layout: Layout) -> int:
     """What the core of attention keeps of a micro-batch in one layer, its output aside.
 
     On a GPU the output of qkv stays alive (3P), since values are a view of it; rotation makes new queries and keys
-    (2P) and, in half precision, casts cosines and sines for each of them (4d).
+    (2P).
 
     * flash: a log-sum per token and head (4 bytes).
     * sequences: PyTorch's attention, one sequence at a time: the log-sum, and outputs before they are joined (P).
@@ -98,11 +98,10 @@ def attention_core(step: Step, layout: Layout) -> int:
     shape, tokens, e = step.shape, layout.rows * step.tokens.row, element(step)
     inside = 2 if step.half else 4
     p, heads = shape.attention // layout.tensor, shape.heads // layout.tensor
-    tables = 4 * e * shape.head_size if shape.rotary and e == 2 else 0
     which = kernel(step)
     if which == "tiles":
-        return tables * tokens + (3 * step.tiles * p + 4 * heads) * (tokens + _WINDOW)
-    each: float = 3 * inside * p + (2 * e * p if shape.rotary and e == inside else 0) + tables
+        return (3 * step.tiles * p + 4 * heads) * (tokens + _WINDOW)
+    each: float = 3 * inside * p + (2 * e * p if shape.rotary and e == inside else 0)
     if which == "probabilities":
         each += (4 + 1 + inside) * heads * step.tokens.attended * step.tokens.filled
     else:
@@ -125,13 +124,9 @@ def element(step: Step) -> int:
 
 
 def embedding(step: Step, layout: Layout) -> int:
-    """What the embedding keeps: which tokens are visible, or dropout's mask and keys.
-
-    With sequence parallelism also its whole output, of which a rank's stretch is a view.
-    """
+    """What the embedding keeps: which tokens are visible, or dropout's mask and keys."""
     shape, tokens = step.shape, layout.rows * step.tokens.row
-    output = 4 * shape.hidden * tokens * (layout.sequence - 1) // layout.sequence
-    return output + tokens * (shape.hidden + 8 if shape.hidden_dropout else 4)
+    return tokens * (shape.hidden + 8 if shape.hidden_dropout else 4)
 
 
 def head(step: Step, layout: Layout) -> int:

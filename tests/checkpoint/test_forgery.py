@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from bionemo import checkpoint
-from bionemo.checkpoint.directory import _sealed
+from bionemo.checkpoint.manifest import sealed
 from bionemo.checkpoint.tensors import checksum
 from bionemo.errors import UserError
 
@@ -32,7 +32,7 @@ def forge(path: Path, edit: Callable[[dict[str, Any]], None] = lambda manifest: 
     manifest["bytes"] = {name: (path / name).stat().st_size for name in files}
     manifest["xxh3_128"] = {name: checksum(path / name) for name in files}
     edit(manifest)
-    (path / "manifest.json").write_text(_sealed(manifest))
+    (path / "manifest.json").write_text(sealed(manifest))
 
 
 def test_the_forger_is_good_at_it(two: tuple[Path, Path]) -> None:

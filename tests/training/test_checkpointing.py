@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bionemo import checkpoint
-from bionemo.checkpoint import directory as checkpoint_files
+from bionemo.checkpoint import writer
 from bionemo.checkpoint.tools import weights_of
 from bionemo.errors import UserError
 from bionemo.megatron import saving
@@ -285,7 +285,7 @@ def test_nothing_is_deleted_before_its_successor_is_there(tmp_path: Path, monkey
 def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = checkpoint_files.write
+    write = writer.write
 
     def full(path: Path, pieces: Any) -> str:
         if "step=8" in str(path):
@@ -293,7 +293,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
             raise OSError(28, "No space left on device")
         return write(path, pieces)
 
-    monkeypatch.setattr(checkpoint_files, "write", full)
+    monkeypatch.setattr(writer, "write", full)
     directory = tmp_path / "run"
     with pytest.raises(UserError, match=r"\(No space left on device\): make room") as caught:
         train(config(directory))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ from bionemo.tokenizers import Alphabet
 
 _AT_ONCE = 1 << 16  # tokens built in one go: enough to outweigh calls, few enough to stay in the cache
 log = logging.getLogger(__name__)
+
+# A worker must not collect what it has inherited: gloo, for one, would join threads that are not there, and hang.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 @dataclass(frozen=True)

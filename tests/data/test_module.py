@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is trained on depends on neither workers, ranks nor micro-batches, and resuming leaves nothing out."""
 
+import gc
+import multiprocessing
+import os
 import pickle
 from ast import literal_eval
 from collections import Counter
 from copy import deepcopy
 from functools import cache, reduce
 from itertools import islice
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
@@ -20,6 +25,7 @@ from bionemo.data.module import SequenceData, Steps, TrainStep
 from bionemo.data.sampler import Position
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
+from tests.training.runs import FORK
 
 BASE = [
     "data=mock", "model.seq_length=64", "model.data.mock.num_sequences=150", "model.data.mock.min_length=5",
@@ -232,3 +238,25 @@ def test_a_split_may_have_a_seed_of_its_own() -> None:
     other = next(iter(sequence_data("model.data.train.seed=5").train_dataloader()))
     assert torch.equal(first.micro_batches[0].tokens, same.micro_batches[0].tokens)
     assert not torch.equal(first.micro_batches[0].tokens, other.micro_batches[0].tokens)
+
+
+def _collect_in_a_worker(directory: Path) -> None:
+    """Leave a process group for the collector, and let it run in a forked process alone."""
+    gc.disable()
+    dist.init_process_group("gloo", init_method=f"file://{directory / 'rendezvous'}", rank=0, world_size=1)
+    garbage: list[object] = [dist.group.WORLD]
+    garbage.append(garbage)
+    dist.destroy_process_group()
+    del garbage
+    worker = multiprocessing.get_context("fork").Process(target=gc.collect)
+    worker.start()
+    worker.join(10)
+    worker.kill()
+    os._exit(0 if worker.exitcode == 0 else 1)
+
+
+def test_a_worker_does_not_collect_what_it_has_inherited(tmp_path: Path) -> None:
+    process = FORK.Process(target=_collect_in_a_worker, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0

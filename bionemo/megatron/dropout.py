@@ -7,11 +7,12 @@ draws again what it drew at first, and there is no generator state to save. The 
 data/random_stream.py: draw c of key k is mix(k + (c + 1) * GOLDEN); each 64-bit word serves four activations.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from bionemo.data import random_stream
 
@@ -19,6 +20,7 @@ from bionemo.data import random_stream
 _GOLDEN, *_MULTIPLIERS = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _COLUMNS = 1 << 20  # counters a site has for one token
 _LEVELS = 1 << 16  # dropout probabilities are multiples of 1 / 65,536
+_AT_ONCE = 1 << 19  # activations for which a CPU draws at a time: their words are a megabyte, and stay in the cache
 
 # A site is a place where activations are dropped. Every layer has three; site 0 is of no layer: the embedding.
 EMBEDDING = 0
@@ -83,8 +85,36 @@ def keep_scale(probability: float) -> float:
 
 def dropout(x: Tensor, keys: Tensor, site: int, probability: float) -> Tensor:
     """Drop activations of x [T, ..., D] with the keys of its tokens [T] (Srivastava et al. 2014)."""
-    mask = kept(keys, site, x.shape[1:].numel(), probability).bool()  # backward keeps it: a byte each
-    return x * mask.view(x.shape) * keep_scale(probability)
+    dropped: Tensor = _Dropout.apply(x, keys, site, probability)
+    return dropped
+
+
+class _Dropout(torch.autograd.Function):
+    """Draws again in the backward pass what it drew in the forward pass: it keeps nothing but the keys."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, site: int, probability: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.where = site, probability
+        return _dropped(x, keys, site, probability)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (keys,) = ctx.saved_tensors
+        return _dropped(gradient, keys, *ctx.where), None, None, None
+
+
+def _dropped(x: Tensor, keys: Tensor, site: int, probability: float) -> Tensor:
+    columns, scale = x.shape[1:].numel(), keep_scale(probability)
+    if not x.is_cpu or torch.compiler.is_compiling():
+        return x * kept(keys, site, columns, probability).view(x.shape) * scale
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    rows = max(1, _AT_ONCE // columns)
+    for part, into, some in zip(*(tensor.split(rows) for tensor in (x, out, keys)), strict=True):
+        mask = kept(some, site, columns, probability).to(torch.float32).mul_(scale)
+        torch.mul(part, mask.view(part.shape), out=into)
+    return out
 
 
 class AttentionDropout(NamedTuple):

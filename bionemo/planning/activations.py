@@ -69,10 +69,9 @@ def layer(step: Step, layout: Layout) -> int:
 def sublayer(step: Step, layout: Layout) -> int:
     """What stands around attention and around the MLP, divided over the sequence.
 
-    The input of a norm (4D) with mean and deviation, that of qkv or fc1 (eD), and of dropout the mask, a byte each.
+    The input of a norm (4D) with mean and deviation, and that of qkv or fc1 (eD); dropout keeps nothing.
     """
-    d = step.shape.hidden
-    each = 4 * d + 8 + element(step) * d + (d if step.shape.hidden_dropout else 0)
+    each = (4 + element(step)) * step.shape.hidden + 8
     return each * layout.rows * step.tokens.row // layout.sequence
 
 
@@ -124,9 +123,9 @@ def element(step: Step) -> int:
 
 
 def embedding(step: Step, layout: Layout) -> int:
-    """What the embedding keeps: which tokens are visible, or dropout's mask and keys."""
+    """What the embedding keeps: which tokens are visible, or dropout's keys."""
     shape, tokens = step.shape, layout.rows * step.tokens.row
-    return tokens * (shape.hidden + 8 if shape.hidden_dropout else 4)
+    return tokens * (8 if shape.hidden_dropout else 4)
 
 
 def head(step: Step, layout: Layout) -> int:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All comparisons, interleaved, five repeats each: about 80 minutes on two cores.
+# All comparisons, interleaved, five repeats each: about 85 minutes on two cores.
 # Argument: a FASTA file of real proteins; without one, random residues with the lengths of UniRef.
 # Peers get an environment of their own, .venv-peers, with the versions of peers.txt.
 set -euo pipefail
@@ -44,5 +44,10 @@ compare "preparing 5 million sequences against Biopython reading them" "preparat
 
 echo "## sample pipeline against Hugging Face's tokenizer and collator"
 "$ours" sample_pipeline.py $fasta
+echo "## checkpoints against Lightning's"
+"$ours" checkpoint.py
+"$ours" checkpoint.py --position
+echo "## dropout against torch's"
+"$ours" dropout.py
 echo "## start-up"
 "$ours" startup.py

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout from counters beside torch's, forward and backward, in turns in one process.
+
+    python dropout.py --repeats 15
+
+* hidden: [8192, 1, 1024] activations, p = 0.1, against torch.nn.functional.dropout; fp32.
+* attention: packs of 4,096 tokens, 12 heads of 64, p = 0.1, against scaled_dot_product_attention with its own dropout,
+  one sequence after the other, as a model without packing would compute; sequences of one length, and of proteins.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from proteins import proteins
+from torch import Tensor
+
+from bionemo.megatron.cpu_attention import packed_attention
+from bionemo.megatron.dropout import PROBABILITIES, AttentionDropout, dropout, site
+
+TOKENS, HEADS, HEAD_SIZE, PROBABILITY = 4096, 12, 64, 0.1
+
+
+def in_turns(repeats: int, what: str, ours: Callable[[], Tensor], peer: Callable[[], Tensor]) -> None:
+    """Time both, and print medians, and the median and range of the ratio of each pair."""
+    seconds: dict[Callable[[], Tensor], list[float]] = {ours: [], peer: []}
+    for number in range(repeats + 2):
+        for function, found in seconds.items():
+            start = time.perf_counter()
+            function().sum().backward()
+            if number >= 2:  # the first ones compile kernels and fetch memory
+                found.append(time.perf_counter() - start)
+    ratios = [b / a for a, b in zip(seconds[ours], seconds[peer], strict=True)]
+    print(
+        f"{what:34} ours {median(seconds[ours]) * 1e3:6.1f} ms, peer {median(seconds[peer]) * 1e3:6.1f} ms: "
+        f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) times as fast"
+    )
+
+
+def attention(repeats: int, what: str, lengths: tuple[int, ...]) -> None:
+    """Compare attention over one pack."""
+    tokens = sum(lengths)
+    q, k, v = (torch.randn(tokens, HEADS, HEAD_SIZE, requires_grad=True) for _ in range(3))
+    drawn = AttentionDropout(torch.randint(2**62, (tokens,)), site(1, PROBABILITIES), 0, HEADS, PROBABILITY)
+    edges = list(accumulate(lengths, initial=0))
+
+    def one_by_one() -> Tensor:
+        parts = ([x[a:b].transpose(0, 1)[None] for x in (q, k, v)] for a, b in pairwise(edges))
+        outputs = [F.scaled_dot_product_attention(*part, dropout_p=PROBABILITY)[0].transpose(0, 1) for part in parts]
+        return torch.cat(outputs)
+
+    in_turns(repeats, what, lambda: packed_attention(q, k, v, lengths, HEAD_SIZE**-0.5, drawn), one_by_one)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    repeats = parser.parse_args().repeats
+    torch.manual_seed(0)
+    x, keys = torch.randn(8192, 1, 1024, requires_grad=True), torch.randint(2**62, (8192,))
+    in_turns(repeats, "hidden", lambda: dropout(x, keys, 1, PROBABILITY), lambda: F.dropout(x, PROBABILITY))
+    for length in (128, 256, 512, 1024):
+        attention(repeats, f"attention, sequences of {length}", (length,) * (TOKENS // length))
+    lengths, left = [], TOKENS
+    for sequence in proteins(None, 1000):
+        if len(sequence) + 2 <= min(left, 1024):
+            lengths.append(len(sequence) + 2)
+            left -= lengths[-1]
+    attention(repeats, "attention, proteins", tuple(lengths))
+
+
+if __name__ == "__main__":
+    main()

@@ -92,9 +92,9 @@ class Killable:
         return lines
 
     def steps(self) -> int:
-        """Of the newest checkpoint."""
+        """Of the newest checkpoint; the run may be removing older ones meanwhile."""
         found = complete(self.directory / "checkpoints")
-        return int(manifest_of(found[0])["step"]) if found else 0
+        return max((int(manifest_of(path).get("step", 0)) for path in found), default=0)
 
     def ends_as(self, whole: Path) -> None:
         """Let it end, and compare: what it holds to the bit, what it logged, what lies there."""

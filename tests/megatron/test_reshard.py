@@ -11,9 +11,7 @@ from bionemo.checkpoint import Checkpoint, defect
 from .layouts import UP_TO_FOUR, Layout, Run, on_every_process
 
 BEFORE, AFTER = 3, 5
-SOME = [
-    Layout(), Layout(tensor=2, pipeline=2, sequence=True), Layout(data=2, sharded=True), Layout(pipeline=2, data=2),
-]  # fmt: skip
+SOME = [Layout(), Layout(tensor=2, pipeline=2, sequence=True), Layout(data=2, sharded=True)]
 
 
 def train_and_save(layout: Layout, model: str, directory: Path) -> None:

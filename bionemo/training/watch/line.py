@@ -18,8 +18,6 @@ from bionemo.training.watch.attendance import PATIENCE, Presence, Verdict, how_i
 from bionemo.training.watch.roll_call import drop, keep
 
 _UNANSWERED = 3  # words after which it only listens
-
-
 log = logging.getLogger(__name__)
 
 
@@ -115,9 +113,8 @@ class Line(threading.Thread):
         """Call rank 0 at its port, which at first only the store knows."""
         host, _ = self._address
         if self._first.heard is None and not self._is_first:
-            socket.create_connection(
-                self._address, PATIENCE
-            ).close()  # that nobody is there, torch tells in many lines
+            # torch's store would tell in many lines that nobody is there
+            socket.create_connection(self._address, PATIENCE).close()
             self._port, self._first.host, self._first.process = json.loads(self._store().get(self._key))
         try:
             return keep(socket.create_connection((host, self._port), PATIENCE))

@@ -11,7 +11,7 @@ import torch
 from bionemo.errors import UserError
 from bionemo.training.determinism import require_determinism
 
-from .runs import config, fingerprint, run, run_on_ranks, train
+from .runs import config, fingerprint, logged, run, run_on_ranks, train
 
 
 @pytest.mark.parametrize("model", ["esm1nv", "esm2nv"])
@@ -79,3 +79,22 @@ def test_a_disk_that_fills_behind_the_training_ends_it_with_one_line(tmp_path: P
     assert "could not be written (" in lines[-1]
     assert sum(line.startswith("error: ") for line in lines) == 1
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+RECOMPUTED = [
+    ["granularity=selective"],
+    ["granularity=full", "method=uniform", "num_layers=2"],
+    ["granularity=full", "method=block", "num_layers=1"],
+]
+
+
+def test_activations_that_are_computed_again_change_no_bit(tmp_path: Path) -> None:
+    """With dropout, which has to be drawn again as it was."""
+    words = ("trainer.max_steps=3", "model.num_layers=3", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
+    train(config(tmp_path / "kept", *words, model="esm1nv"))
+    for number, keys in enumerate(RECOMPUTED):
+        again = tmp_path / str(number)
+        train(config(again, *words, *(f"model.activations_checkpoint_{key}" for key in keys), model="esm1nv"))
+        for figure in ("reduced_train_loss", "grad_norm"):
+            assert logged(again, figure) == logged(tmp_path / "kept", figure)
+        assert len(logged(again, "grad_norm")) == 3

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kind of training data offers: numbered samples of known size, made into tokens when they are asked for.
+
+One file is one kind: `masked` (residues to guess), `spans` (residues behind sentinels), `molecules` (SMILES written
+anew), `documents` (text to go on with). A model names its kind; all else about data does not know which one it is.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bionemo.data.clusters import Clusters
+from bionemo.data.random_stream import Words
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Token sequences end to end.
+
+    Attributes:
+        ids: [n] any integer type that holds the vocabulary; the smallest one, as it travels between processes.
+        lengths: [N] int64, tokens of each sequence.
+    """
+
+    ids: NDArray[np.integer[Any]]
+    lengths: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Samples as tokens.
+
+    Attributes:
+        inputs: what the model reads; of an encoder-decoder, what its decoder reads.
+        target_index: [m] int64 ascending, at which tokens of `inputs` the model is asked.
+        target_ids: [m] what it should say there.
+        keys: [N] uint64, a random key of each sample, for dropout.
+        unknown: [N] int64, tokens outside the vocabulary in each sample.
+        source: what the encoder of an encoder-decoder reads, as many sequences as `inputs` has.
+    """
+
+    inputs: Sequences
+    target_index: NDArray[np.int64]
+    target_ids: NDArray[np.integer[Any]]
+    keys: Words
+    unknown: NDArray[np.int64]
+    source: Sequences | None = None
+
+
+class Samples(Protocol):
+    """The samples of one split.
+
+    Attributes:
+        records: [k] int64, the numbers of those that take part; with clusters, numbers of clusters.
+        lengths: [n] integer, for every record the tokens that it takes of a row, at most; what rows are planned with.
+        clusters: draws a record from each cluster; None: a sample is a record.
+        notices: what the user should know of the data, a line each.
+        identity: everything beside order and row length that decides which tokens a record stands for.
+    """
+
+    records: NDArray[np.int64]
+    lengths: NDArray[np.integer[Any]]
+    clusters: Clusters | None
+    notices: tuple[str, ...]
+    identity: dict[str, Any]
+
+    def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
+        """Make samples [N] into tokens; what comes out for one depends on its epoch and record alone.
+
+        Of a record that cannot be used nothing may be left: a sequence of length 0 stands for it, in `inputs` and in
+        `source`.
+        """
+
+
+def end_to_end(parts: Iterable[NDArray[np.integer[Any]]], dtype: type[np.integer[Any]]) -> Sequences:
+    """Put sequences end to end."""
+    sequences = list(parts)
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    return Sequences(np.concatenate([np.zeros(0, dtype), *sequences]).astype(dtype, copy=False), lengths)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bionemo.config import run
 from bionemo.config.schema import RunConfig
-from bionemo.data.files import split_files
+from bionemo.data.files import name_missing_files
 from bionemo.errors import UserError
 from bionemo.training.limits import note_ineffective, refuse_unbuilt
 
@@ -41,16 +41,15 @@ def prepare_data(cfg: RunConfig) -> None:
     job = cfg.model.data.preprocessing
     if job is None:
         raise UserError(
-            f"data of the kind {cfg.model.data.data_impl} is not prepared: set do_training=True, or choose "
-            "data@model.data=uniref50 or uniref50_90"
+            "this kind of data is not prepared: set do_training=True, or choose another data@model.data, such as "
+            "uniref50 or zinc15; text is prepared by `python -m bionemo.preprocess --config-name=text`"
         )
     prepare(job)
 
 
 def pretrain(cfg: RunConfig) -> None:
     """Data, model, trainer; then train from the newest checkpoint or from the beginning."""
-    split_files(cfg.model.data, "train")  # a missing shard, too, is named before anything heavy is imported
-    split_files(cfg.model.data, "val")
+    name_missing_files(cfg.model.data)  # before anything heavy is imported
     # Imported here, so that --help and every mistake in the configuration are answered before torch is loaded.
     from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
 
@@ -88,12 +87,12 @@ def pretrain(cfg: RunConfig) -> None:
     )
     with one_voice(watch, trainer), one_line_mistakes():
         Model = model_class(cfg.model._target_)
-        alphabet = load_tokenizer(Model.tokenizer)
-        data = SequenceData(cfg.model, cfg.trainer, alphabet)
-        references |= report.reference_losses(data)
+        vocabulary = load_tokenizer(Model.tokenizer, cfg.model.tokenizer)
+        data = SequenceData(cfg.model, cfg.trainer, vocabulary, Model.samples)
+        references |= data.reference_losses()
         weights = find_weights(cfg.restore_from_path) if start is None else None
         module = TrainingModule(
-            partial(Model, cfg.model, alphabet), masked_lm, cfg.model, cfg.trainer, precision, weights
+            partial(Model, cfg.model, vocabulary), masked_lm, cfg.model, cfg.trainer, precision, weights
         )
 
         make_directories(directory, saved)  # nothing is written before here

@@ -14,6 +14,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as interop/quiet.py doe
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "protein"
+PRETRAINING = sorted(path.parent / "conf" for path in ROOT.glob("examples/**/pretrain.py"))  # of every family
 
 
 @pytest.fixture(autouse=True)

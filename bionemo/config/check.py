@@ -5,7 +5,19 @@ import re
 from collections.abc import Iterator
 from math import isclose
 
-from bionemo.config.schema import EncoderConfig, OptimConfig, RunConfig, SchedConfig, TrainerConfig
+from bionemo.config.schema import (
+    EncoderDecoderConfig,
+    MaskedDataConfig,
+    ModelConfig,
+    OptimConfig,
+    ProteinDataConfig,
+    RunConfig,
+    SchedConfig,
+    ShardDataConfig,
+    SpanDataConfig,
+    TextDataConfig,
+    TrainerConfig,
+)
 
 _AT_LEAST_ONE = (
     "micro_batch_size",
@@ -19,6 +31,9 @@ _AT_LEAST_ONE = (
 )
 
 
+_MOST_SENTINELS = 226  # beside 30 letters: ids of proteins are bytes
+
+
 def check(cfg: RunConfig) -> list[str]:
     """Give everything in a typed config that contradicts something else in it."""
     model, trainer = cfg.model, cfg.trainer
@@ -27,6 +42,7 @@ def check(cfg: RunConfig) -> list[str]:
         return sizes
     return [
         *_masking(model),
+        *_spans(model),
         *_shape(model),
         *_devices(trainer),
         *_parallel(model, trainer),
@@ -39,11 +55,13 @@ def check(cfg: RunConfig) -> list[str]:
     ]
 
 
-def _too_small(model: EncoderConfig) -> list[str]:
+def _too_small(model: ModelConfig) -> list[str]:
     return [name for name in _AT_LEAST_ONE if getattr(model, name) < 1]
 
 
-def _masking(model: EncoderConfig) -> Iterator[str]:
+def _masking(model: ModelConfig) -> Iterator[str]:
+    if not isinstance(model.data, MaskedDataConfig):
+        return
     shares = {name: getattr(model.data, name) for name in ("mask_percent", "perturb_percent", "identity_percent")}
     for name, share in {"modify_percent": model.data.modify_percent, **shares}.items():
         if not 0 <= share <= 1:
@@ -52,7 +70,35 @@ def _masking(model: EncoderConfig) -> Iterator[str]:
         yield f"{' + '.join(f'model.data.{name}' for name in shares)} is {total:g}, expected 1"
 
 
-def _shape(model: EncoderConfig) -> Iterator[str]:
+def _spans(model: ModelConfig) -> Iterator[str]:
+    """Whether both ends of the longest sequence have room: a sentinel and a residue for each that is hidden."""
+    data = model.data
+    if not isinstance(data, SpanDataConfig):
+        return
+    if not 0 < data.masked_lm_prob < 1:
+        yield f"model.data.masked_lm_prob is {data.masked_lm_prob}, expected a share above 0 and below 1"
+        return
+    if data.max_ngram_size != 1:
+        yield f"model.data.max_ngram_size is {data.max_ngram_size}, expected 1: spans are of one residue"
+    if data.seq_length_dec < (needed := round(model.seq_length * data.masked_lm_prob * 2 + 1)):
+        yield (
+            f"model.data.seq_length_dec is {data.seq_length_dec}, expected at least {needed}: "
+            "model.seq_length x model.data.masked_lm_prob x 2 + 1"
+        )
+    if data.seq_length_dec > model.max_position_embeddings:
+        yield (
+            f"model.data.seq_length_dec={data.seq_length_dec} is longer than "
+            f"model.max_position_embeddings={model.max_position_embeddings}"
+        )
+    sentinels, hidden = model.tokenizer.num_sentinel_tokens, round(model.seq_length * data.masked_lm_prob)
+    if sentinels is not None and not hidden <= sentinels <= _MOST_SENTINELS:
+        yield (
+            f"model.tokenizer.num_sentinel_tokens is {sentinels}, expected {hidden} to {_MOST_SENTINELS}: one for "
+            f"each of the residues that are hidden in model.seq_length={model.seq_length}"
+        )
+
+
+def _shape(model: ModelConfig) -> Iterator[str]:
     heads = model.num_attention_heads
     if model.kv_channels is None and model.hidden_size % heads:
         yield f"model.hidden_size={model.hidden_size} is not divisible by model.num_attention_heads={heads}"
@@ -64,20 +110,24 @@ def _shape(model: EncoderConfig) -> Iterator[str]:
         for name in names:
             if getattr(model, name) % getattr(model, ways):
                 yield f"model.{name}={getattr(model, name)} is not divisible by model.{ways}={getattr(model, ways)}"
-    tokens = model.micro_batch_size * model.seq_length
-    if model.sequence_parallel and tokens % model.tensor_model_parallel_size:
-        yield (
-            f"model.micro_batch_size x model.seq_length={tokens} is not divisible by model.tensor_model_parallel_size="
-            f"{model.tensor_model_parallel_size}, as model.sequence_parallel=True needs"
-        )
     data = model.data
-    lengths = {
-        "model.encoder_seq_length": model.encoder_seq_length,
-        "model.data.max_seq_length": data.max_seq_length,
-        "model.data.train.max_seq_length": data.train.max_seq_length,
-        "model.data.val.max_seq_length": data.val.max_seq_length,
-        "model.data.test.max_seq_length": data.test.max_seq_length,
-    }
+    rows = {"model.seq_length": model.seq_length}
+    if isinstance(data, SpanDataConfig):
+        rows["model.data.seq_length_dec"] = data.seq_length_dec
+    for name, row in rows.items():
+        tokens = model.micro_batch_size * row
+        if model.sequence_parallel and tokens % model.tensor_model_parallel_size:
+            yield (
+                f"model.micro_batch_size x {name}={tokens} is not divisible by model.tensor_model_parallel_size="
+                f"{model.tensor_model_parallel_size}, as model.sequence_parallel=True needs"
+            )
+    lengths = {"model.encoder_seq_length": model.encoder_seq_length}
+    if isinstance(data, ShardDataConfig):
+        lengths["model.data.max_seq_length"] = data.max_seq_length
+        for split in ("train", "val", "test"):
+            lengths[f"model.data.{split}.max_seq_length"] = getattr(data, split).max_seq_length
+    if isinstance(data, TextDataConfig):
+        lengths["model.data.seq_length"] = data.seq_length
     if other := [f"{key} is {length}" for key, length in lengths.items() if length != model.seq_length]:
         yield f"{other[0]}, but rows and sequences are cut by model.seq_length={model.seq_length}: set that one alone"
     if model.max_position_embeddings < model.seq_length:
@@ -95,14 +145,19 @@ def _devices(trainer: TrainerConfig) -> Iterator[str]:
         yield f"trainer.num_nodes is {trainer.num_nodes}, expected at least 1"
 
 
-def _parallel(model: EncoderConfig, trainer: TrainerConfig) -> Iterator[str]:
+def _parallel(model: ModelConfig, trainer: TrainerConfig) -> Iterator[str]:
     if not isinstance(trainer.devices, int) or trainer.devices < 1:  # "auto" is known only on the machine itself
         return
     yield from layout(model, trainer, trainer.devices * trainer.num_nodes)
 
 
-def layout(model: EncoderConfig, trainer: TrainerConfig, world: int) -> Iterator[str]:
+def layout(model: ModelConfig, trainer: TrainerConfig, world: int) -> Iterator[str]:
     """Whether `world` processes can be divided as asked, and whether the batch is as large as it says."""
+    if model.pipeline_model_parallel_size > 1 and isinstance(model, EncoderDecoderConfig):
+        yield (
+            f"model.pipeline_model_parallel_size is {model.pipeline_model_parallel_size}, expected 1: an encoder and "
+            "a decoder are not divided by depth; use model.tensor_model_parallel_size"
+        )
     ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
     if world % ways:
         yield (
@@ -111,7 +166,15 @@ def layout(model: EncoderConfig, trainer: TrainerConfig, world: int) -> Iterator
             f"model.pipeline_model_parallel_size={model.pipeline_model_parallel_size}"
         )
         return
-    derived = model.micro_batch_size * (world // ways) * trainer.accumulate_grad_batches
+    rows = model.micro_batch_size * (world // ways)
+    if trainer.accumulate_grad_batches is None:
+        if (model.global_batch_size or rows) % rows:
+            yield (
+                f"model.global_batch_size is {model.global_batch_size}, no multiple of micro batch and devices, which "
+                f"make {rows}"
+            )
+        return
+    derived = rows * trainer.accumulate_grad_batches
     if model.global_batch_size not in (None, derived):
         yield (
             f"model.global_batch_size is {model.global_batch_size}, but micro batch, devices and accumulation make "
@@ -119,7 +182,16 @@ def layout(model: EncoderConfig, trainer: TrainerConfig, world: int) -> Iterator
         )
 
 
-def _checkpointing(model: EncoderConfig) -> Iterator[str]:
+def micro_batches(model: ModelConfig, trainer: TrainerConfig, world: int) -> int:
+    """How many micro-batches make a step: those asked for or, where that is left open, as the batch needs."""
+    if trainer.accumulate_grad_batches is not None:
+        return trainer.accumulate_grad_batches
+    ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
+    rows = model.micro_batch_size * (world // ways)
+    return (model.global_batch_size or rows) // rows
+
+
+def _checkpointing(model: ModelConfig) -> Iterator[str]:
     granularity, method = model.activations_checkpoint_granularity, model.activations_checkpoint_method
     if (granularity == "full") != (method is not None):
         yield (
@@ -139,7 +211,7 @@ def _checkpointing(model: EncoderConfig) -> Iterator[str]:
 def _length_of_run(trainer: TrainerConfig) -> Iterator[str]:
     if trainer.max_steps < 1 and trainer.max_epochs is None and trainer.max_time is None:
         yield f"trainer.max_steps is {trainer.max_steps}, expected at least 1 unless trainer.max_epochs is given"
-    if trainer.accumulate_grad_batches < 1:
+    if trainer.accumulate_grad_batches is not None and trainer.accumulate_grad_batches < 1:
         yield f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, expected at least 1"
 
 
@@ -164,7 +236,9 @@ def _schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]:
         yield "missing value: without trainer.max_steps, give model.optim.sched.max_steps=..., the schedule's end"
 
 
-def _mock(model: EncoderConfig) -> Iterator[str]:
+def _mock(model: ModelConfig) -> Iterator[str]:
+    if not isinstance(model.data, ProteinDataConfig):
+        return
     mock = model.data.mock
     if not 1 <= mock.min_length <= mock.max_length:
         yield f"model.data.mock.min_length={mock.min_length} is not from 1 to max_length={mock.max_length}"

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 
 from bionemo.config.hints import alternatives, did_you_mean
 from bionemo.config.paths import CONF_DIR
-from bionemo.config.schema import SCHEMAS, EncoderConfig, RunConfig
+from bionemo.config.schema import SCHEMAS, ModelConfig, RunConfig
 from bionemo.errors import UserError
 
 _OVERRIDE = re.compile(r"(?P<prefix>~|\+{0,2})(?P<key>[^=~+\s]+)(?:=(?P<value>.*))?", re.DOTALL)
@@ -87,7 +87,7 @@ def _types_of(key: str) -> Iterator[Any]:
     options: list[Any] = [RunConfig]
     for name in key.split("."):
         groups = [option for option in options if is_dataclass(option)]
-        groups += SCHEMAS.values() if EncoderConfig in groups else ()
+        groups += SCHEMAS.values() if ModelConfig in groups else ()
         hints = [get_type_hints(group).get(name) for group in groups]
         options = [option for hint in hints if hint is not None for option in alternatives(hint)]
     for option in options:

@@ -16,7 +16,8 @@ class PackedBatch:
     """Whole sequences end to end in T = micro_batch_size x seq_length tokens; what is left at the end is filler.
 
     With padding instead of packing nothing changes but how few sequences there are: filler tokens stand at the end
-    either way, in no sequence.
+    either way, in no sequence. An encoder-decoder has two of these: this one is its decoder's, `source` its encoder's;
+    sequence i of one belongs to sequence i of the other, and they have equally many fillers.
     """
 
     tokens: Tensor  # [T] int32, after masking
@@ -28,7 +29,8 @@ class PackedBatch:
     segment_keys: Tensor  # [N + 1] int64, random key of each sequence for dropout; the last is the filler's
     lengths: tuple[int, ...]  # N tokens per sequence, with begin and end token
     longest: int  # the longest a sequence may be
-    unknown: int = 0  # letters outside the alphabet in this batch
+    unknown: int = 0  # tokens outside the vocabulary in this batch
+    source: PackedBatch | None = None
 
     def to(self, device: torch.device | str) -> PackedBatch:
         """Move every tensor, without waiting for the copies."""
@@ -39,10 +41,12 @@ class PackedBatch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> PackedBatch:
-        tensors: dict[str, Any] = {
+        changed: dict[str, Any] = {
             f.name: function(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
         }
-        return replace(self, **tensors)
+        if self.source is not None:
+            changed["source"] = self.source._map(function)
+        return replace(self, **changed)
 
     @property
     def num_tokens(self) -> int:

@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Literal
 
-from bionemo.config.schema import DataConfig, SplitConfig
+from bionemo.config.schema import DataConfig, ProteinDataConfig, ShardDataConfig, SplitConfig
 from bionemo.data.ranges import shard_paths
 from bionemo.errors import UserError
 
@@ -12,7 +12,18 @@ SplitName = Literal["train", "val", "test"]
 _FASTA = (".fa", ".faa", ".fas")  # FASTA's other endings
 
 
-def split_files(config: DataConfig, name: SplitName) -> list[Path]:
+def name_missing_files(config: DataConfig) -> None:
+    """See that everything a training needs is there.
+
+    Raises:
+        UserError: naming every file that is missing.
+    """
+    if isinstance(config, ShardDataConfig):
+        split_files(config, "train")
+        split_files(config, "val")
+
+
+def split_files(config: ShardDataConfig, name: SplitName) -> list[Path]:
     """Give the files of a split in the order they are read; none for data that is made up.
 
     Raises:
@@ -29,7 +40,7 @@ def split_files(config: DataConfig, name: SplitName) -> list[Path]:
     return sorted(paths) if getattr(split.data_impl_kwargs, split.data_impl).sort_dataset_paths else paths
 
 
-def cluster_members(config: DataConfig) -> list[Path] | None:
+def cluster_members(config: ProteinDataConfig) -> list[Path] | None:
     """Give the files of the UniRef90 members when training draws them from clusters, else None.
 
     Raises:
@@ -50,7 +61,7 @@ def cluster_members(config: DataConfig) -> list[Path] | None:
     return sorted(paths) if train.uf90.data_impl_kwargs.csv_fields_mmap.sort_dataset_paths else paths
 
 
-def _directory(config: DataConfig, name: SplitName) -> Path:
+def _directory(config: ShardDataConfig, name: SplitName) -> Path:
     common = config.dataset_path
     directory = Path(getattr(config, name).dataset_path or common or ".")
     if common and not (directory / name).is_dir() and (Path(common) / name).is_dir():

@@ -5,13 +5,22 @@ Each residue is asked with probability `modify_percent`. Of the asked, `mask_per
 become a random other residue and `identity_percent` stay as they are.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.random_stream import Words, below, draw, draw_runs
+from bionemo.config.schema import EncoderConfig
+from bionemo.data.batch import PackedBatch
+from bionemo.data.files import SplitName
+from bionemo.data.hidden_markov import MASKED, Corruption
+from bionemo.data.mock import MockSource, best_loss
+from bionemo.data.random_stream import Words, below, draw, draw_runs, purpose_key, sample_keys
+from bionemo.data.residues import ProteinSamples, Residues
+from bionemo.data.samples import RowSize, Tokens
 from bionemo.tokenizers import Alphabet
 
 _NEVER = np.uint64(2**64 - 1)  # lies below no threshold
@@ -28,8 +37,8 @@ class Masking:
     mask_special_tokens: bool = False
 
     def __call__(
-        self, tokens: NDArray[np.uint8], keys: Words, lengths: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        self, tokens: NDArray[np.integer[Any]], keys: Words, lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]]]:
         """Mask packed sequences in place.
 
         Args:
@@ -57,6 +66,25 @@ class Masking:
         tokens[index] = self._replacements(answers, words[index])
         return index, answers
 
+    def lowest_loss(self, batches: Iterable[PackedBatch]) -> float:
+        """Nats per asked residue of the best possible predictor, on masked batches of the mock language."""
+        others = len(self.alphabet.residue_ids) - 1
+        corruption = Corruption(self.modify_percent, self.mask_percent, self.perturb_percent, others)
+        letter_of = np.array([ord(token) if len(token) == 1 else MASKED for token in self.alphabet.tokens], np.int16)
+        shown, asked, truth, lengths = [], [], [], []
+        for batch in batches:
+            tokens = batch.tokens[: batch.num_tokens].numpy()
+            inner = (tokens != self.alphabet.bos_id) & (tokens != self.alphabet.eos_id)
+            is_asked = np.zeros(len(tokens), bool)
+            is_asked[batch.target_index.numpy()] = True
+            shown.append(letter_of[tokens[inner]])
+            asked.append(is_asked[inner])
+            truth.append(letter_of[batch.target_ids.numpy()])
+            lengths.append(np.array(batch.lengths) - 2)
+        return best_loss(
+            np.concatenate(shown), np.concatenate(asked), np.concatenate(truth), np.concatenate(lengths), corruption
+        )
+
     def _ask_one(self, words: Words, key: np.uint64) -> None:
         """Ask the token of the lowest word of a sequence: it gets the next word, scaled to lie below the threshold."""
         lowest = words.argmin()
@@ -64,7 +92,7 @@ class Masking:
             word = int(draw(np.array([key]), len(words))[0])
             words[lowest] = word * int(self._threshold(1)) >> 64
 
-    def _replacements(self, answers: NDArray[np.uint8], words: Words) -> NDArray[np.uint8]:
+    def _replacements(self, answers: NDArray[np.integer[Any]], words: Words) -> NDArray[np.integer[Any]]:
         """Choose what stands in the place of the asked tokens [m]; the word that asked also says what."""
         masked = words < self._threshold(self.mask_percent)
         perturbed = ~masked & (words < self._threshold(self.mask_percent + self.perturb_percent))
@@ -72,7 +100,7 @@ class Masking:
         shown[perturbed] = self._others(answers[perturbed], words[perturbed])
         return shown
 
-    def _others(self, answers: NDArray[np.uint8], words: Words) -> NDArray[np.uint8]:
+    def _others(self, answers: NDArray[np.integer[Any]], words: Words) -> NDArray[np.uint8]:
         """Choose a residue for each answer, any but itself, by the lower half of its word."""
         residues, rank = self.alphabet.residue_ids, self._rank[answers]
         choice = below(words << np.uint64(32), len(residues) - (rank < len(residues)))
@@ -88,3 +116,51 @@ class Masking:
     def _threshold(self, share: float) -> np.uint64:
         """What a word lies below if its token is asked and is among the first `share` of the asked."""
         return np.uint64(min(round(self.modify_percent * share * 2**64), 2**64 - 1))
+
+
+@dataclass(frozen=True)
+class MaskedSamples(ProteinSamples):
+    """Proteins, each with a begin and an end token, some of their residues hidden."""
+
+    masking: Masking
+
+    @classmethod
+    def open(cls, config: EncoderConfig, vocabulary: Alphabet, name: SplitName) -> "MaskedSamples":
+        """Open a split; see Samples."""
+        data = config.data
+        residues = Residues.open(data, vocabulary, name, config.seq_length, ends=True)
+        masking = Masking(
+            vocabulary, data.modify_percent, data.mask_percent, data.perturb_percent, data.mask_special_tokens
+        )
+        return cls(residues, masking)
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int32]:
+        """Tokens of every record."""
+        return self.residues.lengths
+
+    @property
+    def row(self) -> RowSize:
+        """Tokens of a row."""
+        return RowSize(self.residues.longest)
+
+    def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
+        """Tokenise and mask; see Samples."""
+        sequences, unknown = self.residues.tokens(epochs, records)
+        keys = sample_keys(purpose_key(self.residues.seed, "mask"), epochs, records)
+        index, answers = self.masking(sequences.ids, keys, sequences.lengths)
+        dropout = sample_keys(purpose_key(self.residues.seed, "dropout"), epochs, records)
+        return Tokens(sequences, index, answers, dropout, unknown)
+
+    @staticmethod
+    def reference_losses(
+        train: "MaskedSamples", val: "MaskedSamples", batches: Iterable[PackedBatch]
+    ) -> dict[str, float]:
+        """What the residues' frequencies alone give; on the mock language also the lowest that any model can reach.
+
+        The latter for exactly the masks that validation uses.
+        """
+        references = {"residue frequencies alone": train.residues.split.unigram_entropy}
+        if isinstance(val.residues.split.source, MockSource):
+            references["best possible"] = val.masking.lowest_loss(batches)
+        return references

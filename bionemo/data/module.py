@@ -12,19 +12,17 @@ from itertools import islice
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from bionemo.config.schema import EncoderConfig, TrainerConfig
+from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import SPECIAL, Collator, assemble, disassemble
+from bionemo.data.collate import Collator, Parts, assemble, disassemble
 from bionemo.data.files import SplitName
-from bionemo.data.masking import Masking
 from bionemo.data.packing import pack, pad
 from bionemo.data.sampler import Position, SampleOrder, StepSampler
-from bionemo.data.splits import Split, open_split
-from bionemo.tokenizers import Alphabet
+from bionemo.data.samples import Samples
+from bionemo.tokenizers import Vocabulary
 
 _AT_ONCE = 1 << 16  # tokens built in one go: enough to outweigh calls, few enough to stay in the cache
 log = logging.getLogger(__name__)
@@ -53,8 +51,8 @@ class TrainStep:
         return _unpack, ([disassemble(batch) for batch in self.micro_batches], self.after)
 
 
-def _unpack(parts: list[tuple[Any, ...]], after: Position) -> TrainStep:
-    return TrainStep([assemble(*part) for part in parts], after)
+def _unpack(parts: list[Parts], after: Position) -> TrainStep:
+    return TrainStep([assemble(part) for part in parts], after)
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Steps(IterableDataset):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         size = self.collate.rows
         first = [(index * self.ranks + self.rank) * size for index in range(self.micro_batches)]
-        at_once = max(1, _AT_ONCE // (self.micro_batches * size * self.collate.seq_length))
+        at_once = max(1, _AT_ONCE // (self.micro_batches * size * sum(filter(None, self.collate.samples.row))))
         turns = islice(self.sampler.steps(self.start), worker, None, workers)
         while steps := list(islice(turns, at_once)):
             batches = iter(self.collate.build([step.rows[row : row + size] for step in steps for row in first]))
@@ -91,32 +89,47 @@ class Steps(IterableDataset):
 
 
 class SequenceData(pl.LightningDataModule):
-    """Train, validation and test sequences as packed steps."""
+    """Train, validation and test samples as packed steps.
 
-    def __init__(self, config: EncoderConfig, trainer_config: TrainerConfig, alphabet: Alphabet) -> None:
+    Args:
+        config: of the model.
+        trainer_config: says how many micro-batches make a step, and for how long.
+        vocabulary: of the model.
+        kind: of the samples.
+    """
+
+    def __init__(
+        self, config: ModelConfig, trainer_config: TrainerConfig, vocabulary: Vocabulary, kind: type[Samples]
+    ) -> None:
         super().__init__()
-        self.config, self.trainer_config, self.alphabet = config, trainer_config, alphabet
+        self.config, self.trainer_config, self.vocabulary, self.kind = config, trainer_config, vocabulary, kind
         self.position = Position()
-        self.splits: dict[SplitName, Split] = {}
+        self._open: dict[SplitName, Samples] = {}
 
-    def split(self, name: SplitName) -> Split:
+    def samples(self, name: SplitName) -> Samples:
         """Open a split on first use, and say once what there is to say about it."""
-        if name not in self.splits:
-            self.splits[name] = open_split(self.config.data, name, self.config.seq_length, self.alphabet)
-            for notice in self.splits[name].notices:
+        if name not in self._open:
+            self._open[name] = self.kind.open(self.config, self.vocabulary, name)
+            for notice in self._open[name].notices:
                 log.warning(notice)
-        return self.splits[name]
+        return self._open[name]
+
+    def reference_losses(self) -> dict[str, float]:
+        """Losses to hold a run's own against, in nats per asked token."""
+        steps = self.steps("val", shuffle=False, epochs=1, micro_batches=1, start=Position())
+        batches = (batch for step in steps for batch in step.micro_batches)
+        return self.kind.reference_losses(self.samples("train"), self.samples("val"), batches)
 
     def setup(self, stage: str) -> None:
         """Open what the stage needs before anything is built, so that bad data ends the run early."""
         for name in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(stage, ()):
-            self.split(name)  # type: ignore[arg-type]
+            self.samples(name)  # type: ignore[arg-type]
 
     def train_dataloader(self) -> DataLoader[TrainStep]:
         """Endless, or as many epochs as the trainer is told."""
         data = self.config.data
         epochs = self.trainer_config.max_epochs if data.train.use_upsampling else 1
-        accumulate = self.trainer_config.accumulate_grad_batches
+        accumulate = self.trainer_config.accumulate_grad_batches or 1
         return self._loader("train", data.shuffle, epochs, accumulate, self.position, data.train.num_workers)
 
     def val_dataloader(self) -> DataLoader[TrainStep]:
@@ -147,38 +160,30 @@ class SequenceData(pl.LightningDataModule):
 
     def _stream(self) -> dict[str, Any]:
         """All that decides which samples a position stands for."""
-        data, split = self.config.data, self.split("train")
+        data = self.config.data
         keys = ("shuffle", "packing", "packing_window")
         return {
             "model.data.train.seed": data.train.seed,
             **{f"model.data.{key}": getattr(data, key) for key in keys},
             "model.seq_length": self.config.seq_length,
-            "training records": len(split.records),
-            "training residues": int(split.source.lengths.sum(dtype=np.int64)),
+            **self.samples("train").identity,
         }
 
     def steps(self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: Position) -> Steps:
         """The steps of a split for this rank."""
-        data, split = self.config.data, self.split(name)
-        seed = getattr(data, name).seed
+        data, samples = self.config.data, self.samples(name)
         rank, ranks = self._rank_and_size()
         sampler = StepSampler(
-            order=SampleOrder(split.records, seed, shuffle, epochs, split.clusters),
-            lengths=np.minimum(split.source.lengths, self.config.seq_length - SPECIAL) + SPECIAL,
+            order=SampleOrder(samples.records, getattr(data, name).seed, shuffle, epochs, samples.clusters),
+            lengths=samples.lengths,
             plan=pack if data.packing else pad,
             capacity=self.config.seq_length,
             rows_per_step=self.config.micro_batch_size * ranks * micro_batches,
             window=data.packing_window,
             drop_last=data.drop_last and name == "train",
         )
-        masking = Masking(
-            self.alphabet, data.modify_percent, data.mask_percent, data.perturb_percent, data.mask_special_tokens
-        )
-        collate = Collator(
-            split.source, self.alphabet, masking, seed, self.config.seq_length, self.config.micro_batch_size,
-            crop=data.long_sequences == "crop" and name == "train",
-            dynamic_padding=data.dynamic_padding and not data.packing,
-        )  # fmt: skip
+        compact = data.dynamic_padding and not data.packing
+        collate = Collator(samples, self.config.micro_batch_size, self.vocabulary.pad_id, compact)
         return Steps(sampler, collate, start, rank, ranks, micro_batches)
 
     def _loader(

@@ -7,6 +7,7 @@ plan does not depend on the layout.
 """
 
 from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from bionemo.data.random_stream import permute
 Rows = list[NDArray[np.int64]]  # for each row, which sequences of the window it holds
 
 
-def pack(lengths: NDArray[np.int64], capacity: int, key: int) -> Rows:
+def pack(lengths: NDArray[np.integer[Any]], capacity: int, key: int) -> Rows:
     """Best-fit decreasing: the longest sequence left goes where the least room remains (Johnson 1973).
 
     On UniRef lengths, 2,048 sequences at a time, rows of 512 are 98.7 % full and rows of 1,024 are 99.7 % full.
@@ -50,6 +51,6 @@ def pack(lengths: NDArray[np.int64], capacity: int, key: int) -> Rows:
     return [flat[bounds[row] : bounds[row + 1]] for row in shuffled]
 
 
-def pad(lengths: NDArray[np.int64], capacity: int, key: int) -> Rows:
+def pad(lengths: NDArray[np.integer[Any]], capacity: int, key: int) -> Rows:
     """One sequence a row, in the order of the window."""
     return list(np.arange(len(lengths))[:, None])

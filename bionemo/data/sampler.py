@@ -8,6 +8,7 @@ one window, whatever came before.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from bionemo.data.clusters import Clusters
 from bionemo.data.packing import Rows
 from bionemo.data.random_stream import permute, purpose_key
 
-Samples = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and records [k]
+Row = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and records [k]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Position:
 class Step:
     """One global batch, before it is dealt to ranks: rows of (epoch, record) pairs."""
 
-    rows: list[Samples]
+    rows: list[Row]
     after: Position
 
 
@@ -55,7 +56,7 @@ class SampleOrder:
     epochs: int | None = None
     clusters: Clusters | None = None
 
-    def window(self, number: int, size: int) -> Samples:
+    def window(self, number: int, size: int) -> Row:
         """Samples [number * size, (number + 1) * size) of the stream; fewer, or none, where it ends."""
         n = len(self.records)
         end = (number + 1) * size if self.epochs is None else min((number + 1) * size, n * self.epochs)
@@ -84,8 +85,8 @@ class StepSampler:
     """
 
     order: SampleOrder
-    lengths: NDArray[np.int64]
-    plan: Callable[[NDArray[np.int64], int, int], Rows]
+    lengths: NDArray[np.integer[Any]]
+    plan: Callable[[NDArray[np.integer[Any]], int, int], Rows]
     capacity: int
     rows_per_step: int
     window: int
@@ -93,7 +94,7 @@ class StepSampler:
 
     def steps(self, start: Position) -> Iterator[Step]:
         """Yield the steps from `start` on."""
-        rows: list[Samples] = []
+        rows: list[Row] = []
         at, number, first = start, start.window, start.row
         while window := self._rows(number):
             while first < len(window):
@@ -114,13 +115,13 @@ class StepSampler:
             rows, number = rows + len(window), number + 1
         return rows // self.rows_per_step if self.drop_last else -(-rows // self.rows_per_step)
 
-    def _behind(self, rows: list[Samples], before: Position, window: int, row: int) -> Position:
+    def _behind(self, rows: list[Row], before: Position, window: int, row: int) -> Position:
         """Where the data stands when these rows are consumed."""
         records = np.concatenate([records for _, records in rows])
         samples, tokens = len(records), int(self.lengths[records].sum())
         return Position(window, row, before.consumed_samples + samples, before.consumed_tokens + tokens)
 
-    def _rows(self, number: int) -> list[Samples]:
+    def _rows(self, number: int) -> list[Row]:
         """Plan a window."""
         epochs, records = self.order.window(number, self.window)
         plan = self.plan(self.lengths[records], self.capacity, purpose_key(self.order.seed, f"rows {number}"))

@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a kind of training data offers: numbered samples of known size, made into tokens when they are asked for.
 
-One file is one kind: `masked` (residues to guess), `spans` (residues behind sentinels), `molecules` (SMILES written
+One file is one kind: `masking` (residues to guess), `spans` (residues behind sentinels), `molecules` (SMILES written
 anew), `documents` (text to go on with). A model names its kind; all else about data does not know which one it is.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.data.batch import PackedBatch
 from bionemo.data.clusters import Clusters
+from bionemo.data.files import SplitName
 from bionemo.data.random_stream import Words
+
+
+class RowSize(NamedTuple):
+    """Tokens that a row has room for, and so the longest sequence."""
+
+    inputs: int
+    source: int | None = None  # of the encoder's row, where there is one
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,11 @@ class Tokens:
         inputs: what the model reads; of an encoder-decoder, what its decoder reads.
         target_index: [m] int64 ascending, at which tokens of `inputs` the model is asked.
         target_ids: [m] what it should say there.
-        keys: [N] uint64, a random key of each sample, for dropout.
-        unknown: [N] int64, tokens outside the vocabulary in each sample.
+        keys: [N] uint64, a random key of each sequence, for dropout.
+        unknown: [N] int64, tokens outside the vocabulary in each sequence.
         source: what the encoder of an encoder-decoder reads, as many sequences as `inputs` has.
+        counts: [samples] int64, how many sequences each sample has; None: one each.
+        offsets: [N] int64, position of each sequence's first token; None: 0.
     """
 
     inputs: Sequences
@@ -48,6 +59,8 @@ class Tokens:
     keys: Words
     unknown: NDArray[np.int64]
     source: Sequences | None = None
+    counts: NDArray[np.int64] | None = None
+    offsets: NDArray[np.int64] | None = None
 
 
 class Samples(Protocol):
@@ -56,22 +69,48 @@ class Samples(Protocol):
     Attributes:
         records: [k] int64, the numbers of those that take part; with clusters, numbers of clusters.
         lengths: [n] integer, for every record the tokens that it takes of a row, at most; what rows are planned with.
+        row: tokens of a row.
         clusters: draws a record from each cluster; None: a sample is a record.
         notices: what the user should know of the data, a line each.
         identity: everything beside order and row length that decides which tokens a record stands for.
     """
 
-    records: NDArray[np.int64]
-    lengths: NDArray[np.integer[Any]]
-    clusters: Clusters | None
-    notices: tuple[str, ...]
-    identity: dict[str, Any]
+    @property
+    def records(self) -> NDArray[np.int64]: ...  # noqa: D102
+    @property
+    def lengths(self) -> NDArray[np.integer[Any]]: ...  # noqa: D102
+    @property
+    def row(self) -> RowSize: ...  # noqa: D102
+    @property
+    def clusters(self) -> Clusters | None: ...  # noqa: D102
+    @property
+    def notices(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def identity(self) -> dict[str, Any]: ...  # noqa: D102
+
+    @classmethod
+    def open(cls, config: Any, vocabulary: Any, name: SplitName) -> "Samples":
+        """Open a split of the data that a model's configuration names.
+
+        Raises:
+            UserError: for data that is missing, cannot be read, or is not what the model needs.
+        """
 
     def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
-        """Make samples [N] into tokens; what comes out for one depends on its epoch and record alone.
+        """Make samples into tokens; what comes out for one depends on its epoch and record alone.
 
         Of a record that cannot be used nothing may be left: a sequence of length 0 stands for it, in `inputs` and in
         `source`.
+        """
+
+    @staticmethod
+    def reference_losses(train: Any, val: Any, batches: Iterable[PackedBatch]) -> dict[str, float]:
+        """Losses to hold a run's own against, in nats per asked token.
+
+        Args:
+            train: the samples that are trained on.
+            val: those that are validated with.
+            batches: the same as tokens.
         """
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bionemo.config.schema import DataConfig, SplitConfig, UF90Config
+from bionemo.config.schema import ProteinDataConfig, SplitConfig, UF90Config
 from bionemo.data.clusters import Clusters, open_clusters
-from bionemo.data.collate import letter_ids, long_records
 from bionemo.data.files import SplitName, cluster_members, split_files
 from bionemo.data.mock import MockSource
 from bionemo.data.source import SequenceSource, open_source
@@ -35,8 +34,8 @@ class Split:
         return float(-(shares * np.log(shares)).sum())
 
 
-def open_split(config: DataConfig, name: SplitName, seq_length: int, alphabet: Alphabet) -> Split:
-    """Open a split, apply the policy for long sequences and count letters.
+def open_split(config: ProteinDataConfig, name: SplitName, room: int, alphabet: Alphabet) -> Split:
+    """Open a split, apply the policy for sequences of more than `room` residues, and count letters.
 
     Raises:
         UserError: for missing, unreadable or empty data, and for long sequences where these are an error.
@@ -54,7 +53,7 @@ def open_split(config: DataConfig, name: SplitName, seq_length: int, alphabet: A
         raise UserError(f"{label} holds no sequence: check model.data.dataset.{name}")
     # only training sees another part of a long sequence in every epoch: a validation asks the same each time
     policy = "truncate" if config.long_sequences == "crop" and name != "train" else config.long_sequences
-    records, long = long_records(source.lengths, seq_length, policy, label)
+    records, long = long_records(source.lengths, room, policy, label)
     letters = count_letters(source)
     clusters = None
     if members:
@@ -65,7 +64,7 @@ def open_split(config: DataConfig, name: SplitName, seq_length: int, alphabet: A
     return Split(source, records, letters, tuple(notices), clusters)
 
 
-def _clusters(config: DataConfig, members: int) -> Clusters:
+def _clusters(config: ProteinDataConfig, members: int) -> Clusters:
     """The clusters of the shards that are chosen, which must be the first ones: clusters are numbered through them."""
     files = split_files(config, "train")
     there = sorted(files[0].parent.glob("*.csv"))
@@ -78,7 +77,7 @@ def _clusters(config: DataConfig, members: int) -> Clusters:
     return open_clusters(files[0].parent, config.train.seed, wanted, members)
 
 
-def _mock(config: DataConfig, name: SplitName) -> SequenceSource:
+def _mock(config: ProteinDataConfig, name: SplitName) -> SequenceSource:
     mock = config.mock
     number = mock.num_sequences if name == "train" else mock.num_validation_sequences
     return MockSource(number, mock.min_length, mock.max_length, mock.seed, name)
@@ -123,3 +122,38 @@ def unknown_letters(letters: np.ndarray, alphabet: Alphabet, label: str) -> str:
         return ""
     names = " ".join(repr(chr(letter)) for letter in outside[:8])
     return f"{label}: {int(letters[outside].sum()):,} letters are outside the alphabet and count as unknown ({names})"
+
+
+def letter_ids(alphabet: Alphabet) -> np.ndarray:
+    """Id of every byte, uint8 [256], as in the alphabet's table, but that white space which it skips is `pad_id`."""
+    table = alphabet.table.copy()
+    if alphabet.skips_space:
+        table[list(b" \t\n\v\f\r\x1c\x1d\x1e\x1f")] = alphabet.pad_id
+    return table
+
+
+def long_records(lengths: np.ndarray, room: int, policy: str, where: str) -> tuple[np.ndarray, str]:
+    """Apply the policy for sequences of more than `room` residues: `crop`, `truncate`, `drop` or `error`.
+
+    Returns:
+        The records that take part, int64, and a line saying what happened to how many ("" when all fit).
+
+    Raises:
+        UserError: when the policy is `error` and there are such sequences, or when none is left.
+    """
+    long = np.flatnonzero(lengths > room)
+    records = np.flatnonzero(lengths <= room) if policy == "drop" else np.arange(len(lengths))
+    if policy == "error" and len(long):
+        raise UserError(
+            f"{where}: {len(long):,} of {len(lengths):,} sequences are longer than {room} residues "
+            f"(the first is record {long[0]:,} with {lengths[long[0]]:,}): raise model.seq_length, or set "
+            "model.data.long_sequences to crop, truncate or drop"
+        )
+    if not len(records):
+        raise UserError(
+            f"{where}: no sequence of at most {room} residues is left: raise model.seq_length, or set "
+            "model.data.long_sequences to crop or truncate"
+        )
+    done = {"crop": "cut at a random place", "truncate": "cut at their end", "drop": "left out"}.get(policy, "")
+    share = f"{len(long):,} of {len(lengths):,} sequences ({len(long) / len(lengths):.1%})"
+    return records, f"{where}: {share} are longer than {room} residues and are {done}" if len(long) else ""

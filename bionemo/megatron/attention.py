@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bidirectional attention over packed sequences: every token attends to the tokens of its own sequence.
+"""Attention over packed sequences: a token attends to its own sequence, all of it or what came before, or to another.
 
-Shapes: T tokens of a pack, H heads, d head size, N sequences.
+Shapes: T tokens of a pack, S those attended to, H heads, d head size, N sequences.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, ClassVar, cast
 
@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.utils import get_pg_rank
 from torch import Tensor, nn
 
 from bionemo.megatron.cpu_attention import packed_attention
-from bionemo.megatron.dropout import PROBABILITIES, AttentionDropout, keep_scale, site
+from bionemo.megatron.dropout import CROSS_PROBABILITIES, PROBABILITIES, AttentionDropout, keep_scale, site
 
 
 def in_autocast_dtype(x: Tensor) -> Tensor:
@@ -37,7 +38,12 @@ class Segments:
     longest: int
     rotary: tuple[Tensor, Tensor] | None = None  # cos and sin, each [T, 1, d], in the dtype of queries and keys
     keys: Tensor | None = None  # [T] int64, random key of each token, for dropout; None: nothing is dropped
+    attended: "Segments | None" = None  # sequences that these attend to, one for each; None: to themselves
     qkv_format: ClassVar[str] = "packed"  # not one of Megatron's own: it leaves such tensors alone
+
+    def towards(self, others: "Segments") -> "Segments":
+        """These sequences, each attending to its partner among others, which has positions of its own."""
+        return replace(self, attended=others, rotary=None)
 
 
 class PackedAttention(nn.Module):
@@ -46,15 +52,19 @@ class PackedAttention(nn.Module):
     Args:
         config: Megatron's.
         layer_number: from 1, over all pipeline stages.
+        attn_mask_type: whether a token attends to later ones.
+        attention_type: `self` or `cross`.
         softmax_scale: if not 1 / sqrt(d).
         pg_collection: tells which heads are ours; those of all tensor ranks make up the layer.
-        unused: attn_mask_type, ..., which Megatron passes always.
+        unused: cp_comm_type, ..., which Megatron passes always.
     """
 
     def __init__(
         self,
         config: TransformerConfig,
         layer_number: int,
+        attn_mask_type: AttnMaskType = AttnMaskType.no_mask,
+        attention_type: str = "self",
         softmax_scale: float | None = None,
         pg_collection: ProcessGroupCollection | None = None,
         **unused: Any,
@@ -62,8 +72,9 @@ class PackedAttention(nn.Module):
         super().__init__()
         assert config.kv_channels is not None
         self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
+        self.causal = attn_mask_type == AttnMaskType.causal
         self.dropout, self.heads = config.attention_dropout, config.num_attention_heads
-        self.site = site(layer_number, PROBABILITIES)
+        self.site = site(layer_number, CROSS_PROBABILITIES if attention_type == "cross" else PROBABILITIES)
         self.rank = get_pg_rank(pg_collection.tp if pg_collection is not None else None)
 
     def forward(
@@ -79,21 +90,22 @@ class PackedAttention(nn.Module):
         """Attend.
 
         Args:
-            query: [T, 1, H, d], as are key and value.
-            key: see query.
-            value: see query.
+            query: [T, 1, H, d].
+            key: [S, 1, H, d], as is value.
+            value: see key.
             attention_mask: unused, the segments say it all.
-            packed_seq_params: the sequences of this pack.
+            packed_seq_params: the sequences of this pack, and those they attend to.
             unused: attn_mask_type and attention_bias, which Megatron passes always.
 
         Returns:
             [T, 1, H * d]
         """
         segments = packed_seq_params
-        q_THd, k_THd, v_THd = query.squeeze(1), key.squeeze(1), value.squeeze(1)
+        q_THd, k_SHd, v_SHd = query.squeeze(1), key.squeeze(1), value.squeeze(1)
         if segments.rotary is not None:
-            q_THd, k_THd = rotate(q_THd, *segments.rotary), rotate(k_THd, *segments.rotary)
-        out_THd = attend(q_THd, k_THd, v_THd, segments, self.scale, self._drawn(segments, q_THd.shape[1]))
+            q_THd, k_SHd = rotate(q_THd, *segments.rotary), rotate(k_SHd, *segments.rotary)
+        drawn = self._drawn(segments, q_THd.shape[1])
+        out_THd = attend(q_THd, k_SHd, v_SHd, segments, self.scale, drawn, self.causal)
         return out_THd.reshape(len(out_THd), 1, -1)
 
     def _drawn(self, segments: Segments, our_heads: int) -> AttentionDropout | None:
@@ -106,23 +118,27 @@ class PackedAttention(nn.Module):
 
 def attend(
     q_THd: Tensor,
-    k_THd: Tensor,
-    v_THd: Tensor,
+    k_SHd: Tensor,
+    v_SHd: Tensor,
     segments: Segments,
     scale: float,
     dropout: AttentionDropout | None = None,
+    causal: bool = False,
 ) -> Tensor:
-    """Choose the fastest exact attention for the device; [T, H, d] in and out."""
+    """Choose the fastest exact attention for the device; [T, H, d] and [S, H, d] in, [T, H, d] out."""
+    to = segments.attended or segments
     if not q_THd.is_cuda:
-        return _on_cpu(q_THd, k_THd, v_THd, segments.lengths, scale, dropout)
+        return _on_cpu(q_THd, k_SHd, v_SHd, segments.lengths, scale, dropout, to.lengths, causal)
     # The backward pass of varlen_attn adds up in any order.
     exact = dropout is not None or torch.are_deterministic_algorithms_enabled()
-    if not exact and v_THd.dtype in (torch.float16, torch.bfloat16):
+    if not exact and v_SHd.dtype in (torch.float16, torch.bfloat16):
         from torch.nn.attention.varlen import varlen_attn
 
-        edges, longest = segments.boundaries, segments.longest
-        return cast(Tensor, varlen_attn(q_THd, k_THd, v_THd, edges, edges, longest, longest, scale=scale))
-    return per_sequence(q_THd, k_THd, v_THd, segments.lengths, scale, dropout)
+        edges, longest, window = (segments.boundaries, to.boundaries), (segments.longest, to.longest), (-1, -1)
+        if causal:
+            window = (-1, 0)
+        return cast(Tensor, varlen_attn(q_THd, k_SHd, v_SHd, *edges, *longest, scale=scale, window_size=window))
+    return per_sequence(q_THd, k_SHd, v_SHd, segments.lengths, scale, dropout, to.lengths, causal)
 
 
 # Sequence lengths differ in every batch, and each would be a graph of its own: these two stay out of torch.compile.
@@ -132,26 +148,34 @@ _on_cpu = torch.compiler.disable(packed_attention)
 @torch.compiler.disable
 def per_sequence(
     q_THd: Tensor,
-    k_THd: Tensor,
-    v_THd: Tensor,
+    k_SHd: Tensor,
+    v_SHd: Tensor,
     lengths: tuple[int, ...],
     scale: float,
     dropout: AttentionDropout | None,
+    key_lengths: tuple[int, ...] | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """Attend in one sequence after the other, on any device; filler tokens get zeros."""
-    edges = list(accumulate(lengths, initial=0))
-    parts = (x[: edges[-1]].split(lengths) for x in (q_THd, k_THd, v_THd))
+    edges, key_lengths = list(accumulate(lengths, initial=0)), lengths if key_lengths is None else key_lengths
+    queries = q_THd[: edges[-1]].split(lengths)
+    keys, values = (x[: sum(key_lengths)].split(key_lengths) for x in (k_SHd, v_SHd))
     pieces = []
-    for tokens, *parts_nHd in zip(map(slice, edges, edges[1:]), *parts, strict=True):
-        q_Hnd, k_Hnd, v_Hnd = (x.transpose(0, 1) for x in parts_nHd)
+    for tokens, *parts in zip(map(slice, edges, edges[1:]), queries, keys, values, strict=True):
+        q_Hnd, k_Hmd, v_Hmd = (x.transpose(0, 1) for x in parts)
         if dropout is None:
-            out_Hnd = F.scaled_dot_product_attention(q_Hnd[None], k_Hnd[None], v_Hnd[None], scale=scale)[0]
+            out_Hnd = F.scaled_dot_product_attention(
+                q_Hnd[None], k_Hmd[None], v_Hmd[None], scale=scale, is_causal=causal
+            )[0]
         else:
-            p_Hnn = ((q_Hnd @ k_Hnd.mT).float() * scale).softmax(-1)
-            mask_Hnn = dropout.kept(slice(0, len(q_Hnd)), tokens).bool()  # backward keeps it: a byte each
-            out_Hnd = (p_Hnn * mask_Hnn * keep_scale(dropout.probability)).to(v_Hnd.dtype) @ v_Hnd
+            s_Hnm = (q_Hnd @ k_Hmd.mT).float() * scale
+            if causal:
+                s_Hnm = s_Hnm.masked_fill(s_Hnm.new_ones(s_Hnm.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
+            mask_Hnm = dropout.kept(slice(0, len(q_Hnd)), tokens, k_Hmd.shape[1]).bool()  # kept, a byte each
+            p_Hnm = s_Hnm.softmax(-1) * mask_Hnm * keep_scale(dropout.probability)
+            out_Hnd = p_Hnm.to(v_Hmd.dtype) @ v_Hmd
         pieces.append(out_Hnd.transpose(0, 1))
-    return torch.cat([*pieces, torch.zeros_like(v_THd[edges[-1] :])])
+    return torch.cat([*pieces, torch.zeros_like(q_THd[edges[-1] :])])
 
 
 def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:

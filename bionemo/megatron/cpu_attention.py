@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed (variable-length, bidirectional) attention for CPUs in plain PyTorch.
+"""Packed (variable-length) attention for CPUs in plain PyTorch.
 
 About twice as fast as one scaled_dot_product_attention a sequence, forward and backward, because:
 
@@ -19,7 +19,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,21 +30,38 @@ from bionemo.megatron.dropout import AttentionDropout, keep_scale
 
 _WINDOW = 32
 _TILE = 3 * 2**19  # Scores per tile, unless one head's are more.
-_Tile = tuple[slice, slice, slice, int]  # Heads, window, tokens, number of tokens.
+
+
+class _Span(NamedTuple):
+    """One sequence of a pack: its tokens, and the window in which they are read."""
+
+    tokens: slice
+    window: slice
+    length: int
+
+
+_Tile = tuple[slice, _Span, _Span]  # Heads, queries, keys.
+
+
+def _spans(lengths: tuple[int, ...]) -> list[_Span]:
+    ends = accumulate(lengths)
+    sizes = [-(-n // _WINDOW) * _WINDOW for n in lengths]
+    return [
+        _Span(slice(end - n, end), slice(end - n, end - n + size), n)
+        for end, n, size in zip(ends, lengths, sizes, strict=True)
+    ]
 
 
 @lru_cache(maxsize=64)
-def _tiles(lengths: tuple[int, ...], heads: int) -> list[_Tile]:
+def _tiles(lengths: tuple[int, ...], key_lengths: tuple[int, ...], heads: int) -> list[_Tile]:
     """Cuts a pack into tiles of a few heads of one sequence, the costliest first."""
-    tiles, start = [], 0
-    for n in lengths:
-        size = -(-n // _WINDOW) * _WINDOW
-        parts = min(heads, -(-heads * size**2 // _TILE))  # None for an empty sequence.
+    tiles = []
+    for queries, keys in zip(_spans(lengths), _spans(key_lengths), strict=True):
+        scores = heads * (queries.window.stop - queries.window.start) * (keys.window.stop - keys.window.start)
+        parts = min(heads, -(-scores // _TILE))  # None for an empty sequence.
         for part in range(parts):
-            some = slice(heads * part // parts, heads * (part + 1) // parts)
-            tiles.append((some, slice(start, start + size), slice(start, start + n), n))
-        start += n
-    return sorted(tiles, key=lambda tile: (tile[0].start - tile[0].stop) * tile[3] ** 2)
+            tiles.append((slice(heads * part // parts, heads * (part + 1) // parts), queries, keys))
+    return sorted(tiles, key=lambda tile: (tile[0].start - tile[0].stop) * tile[1].length * tile[2].length)
 
 
 @lru_cache(maxsize=1)
@@ -105,9 +123,10 @@ class _PackedAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        lengths: tuple[int, ...],
+        tiles: list[_Tile],
         scale: float,
         dropout: AttentionDropout | None,
+        causal: bool,
     ) -> Tensor:
         out = torch.zeros(q.shape, dtype=q.dtype)
         q, k, v = _by_head(q), _by_head(k), _by_head(v)
@@ -115,52 +134,63 @@ class _PackedAttention(torch.autograd.Function):
         log_sum = q2.new_zeros(*q.shape[:2], 1)
         keep = keep_scale(dropout.probability) if dropout else 1.0
 
-        def compute(heads: slice, window: slice, tokens: slice, n: int) -> None:
-            s = torch.bmm(q2[heads, window], k2[heads, window].mT)
-            s[:, :, n:] = -torch.inf  # Keys beyond the sequence.
+        def compute(heads: slice, queries: _Span, keys: _Span) -> None:
+            n, m = queries.length, keys.length
+            s = torch.bmm(q2[heads, queries.window], k2[heads, keys.window].mT)
+            _hide(s, m, causal)
             top = s.amax(-1, keepdim=True)
             total = s.sub_(top).exp2_().sum(-1, keepdim=True)
             p = s.to(v.dtype)
             if dropout:
-                p[:, :n, :n].mul_(dropout.kept(heads, tokens))
-            o = torch.bmm(p, v[heads, window])
-            torch.div(o[:, :n], total[:, :n] / keep, out=out[tokens, heads].transpose(0, 1))
-            log_sum[heads, tokens] = top.add_(total.log2_())[:, :n]
+                p[:, :n, :m].mul_(dropout.kept(heads, queries.tokens, m))
+            o = torch.bmm(p, v[heads, keys.window])
+            torch.div(o[:, :n], total[:, :n] / keep, out=out[queries.tokens, heads].transpose(0, 1))
+            log_sum[heads, queries.tokens] = top.add_(total.log2_())[:, :n]
 
-        _for_each(_tiles(lengths, q.shape[0]), compute, q.dtype)
+        _for_each(tiles, compute, q.dtype)
         ctx.save_for_backward(q, k, v, log_sum)
-        ctx.lengths, ctx.scale, ctx.dropout = lengths, scale, dropout
+        ctx.rest = tiles, scale, dropout, causal
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, log_sum = ctx.saved_tensors
-        do, dropout = _by_head(dout), ctx.dropout
+        tiles, scale, dropout, causal = ctx.rest
+        do = _by_head(dout)
         keep = keep_scale(dropout.probability) if dropout else 1.0
-        dq, dk, dv = (torch.zeros(dout.shape, dtype=q.dtype) for _ in range(3))
-        q2, k2 = q.float() * (ctx.scale / math.log(2)), k.float()
+        dq = torch.zeros(dout.shape, dtype=q.dtype)
+        dk, dv = (torch.zeros(x.shape[1] - _WINDOW, x.shape[0], x.shape[2], dtype=q.dtype) for x in (k, v))
+        q2, k2 = q.float() * (scale / math.log(2)), k.float()
 
-        def compute(heads: slice, window: slice, tokens: slice, n: int) -> None:
-            at = heads, window
-            s = torch.bmm(q2[at], k2[at].mT)
-            s[:, :, n:] = -torch.inf
+        def compute(heads: slice, queries: _Span, keys: _Span) -> None:
+            n, m = queries.length, keys.length
+            at, of = (heads, queries.window), (heads, keys.window)
+            s = torch.bmm(q2[at], k2[of].mT)
+            _hide(s, m, causal)
             p = s.sub_(log_sum[at]).exp2_().to(q.dtype)
             p[:, n:] = 0  # Queries beyond the sequence.
-            ds, dropped = torch.bmm(do[at], v[at].mT), p
+            ds, dropped = torch.bmm(do[at], v[of].mT), p
             if dropout:
                 mask = torch.zeros_like(p)
-                mask[:, :n, :n] = dropout.kept(heads, tokens)
+                mask[:, :n, :m] = dropout.kept(heads, queries.tokens, m)
                 ds.mul_(mask)
                 dropped = mask.mul_(p)
             x = torch.bmm(dropped.mT, do[at])
-            torch.mul(x[:, :n], keep, out=dv[tokens, heads].transpose(0, 1))
+            torch.mul(x[:, :m], keep, out=dv[keys.tokens, heads].transpose(0, 1))
             torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
-            for grad, x in ((dq, torch.bmm(ds, k[at])), (dk, torch.bmm(ds.mT, q[at]))):
-                torch.mul(x[:, :n], ctx.scale * keep, out=grad[tokens, heads].transpose(0, 1))
+            for grad, to, x in ((dq, queries, torch.bmm(ds, k[of])), (dk, keys, torch.bmm(ds.mT, q[at]))):
+                torch.mul(x[:, : to.length], scale * keep, out=grad[to.tokens, heads].transpose(0, 1))
 
-        _for_each(_tiles(ctx.lengths, q.shape[0]), compute, q.dtype)
-        return dq, dk, dv, None, None, None
+        _for_each(tiles, compute, q.dtype)
+        return dq, dk, dv, None, None, None, None
+
+
+def _hide(scores: Tensor, keys: int, causal: bool) -> None:
+    """Takes out keys beyond the sequence and, if causal, those after a query."""
+    scores[:, :, keys:] = -torch.inf
+    if causal:
+        scores.masked_fill_(torch.ones(scores.shape[1:], dtype=torch.bool).triu_(1), -torch.inf)
 
 
 def packed_attention(
@@ -170,21 +200,26 @@ def packed_attention(
     lengths: tuple[int, ...],
     scale: float,
     dropout: AttentionDropout | None = None,
+    key_lengths: tuple[int, ...] | None = None,
+    causal: bool = False,
 ) -> Tensor:
-    """Bidirectional attention within each sequence of a packed batch.
+    """Attention within each sequence of a packed batch, or from each to its partner in another.
 
     Args:
         q: [tokens, heads, head size], fp32 or bf16, any strides; cast to the dtype of `v`, as autocast would.
-        k: likewise.
+        k: likewise, as many tokens as `v`.
         v: likewise.
         lengths: of the sequences, in order; tokens after their sum are padding and come out as 0.
         scale: what scores are multiplied by, usually head size ** -0.5.
         dropout: which probabilities are dropped; None for none.
+        key_lengths: of the sequences attended to; None: these are the same ones.
+        causal: whether a token attends to no later one; only within the same sequences.
 
     Returns:
-        [tokens, heads, head size], contiguous, in the dtype of `v`.
+        [tokens, heads, head size], contiguous, in the dtype of `v`; 0 where there is nothing to attend to.
     """
     # Without AVX-512, oneDNN's products in bf16 take ten times as long as in fp32.
     slow = v.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     dtype = torch.float32 if slow else v.dtype
-    return _PackedAttention.apply(q.to(dtype), k.to(dtype), v.to(dtype), lengths, scale, dropout).to(v.dtype)
+    tiles = _tiles(lengths, lengths if key_lengths is None else key_lengths, q.shape[1])
+    return _PackedAttention.apply(q.to(dtype), k.to(dtype), v.to(dtype), tiles, scale, dropout, causal).to(v.dtype)

@@ -22,14 +22,14 @@ _COLUMNS = 1 << 20  # counters a site has for one token
 _LEVELS = 1 << 16  # dropout probabilities are multiples of 1 / 65,536
 _AT_ONCE = 1 << 19  # activations for which a CPU draws at a time: their words are a megabyte, and stay in the cache
 
-# A site is a place where activations are dropped. Every layer has three; site 0 is of no layer: the embedding.
+# A site is a place where activations are dropped. Every layer has five; site 0 is of no layer: the embedding.
 EMBEDDING = 0
-PROBABILITIES, ATTENTION_OUTPUT, MLP_OUTPUT = range(3)
+PROBABILITIES, ATTENTION_OUTPUT, CROSS_PROBABILITIES, CROSS_OUTPUT, MLP_OUTPUT = range(5)
 
 
 def site(layer: int, place: int) -> int:
     """Number of a place in a layer; layers count from 1 over the whole model, whichever pipeline stage holds them."""
-    return 3 * layer + place
+    return 5 * layer + place
 
 
 def mix(words: Tensor) -> Tensor:
@@ -129,14 +129,15 @@ class AttentionDropout(NamedTuple):
     all_heads: int  # of the model
     probability: float
 
-    def kept(self, heads: slice, tokens: slice) -> Tensor:
-        """Draw which probabilities stay within one sequence of n tokens: int16 [heads, n, n], ones and zeros.
+    def kept(self, heads: slice, tokens: slice, columns: int) -> Tensor:
+        """Draw which probabilities stay of one sequence of n tokens: int16 [heads, n, columns], ones and zeros.
 
         Args:
             heads: some of this process's.
             tokens: where the sequence lies in the pack.
+            columns: tokens that are attended to.
         """
-        share, columns = _COLUMNS // self.all_heads, tokens.stop - tokens.start
+        share = _COLUMNS // self.all_heads
         assert columns <= 4 * share, f"{columns} tokens are too long a sequence for dropout in {self.all_heads} heads"
         first_H1 = (torch.arange(heads.start, heads.stop, device=self.keys.device) + self.first_head)[:, None] * share
         return kept(self.keys[tokens] + first_H1 * _GOLDEN, self.site, columns, self.probability)

@@ -3,90 +3,45 @@
 
 Undivided, the linear modules are plain ones, and a whole layer is one torch.compile graph, which Megatron's own
 `local` specification is not. Shapes: T tokens of a pack (of this rank's stretch of it, with sequence parallelism),
-B = 1, D hidden size.
+S tokens of another that is attended to, B = 1, D hidden size.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, set_tensor_model_parallel_attributes
 from megatron.core.transformer import ModuleSpec, TransformerConfig
-from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.attention import (
+    CrossAttention,
+    CrossAttentionSubmodules,
+    SelfAttention,
+    SelfAttentionSubmodules,
+)
 from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bionemo.config.schema import EncoderConfig
+from bionemo.config.schema import ModelConfig
 from bionemo.megatron import groups
-from bionemo.megatron.attention import PackedAttention, Segments, in_autocast_dtype
-from bionemo.megatron.dropout import ATTENTION_OUTPUT, MLP_OUTPUT, dropout, site
+from bionemo.megatron.attention import PackedAttention, Segments
+from bionemo.megatron.dropout import ATTENTION_OUTPUT, CROSS_OUTPUT, MLP_OUTPUT, dropout, site
+from bionemo.megatron.linear import ColumnLinear, LayerNorm, Linear, RowLinear
+
+Kind = Literal[
+    "encoder", "causal", "decoder"
+]  # sees all of its sequence; the past; the past and an encoder's sequence
+_ACTIVATIONS = {"gelu": nn.functional.gelu, "gelu_tanh": partial(nn.functional.gelu, approximate="tanh")}
 
 
-class Linear(nn.Linear):
-    """A linear module behind Megatron's builder interface: returns (output, bias left to add), here always none."""
+class Memory(NamedTuple):
+    """What an encoder hands to a decoder."""
 
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        config: TransformerConfig,
-        init_method: Callable[[Tensor], Any],
-        bias: bool = True,
-        skip_bias_add: bool = False,  # Megatron would fuse the bias with what follows; a GEMM adds it for free
-        **parallel_layout: Any,  # gather_output, input_is_parallel, ...: without tensor parallelism all the same
-    ) -> None:
-        super().__init__(input_size, output_size, bias=bias, dtype=config.params_dtype)
-
-    def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        """Multiply, bias included."""
-        return super().forward(x_TBD), None
-
-
-class ColumnLinear(ColumnParallelLinear):
-    """Linear whose outputs are divided over the tensor ranks.
-
-    Inputs are cast before Megatron sees them: it would keep and communicate fp32.
-    """
-
-    def __init__(self, *sizes: int, skip_bias_add: bool, **options: Any) -> None:
-        super().__init__(*sizes, skip_bias_add=True, **options)
-        set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
-
-    def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:
-        """Multiply, bias included."""
-        return _with_bias(*super().forward(in_autocast_dtype(x_TBD)))
-
-
-class RowLinear(RowParallelLinear):
-    """Linear whose inputs are divided over the tensor ranks; their products are added up, then the bias."""
-
-    def __init__(self, *sizes: int, skip_bias_add: bool, **options: Any) -> None:
-        super().__init__(*sizes, skip_bias_add=True, **options)
-        set_tensor_model_parallel_attributes(self.weight, True, 1, 1)
-
-    def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:
-        """Multiply, bias included."""
-        return _with_bias(*super().forward(in_autocast_dtype(x_TBD)))
-
-
-def _with_bias(product: Tensor, bias: Tensor) -> tuple[Tensor, None]:
-    """Add in the product's own format: a bias of fp32 would make one of what follows."""
-    return product + bias.to(product.dtype), None
-
-
-class LayerNorm(nn.LayerNorm):
-    """Layer normalisation behind Megatron's builder interface."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
-        super().__init__(hidden_size, eps=eps)
-        for parameter in self.parameters():  # each tensor rank sees a stretch of the sequence: gradients are summed
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    hidden: Tensor  # [S, B, D], divided over the sequence as the decoder's own
+    segments: Segments
 
 
 class RecomputedAttention(PackedAttention):
@@ -99,17 +54,30 @@ class RecomputedAttention(PackedAttention):
         return recomputed
 
 
-class EncoderLayer(TransformerLayer):
-    """One pre-LN layer: x + Attention(LN(x)), then x + MLP(LN(x)), biases on every linear module.
+class Layer(TransformerLayer):
+    """One pre-LN layer: x + Attention(LN(x)), in a decoder x + CrossAttention(LN(x), memory), then x + MLP(LN(x)).
 
     Megatron builds it; what it computes stands here, because its dropout must know which tokens it sees. The residual
     stream stays in its own precision, whatever the products are computed in.
     """
 
-    def forward(self, x_TBD: Tensor, segments: Segments, keys_T: Tensor | None) -> Tensor:
-        """Encode [T, B, D]; `keys_T` are those of the tokens in x, which may be a stretch of the segments' tokens."""
+    def forward(self, x_TBD: Tensor, segments: Segments, keys_T: Tensor | None, memory: Memory | None) -> Tensor:
+        """Compute [T, B, D].
+
+        Args:
+            x_TBD: the residual stream.
+            segments: the sequences of the pack; with a memory, those that they attend to in it, as well.
+            keys_T: of the tokens in x, which may be a stretch of the segments' tokens; None: nothing is dropped.
+            memory: for a decoder.
+        """
         attended, _ = self.self_attention(self.input_layernorm(x_TBD), attention_mask=None, packed_seq_params=segments)
         x_TBD = x_TBD + self._drop(attended, keys_T, ATTENTION_OUTPUT)
+        if memory is not None:
+            attended, _ = self.cross_attention(
+                self.pre_cross_attn_layernorm(x_TBD), attention_mask=None, key_value_states=memory.hidden,
+                packed_seq_params=segments.towards(memory.segments),
+            )  # fmt: skip
+            x_TBD = x_TBD + self._drop(attended, keys_T, CROSS_OUTPUT)
         transformed, _ = self.mlp(self.pre_mlp_layernorm(x_TBD))
         return x_TBD + self._drop(transformed, keys_T, MLP_OUTPUT)
 
@@ -120,22 +88,22 @@ class EncoderLayer(TransformerLayer):
         return dropout(x_TBD, keys_T, site(self.layer_number, place), self.hidden_dropout)
 
 
-class EncoderBlock(TransformerBlock):
+class Block(TransformerBlock):
     """The layers of this pipeline stage, and after the last of all the final layer normalisation."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: ModelConfig, kind: Kind) -> None:
         layers = config.num_layers // groups.stages()
         super().__init__(
             transformer_config(config),
-            TransformerBlockSubmodules(layer_specs=[encoder_layer(config)] * layers, layer_norm=LayerNorm),
+            TransformerBlockSubmodules(layer_specs=[layer_spec(config, kind)] * layers, layer_norm=LayerNorm),
             pre_process=groups.first_stage(),
             post_process=groups.last_stage(),
             pg_collection=groups.collection(),
         )
         self.stretches = list(_stretches(config, layers))
 
-    def forward(self, x_TBD: Tensor | None, segments: Segments) -> Tensor:
-        """Encode [T, B, D]; stages after the first take what `set_input_tensor` was given instead of `x_TBD`."""
+    def forward(self, x_TBD: Tensor | None, segments: Segments, memory: Memory | None = None) -> Tensor:
+        """Compute [T, B, D]; stages after the first take what `set_input_tensor` was given instead of `x_TBD`."""
         hidden = x_TBD if self.pre_process else self.input_tensor
         assert hidden is not None
         keys_T = segments.keys
@@ -144,7 +112,7 @@ class EncoderBlock(TransformerBlock):
 
         def run(hidden: Tensor, layers: range) -> Tensor:
             for number in layers:
-                hidden = self.layers[number](hidden, segments, keys_T)
+                hidden = self.layers[number](hidden, segments, keys_T, memory)
             return hidden
 
         for layers, recompute in self.stretches:
@@ -155,7 +123,7 @@ class EncoderBlock(TransformerBlock):
         return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
 
 
-def _stretches(config: EncoderConfig, layers: int) -> list[tuple[range, bool]]:
+def _stretches(config: ModelConfig, layers: int) -> list[tuple[range, bool]]:
     """Which layers of a stage run together, and whether their activations are computed again instead of kept.
 
     `uniform` keeps the input of every `activations_checkpoint_num_layers` layers; `block` does so for each of the
@@ -169,31 +137,34 @@ def _stretches(config: EncoderConfig, layers: int) -> list[tuple[range, bool]]:
     return [(range(first, min(first + size, layers)), True) for first in range(0, layers, size)]
 
 
-def encoder_layer(config: EncoderConfig) -> ModuleSpec:
+def layer_spec(config: ModelConfig, kind: Kind) -> ModuleSpec:
     """What a layer is put together from."""
     divided = groups.tensor_size() > 1
     column, row = (ColumnLinear, RowLinear) if divided else (Linear, Linear)
-    selective = config.activations_checkpoint_granularity == "selective"
+    core = RecomputedAttention if config.activations_checkpoint_granularity == "selective" else PackedAttention
+    cross = ModuleSpec(
+        module=CrossAttention,
+        params={"attn_mask_type": AttnMaskType.no_mask},
+        submodules=CrossAttentionSubmodules(linear_q=column, linear_kv=column, core_attention=core, linear_proj=row),
+    )
     return ModuleSpec(
-        module=EncoderLayer,
+        module=Layer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=LayerNorm,
             self_attention=ModuleSpec(
                 module=SelfAttention,
-                params={"attn_mask_type": AttnMaskType.padding},
-                submodules=SelfAttentionSubmodules(
-                    linear_qkv=column,
-                    core_attention=RecomputedAttention if selective else PackedAttention,
-                    linear_proj=row,
-                ),
+                params={"attn_mask_type": AttnMaskType.no_mask if kind == "encoder" else AttnMaskType.causal},
+                submodules=SelfAttentionSubmodules(linear_qkv=column, core_attention=core, linear_proj=row),
             ),
+            pre_cross_attn_layernorm=LayerNorm if kind == "decoder" else IdentityOp,
+            cross_attention=cross if kind == "decoder" else IdentityOp,
             pre_mlp_layernorm=LayerNorm,
             mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row)),
         ),
     )
 
 
-def transformer_config(config: EncoderConfig) -> TransformerConfig:
+def transformer_config(config: ModelConfig) -> TransformerConfig:
     """Say in Megatron's words what our configuration says, for as many ranks as there are."""
     tensor, stages = groups.tensor_size(), groups.stages()
     return TransformerConfig(
@@ -205,13 +176,13 @@ def transformer_config(config: EncoderConfig) -> TransformerConfig:
         hidden_dropout=config.hidden_dropout,
         attention_dropout=config.attention_dropout,
         layernorm_epsilon=config.layernorm_epsilon,
-        activation_func=nn.functional.gelu,  # exact, by the error function
+        activation_func=_ACTIVATIONS[config.activation],
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=stages,
         pipeline_dtype=torch.float32 if stages > 1 else None,  # of the residual stream
         sequence_parallel=config.sequence_parallel and tensor > 1,
         use_cpu_initialization=True,  # that is, on the device torch has been told, which may be none
-        perform_initialization=False,  # models/encoder.py draws the weights, equal for every layout
+        perform_initialization=False,  # models/language_model.py draws the weights, equal for every layout
         calculate_per_token_loss=True,  # gradients are sums; training divides by the tokens of all ranks at once
         gradient_accumulation_fusion=False,
     )

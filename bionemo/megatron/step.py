@@ -54,7 +54,7 @@ class ParallelModel:
     """
 
     def __init__(self, model: Any, sharded: bool = False) -> None:
-        config = model.encoder.config
+        config = model.transformer_config
         model.model_type = ModelType.encoder_or_decoder
         buffers = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, overlap_grad_reduce=True, use_distributed_optimizer=sharded

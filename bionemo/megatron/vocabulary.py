@@ -49,21 +49,32 @@ def whole_sequence(x_TBD: Tensor) -> Tensor:
 
 
 class VocabularyProjection(nn.Module):
-    """Product with the word table, plus a bias for each word."""
+    """Product with a word table, plus a bias for each word.
 
-    def __init__(self, rows: int, words: int) -> None:
+    Args:
+        rows: of the table, over all ranks, padding included.
+        words: without padding.
+        bias: whether there is one.
+        hidden_size: of a table of its own; None: `forward` is given that of the embedding.
+    """
+
+    def __init__(self, rows: int, words: int, *, bias: bool = True, hidden_size: int | None = None) -> None:
         super().__init__()
-        self.words = words
-        self.bias = nn.Parameter(torch.zeros(rows // groups.tensor_size()))
-        set_tensor_model_parallel_attributes(self.bias, True, 0, 1)
+        self.words, self.rows = words, rows // groups.tensor_size()
+        self.weight = nn.Parameter(torch.zeros(self.rows, hidden_size)) if hidden_size else None
+        self.bias = nn.Parameter(torch.zeros(self.rows)) if bias else None
+        for parameter in self.parameters(recurse=False):
+            set_tensor_model_parallel_attributes(parameter, True, 0, 1)
 
-    def forward(self, x_MD: Tensor, table_VD: Tensor) -> Tensor:
+    def forward(self, x_MD: Tensor, table_VD: Tensor | None = None) -> Tensor:
         """Logits: [M, words] undivided, else [M, V] with minus infinity where a row only pads the table."""
+        table_VD = self.weight if table_VD is None else table_VD
+        assert table_VD is not None
         if groups.tensor_size() == 1:
-            return F.linear(x_MD, table_VD[: self.words], self.bias[: self.words])
+            return F.linear(x_MD, table_VD[: self.words], None if self.bias is None else self.bias[: self.words])
         logits_MV = F.linear(copy_to_tensor_model_parallel_region(x_MD), table_VD, self.bias)
-        first = groups.tensor_rank() * len(self.bias)
-        padding = torch.arange(first, first + len(self.bias), device=x_MD.device) >= self.words
+        first = groups.tensor_rank() * self.rows
+        padding = torch.arange(first, first + self.rows, device=x_MD.device) >= self.words
         return logits_MV.masked_fill(padding, -torch.inf)
 
 

@@ -20,8 +20,8 @@ class ESM2nv(MaskedLanguageModel):
     tokenizer = "esm2nv"
     rotary = True
 
-    def __init__(self, config: ESM2nvConfig, alphabet: Alphabet) -> None:
-        super().__init__(config, alphabet)
+    def __init__(self, config: ESM2nvConfig, vocabulary: Alphabet) -> None:
+        super().__init__(config, vocabulary)
         self.token_dropout = config.embedding_token_dropout
 
     def embed(self, batch: PackedBatch, keys_T: Tensor | None) -> Tensor:
@@ -29,7 +29,7 @@ class ESM2nv(MaskedLanguageModel):
         x_TD: Tensor = self.word_embeddings(batch.tokens)
         if not self.token_dropout:
             return x_TD
-        masked_T = batch.tokens == self.alphabet.mask_id
+        masked_T = batch.tokens == self.vocabulary.mask_id
         sizes = batch.boundaries.diff().to(x_TD.dtype)  # [N + F]: fillers hold no mask, their scale is of no account
         counts = torch.zeros_like(sizes).index_add_(0, batch.segment_ids, masked_T.to(x_TD.dtype))
         scale = (1 - MASKED_IN_TRAINING) / (1 - counts / sizes).clamp_min(1e-6)

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from bionemo.config.check import micro_batches
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
 
@@ -124,7 +125,7 @@ def layout_of(cfg: RunConfig) -> Layout:
         data=gpus // ways,
         node=node,
         rows=model.micro_batch_size,
-        micro_batches=trainer.accumulate_grad_batches,
+        micro_batches=micro_batches(model, trainer, gpus),
         sequence_parallel=model.sequence_parallel and model.tensor_model_parallel_size > 1,
         sharded=model.optim.name == "distributed_fused_adam",
         recompute=method if granularity == "full" else granularity or "none",

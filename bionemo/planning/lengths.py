@@ -4,7 +4,7 @@
 import math
 from dataclasses import dataclass
 
-from bionemo.config.schema import EncoderConfig
+from bionemo.config.schema import MaskedDataConfig, ModelConfig
 
 UNIREF = (210.0, 278.0)  # median and mean residues of UniRef50, close to a lognormal distribution
 _ENDS = 2  # tokens that begin and end a sequence
@@ -42,9 +42,10 @@ class Tokens:
         return self.row * self.filled / self.mean
 
 
-def tokens_of(config: EncoderConfig) -> Tokens:
+def tokens_of(config: ModelConfig) -> Tokens:
     """Work out what rows hold; packed rows are taken as full, they are to 98 % and more."""
     data, row = config.data, config.seq_length
+    assert isinstance(data, MaskedDataConfig), "planning/sizes.py knows no other kind"
     if data.data_impl == "mock":
         first, last = data.mock.min_length, data.mock.max_length
         cut = [min(length + _ENDS, row) for length in range(first, last + 1)]

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from bionemo.config.schema import EncoderConfig, ESM1nvConfig, ESM2nvConfig
+from bionemo.config.schema import ESM1nvConfig, ESM2nvConfig, ModelConfig
 from bionemo.errors import UserError
 from bionemo.planning.layout import Layout, Stage
 from bionemo.tokenizers import load_tokenizer
@@ -51,7 +51,7 @@ class Shape:
         return self.positions == 0
 
 
-def shape_of(config: EncoderConfig) -> Shape:
+def shape_of(config: ModelConfig) -> Shape:
     """Read the dimensions off a configuration.
 
     Raises:

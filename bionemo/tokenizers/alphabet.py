@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.tokenizers.vocabulary import Vocabulary
+
 
 @dataclass(frozen=True)
-class Alphabet:
+class Alphabet(Vocabulary):
     """A fixed vocabulary of single letters and special tokens such as ``<mask>``.
 
     Sequences are read from untrusted files, so the text of a special token is never parsed: ``<mask>`` inside a
@@ -46,9 +48,10 @@ class Alphabet:
         """Number of tokens, before any padding of the embedding table."""
         return len(self.tokens)
 
-    def padded_vocab_size(self, divisor: int) -> int:
-        """Rows of an embedding table that must divide evenly by ``divisor``."""
-        return -(-self.vocab_size // divisor) * divisor
+    @property
+    def identity(self) -> list[str]:
+        """The tokens, in the order of their ids."""
+        return list(self.tokens)
 
     @cached_property
     def table(self) -> NDArray[np.uint8]:

@@ -4,15 +4,15 @@
 from typing import Any
 
 from bionemo.errors import UserError
-from bionemo.models.encoder import MaskedLanguageModel
+from bionemo.models.language_model import LanguageModel
 
 
-def identity(model: MaskedLanguageModel) -> dict[str, Any]:
+def identity(model: LanguageModel) -> dict[str, Any]:
     """What a checkpoint says of the model it belongs to."""
-    return {"model._target_": model.config._target_, "vocabulary": list(model.alphabet.tokens)}
+    return {"model._target_": model.config._target_, "vocabulary": model.vocabulary.identity}
 
 
-def refuse_another_model(saved: dict[str, Any], model: MaskedLanguageModel) -> None:
+def refuse_another_model(saved: dict[str, Any], model: LanguageModel) -> None:
     """Compare what a checkpoint says with the model that is to go on from it.
 
     Raises:

@@ -4,7 +4,7 @@
 import logging
 from typing import Any
 
-from bionemo.config.schema import RunConfig
+from bionemo.config.schema import GPT3Config, ProteinDataConfig, RunConfig
 from bionemo.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -33,22 +33,27 @@ def note_ineffective(cfg: RunConfig) -> None:
     """Say which keys were set and change nothing, and what to do instead."""
     data, tokenizer = cfg.model.data, cfg.model.tokenizer
     saving = cfg.exp_manager.checkpoint_callback_params
+    proteins = data if isinstance(data, ProteinDataConfig) else None
+    own_files = isinstance(cfg.model, GPT3Config)
     own_alphabet = "the alphabets are part of the package"
     by_step = "set every_n_train_steps or train_time_interval"
     by_name = "checkpoints are directories named by filename"
     ineffective = {  # key: whether it was set, and why that changes nothing
         "model.data.dataloader_type": (data.dataloader_type != "single", "the order follows from model.data.shuffle"),
-        "model.data.force_regen_sample_mapping": (data.force_regen_sample_mapping, "the order is never stored"),
+        "model.data.force_regen_sample_mapping": (
+            proteins is not None and proteins.force_regen_sample_mapping,
+            "the order is never stored",
+        ),
         "model.sequence_parallel": (
             cfg.model.sequence_parallel and cfg.model.tensor_model_parallel_size == 1,
             "it divides the sequence over tensor ranks, of which there is one",
         ),
         "model.data.train.sort_fastas=False": (
-            data.train.sort_fastas is False,
+            proteins is not None and proteins.train.sort_fastas is False,
             "members are always put beside their cluster",
         ),
         "model.tokenizer.model": (tokenizer.model, own_alphabet),
-        "model.tokenizer.vocab_file": (tokenizer.vocab_file, own_alphabet),
+        "model.tokenizer.vocab_file": (tokenizer.vocab_file and not own_files, own_alphabet),
         **{
             f"exp_manager.checkpoint_callback_params.{key}": (getattr(saving, key), reason)
             for key, reason in {

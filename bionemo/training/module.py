@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bionemo.checkpoint import Checkpoint, TensorSource
-from bionemo.config.schema import EncoderConfig, TrainerConfig
+from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.module import TrainStep
 from bionemo.data.sampler import Position
 from bionemo.errors import UserError
@@ -20,7 +20,7 @@ from bionemo.megatron import groups
 from bionemo.megatron.placement import materialise, placements
 from bionemo.megatron.state import load_weights
 from bionemo.megatron.step import Objective, ParallelModel
-from bionemo.models.encoder import MaskedLanguageModel
+from bionemo.models.language_model import LanguageModel
 from bionemo.training.identity import identity, refuse_another_model
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.position import loops_at
@@ -37,9 +37,9 @@ class TrainingModule(pl.LightningModule):
 
     def __init__(
         self,
-        build_model: Callable[[], MaskedLanguageModel],
+        build_model: Callable[[], LanguageModel],
         objective: Objective,
-        config: EncoderConfig,
+        config: ModelConfig,
         trainer_config: TrainerConfig,
         precision: Precision,
         initial_weights: TensorSource | None = None,
@@ -55,7 +55,7 @@ class TrainingModule(pl.LightningModule):
         self.throughput = Throughput()
         self._loss_and_norm = torch.zeros(2)  # of the last step, on the device
         self.report: dict[str, float] = {}  # what was logged last, for the progress bar and the loss curve
-        self.model: MaskedLanguageModel | None = None
+        self.model: LanguageModel | None = None
 
     def configure_model(self) -> None:
         """Build the model once the process groups are there, directly on this rank's device."""
@@ -69,16 +69,16 @@ class TrainingModule(pl.LightningModule):
                 refuse_another_model(self._initial_weights.state["model"], model)
             load_weights(placements(model), self._initial_weights)
         if self.config.compile:
-            for layer in model.encoder.layers:
+            for layer in (layer for block in model.blocks() for layer in block.layers):
                 layer.compile()
         self.model = model
         self.parallel = ParallelModel(model, sharded=self.config.optim.name == "distributed_fused_adam")
 
-    def _on_meta(self) -> MaskedLanguageModel:
+    def _on_meta(self) -> LanguageModel:
         with torch.device("meta"):
             return self._build_model()
 
-    def _built(self) -> MaskedLanguageModel:
+    def _built(self) -> LanguageModel:
         assert self.model is not None
         return self.model
 

@@ -8,51 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
-import torch
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from bionemo.config.schema import RunConfig
-from bionemo.data.hidden_markov import MASKED, Corruption
-from bionemo.data.mock import MockSource, best_loss
-from bionemo.data.module import SequenceData
-from bionemo.data.sampler import Position
 from bionemo.interop.redact import redact_tree
 from bionemo.training.progress import step_of
-
-
-def reference_losses(data: SequenceData) -> dict[str, float]:
-    """Losses to hold a run's own against, in nats per asked residue.
-
-    Always what the residues' frequencies alone give; on the mock language also the lowest that any model can reach,
-    for exactly the masks that validation uses.
-    """
-    references = {"residue frequencies alone": data.split("train").unigram_entropy}
-    if isinstance(data.split("val").source, MockSource):
-        references["best possible"] = _mock_optimum(data)
-    return references
-
-
-def _mock_optimum(data: SequenceData) -> float:
-    config, alphabet = data.config.data, data.alphabet
-    others = len(alphabet.residue_ids) - 1
-    corruption = Corruption(config.modify_percent, config.mask_percent, config.perturb_percent, others)
-    letter_of = np.array([ord(token) if len(token) == 1 else MASKED for token in alphabet.tokens], np.int16)
-    shown, asked, truth, lengths = [], [], [], []
-    for step in data.steps("val", shuffle=False, epochs=1, micro_batches=1, start=Position()):
-        for batch in step.micro_batches:
-            size = batch.num_tokens
-            inner = (batch.tokens[:size] != alphabet.bos_id) & (batch.tokens[:size] != alphabet.eos_id)
-            is_asked = torch.zeros(size, dtype=torch.bool)
-            is_asked[batch.target_index] = True
-            shown.append(letter_of[batch.tokens[:size][inner]])
-            asked.append(is_asked[inner].numpy())
-            truth.append(letter_of[batch.target_ids])
-            lengths.append(np.array(batch.lengths) - 2)
-    return best_loss(
-        np.concatenate(shown), np.concatenate(asked), np.concatenate(truth), np.concatenate(lengths), corruption
-    )
 
 
 @rank_zero_only
@@ -60,7 +21,7 @@ def announce(cfg: RunConfig, trainer: pl.Trainer, num_parameters: int, precision
     """One line on what is about to happen."""
     model = cfg.model
     ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
-    rows = model.micro_batch_size * cfg.trainer.accumulate_grad_batches * (trainer.world_size // ways)
+    rows = model.micro_batch_size * (cfg.trainer.accumulate_grad_batches or 1) * (trainer.world_size // ways)
     device = trainer.strategy.root_device.type
     origin = f"continuing from {start}" if start else "from the beginning"
     say(

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from bionemo.config.check import layout
+from bionemo.config.check import layout, micro_batches
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
 from bionemo.megatron.strategy import MegatronStrategy
@@ -68,6 +68,7 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         raise UserError(f"trainer: {error}") from error
     for problem in layout(cfg.model, config, trainer.world_size):  # "auto" devices have now been counted
         raise UserError(problem)
+    config.accumulate_grad_batches = micro_batches(cfg.model, config, trainer.world_size)
     # Lightning asks all ranks before every step whether a signal came, and waits for the device to answer.
     # training/checkpointing.py does that when figures are logged, so the device never waits for the host.
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

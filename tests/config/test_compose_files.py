@@ -8,9 +8,10 @@ from bionemo.config.paths import CONF_DIR, options, source
 from bionemo.config.schema import DownstreamConfig, ESM1nvConfig, ESM2nvConfig, PreparationConfig
 from bionemo.config.targets import resolve
 from bionemo.preparation.flip import TASKS
-from tests.conftest import EXAMPLES
+from tests.conftest import EXAMPLES, PRETRAINING, ROOT
 
-RUNNABLE = [(path, name) for path in sorted(EXAMPLES.glob("esm*/conf")) for name in options(path)]
+RUNNABLE = [(path, name) for path in PRETRAINING for name in options(path)]
+NAMES = [f"{path.parent.name}-{name}" for path, name in RUNNABLE]
 DOWNSTREAM = EXAMPLES / "downstream" / "conf"
 
 
@@ -22,12 +23,12 @@ def esm2(*overrides, name="pretrain_esm2_8M"):
     return load(name, overrides, EXAMPLES / "esm2nv" / "conf")
 
 
-@pytest.mark.parametrize(("directory", "name"), RUNNABLE, ids=[name for _, name in RUNNABLE])
+@pytest.mark.parametrize(("directory", "name"), RUNNABLE, ids=NAMES)
 def test_every_runnable_file_passes_the_check(directory, name):
     cfg = load(name, [], directory)
     assert cfg.exp_manager.create_wandb_logger is False
     assert cfg.trainer.accelerator == "auto"
-    assert cfg.trainer.devices == cfg.model.tensor_model_parallel_size
+    assert cfg.trainer.devices % cfg.model.tensor_model_parallel_size == 0
 
 
 @pytest.mark.parametrize("name", options(CONF_DIR / "preparation"))
@@ -51,10 +52,16 @@ GROUPS = [group for group in sorted(CONF_DIR.iterdir()) if group.is_dir() and gr
 CHOICES = [(group.name, name) for group in GROUPS for name in options(group)]
 
 
+FITTING = {"zinc15": "megamolbart_small", "uspto50k": "megamolbart_small", "text": "gpt3", "mock_text": "gpt3"}
+
+
 @pytest.mark.parametrize(("group", "name"), CHOICES, ids=["=".join(choice) for choice in CHOICES])
 def test_every_choice_of_every_group_fits_the_base(group, name):
-    extra = {"data": ["model=esm2nv_8M", "model.data.dataset_path=/d"], "model": []}.get(group, ["model=esm2nv_8M"])
-    load("pretrain", [*extra, f"{group}={name}", "name=x", "trainer.devices=8"], CONF_DIR)
+    model = name if group == "model" else FITTING.get(name, "esm2nv_8M")
+    words = [f"model={model}", f"{group}={name}", "name=x", "trainer.devices=8"]
+    words += ["model.data.dataset_path=/d"] if group == "data" and name not in ("text", "mock_text") else []
+    base, where = ("base_config", ROOT / "examples/gpt3/conf") if model == "gpt3" else ("pretrain", CONF_DIR)
+    load(base, words, where)
 
 
 # Lin et al. 2023 and the published checkpoints' configurations

@@ -54,7 +54,7 @@ MISTAKES = {
     "model.data.dataloader_type=singel": r"(did you mean single?)",
     # groups
     "model=esm2nv_650MM": r"no model 'esm2nv_650MM' (did you mean esm2nv_650M?): there are esm1nv_small, esm2nv_",
-    "data=mok": r"no data 'mok' (did you mean mock?): there are fasta, mock, uniref50, uniref50_90",
+    "data=mok": r"no data 'mok' (did you mean mock?): there are fasta, mock, mock_text, ",
     "optim@model.optim=adam_cosin": r"no optim 'adam_cosin' (did you mean adam_cosine?)",
     "dta@model.data=mock": r"no group 'dta' (did you mean data?): there are cluster, data,",
     "trainer=null": r"trainer is a group: choose one of default",

@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 
 from bionemo.config.compose import load
 from bionemo.data.clusters import Clusters, open_clusters
+from bionemo.data.masking import MaskedSamples
 from bionemo.data.module import SequenceData
 from bionemo.data.sampler import Position, SampleOrder
 from bionemo.errors import UserError
@@ -59,7 +60,7 @@ def data_of(directory: Path, *words: str, rank: int = 0, ranks: int = 1) -> Sequ
          "model.seq_length=32", "model.data.packing_window=16", "model.data.num_workers=0", *words],
         EXAMPLES / "esm2nv" / "conf",
     )  # fmt: skip
-    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"))
+    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedSamples)
     strategy = SimpleNamespace(data_parallel_rank=rank, data_parallel_size=ranks)
     data.trainer = SimpleNamespace(strategy=strategy, lightning_module=SimpleNamespace(position=Position()))  # type: ignore[assignment]
     return data
@@ -121,8 +122,8 @@ def test_training_draws_members_and_validation_does_not(prepared: Path) -> None:
     expected = total / len(COUNTS) / np.repeat(COUNTS, COUNTS)
     observed = [counts[member_name(record)] for record in range(MEMBERS)]
     assert chisquare(observed, expected).pvalue > 1e-3
-    assert len(data_of(prepared).split("val").source) == 4
-    assert data_of(prepared).split("val").clusters is None
+    assert len(data_of(prepared).samples("val").residues.split.source) == 4
+    assert data_of(prepared).samples("val").clusters is None
 
 
 @pytest.mark.parametrize(("ranks", "micro", "workers"), [(1, 2, 2), (2, 2, 0), (4, 1, 0), (2, 2, 1)])
@@ -134,16 +135,16 @@ def test_ranks_and_workers_change_nothing(prepared: Path, ranks: int, micro: int
 
 
 def test_the_first_shards_alone_mean_the_first_clusters(prepared: Path) -> None:
-    split = data_of(prepared, "model.data.dataset.train=x000").split("train")
+    split = data_of(prepared, "model.data.dataset.train=x000").samples("train")
     assert split.records.tolist() == [0, 1, 2, 3]  # np.array_split puts four of seven into the first
     with pytest.raises(UserError, match="begins with x000"):
-        data_of(prepared, "model.data.dataset.train=x001").split("train")
+        data_of(prepared, "model.data.dataset.train=x001").samples("train")
 
 
 def test_uniref50_alone(prepared: Path) -> None:
-    split = data_of(prepared, "model.data.train.sample_from_map=False").split("train")
+    split = data_of(prepared, "model.data.train.sample_from_map=False").samples("train")
     assert split.clusters is None
-    assert split.source.text(0) == "MKV"
+    assert split.residues.split.source.text(0) == "MKV"
 
 
 def test_long_members_can_be_left_out(prepared: Path) -> None:
@@ -151,7 +152,7 @@ def test_long_members_can_be_left_out(prepared: Path) -> None:
     lines = shard.read_text().splitlines()
     lines[1] = "1,r0,40," + "A" * 40  # the only member of the first cluster
     shard.write_text("\n".join(lines) + "\n")
-    split = data_of(prepared, "model.data.long_sequences=drop").split("train")
+    split = data_of(prepared, "model.data.long_sequences=drop").samples("train")
     assert split.records.tolist() == [1, 2, 3, 4, 5, 6]
     assert split.clusters is not None
     assert 0 not in split.clusters.sample(np.zeros(6, np.int64), split.records)
@@ -181,7 +182,7 @@ def test_a_map_that_does_not_fit(prepared: Path, broken: str, message: str) -> N
             counts[2] = 0
             counts.tofile(path)
     with pytest.raises(UserError, match=message):
-        data_of(prepared, "model.data.train.sample_from_map=True").split("train")
+        data_of(prepared, "model.data.train.sample_from_map=True").samples("train")
 
 
 def test_v1_kept_unsigned_numbers(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import Collator, assemble, disassemble, long_records
-from bionemo.data.masking import Masking
-from bionemo.data.sampler import Samples
+from bionemo.data.collate import Collator, assemble, disassemble
+from bionemo.data.masking import MaskedSamples, Masking
+from bionemo.data.residues import Residues
+from bionemo.data.sampler import Row
+from bionemo.data.splits import Split, long_records
 from bionemo.errors import UserError
 from bionemo.tokenizers import load_tokenizer
 
@@ -41,17 +43,26 @@ class Texts:
         return {"sequence": self.text(record)}
 
 
-def rows(*records: int | list[int], epoch: int = 0) -> list[Samples]:
+def rows(*records: int | list[int], epoch: int = 0) -> list[Row]:
     """One row for each argument."""
     held = [np.atleast_1d(np.array(row, np.int64)) for row in records]
     return [(np.full_like(row, epoch), row) for row in held]
 
 
-def collator(texts: list[str], name: str = "esm2nv", *, modify: float = 0.15, **options: object) -> Collator:
+def collator(
+    texts: list[str],
+    name: str = "esm2nv",
+    *,
+    modify: float = 0.15,
+    seq_length: int = 32,
+    rows: int = 4,
+    crop: bool = False,
+    compact: bool = False,
+) -> Collator:
     alphabet = load_tokenizer(name)
-    masking = Masking(alphabet, modify, 0.8, 0.1)
-    settings = {"seed": 5, "seq_length": 32, "rows": 4, "crop": False} | options
-    return Collator(Texts(texts), alphabet, masking, **settings)  # type: ignore[arg-type]
+    split = Split(Texts(texts), np.arange(len(texts)), np.zeros(256, np.int64), ())
+    residues = Residues(split, alphabet, 5, seq_length, crop, ends=True)
+    return Collator(MaskedSamples(residues, Masking(alphabet, modify, 0.8, 0.1)), rows, alphabet.pad_id, compact)
 
 
 def unmasked(batch: PackedBatch) -> list[np.ndarray]:
@@ -107,18 +118,16 @@ def test_packed_letters_are_those_of_the_source(name: str) -> None:
     assert (batch.tokens[batch.target_index] == load_tokenizer(name).mask_id).any()
 
 
-def test_padding_is_one_sequence_a_row_and_may_follow_the_longest() -> None:
+def test_padding_is_one_sequence_a_row_and_may_be_left_out() -> None:
     texts = ["ACDEF", "ACDEFGHIKLM", "ACDEFGHIKLMNPQRSTVWYAC"]
     fixed = collator(texts)(rows(0, 1))
     check(fixed, total=4 * 32, pad_id=1)
-    for records, width in [((0,), 8), ((0, 1), 16), ((1, 0, 2), 24)]:
-        batch = collator(texts, dynamic_padding=True)(rows(*records))
-        check(batch, total=4 * width, pad_id=1)
+    for records, total in [((0,), 64), ((2, 1, 2), 64), ((2, 1, 2, 0), 128), ((), 64)]:
+        batch = collator(texts, compact=True)(rows(*records))
+        check(batch, total=total, pad_id=1)
         assert texts_of(batch) == [texts[i] for i in records]
-    narrow = collator(texts, dynamic_padding=True, seq_length=30)(rows(2, 2))
-    check(narrow, total=4 * 24, pad_id=1)
-    full = collator(["A" * 90], dynamic_padding=True, seq_length=30)(rows(0))
-    check(full, total=4 * 30, pad_id=1)  # not 32: a row has no more than seq_length tokens
+    full = collator(["A" * 90], compact=True, seq_length=30)(rows(0, 0, 0, 0))
+    check(full, total=128, pad_id=1)
 
 
 def test_no_rows_make_a_batch_of_filler() -> None:
@@ -178,7 +187,7 @@ def test_a_sequence_is_the_same_alone_and_in_any_company(
 ) -> None:
     draws = np.random.default_rng(4)
     texts = ["".join(draws.choice(list("ACDEFGHIKLMNPQRSTVWYJ"), n)) for n in (1, 60, 7, 0, 33, 30, 31, 2, 90, 12)]
-    build = collator(texts, crop=True, modify=modify, dynamic_padding=dynamic)
+    build = collator(texts, crop=True, modify=modify, compact=dynamic)
     built = build.build([rows(*group, epoch=2) for group in groups])
     for group, batch in zip(groups, built, strict=True):
         assert equal(batch, build(rows(*group, epoch=2)))
@@ -205,7 +214,7 @@ def test_dropout_keys_belong_to_sequence_and_epoch() -> None:
 def test_a_batch_is_the_same_after_a_journey(name: str) -> None:
     batch = collator(["ACDEJJF", "GG"], name)(rows(0, 1))
     parts = pickle.loads(pickle.dumps(disassemble(batch)))
-    assert equal(assemble(*parts), batch)
+    assert equal(assemble(parts), batch)
 
 
 LENGTHS = np.array([5, 31, 30, 400, 2], np.int32)
@@ -216,18 +225,18 @@ LENGTHS = np.array([5, 31, 30, 400, 2], np.int32)
     [("crop", [0, 1, 2, 3, 4], "random"), ("truncate", [0, 1, 2, 3, 4], "end"), ("drop", [0, 2, 4], "left out")],
 )
 def test_policies_for_long_sequences_say_what_they_do(policy: str, left: list[int], word: str) -> None:
-    records, notice = long_records(LENGTHS, 32, policy, "train data")
+    records, notice = long_records(LENGTHS, 30, policy, "train data")
     assert records.tolist() == left
     assert notice.startswith("train data: 2 of 5 sequences (40.0%)")
     assert word in notice
-    assert long_records(LENGTHS, 402, policy, "train data")[1] == ""
+    assert long_records(LENGTHS, 400, policy, "train data")[1] == ""
 
 
 def test_long_sequences_that_are_an_error_are_named_and_counted() -> None:
     words = r"train data: 2 of 5 sequences .* 30 residues .*record 1 with 31\).* crop, truncate or drop"
     with pytest.raises(UserError, match=words):
-        long_records(LENGTHS, 32, "error", "train data")
-    records, notice = long_records(LENGTHS, 402, "error", "train data")
+        long_records(LENGTHS, 30, "error", "train data")
+    records, notice = long_records(LENGTHS, 400, "error", "train data")
     assert (records.tolist(), notice) == ([0, 1, 2, 3, 4], "")
     with pytest.raises(UserError, match="no sequence of at most 1 residues is left"):
-        long_records(LENGTHS, 3, "drop", "train data")
+        long_records(LENGTHS, 1, "drop", "train data")

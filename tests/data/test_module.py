@@ -21,6 +21,7 @@ import torch.distributed as dist
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
+from bionemo.data.masking import MaskedSamples
 from bionemo.data.module import SequenceData, Steps, TrainStep
 from bionemo.data.sampler import Position
 from bionemo.tokenizers import load_tokenizer
@@ -45,7 +46,7 @@ def sequence_data(*overrides: str, rank: int = 0, ranks: int = 1) -> SequenceDat
         node = reduce(getattr, nodes, cfg)
         assert hasattr(node, name)
         setattr(node, name, literal_eval(value) if value[0] in "0123456789TF" else value)
-    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm1nv"))
+    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm1nv"), MaskedSamples)
     strategy = SimpleNamespace(data_parallel_rank=rank, data_parallel_size=ranks)
     data.trainer = SimpleNamespace(strategy=strategy, lightning_module=SimpleNamespace(position=Position()))
     return data
@@ -87,7 +88,7 @@ def whole_steps(data: list[SequenceData], number: int) -> list[tuple[Counter[Seq
 
 def records_of(data: SequenceData) -> Counter[str]:
     """Sequences of the validation set, as text."""
-    source = data.split("val").source
+    source = data.samples("val").residues.split.source
     return Counter(source.text(record) for record in range(len(source)))
 
 
@@ -159,7 +160,7 @@ def test_a_finite_stream_ends_where_it_should(packing: bool, window: int, worker
     options = ["trainer.max_epochs=2", f"model.data.packing={packing}", f"model.data.packing_window={window}",
                f"model.data.train.num_workers={workers}", "model.data.long_sequences=truncate"]  # fmt: skip
     data = layout(2, 2, 2, *options)
-    source = data[0].split("train").source
+    source = data[0].samples("train").residues.split.source
     expected = Counter(source.text(record)[:62] for record in range(150))
     every = [list(rank.train_dataloader()) for rank in data]
     assert len(every[0]) == len(every[1])
@@ -176,7 +177,7 @@ def test_a_finite_stream_ends_where_it_should(packing: bool, window: int, worker
 def test_epochs_differ_in_masks_and_crops() -> None:
     data = sequence_data("trainer.max_epochs=2", "model.data.packing=False", "model.micro_batch_size=150")
     first, second = (next(map(plain, step.micro_batches)) for step in data.train_dataloader())
-    texts = [data.split("train").source.text(record) for record in range(150)]
+    texts = [data.samples("train").residues.split.source.text(record) for record in range(150)]
     assert all(len(text) <= 62 for text in first + second)
     short = {text for text in texts if len(text) <= 62}
     assert short <= set(first) & set(second)

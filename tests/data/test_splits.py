@@ -21,7 +21,7 @@ def shard(path: Path, sequence: str) -> None:
 
 def first(config_name: str, *overrides: str) -> str:
     cfg = load(config_name, overrides, EXAMPLES / ("esm1nv" if "small" in config_name else "esm2nv") / "conf")
-    return open_split(cfg.model.data, "train", 64, load_tokenizer("esm2nv")).source.text(0)
+    return open_split(cfg.model.data, "train", 62, load_tokenizer("esm2nv")).source.text(0)
 
 
 @pytest.mark.parametrize("config_name", ["pretrain_small", "pretrain_esm2_8M"])
@@ -55,6 +55,6 @@ def test_only_training_cuts_at_random(tmp_path: Path) -> None:
         shard(tmp_path / name / "x000.csv", "M" * 100)
     words = [f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000"]
     cfg = load("pretrain_small", words, EXAMPLES / "esm1nv" / "conf")
-    said = [open_split(cfg.model.data, name, 64, load_tokenizer("esm1nv")).notices[0] for name in ("train", "val")]
+    said = [open_split(cfg.model.data, name, 62, load_tokenizer("esm1nv")).notices[0] for name in ("train", "val")]
     assert said[0] == "train data: 1 of 1 sequences (100.0%) are longer than 62 residues and are cut at a random place"
     assert said[1] == "val data: 1 of 1 sequences (100.0%) are longer than 62 residues and are cut at their end"

@@ -25,8 +25,7 @@ from bionemo.tokenizers import load_tokenizer
 from bionemo.training.objectives import masked_lm
 from bionemo.training.optimizers import build_optimizer
 
-from ..conftest import EXAMPLES
-from ..training.runs import FORK, NAMES, tiny
+from ..training.runs import FAMILIES, FORK, tiny
 
 ROWS = 8  # of a global batch
 
@@ -48,16 +47,17 @@ class Layout:
         return f"tp{self.tensor}-pp{self.pipeline}-dp{self.data}{marks}"
 
     def config(self, model: str) -> RunConfig:
+        family = FAMILIES[model]
         return load(
-            NAMES[model],
+            family.name,
             tiny(
                 f"model.tensor_model_parallel_size={self.tensor}", f"model.sequence_parallel={self.sequence}",
                 f"model.pipeline_model_parallel_size={self.pipeline}", f"trainer.devices={self.processes}",
                 f"model.optim.name={'distributed_fused_adam' if self.sharded else 'fused_adam'}",
                 "model.num_layers=4", "model.num_attention_heads=4", "model.micro_batch_size=2",
-                f"trainer.accumulate_grad_batches={ROWS // 2 // self.data}",
+                f"trainer.accumulate_grad_batches={ROWS // 2 // self.data}", model=model,
             ),
-            EXAMPLES / model / "conf",
+            family.directory / "conf",
         )  # fmt: skip
 
 
@@ -74,12 +74,13 @@ class Run:
 
     def __init__(self, layout: Layout, model: str) -> None:
         cfg = layout.config(model)
-        alphabet = load_tokenizer(model)
-        module = model_class(cfg.model._target_)(cfg.model, alphabet)
+        kind = model_class(cfg.model._target_)
+        vocabulary = load_tokenizer(kind.tokenizer, cfg.model.tokenizer)
+        module = kind(cfg.model, vocabulary)
         module.initialise(seed=1)
         self.model = ParallelModel(module, layout.sharded)
         self.optimizer = build_optimizer(cfg.model.optim, self.model.parts)
-        data = SequenceData(cfg.model, cfg.trainer, alphabet)
+        data = SequenceData(cfg.model, cfg.trainer, vocabulary, kind.samples)
         data._rank_and_size = lambda: (groups.data_rank(), groups.data_size())  # type: ignore[method-assign]
         self._data, self._micro_batches = data, cfg.trainer.accumulate_grad_batches
         self.position, self.step = Position(), 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from bionemo.data import random_stream
@@ -18,7 +19,7 @@ from bionemo.megatron.cpu_attention import packed_attention
 from bionemo.megatron.dropout import AttentionDropout
 
 LENGTHS = (1, 37, 0, 64, 130, 2)
-HEADS, SITE = 4, 6
+HEADS, SITE = 4, 10
 KEYS = torch.randint(-(2**63), 2**63 - 1, (sum(LENGTHS) + 9,), generator=torch.Generator().manual_seed(5))
 DROPPED = AttentionDropout(KEYS, SITE, first_head=0, all_heads=HEADS, probability=0.3)
 WAYS = pytest.mark.parametrize("way", [packed_attention, per_sequence])
@@ -26,12 +27,12 @@ SHARES = pytest.mark.parametrize("dropout", [None, DROPPED], ids=["whole", "drop
 Way = Callable[..., Tensor]
 
 
-def factors(keys: Tensor, heads: int, probability: float) -> Tensor:
-    """What each probability [h, n, n] of one sequence is multiplied by: 0 or 1 / (1 - p), drawn one by one."""
+def factors(keys: Tensor, columns: int, heads: int, probability: float) -> Tensor:
+    """What each probability [h, n, m] of one sequence is multiplied by: 0 or 1 / (1 - p), drawn one by one."""
     words, n = keys.numpy().astype(np.uint64), len(keys)
-    result = np.zeros((heads, n, n))
+    result = np.zeros((heads, n, columns))
     for head in range(heads):
-        for j in range(n):
+        for j in range(columns):
             lanes = random_stream.draw(words, SITE * 2**20 + head * (2**20 // heads) + j // 4) >> np.uint64(
                 16 * (j % 4)
             )
@@ -40,16 +41,28 @@ def factors(keys: Tensor, heads: int, probability: float) -> Tensor:
 
 
 def written_out(
-    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], scale: float, dropout: AttentionDropout | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: tuple[int, ...],
+    scale: float,
+    dropout: AttentionDropout | None = None,
+    key_lengths: tuple[int, ...] = LENGTHS,
+    causal: bool = False,
 ) -> Tensor:
     pieces = []
-    parts = (x[: sum(lengths)].split(lengths) for x in (q, k, v, KEYS))
-    for a, b, c, keys in zip(*parts, strict=True):
-        p = (torch.einsum("qhd,khd->hqk", a, b) * scale).softmax(-1)
+    parts = [x[: sum(lengths)].split(lengths) for x in (q, KEYS)]
+    parts += [x[: sum(key_lengths)].split(key_lengths) for x in (k, v)]
+    for a, keys, b, c in zip(*parts, strict=True):
+        s = torch.einsum("qhd,khd->hqk", a, b) * scale
+        if causal:
+            later = torch.arange(len(b)) > torch.arange(len(a))[:, None]
+            s = s.masked_fill(later, -1e9)
+        p = s.softmax(-1)
         if dropout is not None:
-            p = p * factors(keys, q.shape[1], dropout.probability)
+            p = p * factors(keys, len(b), q.shape[1], dropout.probability)
         pieces.append(torch.einsum("hqk,khd->qhd", p, c))
-    return torch.cat([*pieces, torch.zeros_like(v[sum(lengths) :])])
+    return torch.cat([*pieces, torch.zeros_like(q[sum(lengths) :])])
 
 
 def projection(dtype: torch.dtype, filler: int = 9) -> Tensor:
@@ -85,6 +98,50 @@ def test_output_and_gradients_equal_the_formula(
     torch.set_num_threads(1)
 
 
+OTHERS = (40, 3, 0, 64, 33, 200)  # the same number of sequences, one of them empty where the other is too
+
+
+@WAYS
+@SHARES
+@pytest.mark.parametrize("pattern", [{"causal": True}, {"key_lengths": OTHERS}], ids=["causal", "cross"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_the_past_and_other_sequences_by_the_formula(
+    way: Way, dropout: AttentionDropout | None, pattern: dict[str, Any], dtype: torch.dtype, tolerance: float
+) -> None:
+    fused = projection(dtype)
+    keys = sum(pattern.get("key_lengths", LENGTHS)) + 5
+    other = torch.randn(keys, HEADS, 32, generator=torch.Generator().manual_seed(3)).to(dtype).requires_grad_()
+    exact, exact_other = (x.detach().double().requires_grad_() for x in (fused, other))
+    weight = torch.randn(len(fused), HEADS, 16, generator=torch.Generator().manual_seed(1))
+    weight[sum(LENGTHS) :] = 0
+    out = way(fused[..., :16], *other.split(16, dim=-1), LENGTHS, 0.25, dropout, **pattern)
+    expected = written_out(exact[..., :16], *exact_other.split(16, dim=-1), LENGTHS, 0.25, dropout, **pattern)
+    assert not out[sum(LENGTHS) :].any()
+    assert relative(out, expected) < tolerance
+    (out.float() * weight).sum().backward()
+    (expected * weight).sum().backward()
+    assert relative(fused.grad, exact.grad) < tolerance
+    assert relative(other.grad, exact_other.grad) < tolerance
+
+
+def test_the_module_knows_what_it_attends_to() -> None:
+    """Causal by its mask type; to other sequences by the segments, with draws of its own."""
+    segments = Segments(LENGTHS, torch.zeros(0), longest=130, keys=KEYS)
+    fused = projection(torch.float32).detach()
+    parts = fused.split(16, dim=-1)
+    wide = [x[:, None] for x in parts]
+    causal = module(attn_mask_type=AttnMaskType.causal)(*wide, packed_seq_params=segments)
+    assert torch.equal(causal, packed_attention(*parts, LENGTHS, 0.25, DROPPED, causal=True).view(len(fused), 1, -1))
+
+    others = Segments(OTHERS, torch.zeros(0), longest=200)
+    other = torch.randn(sum(OTHERS), HEADS, 32, generator=torch.Generator().manual_seed(3)).split(16, dim=-1)
+    cross = module(attention_type="cross", attn_mask_type=AttnMaskType.no_mask)
+    found = cross(wide[0], *(x[:, None] for x in other), packed_seq_params=segments.towards(others))
+    drawn = DROPPED._replace(site=SITE + 2)
+    expected = packed_attention(parts[0], *other, LENGTHS, 0.25, drawn, key_lengths=OTHERS)
+    assert torch.equal(found, expected.view(len(fused), 1, -1))
+
+
 @SHARES
 def test_every_run_gives_the_same_bits_on_any_number_of_threads(dropout: AttentionDropout | None) -> None:
     results = []
@@ -114,18 +171,18 @@ def test_a_sequence_draws_the_same_alone_and_in_any_pack() -> None:
     start, n = sum(LENGTHS[:4]), LENGTHS[4]
     whole, tokens = slice(0, HEADS), slice(start, start + n)
     alone = DROPPED._replace(keys=KEYS[tokens])
-    assert torch.equal(alone.kept(whole, slice(0, n)), DROPPED.kept(whole, tokens))
+    assert torch.equal(alone.kept(whole, slice(0, n), n), DROPPED.kept(whole, tokens, n))
     fused = projection(torch.float32).detach()
     packed = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25, DROPPED)[tokens]
     found = packed_attention(*fused[tokens].split(16, dim=-1), (n,), 0.25, alone)
     torch.testing.assert_close(found, packed, rtol=1e-5, atol=1e-6)
 
 
-def module(**options: Any) -> PackedAttention:
+def module(layer: int = SITE // 5, **options: Any) -> PackedAttention:
     config = TransformerConfig(
         num_layers=3, hidden_size=16 * HEADS, num_attention_heads=HEADS, attention_dropout=DROPPED.probability
     )
-    return PackedAttention(config, SITE // 3, **options)
+    return PackedAttention(config, layer, **options)
 
 
 def test_the_module_drops_in_training_only_under_its_layers_site_and_its_ranks_heads(

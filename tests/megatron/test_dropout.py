@@ -12,6 +12,8 @@ from torch import Tensor
 from bionemo.data import random_stream
 from bionemo.megatron.dropout import (
     ATTENTION_OUTPUT,
+    CROSS_OUTPUT,
+    CROSS_PROBABILITIES,
     EMBEDDING,
     MLP_OUTPUT,
     PROBABILITIES,
@@ -76,14 +78,15 @@ def test_every_head_has_counters_of_its_own(threads: int) -> None:
     expected = [
         [[stays(key, start + j // 4, j % 4, 0.4) for j in range(n)] for key in keys.tolist()[3:8]] for start in starts
     ]
-    assert draws.kept(slice(1, 3), slice(3, 3 + n)).tolist() == expected
+    assert draws.kept(slice(1, 3), slice(3, 3 + n), n).tolist() == expected
     with pytest.raises(AssertionError, match="too long"):
-        draws._replace(all_heads=2**18).kept(slice(0, 1), slice(0, 17))
+        draws._replace(all_heads=2**18).kept(slice(0, 1), slice(0, 17), 17)
 
 
 def test_no_two_places_are_one_site() -> None:
-    places = [site(layer, place) for layer in range(1, 5) for place in (PROBABILITIES, ATTENTION_OUTPUT, MLP_OUTPUT)]
-    assert sorted({EMBEDDING, *places}) == [0, *range(3, 15)]
+    every = (PROBABILITIES, ATTENTION_OUTPUT, CROSS_PROBABILITIES, CROSS_OUTPUT, MLP_OUTPUT)
+    places = [site(layer, place) for layer in range(1, 5) for place in every]
+    assert sorted({EMBEDDING, *places}) == [0, *range(5, 25)]
 
 
 @pytest.mark.parametrize("probability", [0.02, 0.1, 0.5])
@@ -100,8 +103,8 @@ def test_masks_of_sites_heads_tokens_and_columns_know_nothing_of_each_other() ->
     masks += [first.roll(1, 0).flatten(), first.roll(512, 0).flatten()]  # the next token, the other sequence
     masks += [first.roll(1, 1).flatten(), first.roll(4, 1).flatten()]  # the next lane, the next word
     draws = AttentionDropout(keys, 6, 0, 12, 0.5)
-    masks += [mask.flatten() for mask in draws.kept(slice(0, 2), slice(0, 512)).repeat(1, 2, 1)]
-    masks += [draws.kept(slice(0, 1), slice(0, 512)).mT.repeat(1, 2, 1).flatten()]  # key and query exchanged
+    masks += [mask.flatten() for mask in draws.kept(slice(0, 2), slice(0, 512), 512).repeat(1, 2, 1)]
+    masks += [draws.kept(slice(0, 1), slice(0, 512), 512).mT.repeat(1, 2, 1).flatten()]  # key and query exchanged
     signs = [mask.double() * 2 - 1 for mask in masks]
     for one, other in combinations(signs, 2):
         assert abs(float((one * other).mean())) < 5 / (len(one) / 2) ** 0.5  # some are half as long, twice

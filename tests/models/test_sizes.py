@@ -9,11 +9,11 @@ import torch
 from bionemo.config.compose import load
 from bionemo.config.paths import options
 from bionemo.models.build import model_class
-from bionemo.models.encoder import MaskedLanguageModel
+from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import load_tokenizer
-from tests.conftest import EXAMPLES
+from tests.conftest import PRETRAINING
 
-RUNNABLE = [(path, name) for path in sorted(EXAMPLES.glob("esm*/conf")) for name in options(path)]
+RUNNABLE = [(path, name) for path in PRETRAINING for name in options(path)]
 
 # v1's own tests, with the vocabulary padded to 128
 COUNTS = {
@@ -25,11 +25,11 @@ COUNTS = {
 }
 
 
-def build(directory: Path, name: str) -> MaskedLanguageModel:
+def build(directory: Path, name: str) -> LanguageModel:
     cfg = load(name, [], directory)
     kind = model_class(cfg.model._target_)
     with torch.device("meta"):
-        return kind(cfg.model, load_tokenizer(kind.tokenizer))
+        return kind(cfg.model, load_tokenizer(kind.tokenizer, cfg.model.tokenizer))
 
 
 @pytest.mark.parametrize(("directory", "name"), RUNNABLE, ids=[name for _, name in RUNNABLE])

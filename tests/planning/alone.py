@@ -20,7 +20,7 @@ from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.megatron import groups
 from bionemo.models.build import model_class
-from bionemo.models.encoder import MaskedLanguageModel
+from bionemo.models.language_model import LanguageModel
 from bionemo.planning.activations import Step
 from bionemo.planning.layout import Layout
 from bionemo.planning.lengths import tokens_of
@@ -66,7 +66,7 @@ def one_of(layout: Layout, rank: int = 0) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def build(cfg: RunConfig) -> MaskedLanguageModel:
+def build(cfg: RunConfig) -> LanguageModel:
     """This rank's part of a model, on torch's default device."""
     kind = model_class(cfg.model._target_)
     return kind(cfg.model, load_tokenizer(kind.tokenizer))

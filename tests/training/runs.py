@@ -10,6 +10,7 @@ import socket
 import sys
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,7 +22,7 @@ from bionemo.config.schema import RunConfig
 from bionemo.pretrain import main, pretrain
 from bionemo.training.module import TrainingModule
 
-from ..conftest import EXAMPLES
+from ..conftest import EXAMPLES, ROOT
 
 TINY = [
     "model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=2", "model.micro_batch_size=4",
@@ -34,7 +35,32 @@ MOCK = [
     "data@model.data=mock", "model.data.mock.num_sequences=300", "model.data.mock.num_validation_sequences=20",
     "model.data.mock.min_length=20", "model.data.mock.max_length=90",
 ]  # fmt: skip
-NAMES = {"esm2nv": "pretrain_esm2_8M", "esm1nv": "pretrain_small"}
+SPANS = ["model.data.seq_length_dec=32"]
+TEXT = ["data@model.data=mock_text", "model.data.mock.num_samples=300", "model.data.mock.num_validation_samples=8",
+        "trainer.num_nodes=1", "trainer.devices=1", "trainer.max_time=null", "model.global_batch_size=null",
+        "model.optim.sched.constant_steps=0", "trainer.accumulate_grad_batches=1"]  # fmt: skip
+
+
+class Example(NamedTuple):
+    """A family's own command.
+
+    Attributes:
+        directory: of its example.
+        name: of its configuration.
+        words: that make its data tiny.
+    """
+
+    directory: Path
+    name: str
+    words: list[str]
+
+
+FAMILIES = {
+    "esm2nv": Example(EXAMPLES / "esm2nv", "pretrain_esm2_8M", MOCK),
+    "esm1nv": Example(EXAMPLES / "esm1nv", "pretrain_small", MOCK),
+    "prott5nv": Example(EXAMPLES / "prott5nv", "pretrain_small", MOCK + SPANS),
+    "gpt3": Example(ROOT / "examples" / "gpt3", "pretrain_gpt3_126m", TEXT),
+}
 # A server that has imported everything and trained nothing is forked for each command: seconds less than a new Python.
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["bionemo.interop.nemo", "bionemo.training.module", "bionemo.pretrain", __name__])
@@ -44,13 +70,15 @@ class Stop(Exception):
     """What interrupts a run in these tests."""
 
 
-def tiny(*words: str) -> list[str]:
-    """The words of a tiny run, on mock data unless they say where data is."""
-    return [*TINY, *([] if any("dataset_path=" in word for word in words) else MOCK), *words]
+def tiny(*words: str, model: str = "esm2nv") -> list[str]:
+    """The words of a tiny run, on made-up data unless they say where data is."""
+    return [*TINY, *([] if any("dataset_path=" in word for word in words) else FAMILIES[model].words), *words]
 
 
 def config(directory: Path, *overrides: str, model: str = "esm2nv") -> RunConfig:
-    return load(NAMES[model], tiny(f"exp_manager.exp_dir={directory}", *overrides), EXAMPLES / model / "conf")
+    family = FAMILIES[model]
+    words = tiny(f"exp_manager.exp_dir={directory}", *overrides, model=model)
+    return load(family.name, words, family.directory / "conf")
 
 
 def train(cfg: RunConfig, stop_before_step: int | None = None) -> None:
@@ -111,7 +139,7 @@ class Command:
     def __init__(self, output: Path, *words: str, model: str = "esm2nv", **environment: str) -> None:
         self._output = output
         self.process: ForkServerProcess = FORK.Process(
-            target=_main, args=(EXAMPLES / model, NAMES[model], tiny(*words), output, environment)
+            target=_main, args=(FAMILIES[model], tiny(*words, model=model), output, environment)
         )
         self.process.start()
 
@@ -122,7 +150,7 @@ class Command:
         return self.process.exitcode, self._output.read_text().splitlines()
 
 
-def _main(example: Path, name: str, words: list[str], console: Path, environment: dict[str, str]) -> None:
+def _main(family: Example, words: list[str], console: Path, environment: dict[str, str]) -> None:
     output = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -134,9 +162,9 @@ def _main(example: Path, name: str, words: list[str], console: Path, environment
     multiprocessing.set_start_method("fork", force=True)  # of the run's own workers, as in a new Python
     if processors := environment.get("PROCESSORS"):
         os.cpu_count = lambda: int(processors)
-    os.chdir(example)
+    os.chdir(family.directory)
     sys.argv = ["pretrain.py", *words]
-    main(name, example / "conf")
+    main(family.name, family.directory / "conf")
 
 
 def run(directory: Path, *words: str, model: str = "esm2nv", **environment: str) -> tuple[int, list[str]]:

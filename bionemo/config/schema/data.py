@@ -55,20 +55,24 @@ class DataImplConfig:
 
 
 @dataclass(kw_only=True)
-class SplitConfig:
-    """One of train, val and test. In YAML each key follows `model.data` until it is set here."""
+class LoaderConfig:
+    """How the samples of one of train, val and test come. In YAML each key follows `model.data` until it is set."""
+
+    use_upsampling: bool  # repeat the samples as often as the run needs them
+    num_workers: int
+    seed: int
+
+
+@dataclass(kw_only=True)
+class SplitConfig(LoaderConfig):
+    """One of train, val and test in files."""
 
     dataset_path: str | None  # directory that holds a folder with the name of the split
     range: Files
     data_impl: DataImpl
     data_impl_kwargs: DataImplConfig
-    use_upsampling: bool  # repeat the samples as often as the run needs them
     max_seq_length: int
-    num_workers: int
     index_mapping_dir: str | None
-    seed: int
-    custom_pretraining_fasta_path: str | None = None  # preparation: own sequences instead of UniRef
-    uf50_datapath: str | None = None  # preparation: UniRef50 sequences
 
 
 @dataclass(kw_only=True)
@@ -97,8 +101,16 @@ class UF90Config:
 
 
 @dataclass(kw_only=True)
-class TrainSplitConfig(SplitConfig):
-    """The training set, which may be sampled from clusters."""
+class ProteinSplitConfig(SplitConfig):
+    """One of train, val and test, of proteins."""
+
+    custom_pretraining_fasta_path: str | None = None  # preparation: own sequences instead of UniRef
+    uf50_datapath: str | None = None  # preparation: UniRef50 sequences
+
+
+@dataclass(kw_only=True)
+class TrainSplitConfig(ProteinSplitConfig):
+    """The training set of proteins, which may be sampled from clusters."""
 
     sample_from_map: bool | None  # a random UniRef90 member for each UniRef50 cluster; None: if the data has clusters
     sort_fastas: bool | None = None  # members are always put beside their cluster
@@ -129,37 +141,22 @@ class MockConfig:
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """What is read, how it is masked, how it is put together."""
+    """What all data have: how samples are put together, in which order, by which processes."""
 
-    # files
-    dataset_path: str | None
-    dataset: DatasetConfig
-    data_impl: DataImpl
-    data_impl_kwargs: DataImplConfig
-    mock: MockConfig
-    train: TrainSplitConfig
-    val: SplitConfig
-    test: SplitConfig
+    train: LoaderConfig
+    val: LoaderConfig
+    test: LoaderConfig
     index_mapping_dir: str | None  # where indexes are kept; None: beside the data, else in the user's cache
-    # masking: modify_percent of the positions are asked for; of these, the other three say what stands there instead
-    modify_percent: float
-    mask_percent: float
-    perturb_percent: float
-    identity_percent: float
-    mask_special_tokens: bool  # v1 also masked the tokens that begin and end a sequence
     # batches
     packing: bool  # fill micro_batch_size x seq_length tokens with whole sequences; False: one sequence a row, padded
     packing_window: int  # sequences whose packing is planned together
-    long_sequences: Literal["crop", "truncate", "drop", "error"]  # crop: a random window, truncate: the beginning
-    max_seq_length: int
-    dynamic_padding: bool  # pad to the longest of the batch instead of seq_length
+    dynamic_padding: bool  # one sequence a row: as many tokens as there are, instead of seq_length for each
     # order
     shuffle: bool
     seed: int
     use_upsampling: bool
     dataloader_type: Literal["single", "cyclic"]
     drop_last: bool
-    force_regen_sample_mapping: bool
     # processes
     num_workers: int
     pin_memory: bool
@@ -167,3 +164,100 @@ class DataConfig:
     preprocessing: PreparationConfig | None  # None: there is nothing to prepare
     ngc_registry_target: str | None = None
     ngc_registry_version: str | None = None
+
+
+@dataclass(kw_only=True)
+class ShardDataConfig(DataConfig):
+    """Sequences in CSV or FASTA files, or made up."""
+
+    dataset_path: str | None
+    dataset: DatasetConfig
+    data_impl: DataImpl
+    data_impl_kwargs: DataImplConfig
+    train: SplitConfig
+    val: SplitConfig
+    test: SplitConfig
+    max_seq_length: int
+
+
+@dataclass(kw_only=True)
+class ProteinDataConfig(ShardDataConfig):
+    """Proteins."""
+
+    train: TrainSplitConfig
+    val: ProteinSplitConfig
+    test: ProteinSplitConfig
+    mock: MockConfig
+    long_sequences: Literal["crop", "truncate", "drop", "error"]  # crop: a random window, truncate: the beginning
+    force_regen_sample_mapping: bool
+
+
+@dataclass(kw_only=True)
+class MaskedDataConfig(ProteinDataConfig):
+    """Residues to guess.
+
+    modify_percent of them are asked for; of these, the other three say what stands there instead.
+    """
+
+    modify_percent: float
+    mask_percent: float
+    perturb_percent: float
+    identity_percent: float
+    mask_special_tokens: bool  # v1 also masked the tokens that begin and end a sequence
+
+
+@dataclass(kw_only=True)
+class SpanDataConfig(ProteinDataConfig):
+    """Residues behind sentinels, for an encoder-decoder to fill in."""
+
+    seq_length_dec: int  # tokens of a row of the decoder
+    masked_lm_prob: float  # share of the residues that are hidden
+    max_ngram_size: int  # residues behind one sentinel
+
+
+@dataclass(kw_only=True)
+class MoleculeDataConfig(ShardDataConfig):
+    """SMILES, each read in one form by the encoder and written in another by the decoder."""
+
+    # forms: as it stands, canonical, or random
+    encoder_augment: bool  # the encoder reads a random form, which the decoder writes unless the next ones say else
+    canonicalize_encoder_input: bool
+    decoder_independent_augment: bool  # the decoder writes a random form of its own
+    canonicalize_decoder_output: bool
+    canonicalize_target_smile: bool  # what a validation compares with is canonical
+    # masking: walking along, with mask_prob one <MASK> takes the place of Poisson(span_lambda) tokens
+    encoder_mask: bool
+    decoder_mask: bool
+    mask_prob: float
+    span_lambda: float
+    # reactions: the columns of what is read and what is written
+    input_name: str | None
+    target_name: str | None
+    links_file: str | None = None  # preparation: where the molecules are, a list of URLs for one
+    # what is not as it should be
+    long_sequences: Literal["truncate", "drop", "error"]
+    on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit refuses
+    on_unknown: Literal["keep", "skip", "error"]  # tokens outside the vocabulary
+
+
+@dataclass(kw_only=True)
+class MockTextConfig:
+    """Made-up text whose best possible loss is known."""
+
+    num_samples: int  # in the training set
+    num_validation_samples: int  # in the validation set, and in the test set
+    seed: int
+
+
+@dataclass(kw_only=True)
+class TextDataConfig(DataConfig):
+    """Documents to go on with, in Megatron's indexed files."""
+
+    data_impl: Literal["mmap", "mock"]
+    data_prefix: list[str | float]  # a path less its .bin and .idx, several, or weights and paths in turns
+    splits_string: str  # shares of train, val and test in the documents
+    mock: MockTextConfig
+    seq_length: int
+    reset_position_ids: bool  # positions begin anew with every document
+    reset_attention_mask: bool  # a document attends to itself alone
+    eod_mask_loss: bool  # what follows the end of a document is not asked

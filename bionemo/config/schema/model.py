@@ -4,21 +4,29 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from bionemo.config.schema.data import DataConfig, Files
+from bionemo.config.schema.data import (
+    DataConfig,
+    Files,
+    MaskedDataConfig,
+    MoleculeDataConfig,
+    SpanDataConfig,
+    TextDataConfig,
+)
 from bionemo.config.schema.optim import OptimConfig
 
 
 @dataclass(kw_only=True)
 class TokenizerConfig:
-    """Which alphabet; the protein alphabets are part of the package, so no file is needed."""
+    """Which vocabulary; those of proteins and molecules are part of the package, GPT-2's is the user's to give."""
 
-    library: Literal["sentencepiece", "huggingface", "megatron"]
+    library: Literal["sentencepiece", "huggingface", "megatron", "regex"]
     type: str | None = None
     model: str | None = None  # a file of v1; None: the alphabet of the package
     vocab_file: str | None = None
     merge_file: str | None = None
     model_name: str | None = None  # name on the Hugging Face hub
     mask_id: int | None = None
+    num_sentinel_tokens: int | None = None  # ProtT5nv
 
 
 @dataclass(kw_only=True)
@@ -67,8 +75,8 @@ class DownstreamValidationConfig:
 
 
 @dataclass(kw_only=True)
-class EncoderConfig:
-    """What every encoder has."""
+class ModelConfig:
+    """What every model has."""
 
     _target_: str  # import path of the model class
     # batch and layout
@@ -79,13 +87,14 @@ class EncoderConfig:
     sequence_parallel: bool  # norms and dropout are split along the sequence too; needs tensor parallelism
     # architecture
     seq_length: int  # longest sequence, begin and end token included
-    encoder_seq_length: int
+    encoder_seq_length: int  # the same
     max_position_embeddings: int
-    num_layers: int
+    num_layers: int  # of an encoder-decoder: of each
     hidden_size: int
     ffn_hidden_size: int
     num_attention_heads: int
     kv_channels: int | None  # size of a head; None: hidden_size / num_attention_heads
+    activation: Literal["gelu", "gelu_tanh"]  # by the error function, or GPT-2's approximation
     hidden_dropout: float
     attention_dropout: float
     layernorm_epsilon: float
@@ -111,6 +120,13 @@ class EncoderConfig:
 
 
 @dataclass(kw_only=True)
+class EncoderConfig(ModelConfig):
+    """What every encoder has."""
+
+    data: MaskedDataConfig
+
+
+@dataclass(kw_only=True)
 class ESM1nvConfig(EncoderConfig):
     """ESM-1nv: learned positions."""
 
@@ -125,3 +141,41 @@ class ESM2nvConfig(EncoderConfig):
     embedding_token_dropout: bool  # scale embeddings by the share of tokens that is not masked
     mask_token_id: int
     drop_last: bool
+
+
+@dataclass(kw_only=True)
+class EncoderDecoderConfig(ModelConfig):
+    """What every encoder-decoder has; the words that v1 had for its one architecture are taken, others are not."""
+
+    position_embedding_type: Literal["learned_absolute"]
+    share_decoder_tokens_head_embeddings: bool  # the word table is the last product's, too, with a bias for each word
+    normalization: Literal["layernorm"] | None = None
+    transformer_block_type: Literal["pre_ln"] | None = None
+    encoder_arch: Literal["transformer"] | None = None
+    decoder_arch: Literal["transformer"] | None = None
+
+
+@dataclass(kw_only=True)
+class ProtT5nvConfig(EncoderDecoderConfig):
+    """ProtT5nv: proteins, spans behind sentinels."""
+
+    data: SpanDataConfig
+
+
+@dataclass(kw_only=True)
+class MegaMolBARTConfig(EncoderDecoderConfig):
+    """MegaMolBART: SMILES."""
+
+    name: str  # of this size, for file names
+    restore_encoder_path: str | None  # weights to start from, as restore_from_path
+    data: MoleculeDataConfig
+
+
+@dataclass(kw_only=True)
+class GPT3Config(ModelConfig):
+    """GPT-3: text."""
+
+    position_embedding_type: Literal["learned_absolute"]
+    data: TextDataConfig
+    normalization: Literal["layernorm"] | None = None
+    transformer_block_type: Literal["pre_ln"] | None = None

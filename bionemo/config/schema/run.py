@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bionemo.config.schema.exp_manager import ExpManagerConfig
-from bionemo.config.schema.model import EncoderConfig
+from bionemo.config.schema.model import ModelConfig
 from bionemo.config.schema.trainer import TrainerConfig
 
 
@@ -28,5 +28,5 @@ class RunConfig:
     restore_from_path: str | None  # weights to start from (.nemo or checkpoint directory)
     trainer: TrainerConfig
     exp_manager: ExpManagerConfig
-    model: EncoderConfig  # the dataclass that `model._target_` is listed with in SCHEMAS
+    model: ModelConfig  # the dataclass that `model._target_` is listed with in SCHEMAS
     cluster: ClusterConfig

@@ -37,7 +37,7 @@ class TrainerConfig:
     limit_predict_batches: int | float | None = None
     num_sanity_val_steps: int | None = None  # validation batches before the first step
     # optimization
-    accumulate_grad_batches: int  # micro-batches per optimizer step
+    accumulate_grad_batches: int | None  # micro-batches per step; None: as many as make model.global_batch_size
     gradient_clip_val: float | None  # largest norm of all gradients together
     gradient_clip_algorithm: Literal["norm"] | None = None
     # reporting

@@ -104,15 +104,15 @@ class SequenceData(pl.LightningDataModule):
         super().__init__()
         self.config, self.trainer_config, self.vocabulary, self.kind = config, trainer_config, vocabulary, kind
         self.position = Position()
-        self._open: dict[SplitName, Samples] = {}
+        self.open_samples: dict[SplitName, Samples] = {}
 
     def samples(self, name: SplitName) -> Samples:
         """Open a split on first use, and say once what there is to say about it."""
-        if name not in self._open:
-            self._open[name] = self.kind.open(self.config, self.vocabulary, name)
-            for notice in self._open[name].notices:
+        if name not in self.open_samples:
+            self.open_samples[name] = self.kind.open(self.config, self.vocabulary, name)
+            for notice in self.open_samples[name].notices:
                 log.warning(notice)
-        return self._open[name]
+        return self.open_samples[name]
 
     def reference_losses(self) -> dict[str, float]:
         """Losses to hold a run's own against, in nats per asked token."""

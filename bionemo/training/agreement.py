@@ -16,7 +16,7 @@ import torch
 
 from bionemo import __version__
 from bionemo.config.schema import RunConfig
-from bionemo.data.splits import Split
+from bionemo.data.samples import Samples
 from bionemo.errors import UserError
 from bionemo.interop.redact import is_secret
 
@@ -52,9 +52,8 @@ class Agreement(pl.Callback):
         """Compare; the process groups are there, and so is the data."""
         if trainer.world_size > 1:
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
-            same_everywhere(
-                trainer, self._common | {f"the {name} data": of_data(split) for name, split in data.splits.items()}
-            )
+            held = {f"the {name} data": of_data(samples) for name, samples in data.open_samples.items()}
+            same_everywhere(trainer, self._common | held)
 
 
 def same_everywhere(trainer: pl.Trainer, facts: Mapping[str, str]) -> None:
@@ -91,12 +90,12 @@ def flat(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, hashlib.sha256(str(tree).encode()).hexdigest() if _is_hidden(key) else str(tree)
 
 
-def of_data(split: Split) -> str:
+def of_data(samples: Samples) -> str:
     """What tells data of the same name apart: how much there is, and in which order."""
-    lengths = np.ascontiguousarray(split.source.lengths)
-    taken = np.ascontiguousarray(split.records)
-    checksum = zlib.crc32(taken.data, zlib.crc32(lengths.data))
-    return f"{len(taken):,} sequences, {int(lengths.sum(dtype=np.int64)):,} residues, checksum {checksum:08x}"
+    lengths = np.ascontiguousarray(samples.lengths)
+    taken = np.ascontiguousarray(samples.records)
+    checksum = zlib.crc32(repr(samples.identity).encode(), zlib.crc32(taken.data, zlib.crc32(lengths.data)))
+    return f"{len(taken):,} sequences, {int(lengths.sum(dtype=np.int64)):,} tokens, checksum {checksum:08x}"
 
 
 def _is_hidden(key: str) -> bool:

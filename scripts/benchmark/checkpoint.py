@@ -163,7 +163,7 @@ def position(repeats: int) -> None:
         overrides = ["data@model.data=fasta", *(f"model.data.{word}" for word in words)]
         cfg = load("pretrain_esm2_8M", overrides, examples)
         data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"))
-        records = len(data.split("train").records)
+        records = len(data.samples("train").records)
         rows_of_a_window = len(data.steps("train", True, None, 1, Position()).sampler._rows(0))
         window, row = divmod(1_000_000 * cfg.model.micro_batch_size, rows_of_a_window)
         late = Position(window, row, window * cfg.model.data.packing_window, 1)

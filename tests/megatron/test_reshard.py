@@ -8,6 +8,7 @@ import torch
 
 from bionemo.checkpoint import Checkpoint, defect
 
+from ..training.runs import FAMILIES
 from .layouts import UP_TO_FOUR, Layout, Run, on_every_process
 
 BEFORE, AFTER = 3, 5
@@ -44,10 +45,28 @@ def same_tensors(one: Path, other: Path) -> None:
     assert first.state == second.state
 
 
-@pytest.mark.parametrize(
-    "layouts", [pytest.param(SOME, id="some"), pytest.param(UP_TO_FOUR, id="all", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("model", ["esm1nv", "esm2nv"])
+def undivided(layouts: list[Layout]) -> list[Layout]:
+    """Those that leave the depth whole, as encoder-decoders need."""
+    return [layout for layout in layouts if layout.pipeline == 1]
+
+
+PAIR = [Layout(tensor=2, data=2, sharded=True, sequence=True), Layout()]
+CASES = [
+    *(pytest.param(model, SOME, id=f"{model}-some") for model in ("esm1nv", "esm2nv")),
+    pytest.param("gpt3", SOME[::-1][:2], id="gpt3-some"),
+    *(pytest.param(model, PAIR, id=f"{model}-some") for model in ("prott5nv", "megamolbart") if model in FAMILIES),
+    *(
+        pytest.param(model, UP_TO_FOUR, id=f"{model}-all", marks=pytest.mark.slow)
+        for model in ("esm1nv", "esm2nv", "gpt3")
+    ),
+    *(
+        pytest.param(model, undivided(UP_TO_FOUR), id=f"{model}-all", marks=pytest.mark.slow)
+        for model in ("prott5nv", "megamolbart")
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "layouts"), CASES)
 def test_any_layout_goes_on_from_any_other(tmp_path: Path, model: str, layouts: list[Layout]) -> None:
     for layout in layouts:
         on_every_process(layout, train_and_save, model, tmp_path, directory=tmp_path)

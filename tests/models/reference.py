@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Independent models with the same weights as ours: `transformers` for ESM-2nv, `torch.nn` parts for ESM-1nv."""
+"""Independent models with the same weights as ours: `transformers`' ESM and GPT-2, and `torch.nn` parts."""
 
 import torch
 from torch import Tensor, nn
-from transformers import EsmConfig, EsmForMaskedLM
+from transformers import EsmConfig, EsmForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 
-def split_qkv(fused: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_qkv(fused: Tensor, heads: int, number: int = 3) -> tuple[Tensor, ...]:
     """Megatron keeps query, key and value of one head together; give them apart, heads in order."""
-    rows = fused.shape[0] // (3 * heads)
-    parts = fused.view(heads, 3, rows, *fused.shape[1:])
-    return tuple(parts[:, i].reshape(heads * rows, *fused.shape[1:]) for i in range(3))  # type: ignore[return-value]
+    rows = fused.shape[0] // (number * heads)
+    parts = fused.view(heads, number, rows, *fused.shape[1:])
+    return tuple(parts[:, i].reshape(heads * rows, *fused.shape[1:]) for i in range(number))
 
 
 def hf_names(num_layers: int) -> dict[str, str]:
@@ -92,6 +92,117 @@ class TorchBert(nn.Module):
             x = layer(x, src_key_padding_mask=padding_BL)
         x = self.head_norm(nn.functional.gelu(self.dense(self.norm(x))))
         return x @ self.words.weight.T + self.bias
+
+
+class TorchSeq2Seq(nn.Module):
+    """Pre-LN encoder-decoder from torch's own layers; words and positions for both; no dropout."""
+
+    def __init__(self, config: object, vocab: int) -> None:
+        super().__init__()
+        size, epsilon = config.hidden_size, config.layernorm_epsilon
+        self.words, self.positions = nn.Embedding(vocab, size), nn.Embedding(config.max_position_embeddings, size)
+
+        def layers(kind: type[nn.Module]) -> nn.ModuleList:
+            return nn.ModuleList(
+                kind(
+                    size, config.num_attention_heads, config.ffn_hidden_size, dropout=0.0, activation="gelu",
+                    layer_norm_eps=epsilon, batch_first=True, norm_first=True,
+                )
+                for _ in range(config.num_layers)
+            )  # fmt: skip
+
+        self.encoder, self.decoder = layers(nn.TransformerEncoderLayer), layers(nn.TransformerDecoderLayer)
+        self.encoder_norm, self.decoder_norm = nn.LayerNorm(size, epsilon), nn.LayerNorm(size, epsilon)
+        if config.share_decoder_tokens_head_embeddings:
+            self.bias = nn.Parameter(torch.zeros(vocab))
+        else:
+            self.output = nn.Linear(size, vocab, bias=False)
+
+    def forward(self, source_BS: Tensor, source_padding: Tensor, tokens_BL: Tensor, padding: Tensor) -> Tensor:
+        """Logits [B, L, V]."""
+        memory = self.words(source_BS) + self.positions(torch.arange(source_BS.shape[1]))
+        for layer in self.encoder:
+            memory = layer(memory, src_key_padding_mask=source_padding)
+        memory = self.encoder_norm(memory)
+        x = self.words(tokens_BL) + self.positions(torch.arange(tokens_BL.shape[1]))
+        later = torch.ones(tokens_BL.shape[1], tokens_BL.shape[1], dtype=torch.bool).triu(1)
+        for layer in self.decoder:
+            x = layer(
+                x, memory, tgt_mask=later, tgt_key_padding_mask=padding, memory_key_padding_mask=source_padding
+            )  # fmt: skip
+        x = self.decoder_norm(x)
+        return self.output(x) if hasattr(self, "output") else x @ self.words.weight.T + self.bias
+
+
+def to_torch_seq2seq(values: dict[str, Tensor], num_layers: int, heads: int, vocab: int) -> dict[str, Tensor]:
+    """Rename our parameters (or their gradients) to TorchSeq2Seq's."""
+    result = {
+        "words.weight": values["word_embeddings.weight"][:vocab],
+        "positions.weight": values["position_embeddings.weight"],
+    }
+    if "lm_head.bias" in values:
+        result["bias"] = values["lm_head.bias"][:vocab]
+    else:
+        result["output.weight"] = values["lm_head.weight"][:vocab]
+    parts = {
+        "encoder": {
+            "input_layernorm": "norm1", "self_attention.linear_proj": "self_attn.out_proj",
+            "pre_mlp_layernorm": "norm2", "mlp.linear_fc1": "linear1", "mlp.linear_fc2": "linear2",
+        },
+        "decoder": {
+            "input_layernorm": "norm1", "self_attention.linear_proj": "self_attn.out_proj",
+            "pre_cross_attn_layernorm": "norm2", "cross_attention.linear_proj": "multihead_attn.out_proj",
+            "pre_mlp_layernorm": "norm3", "mlp.linear_fc1": "linear1", "mlp.linear_fc2": "linear2",
+        },
+    }  # fmt: skip
+    for kind in ("weight", "bias"):
+        for stack, renamed in parts.items():
+            result[f"{stack}_norm.{kind}"] = values[f"{stack}.final_layernorm.{kind}"]
+            for layer in range(num_layers):
+                ours, theirs = f"{stack}.layers.{layer}", f"{stack}.{layer}"
+                fused = values[f"{ours}.self_attention.linear_qkv.{kind}"]
+                result[f"{theirs}.self_attn.in_proj_{kind}"] = torch.cat(split_qkv(fused, heads))
+                if stack == "decoder":
+                    q, kv = (values[f"{ours}.cross_attention.linear_{part}.{kind}"] for part in ("q", "kv"))
+                    result[f"{theirs}.multihead_attn.in_proj_{kind}"] = torch.cat([q, *split_qkv(kv, heads, 2)])
+                for one, other in renamed.items():
+                    result[f"{theirs}.{other}.{kind}"] = values[f"{ours}.{one}.{kind}"]
+    return result
+
+
+def hf_gpt2(config: object, vocab: int) -> GPT2LMHeadModel:
+    """GPT2LMHeadModel of the same shape."""
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=vocab, n_positions=config.max_position_embeddings, n_embd=config.hidden_size,
+            n_layer=config.num_layers, n_head=config.num_attention_heads, n_inner=config.ffn_hidden_size,
+            activation_function="gelu_new", layer_norm_epsilon=config.layernorm_epsilon, embd_pdrop=0.0,
+            attn_pdrop=0.0, resid_pdrop=0.0, attn_implementation="eager",
+        )
+    )  # fmt: skip
+    return model.eval()
+
+
+def to_hf_gpt2(values: dict[str, Tensor], num_layers: int, heads: int, vocab: int) -> dict[str, Tensor]:
+    """Rename our parameters (or their gradients) to GPT2LMHeadModel's, whose matrices are transposed."""
+    result = {
+        "transformer.wte.weight": values["word_embeddings.weight"][:vocab],
+        "lm_head.weight": values["word_embeddings.weight"][:vocab],
+        "transformer.wpe.weight": values["position_embeddings.weight"],
+    }
+    parts = {
+        "input_layernorm": "ln_1", "self_attention.linear_proj": "attn.c_proj", "pre_mlp_layernorm": "ln_2",
+        "mlp.linear_fc1": "mlp.c_fc", "mlp.linear_fc2": "mlp.c_proj",
+    }  # fmt: skip
+    for kind in ("weight", "bias"):
+        result[f"transformer.ln_f.{kind}"] = values[f"decoder.final_layernorm.{kind}"]
+        for layer in range(num_layers):
+            ours, theirs = f"decoder.layers.{layer}", f"transformer.h.{layer}"
+            fused = torch.cat(split_qkv(values[f"{ours}.self_attention.linear_qkv.{kind}"], heads))
+            found = {"attn.c_attn": fused, **{other: values[f"{ours}.{one}.{kind}"] for one, other in parts.items()}}
+            for name, value in found.items():
+                result[f"{theirs}.{name}.{kind}"] = value.T if value.dim() == 2 else value
+    return result
 
 
 def to_torch_bert(values: dict[str, Tensor], num_layers: int, heads: int, vocab: int) -> dict[str, Tensor]:

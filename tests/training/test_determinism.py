@@ -11,10 +11,10 @@ import torch
 from bionemo.errors import UserError
 from bionemo.training.determinism import require_determinism
 
-from .runs import config, fingerprint, logged, run, run_on_ranks, train
+from .runs import FAMILIES, config, fingerprint, logged, run, run_on_ranks, train
 
 
-@pytest.mark.parametrize("model", ["esm1nv", "esm2nv"])
+@pytest.mark.parametrize("model", FAMILIES)
 def test_the_same_command_twice_gives_the_same_bits(tmp_path: Path, model: str) -> None:
     """With and without the mode: on a CPU nothing is left to chance anyway."""
     for name, words in {"a": ["+trainer.deterministic=True"], "b": ["+trainer.deterministic=True"], "c": []}.items():

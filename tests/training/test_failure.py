@@ -29,7 +29,7 @@ from bionemo.training.module import TrainingModule
 from bionemo.training.watch import callback
 from bionemo.training.watch.attendance import Presence, judge
 
-from .runs import EXAMPLES, FORK, NAMES, Command, _main, tiny
+from .runs import FAMILIES, FORK, Command, _main, tiny
 
 LIMIT = "00:00:00:03"
 
@@ -194,7 +194,7 @@ class Faulty(Command):
 
     def __init__(self, output: Path, fault: tuple[str, str, int], *words: str, **environment: str) -> None:
         self._output = output
-        arguments = (EXAMPLES / "esm2nv", NAMES["esm2nv"], tiny(*words), output, environment)
+        arguments = (FAMILIES["esm2nv"], tiny(*words), output, environment)
         self.process = FORK.Process(target=_with_fault, args=(*fault, *arguments))
         self.process.start()
 

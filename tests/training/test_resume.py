@@ -11,13 +11,13 @@ import pytest
 
 from bionemo.checkpoint import complete, defect, manifest_of
 
-from .runs import Command, config, fingerprint, last_checkpoint, logged, train
+from .runs import FAMILIES, Command, config, fingerprint, last_checkpoint, logged, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 EVERY_3 = f"{PARAMS}.every_n_train_steps=3"
 
 
-@pytest.fixture(scope="module", params=["esm1nv", "esm2nv"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     directory = tmp_path_factory.mktemp(f"whole-{request.param}")
     train(config(directory, EVERY_3, model=request.param))
@@ -123,7 +123,7 @@ def test_a_killed_run_is_bitwise_the_uninterrupted_one(
     killed.ends_as(whole)
 
 
-@pytest.fixture(scope="module", params=["esm1nv", "esm2nv"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def often(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, float]:
     """A model, an uninterrupted run that saves at every other step, and how long it was writing."""
     run = Killable(tmp_path_factory.mktemp(f"often-{request.param}") / "run", request.param, *OFTEN)
@@ -149,7 +149,7 @@ def test_fifty_moments_to_be_killed_at(often: tuple[str, Path, float], tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["esm1nv", "esm2nv"])
+@pytest.mark.parametrize("model", FAMILIES)
 def test_one_run_killed_a_hundred_times(tmp_path: Path, model: str) -> None:
     """Two workers; one kill in four comes before the run has got any further, the others some steps later."""
     words = ("trainer.max_steps=600", "trainer.val_check_interval=10", *OFTEN[2:])

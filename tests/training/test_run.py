@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bionemo.training.precision import cpu_has_bf16
 from tests.conftest import EXAMPLES, ROOT
 
-from .runs import config, logged, run, train, write_shards
+from .runs import FAMILIES, config, logged, run, train, write_shards
 
 SECRETS = {"WANDB_API_KEY": "0123456789secretkeyinenvironment01234567"}
 PLANTED = "SECRET123"
@@ -272,7 +272,7 @@ def test_a_run_of_epochs(tmp_path: Path) -> None:
     assert not any("of -1" in line or " left" in line for line in lines)
 
 
-@pytest.mark.parametrize("model", ["esm1nv", "esm2nv"])
+@pytest.mark.parametrize("model", FAMILIES)
 def test_the_loss_falls(tmp_path: Path, model: str) -> None:
     """Below what the frequencies of the residues alone would give, after twenty steps from ln 30 or so."""
     words = ["trainer.max_steps=20", "trainer.val_check_interval=20", "model.optim.lr=0.02", "model.seq_length=128"]

@@ -11,6 +11,7 @@ from megatron.core.tensor_parallel import (
     VocabParallelEmbedding,
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
+    gather_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
     vocab_parallel_cross_entropy,
@@ -76,6 +77,12 @@ class VocabularyProjection(nn.Module):
         first = groups.tensor_rank() * self.rows
         padding = torch.arange(first, first + self.rows, device=x_MD.device) >= self.words
         return logits_MV.masked_fill(padding, -torch.inf)
+
+
+def whole_vocabulary(logits: Tensor) -> Tensor:
+    """Logits of all words, [M, V], where tensor ranks have a part of them each."""
+    whole: Tensor = logits if groups.tensor_size() == 1 else gather_from_tensor_model_parallel_region(logits)
+    return whole
 
 
 def cross_entropy(logits: Tensor, answers_M: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from bionemo.data.batch import PackedBatch
 from bionemo.megatron.spec import Block, Memory
 from bionemo.megatron.vocabulary import VocabularyProjection
 from bionemo.models.language_model import LanguageModel
-from bionemo.tokenizers import Vocabulary
+from bionemo.tokenizers import TokenTable
 
 
 class EncoderDecoder(LanguageModel):
@@ -20,7 +20,10 @@ class EncoderDecoder(LanguageModel):
     The head is the word table with a bias for each word, or a table of its own without.
     """
 
-    def __init__(self, config: EncoderDecoderConfig, vocabulary: Vocabulary) -> None:
+    config: EncoderDecoderConfig
+    vocabulary: TokenTable
+
+    def __init__(self, config: EncoderDecoderConfig, vocabulary: TokenTable) -> None:
         self.tied = config.share_decoder_tokens_head_embeddings
         super().__init__(config, vocabulary)
         self.share_embeddings_and_output_weights = self.tied

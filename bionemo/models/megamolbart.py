@@ -3,7 +3,7 @@
 
 from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.models.encoder_decoder import EncoderDecoder
-from bionemo.tokenizers import Vocabulary
+from bionemo.tokenizers import TokenTable
 
 
 class MegaMolBART(EncoderDecoder):
@@ -11,5 +11,5 @@ class MegaMolBART(EncoderDecoder):
 
     tokenizer = "megamolbart"
 
-    def __init__(self, config: MegaMolBARTConfig, vocabulary: Vocabulary) -> None:
+    def __init__(self, config: MegaMolBARTConfig, vocabulary: TokenTable) -> None:
         super().__init__(config, vocabulary)

@@ -6,9 +6,9 @@ from bionemo.errors import UserError
 from bionemo.tokenizers.alphabet import Alphabet
 from bionemo.tokenizers.esm import esm2nv
 from bionemo.tokenizers.protein import SENTINELS, esm1nv, prott5nv
-from bionemo.tokenizers.vocabulary import Vocabulary
+from bionemo.tokenizers.vocabulary import TokenTable, Vocabulary
 
-__all__ = ["Alphabet", "Vocabulary", "load_tokenizer"]
+__all__ = ["Alphabet", "TokenTable", "Vocabulary", "load_tokenizer"]
 
 _KNOWN = {
     "esm1nv": lambda config: esm1nv(),

@@ -37,9 +37,11 @@ class Tokens:
         inputs: what the model reads; of an encoder-decoder, what its decoder reads.
         target_index: [m] int64 ascending, at which tokens of `inputs` the model is asked.
         target_ids: [m] what it should say there.
-        keys: [N] uint64, a random key of each sample, for dropout.
-        unknown: [N] int64, tokens outside the vocabulary in each sample.
+        keys: [N] uint64, a random key of each sequence of `inputs`, for dropout.
+        unknown: [N] int64, tokens outside the vocabulary in each sequence.
         source: what the encoder of an encoder-decoder reads, as many sequences as `inputs` has.
+        counts: [samples] int64, how many sequences each sample has; None: one each.
+        offsets: [N] int64, position of each sequence's first token; None: 0.
     """
 
     inputs: Sequences
@@ -48,6 +50,8 @@ class Tokens:
     keys: Words
     unknown: NDArray[np.int64]
     source: Sequences | None = None
+    counts: NDArray[np.int64] | None = None
+    offsets: NDArray[np.int64] | None = None
 
 
 class Samples(Protocol):
@@ -68,7 +72,7 @@ class Samples(Protocol):
     identity: dict[str, Any]
 
     def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
-        """Make samples [N] into tokens; what comes out for one depends on its epoch and record alone.
+        """Make samples [k] into tokens; what comes out for one depends on its epoch and record alone.
 
         Of a record that cannot be used nothing may be left: a sequence of length 0 stands for it, in `inputs` and in
         `source`.

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to go on with: documents end to end, cut into samples whose every token but the last is asked for its next.
+
+A sample is `seq_length` + 1 tokens and shares the last one with the next sample, so every token of the stream but the
+first is a label once in a pass. The cut moves from pass to pass: what began a sample in one stands in the middle in
+another. A document ends with its end token, by which it is told from the next one; an empty document leaves no trace.
+
+Without `reset_attention_mask` a sample is one sequence, and its tokens see those of the documents before. With it,
+each piece of a document in it is a sequence of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bionemo.data.blend import Blend, parse_prefixes
+from bionemo.data.clusters import Clusters
+from bionemo.data.corpora import open_corpus, refuse_foreign_ids
+from bionemo.data.files import SplitName
+from bionemo.data.random_stream import below, draw, draw_runs, purpose_key, sample_keys
+from bionemo.data.samples import Sequences, Tokens
+from bionemo.errors import UserError
+from bionemo.tokenizers.gpt2 import id_dtype
+
+
+class TokenStream(Protocol):
+    """Tokens end to end, read anywhere.
+
+    Attributes:
+        name: what the user calls it.
+        size: tokens of a pass; it can be read on behind them.
+        identity: what tells it from others.
+    """
+
+    name: str
+    size: int
+    identity: dict[str, Any]
+
+    def read(self, starts: NDArray[np.int64], count: int) -> NDArray[np.integer[Any]]:
+        """Tokens [k, count] from each of the starts [k] on, `count` at most `size`."""
+
+
+@dataclass(frozen=True)
+class Switches:
+    """What the end of a document means, named as in `model.data`.
+
+    Attributes:
+        reset_attention_mask: a token sees nothing of the documents before its own.
+        reset_position_ids: positions begin again with every document; needs `reset_attention_mask`, as only a sequence
+            has positions of its own.
+        eod_mask_loss: the end of a document is not asked for its next token, which begins another document.
+    """
+
+    reset_attention_mask: bool = False
+    reset_position_ids: bool = False
+    eod_mask_loss: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reset_position_ids and not self.reset_attention_mask:
+            raise UserError(
+                "model.data.reset_position_ids=True needs model.data.reset_attention_mask=True: a document that sees "
+                "those before it goes on with their positions"
+            )
+
+
+class DocumentSamples:
+    """Samples of one or several token streams; see `bionemo.data.samples.Samples`.
+
+    Pickles without the numbers of the samples, which may be many.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[TokenStream],
+        *,
+        seq_length: int,
+        vocab_size: int,
+        eod_id: int,
+        seed: int,
+        switches: Switches = Switches(),
+        weights: Sequence[float] | None = None,
+        shift: bool = True,
+        notices: Sequence[str] = (),
+    ) -> None:
+        """Cut streams into samples.
+
+        Args:
+            streams: where tokens come from.
+            seq_length: tokens that the model reads of a sample.
+            vocab_size: what all ids must be below.
+            eod_id: the token that ends a document.
+            seed: of the cuts and of dropout.
+            switches: what the end of a document means.
+            weights: share of samples from each stream; None: by size.
+            shift: move the cut from pass to pass; without, every pass asks the same, as a validation should.
+            notices: what the user should know of the data, a line each.
+
+        Raises:
+            UserError: a stream that is too short for a sample, or a weight too small for one.
+        """
+        self.streams, self.seq_length, self.vocab_size, self.eod_id = tuple(streams), seq_length, vocab_size, eod_id
+        self.seed, self.switches, self._shift = seed, switches, shift
+        for stream in streams:
+            if stream.size <= seq_length:
+                raise UserError(
+                    f"{stream.name} has {stream.size:,} tokens here, too few for a sample of {seq_length} + 1: lower "
+                    "model.seq_length, give the split a larger share in model.data.splits_string, or more text"
+                )
+        sizes = tuple((stream.size - 1) // seq_length for stream in streams)
+        self._blend = Blend(sizes, None if weights is None else tuple(weights))
+        self._number(sum(self._blend.quotas))
+        self.clusters: Clusters | None = None
+        self.notices = tuple(notices)
+        self.identity: dict[str, Any] = {
+            "streams": [stream.identity for stream in streams],
+            "records": list(self._blend.quotas),
+            "seq_length": seq_length,
+            "shift": shift,
+            **vars(switches),
+        }
+
+    def _number(self, count: int) -> None:
+        self.records: NDArray[np.int64] = np.arange(count)
+        self.lengths: NDArray[np.integer[Any]] = np.broadcast_to(np.int64(self.seq_length), count)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "records": None, "lengths": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._number(len(self._blend))
+
+    def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
+        """Make samples [k] into tokens.
+
+        Returns:
+            Sequences, as many of each sample as `counts` says. A piece of a document has a key of its own, and with
+            `offsets` its positions go on where those of the piece before end.
+
+        Raises:
+            UserError: an id outside the vocabulary.
+        """
+        tokens = self._tokens(epochs, records)
+        inputs, labels = tokens[:, :-1].ravel(), tokens[:, 1:].ravel()
+        keys = sample_keys(purpose_key(self.seed, "dropout"), epochs, records)
+        is_eod = inputs == self.eod_id
+        asked = np.arange(len(inputs))
+        if self.switches.eod_mask_loss:
+            asked = np.flatnonzero(~is_eod)
+            labels = labels[asked]
+        lengths = np.full(len(records), self.seq_length)
+        counts = offsets = None
+        if self.switches.reset_attention_mask:
+            is_end = is_eod.reshape(-1, self.seq_length)
+            is_end[:, -1] = True
+            counts = is_end.sum(axis=1)
+            ends = np.flatnonzero(is_end) + 1
+            lengths = np.diff(ends, prepend=0)
+            keys = draw_runs(keys, counts)
+            if not self.switches.reset_position_ids:
+                offsets = (ends - lengths) % self.seq_length
+        unknown = np.zeros(len(lengths), np.int64)
+        return Tokens(Sequences(inputs, lengths), asked, labels, keys, unknown, counts=counts, offsets=offsets)
+
+    def _tokens(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> NDArray[np.integer[Any]]:
+        """Tokens [k, seq_length + 1] of samples."""
+        corpora, passes, numbers = self._blend.place(epochs, records)
+        starts = numbers * self.seq_length + self._offsets(passes, corpora)
+        tokens = np.empty((len(records), self.seq_length + 1), id_dtype(self.vocab_size))
+        for corpus in np.unique(corpora).tolist():
+            here, stream = corpora == corpus, self.streams[corpus]
+            found = stream.read(starts[here], self.seq_length + 1)
+            refuse_foreign_ids(found, self.vocab_size, stream.name)
+            tokens[here] = found
+        return tokens
+
+    def _offsets(self, passes: NDArray[np.int64], corpora: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How far the cut of a pass [k] through a corpus [k] has moved: less than a sample, and in the first not."""
+        words = draw(sample_keys(purpose_key(self.seed, "cut"), passes, corpora))
+        offsets = below(words, np.full(len(words), self.seq_length))
+        return offsets * (passes > 0) * self._shift
+
+
+def open_documents(
+    data_prefix: str | Sequence[str | float],
+    splits_string: str,
+    split: SplitName,
+    *,
+    seq_length: int,
+    vocab_size: int,
+    eod_id: int,
+    seed: int,
+    switches: Switches = Switches(),
+) -> DocumentSamples:
+    """Open a split of indexed data sets.
+
+    Args:
+        data_prefix: see `parse_prefixes`.
+        splits_string: see `split_documents`; it divides each data set.
+        split: which one; only the cut of training moves.
+        seq_length: see `DocumentSamples`, as are the rest.
+        vocab_size: size of the vocabulary, without padding.
+        eod_id: id of the end of a document.
+        seed: of what is drawn.
+        switches: what the end of a document means.
+
+    Raises:
+        UserError: files that cannot be read, ids outside the vocabulary, too few tokens, or a weight too small.
+    """
+    prefixes, weights = parse_prefixes(data_prefix)
+    streams = tuple(open_corpus(prefix, splits_string, split, vocab_size) for prefix in prefixes)
+    notices = tuple(
+        f"{split} data: no document of {stream.name} ends with the id {eod_id}: where one ends cannot be told"
+        for stream in streams
+        if not stream.ends_with(eod_id)
+    )
+    return DocumentSamples(
+        streams,
+        seq_length=seq_length,
+        vocab_size=vocab_size,
+        eod_id=eod_id,
+        seed=seed,
+        switches=switches,
+        weights=weights,
+        shift=split == "train",
+        notices=notices,
+    )

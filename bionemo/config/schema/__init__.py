@@ -25,6 +25,7 @@ from bionemo.config.schema.preparation import (
     MoleculeNetJob,
     PreparationConfig,
     SequencesJob,
+    TextJob,
     UsptoJob,
     ZincJob,
 )
@@ -42,6 +43,7 @@ SCHEMAS: dict[str, type] = {
     "bionemo.preparation.zinc.prepare": ZincJob,
     "bionemo.preparation.moleculenet.prepare": MoleculeNetJob,
     "bionemo.preparation.uspto.prepare": UsptoJob,
+    "bionemo.megatron.corpus.prepare": TextJob,
 }
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "SchedConfig",
     "SequencesJob",
     "SplitConfig",
+    "TextJob",
     "TokenizerConfig",
     "TrainSplitConfig",
     "TrainerConfig",

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents of a split: a stretch of an indexed data set."""
+"""Samples from indexed data sets: each split is a stretch of the documents of each of them."""
 
 import re
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.data.blend import parse_prefixes
+from bionemo.data.documents import DocumentSamples, Switches, refuse_foreign_ids
 from bionemo.data.files import SplitName
 from bionemo.data.indexed import IndexedTokens
 from bionemo.errors import UserError
@@ -19,6 +22,8 @@ _ENDS = 256  # documents whose last token is looked at
 
 def split_documents(splits_string: str, documents: int) -> dict[SplitName, tuple[int, int]]:
     """Deal documents, in the order of the file, to training, validation and test as Megatron-Core does.
+
+    Megatron counts sequences, of which its data sets for GPT have one in a document.
 
     Args:
         splits_string: their shares, of any sum, as in "980,10,10"; those that are left out are 0.
@@ -99,21 +104,47 @@ def open_corpus(prefix: str, splits_string: str, split: SplitName, vocab_size: i
     return found
 
 
-def refuse_foreign_ids(ids: NDArray[np.integer[Any]], vocab_size: int, name: str) -> None:
-    """Look at every id.
+def open_documents(
+    data_prefix: str | Sequence[str | float],
+    splits_string: str,
+    split: SplitName,
+    *,
+    seq_length: int,
+    vocab_size: int,
+    eod_id: int,
+    seed: int,
+    switches: Switches,
+) -> DocumentSamples:
+    """Open a split of indexed data sets.
 
     Args:
-        ids: of any shape, not empty.
-        vocab_size: what they must be below.
-        name: of the data they are from.
+        data_prefix: see `parse_prefixes`.
+        splits_string: see `split_documents`; it divides each data set.
+        split: which one; only the cut of training moves.
+        seq_length: see `DocumentSamples`, as are the rest.
+        vocab_size: size of the vocabulary, without padding.
+        eod_id: id of the end of a document.
+        seed: of what is drawn.
+        switches: what the end of a document means.
 
     Raises:
-        UserError: naming the largest.
+        UserError: files that cannot be read, ids outside the vocabulary, too few tokens, or a weight too small.
     """
-    largest = int(ids.view(f"u{ids.itemsize}").max())  # as it is unsigned, a negative one is the largest of all
-    if largest >= vocab_size:
-        told = int(ids.min()) if ids.min() < 0 else largest
-        raise UserError(
-            f"{name} has the id {told}, outside the vocabulary of {vocab_size:,} tokens: it was prepared with another "
-            "one; give model.tokenizer the files that it was prepared with, or prepare it again"
-        )
+    prefixes, weights = parse_prefixes(data_prefix)
+    streams = tuple(open_corpus(prefix, splits_string, split, vocab_size) for prefix in prefixes)
+    notices = tuple(
+        f"{split} data: no document of {stream.name} ends with the id {eod_id}: where one ends cannot be told"
+        for stream in streams
+        if not stream.ends_with(eod_id)
+    )
+    return DocumentSamples(
+        streams,
+        seq_length=seq_length,
+        vocab_size=vocab_size,
+        eod_id=eod_id,
+        seed=seed,
+        switches=switches,
+        weights=weights,
+        shift=split == "train",
+        notices=notices,
+    )

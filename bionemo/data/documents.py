@@ -16,10 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.blend import Blend, parse_prefixes
+from bionemo.data.blend import Blend
 from bionemo.data.clusters import Clusters
-from bionemo.data.corpora import open_corpus, refuse_foreign_ids
-from bionemo.data.files import SplitName
 from bionemo.data.random_stream import below, draw, draw_runs, purpose_key, sample_keys
 from bionemo.data.samples import Sequences, Tokens
 from bionemo.errors import UserError
@@ -154,7 +152,7 @@ class DocumentSamples:
         lengths = np.full(len(records), self.seq_length)
         counts = offsets = None
         if self.switches.reset_attention_mask:
-            is_end = is_eod.reshape(-1, self.seq_length)
+            is_end = is_eod.reshape(-1, self.seq_length)  # from here on with the end of every sample
             is_end[:, -1] = True
             counts = is_end.sum(axis=1)
             ends = np.flatnonzero(is_end) + 1
@@ -184,47 +182,21 @@ class DocumentSamples:
         return offsets * (passes > 0) * self._shift
 
 
-def open_documents(
-    data_prefix: str | Sequence[str | float],
-    splits_string: str,
-    split: SplitName,
-    *,
-    seq_length: int,
-    vocab_size: int,
-    eod_id: int,
-    seed: int,
-    switches: Switches = Switches(),
-) -> DocumentSamples:
-    """Open a split of indexed data sets.
+def refuse_foreign_ids(ids: NDArray[np.integer[Any]], vocab_size: int, name: str) -> None:
+    """Look at every id.
 
     Args:
-        data_prefix: see `parse_prefixes`.
-        splits_string: see `split_documents`; it divides each data set.
-        split: which one; only the cut of training moves.
-        seq_length: see `DocumentSamples`, as are the rest.
-        vocab_size: size of the vocabulary, without padding.
-        eod_id: id of the end of a document.
-        seed: of what is drawn.
-        switches: what the end of a document means.
+        ids: of any shape, not empty.
+        vocab_size: what they must be below.
+        name: of the data they are from.
 
     Raises:
-        UserError: files that cannot be read, ids outside the vocabulary, too few tokens, or a weight too small.
+        UserError: naming the largest.
     """
-    prefixes, weights = parse_prefixes(data_prefix)
-    streams = tuple(open_corpus(prefix, splits_string, split, vocab_size) for prefix in prefixes)
-    notices = tuple(
-        f"{split} data: no document of {stream.name} ends with the id {eod_id}: where one ends cannot be told"
-        for stream in streams
-        if not stream.ends_with(eod_id)
-    )
-    return DocumentSamples(
-        streams,
-        seq_length=seq_length,
-        vocab_size=vocab_size,
-        eod_id=eod_id,
-        seed=seed,
-        switches=switches,
-        weights=weights,
-        shift=split == "train",
-        notices=notices,
-    )
+    largest = int(ids.view(f"u{ids.itemsize}").max())  # as it is unsigned, a negative one is the largest of all
+    if largest >= vocab_size:
+        told = int(ids.min()) if ids.min() < 0 else largest
+        raise UserError(
+            f"{name} has the id {told}, outside the vocabulary of {vocab_size:,} tokens: it was prepared with another "
+            "one; give model.tokenizer the files that it was prepared with, or prepare it again"
+        )

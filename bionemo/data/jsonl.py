@@ -93,13 +93,12 @@ class TextRules:
         kept = []
         for number, ids in zip(numbers, tokenizer.encode_all(texts), strict=True):
             if len(ids):
-                kept += [ids, end]
+                kept.append(np.append(ids, end))
             elif self.on_empty == "skip":
                 dropped["empty"] += 1
             else:
                 raise UserError(f"{lines.shown}:{number}: a document without text: remove it, or set on_empty=skip")
-        ids, lengths = end_to_end(kept, tokenizer.dtype).ids, np.array([len(ids) for ids in kept[::2]], np.int64)
-        return Documents(Sequences(ids, lengths + len(end)), read, dropped, lines.size)
+        return Documents(end_to_end(kept, tokenizer.dtype), read, dropped, lines.size)
 
 
 def _numbered(lines: Lines) -> Iterator[tuple[int, bytes]]:

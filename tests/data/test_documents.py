@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bionemo.data.blend import Blend, parse_prefixes
-from bionemo.data.corpora import CorpusSplit, split_documents
-from bionemo.data.documents import DocumentSamples, Switches, open_documents
+from bionemo.data.corpora import CorpusSplit, open_documents, split_documents
+from bionemo.data.documents import DocumentSamples, Switches
 from bionemo.data.indexed import IndexedTokens
 from bionemo.data.random_stream import purpose_key, sample_keys
 from bionemo.data.sampler import SampleOrder
@@ -216,7 +216,7 @@ def test_splits_of_a_file_are_its_documents_in_order(tmp_path: Path) -> None:
     prefix = str(write_indexed(tmp_path / "text", [[document] for document in documents]))
     found = {}
     for split, (first, last) in split_documents("60,30,10", 54).items():
-        given = {"seq_length": 8, "vocab_size": 1000, "eod_id": EOD, "seed": 1}
+        given = {"seq_length": 8, "vocab_size": 1000, "eod_id": EOD, "seed": 1, "switches": Switches()}
         samples = open_documents(prefix, "60,30,10", split, **given)
         tokens = flat(documents[first:last])
         count = (len(tokens) - 1) // 8
@@ -326,7 +326,7 @@ def test_prefixes() -> None:
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     documents = text(50)
     prefix = str(write_indexed(tmp_path / "text", [[document] for document in documents]))
-    given: dict[str, Any] = {"seq_length": 8, "vocab_size": 1000, "eod_id": EOD, "seed": 1}
+    given: dict[str, Any] = {"seq_length": 8, "vocab_size": 1000, "eod_id": EOD, "seed": 1, "switches": Switches()}
     wrong: list[tuple[Any, str, str, dict[str, Any], str]] = [
         (prefix, "1,1,1", "train", {"vocab_size": 100}, "text has the id .* outside the vocabulary of 100 tokens"),
         (prefix, "100,0,0", "val", {}, "splits_string=100,0,0 leaves val nothing of the 50 documents"),
@@ -357,7 +357,9 @@ def test_an_id_outside_the_vocabulary_is_told_when_it_comes() -> None:
 def test_documents_without_an_end_are_told_of(tmp_path: Path) -> None:
     documents = [[token + 1 for token in document] for document in text(20)]
     prefix = str(write_indexed(tmp_path / "text", [[document] for document in documents]))
-    samples = open_documents(prefix, "9,1", "train", seq_length=8, vocab_size=1000, eod_id=EOD, seed=1)
+    samples = open_documents(
+        prefix, "9,1", "train", seq_length=8, vocab_size=1000, eod_id=EOD, seed=1, switches=Switches()
+    )
     assert samples.notices == (
         f"train data: no document of {prefix} ends with the id 0: where one ends cannot be told",
     )

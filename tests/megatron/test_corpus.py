@@ -102,6 +102,8 @@ def test_several_files_gzip_another_key_and_loose_ends(made: Prepare, tmp_path: 
     parts = [made("json_key=body", source=name, output=tmp_path / name[-1] / "text") for name in names]
     assert both == parts[0] + parts[1]
     assert list(map(len, parts)) == [2, 2]
+    for name in names:  # progress counts what lies on the disk
+        assert sum(lines.size for lines in corpus._lines([name])) == Path(name).stat().st_size
 
 
 def test_a_large_vocabulary_is_written_in_32_bits(
@@ -163,6 +165,7 @@ def test_what_is_there_is_kept_until_all_is_made(made: Prepare, tmp_path: Path) 
     assert (tmp_path / "out" / "text.bin").read_bytes() == (tmp_path / "again" / "text.bin").read_bytes()
     for name in ("bin", "idx"):  # of a job that was killed
         (tmp_path / "out" / f".text.preparing.{name}").write_bytes(bytes(10_000))
+    (tmp_path / "out" / ".text.lock").touch()
     assert made("on_invalid=skip", "force=True") != one
 
 

@@ -25,6 +25,7 @@ _TOPIC = Topic(
         "--config-name=uniref50 output=data/uniref50",
         "--config-name=uniref50_90 source=uniref50_90_202104_esm2nv_v1.0 output=data/uniref50_90",
         "--config-name=flip task_name=scl output=data/FLIP",
+        "--config-name=text source=books.jsonl.gz vocab_file=vocab.json merge_file=merges.txt output=data/books",
         "--verify data/mine        hold every shard against the checksums and counts of its preparation",
     ),
 )

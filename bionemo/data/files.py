@@ -4,7 +4,8 @@
 from pathlib import Path
 from typing import Literal
 
-from bionemo.config.schema import DataConfig, ProteinDataConfig, ShardDataConfig, SplitConfig
+from bionemo.config.schema import DataConfig, ProteinDataConfig, ShardDataConfig, SplitConfig, TextDataConfig
+from bionemo.data.blend import parse_prefixes
 from bionemo.data.ranges import shard_paths
 from bionemo.errors import UserError
 
@@ -21,6 +22,14 @@ def name_missing_files(config: DataConfig) -> None:
     if isinstance(config, ShardDataConfig):
         split_files(config, "train")
         split_files(config, "val")
+    elif isinstance(config, TextDataConfig) and config.data_impl == "mmap":
+        for prefix in parse_prefixes(config.data_prefix)[0]:
+            for path in (Path(f"{prefix}.idx"), Path(f"{prefix}.bin")):
+                if not path.is_file():
+                    raise UserError(
+                        f"{path} is missing: model.data.data_prefix names indexed files, less .bin and .idx; "
+                        "data@model.data=mock_text needs none"
+                    )
 
 
 def split_files(config: ShardDataConfig, name: SplitName) -> list[Path]:

@@ -51,6 +51,15 @@ def draw(keys: Words, counter: int = 0) -> Words:
     return mix(keys + np.uint64((counter + 1) * int(_GOLDEN) % 2**64))
 
 
+def draw_at(key: int, counters: NDArray[np.int64]) -> Words:
+    """Draws of one key by their numbers, of any shape; a negative one is a draw too."""
+    words = counters.astype(np.uint64)
+    words += np.uint64(1)
+    words *= _GOLDEN
+    words += np.uint64(key)
+    return mix(words)
+
+
 def draw_runs(keys: Words, lengths: NDArray[np.integer]) -> Words:
     """Draws 0 to length - 1 of each key [k], end to end: uint64 [sum of lengths]."""
     total = int(lengths.sum())

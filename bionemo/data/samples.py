@@ -97,7 +97,7 @@ class Samples(Protocol):
         """
 
     def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
-        """Make samples into tokens; what comes out for one depends on its epoch and record alone.
+        """Make samples [k] into tokens; what comes out for one depends on its epoch and record alone.
 
         Of a record that cannot be used nothing may be left: a sequence of length 0 stands for it, in `inputs` and in
         `source`.

@@ -5,7 +5,9 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from isal import igzip_threaded, isal_zlib
 
@@ -29,13 +31,17 @@ def is_gzipped(path: Path) -> bool:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
 
 
-def unzipped(path: Path) -> Iterator[bytes]:
+def unzipped(path: Path, raw: BinaryIO | None = None) -> Iterator[bytes]:
     """Give what a gzipped file holds, block by block.
+
+    Args:
+        path: the file.
+        raw: the same, opened by who wants to know how far it was read.
 
     Raises:
         UserError: when it is cut off or damaged.
     """
-    with igzip_threaded.open(path, "rb", threads=1) as file:
+    with igzip_threaded.open(raw or path, "rb", threads=1) as file:
         try:
             while block := file.read(_BLOCK):
                 yield block
@@ -43,6 +49,32 @@ def unzipped(path: Path) -> Iterator[bytes]:
             raise UserError(
                 f"{path}: the gzip data is cut off or damaged ({error}): download it again, and check it with gzip -t"
             ) from error
+
+
+def whole_lines(path: Path, piece: int) -> Iterator[tuple[bytes, int]]:
+    """Cut a file, plain or gzipped, behind line ends.
+
+    Args:
+        path: the file.
+        piece: bytes that are read at a time of a plain file.
+
+    Yields:
+        Some whole lines, the last ones of a file perhaps without an end, and how many bytes of what lies on the disk
+        have been read for them.
+
+    Raises:
+        UserError: as `is_gzipped` and `unzipped`.
+    """
+    zipped = is_gzipped(path)
+    rest, done = b"", 0
+    with path.open("rb", buffering=0) as raw:
+        for block in unzipped(path, raw) if zipped else iter(partial(raw.read, piece), b""):
+            text = rest + block
+            if end := text.rfind(b"\n") + 1:
+                before, done = done, raw.tell()
+                yield text[:end], done - before
+            rest = text[end:]
+        yield rest, raw.tell() - done
 
 
 def read_small(path: Path, draft: Draft, source: str | None = None) -> bytes:

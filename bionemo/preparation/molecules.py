@@ -2,26 +2,19 @@
 """SMILES files of any make, read some thousand lines at a time, and molecules as RDKit writes them."""
 
 import csv
-import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from rdkit import Chem, rdBase
 
 from bionemo.data.blocks import BYTE_ORDER_MARK
 from bionemo.errors import UserError
-from bionemo.preparation.inputs import is_gzipped, unzipped
-from bionemo.preparation.pool import pool
+from bionemo.preparation.inputs import whole_lines
 
 rdBase.DisableLog("rdApp.*")  # RDKit's complaints name neither file nor line; ours do
 _PIECE = 256 << 10  # bytes: about 4,000 molecules, half a second of RDKit
-_AHEAD = 2  # tasks in flight per worker: one at work, one waiting
 _IDS = ("zinc_id", "id")
-Task = TypeVar("Task")
-Result = TypeVar("Result")
 
 
 def canonical_smiles(smiles: str) -> str | None:
@@ -39,26 +32,6 @@ def unmapped_smiles(smiles: str) -> str | None:
         atom.SetAtomMapNum(0)
     # read again: numbered atoms can be stereo centres, and numbered hydrogens are kept, that are not without numbers
     return canonical_smiles(Chem.MolToSmiles(molecule))
-
-
-def in_order(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int) -> Generator[Result, None, None]:
-    """Work on tasks in several processes; their results come in the tasks' order.
-
-    Tasks are taken as they are needed, so there may be any number of them. One worker is the process itself. Close the
-    iterator when leaving it early.
-    """
-    workers = min(workers, os.cpu_count() or 1)
-    if workers <= 1:
-        yield from map(function, tasks)
-        return
-    with pool(workers) as executor:
-        pending: deque[Future[Result]] = deque()
-        for task in tasks:
-            pending.append(executor.submit(function, task))
-            if len(pending) > _AHEAD * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
 
 
 class Columns(NamedTuple):
@@ -123,7 +96,7 @@ def smiles_lines(files: Iterable[tuple[Path, str]]) -> Iterator[Lines]:
     """
     for number, (path, shown) in enumerate(files):
         columns, line = None, 1
-        for data, size in _whole_lines(path):
+        for data, size in whole_lines(path, _PIECE):
             start = 0
             if columns is None:
                 start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
@@ -150,22 +123,3 @@ def _columns(first: str, shown: str) -> tuple[Columns, bool]:
 def _fields(line: str, separator: str | None) -> list[str]:
     fields = next(csv.reader([line])) if separator == "," and '"' in line else line.split(separator)
     return [field.strip() for field in fields]
-
-
-def _whole_lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Cut a file behind line ends, and say how much of what lies on the disk each piece stands for."""
-    zipped = is_gzipped(path)
-    rest = b""
-    for block in unzipped(path) if zipped else _plain(path):
-        text = rest + block
-        end = text.rfind(b"\n") + 1
-        if end:
-            yield text[:end], 0 if zipped else len(block)
-        rest = text[end:]
-    yield rest, path.stat().st_size if zipped else 0
-
-
-def _plain(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(_PIECE):
-            yield block

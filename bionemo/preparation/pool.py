@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -18,7 +19,10 @@ from bionemo.errors import UserError
 
 _START_METHOD = "forkserver"
 _PRELOADED = "bionemo.preparation.deal"
+_AHEAD = 2  # tasks in flight per worker: one at work, one waiting
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -46,6 +50,26 @@ def pool(workers: int, initializer: Callable[..., object] | None = None, *argume
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def in_order(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int) -> Generator[Result, None, None]:
+    """Work on tasks in several processes; their results come in the tasks' order.
+
+    Tasks are taken as they are needed, so there may be any number of them. One worker is the process itself. Close the
+    iterator when leaving it early.
+    """
+    workers = min(workers, os.cpu_count() or 1)
+    if workers <= 1:
+        yield from map(function, tasks)
+        return
+    with pool(workers) as executor:
+        pending: deque[Future[Result]] = deque()
+        for task in tasks:
+            pending.append(executor.submit(function, task))
+            if len(pending) > _AHEAD * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def _begin(initializer: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:

@@ -13,7 +13,8 @@ from bionemo.config.schema.preparation import UsptoJob
 from bionemo.errors import UserError
 from bionemo.preparation.download import fetch, is_url, locate, public
 from bionemo.preparation.inputs import read_small
-from bionemo.preparation.molecules import in_order, unmapped_smiles
+from bionemo.preparation.molecules import unmapped_smiles
+from bionemo.preparation.pool import in_order
 from bionemo.preparation.progress import progress
 from bionemo.preparation.writer import Draft, draft
 

@@ -114,7 +114,7 @@ def draft(
     if not force and not _stages(target) and _complete(target, job, parameters, sources):
         yield None
         return
-    with _told(target), _sole_preparer(target):
+    with told(target), sole_preparer(target):
         _recover(target)
         if not force and _complete(target, job, parameters, sources):  # another process has prepared it meanwhile
             yield None
@@ -264,21 +264,21 @@ def _stages(target: Path, *below: str) -> list[Path]:
 
 
 @contextmanager
-def _sole_preparer(target: Path) -> Iterator[None]:
-    """Let one process at a time prepare a directory; it goes again if nothing is in it at the end."""
-    handle = _lock(target)
+def sole_preparer(target: Path, lock: str = _LOCK) -> Iterator[None]:
+    """Let one process at a time hold a lock file of a directory, which goes again if nothing is in it at the end."""
+    handle = _lock(target, lock)
     try:
         yield
     finally:
-        (target / _LOCK).unlink(missing_ok=True)
+        (target / lock).unlink(missing_ok=True)
         with suppress(OSError):
             target.rmdir()
         os.close(handle)
 
 
-def _lock(target: Path) -> int:
+def _lock(target: Path, name: str) -> int:
     """Hold the lock file: the open one must be the one that has the name, as its last holder has removed his."""
-    path, waiting = target / _LOCK, False
+    path, waiting = target / name, False
     while True:
         target.mkdir(parents=True, exist_ok=True)
         try:
@@ -305,7 +305,7 @@ def _lock(target: Path) -> int:
 
 
 @contextmanager
-def _told(target: Path) -> Iterator[None]:
+def told(target: Path) -> Iterator[None]:
     """Turn what the system says about the output into one line."""
     try:
         yield

@@ -29,7 +29,8 @@ from bionemo.errors import UserError
 from bionemo.preparation.download import public
 from bionemo.preparation.inputs import is_gzipped
 from bionemo.preparation.manifest import OutputFile, measure
-from bionemo.preparation.molecules import Lines, canonical_smiles, in_order, smiles_lines
+from bionemo.preparation.molecules import Lines, canonical_smiles, smiles_lines
+from bionemo.preparation.pool import in_order
 from bionemo.preparation.progress import progress
 from bionemo.preparation.tranches import tranches
 from bionemo.preparation.writer import Draft, draft

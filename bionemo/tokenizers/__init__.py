@@ -10,12 +10,25 @@ from bionemo.tokenizers.vocabulary import TokenTable, Vocabulary
 
 __all__ = ["Alphabet", "TokenTable", "Vocabulary", "load_tokenizer"]
 
+_WORDS_OF_GPT2 = 50257
+
+
+def _gpt2(config: TokenizerConfig) -> Vocabulary:
+    """The user's; without files, numbers in its place, which are enough for made-up text."""
+    from bionemo.tokenizers.gpt2 import read_gpt2, unnamed  # other models do not pay for it
+
+    if config.vocab_file is None and config.merge_file is None:
+        return unnamed(_WORDS_OF_GPT2)
+    return read_gpt2(config.vocab_file, config.merge_file)
+
+
 _KNOWN = {
     "esm1nv": lambda config: esm1nv(),
     "esm2nv": lambda config: esm2nv(),
     "prott5nv": lambda config: prott5nv(
         SENTINELS if config.num_sentinel_tokens is None else config.num_sentinel_tokens
     ),
+    "gpt2": _gpt2,
 }
 
 

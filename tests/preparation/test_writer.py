@@ -373,12 +373,12 @@ def test_who_has_waited_holds_the_lock_that_others_will_find(tmp_path: Path) -> 
 
     def wait_and_enter() -> None:
         waiting.set()
-        with writer._sole_preparer(tmp_path):
+        with writer.sole_preparer(tmp_path):
             entered.set()
             leave.wait(20)
 
     thread = threading.Thread(target=wait_and_enter)
-    with writer._sole_preparer(tmp_path):
+    with writer.sole_preparer(tmp_path):
         thread.start()
         waiting.wait(20)
         assert not entered.wait(0.1)

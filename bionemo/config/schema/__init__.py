@@ -43,6 +43,7 @@ from bionemo.config.schema.preparation import (
     MoleculeNetJob,
     PreparationConfig,
     SequencesJob,
+    TextJob,
     UsptoJob,
     ZincJob,
 )
@@ -63,6 +64,7 @@ SCHEMAS: dict[str, type] = {
     "bionemo.preparation.zinc.prepare": ZincJob,
     "bionemo.preparation.moleculenet.prepare": MoleculeNetJob,
     "bionemo.preparation.uspto.prepare": UsptoJob,
+    "bionemo.megatron.corpus.prepare": TextJob,
 }
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "SpanDataConfig",
     "SplitConfig",
     "TextDataConfig",
+    "TextJob",
     "TokenizerConfig",
     "TrainSplitConfig",
     "TrainerConfig",

@@ -254,7 +254,7 @@ class TextDataConfig(DataConfig):
     """Documents to go on with, in Megatron's indexed files."""
 
     data_impl: Literal["mmap", "mock"]
-    data_prefix: list[str | float]  # a path less its .bin and .idx, several, or weights and paths in turns
+    data_prefix: str | list[str | float]  # a path less its .bin and .idx, several, or weights and paths in turns
     splits_string: str  # shares of train, val and test in the documents
     mock: MockTextConfig
     seq_length: int

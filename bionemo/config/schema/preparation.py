@@ -109,3 +109,16 @@ class UsptoJob(PreparationConfig):
     source: str
     checksum: str | None
     on_invalid: Strictness
+
+
+@dataclass(kw_only=True)
+class TextJob(PreparationConfig):
+    """Documents of JSON Lines files, tokenised for GPT: `output` is the path of two files without .bin and .idx."""
+
+    source: str | list[str]  # .jsonl files, plain or gzipped
+    json_key: str  # where in a line's object its text is
+    vocab_file: str | None  # GPT-2's vocab.json
+    merge_file: str | None  # and its merges.txt
+    append_eod: bool  # end every document with <|endoftext|>
+    on_empty: Strictness  # a document without text
+    on_invalid: Strictness  # a line that is no JSON object with a text

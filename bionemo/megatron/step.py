@@ -128,13 +128,14 @@ class ParallelModel:
     def norm(self) -> Tensor:
         """Euclidean norm of all gradients of the whole model, each counted once; a scalar on the device."""
         ours = [part.gradient for part in self.parts if part.place.ours]
-        squares = torch.stack(torch._foreach_norm(ours)).square().sum() if ours else torch.zeros(())
-        squares = groups.sum_over_model(squares.to(self._totals.device))
+        # a CPU adds up one after the other: in fp32 a large table's sum would depend on how it is divided
+        squares = torch.stack(torch._foreach_norm(ours, dtype=self._totals.dtype)).square().sum() if ours else 0.0
+        squares = groups.sum_over_model(torch.as_tensor(squares, dtype=self._totals.dtype, device=self._totals.device))
         return (groups.sum_over_data(squares) if self.sharded else squares).sqrt()
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply all gradients."""
-        torch._foreach_mul_([part.gradient for part in self.parts], factor)
+        torch._foreach_mul_([part.gradient for part in self.parts], factor.float())
 
     def after_update(self) -> None:
         """Gather the shares of the weights, and forget `.grad`: autograd would add into the buffers a second time."""

@@ -274,11 +274,16 @@ def test_a_run_of_epochs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_the_loss_falls(tmp_path: Path, model: str) -> None:
-    """Below what the frequencies of the residues alone would give, after twenty steps from ln 30 or so."""
+    """After twenty steps from ln 30 or so, or whatever words there are, a good part of the way to their frequencies."""
     words = ["trainer.max_steps=20", "trainer.val_check_interval=20", "model.optim.lr=0.02", "model.seq_length=128"]
     words += ["model.optim.sched.warmup_steps=5", "model.optim.sched.min_lr=1e-3", "model.micro_batch_size=8"]
+    words += {  # one has a share for its warm-up, one a multiplier for its rate
+        "prott5nv": ["model.data.seq_length_dec=64", "model.optim.sched.warmup_ratio=null"],
+        "megamolbart": ["model.optim.lr=0.3"],
+    }.get(model, [])
     train(config(tmp_path, *words, model=model))
     losses = logged(tmp_path, "reduced_train_loss")
-    assert losses[1] > 3.3
+    start, reached = {"prott5nv": (4.6, 3.0), "megamolbart": (5.9, 4.0), "gpt3": (10.6, 6.5)}.get(model, (3.3, 3.0))
+    assert losses[1] > start
     assert losses[20] < losses[10] < losses[1] - 0.3
-    assert logged(tmp_path, "val_loss")[20] < 3.0
+    assert logged(tmp_path, "val_loss")[20] < reached

@@ -8,30 +8,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.tokenizers.vocabulary import Vocabulary
+
 
 @dataclass(frozen=True)
-class Alphabet:
+class Alphabet(Vocabulary):
     """A fixed vocabulary of single letters and special tokens such as ``<mask>``.
 
     Sequences are read from untrusted files, so the text of a special token is never parsed: ``<mask>`` inside a
     sequence is six unknown characters. Ids fit one byte, as do packed batches.
 
     Attributes:
-        tokens: text of every token; the id is the position.
-        bos_id: put before a sequence.
-        eos_id: put after a sequence.
-        pad_id: fills the unused tail of a batch.
-        mask_id: hides a residue.
-        unk_id: stands for a run of letters that have no token.
         skips_space: whether ``encode`` drops white space, as HF's ESM tokenizer, or takes it as an unknown letter.
     """
 
-    tokens: tuple[str, ...]
-    bos_id: int
-    eos_id: int
-    pad_id: int
-    mask_id: int
-    unk_id: int
     skips_space: bool = False
 
     @classmethod
@@ -40,15 +30,6 @@ class Alphabet:
         tokens = tuple(path.read_text(encoding="utf-8").split())
         bos_id, eos_id, pad_id, mask_id, unk_id = map(tokens.index, (bos, eos, "<pad>", "<mask>", "<unk>"))
         return cls(tokens, bos_id, eos_id, pad_id, mask_id, unk_id, skips_space)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens, before any padding of the embedding table."""
-        return len(self.tokens)
-
-    def padded_vocab_size(self, divisor: int) -> int:
-        """Rows of an embedding table that must divide evenly by ``divisor``."""
-        return -(-self.vocab_size // divisor) * divisor
 
     @cached_property
     def table(self) -> NDArray[np.uint8]:
@@ -75,10 +56,6 @@ class Alphabet:
         ids = self.table[np.frombuffer(b"".join(parts), np.uint8)]
         starts = np.cumsum([0, *map(len, parts)])[:-1]
         return ids[self.collapse_unknown(ids, starts)]
-
-    def decode(self, ids: NDArray[np.integer]) -> str:
-        """Text of ``ids`` [n], special tokens included; an id outside the vocabulary is an ``IndexError``."""
-        return "".join(self.tokens[i] for i in ids)
 
     def collapse_unknown(
         self, ids: NDArray[np.uint8], starts: NDArray[np.integer] | NDArray[np.bool_]

@@ -39,7 +39,7 @@ class MoleculeTexts:
         """Give the SMILES of records [N]: one list of N, or one for each side of the reactions.
 
         Raises:
-            UserError: a record lacks a side, or is not UTF-8.
+            UserError: there is no such side.
         """
         if self._sides:
             return [list(side) for side in zip(*map(self._pair, records.tolist()), strict=True)] or [[], []]
@@ -49,7 +49,7 @@ class MoleculeTexts:
         out = np.frombuffer(data, np.uint8)
         self._source.gather(records, np.zeros_like(counts), counts, out, stops - counts)  # ten times as fast as `text`
         bounds = zip((stops - counts).tolist(), stops.tolist(), strict=True)
-        return [[data[begin:stop].decode(errors="replace").strip() for begin, stop in bounds]]
+        return [[data[begin:stop].decode().strip() for begin, stop in bounds]]
 
     def _pair(self, record: int) -> tuple[str, ...]:
         assert self._sides
@@ -61,8 +61,6 @@ class MoleculeTexts:
                 f"{self._where}: there is no field {error}, only {', '.join(fields)}: name the fields of "
                 "model.data.input_name and model.data.target_name in data_fields"
             ) from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{self._where}: record {record:,} is not UTF-8: convert its file with iconv") from error
 
 
 def fitting(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Molecules a second and core made into samples, beside the plain pipeline of RDKit and a regular expression, in turns.
+"""Molecules a second and core made into samples, beside a plain pipeline of RDKit and a regular expression, in turns.
 
     python molecules.py --repeats 7
 
@@ -128,8 +128,8 @@ def main() -> None:
         "ZINC15": [text for path in sorted(options.data.glob("zinc_sample/*.csv")) for text in column(path, "smiles")],
         "ESOL": column(options.data / "ESOL.csv", "SMILES"),
     }
-    for name, texts in sets.items():
-        texts = list(dict.fromkeys(texts))
+    for name, found in sets.items():
+        texts = list(dict.fromkeys(found))
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "molecules.csv"
             path.write_text("smiles\n" + "".join(f"{text}\n" for text in texts))

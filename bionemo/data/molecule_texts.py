@@ -65,11 +65,12 @@ class MoleculeTexts:
 
 def fitting(
     texts: MoleculeTexts, tokenizer: SmilesTokenizer, room: int, policy: str, where: str
-) -> tuple[NDArray[np.int64], str]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
     """Apply the policy for SMILES of more than `room` tokens: `truncate`, `drop` or `error`.
 
     Returns:
-        The records that take part, int64, and a line saying what happened to how many ("" when all fit).
+        The records that take part, those that are too long, both int64, and a line saying what happened to how many
+        ("" when all fit).
 
     Raises:
         UserError: when the policy is `error` and there are such SMILES, or when none is left.
@@ -97,7 +98,8 @@ def fitting(
         )
     done = "left out" if policy == "drop" else "cut at their end"
     share = f"{len(long):,} of {total:,} SMILES ({len(long) / total:.1%})"
-    return records, f"{where}: {share} are longer than {room} tokens and are {done}" if len(long) else ""
+    line = f"{where}: {share} are longer than {room} tokens and are {done}" if len(long) else ""
+    return records, long, line
 
 
 def unknown_tokens(
@@ -126,14 +128,27 @@ def unknown_tokens(
 
 
 def refused_molecules(
-    texts: MoleculeTexts, records: NDArray[np.int64], sides: list[int], policy: str, where: str
+    texts: MoleculeTexts,
+    records: NDArray[np.int64],
+    long: NDArray[np.int64],
+    sides: list[int],
+    policy: str,
+    where: str,
 ) -> list[str]:
-    """Look at some of the records for SMILES that RDKit refuses on the sides asked for, and say what becomes of them.
+    """Look at some of the records for SMILES that RDKit refuses, and say what becomes of them.
+
+    Args:
+        texts: SMILES of records.
+        records: int64 [k], those that take part.
+        long: int64, those too long to be given to RDKit.
+        sides: which sides of a record RDKit is needed for.
+        policy: `skip`, `keep` or `error`.
+        where: names the data in messages.
 
     Raises:
         UserError: when the policy is `error` and there are some.
     """
-    looked = _evenly(records, _PARSED)
+    looked = np.setdiff1d(_evenly(records, _PARSED), long)
     stored = texts(looked)
     refused = [(i, side) for i in range(len(looked)) for side in sides if not read(stored[side][i])]
     if not refused:

@@ -32,7 +32,8 @@ class MoleculeSamples:
     """Molecules or reactions as samples of an encoder-decoder; see `Samples`.
 
     The encoder has the tokens alone; the decoder reads them behind a begin token and is asked at every one for the
-    next, the end token last. A form of more tokens than there is room for gives way to the SMILES as it stands.
+    next, the end token last. A form of more tokens than there is room for gives way to the SMILES as it stands; where
+    that is too long, it is cut and never given to RDKit, whose recursion ends the process at some 20,000 atoms.
     """
 
     def __init__(
@@ -77,13 +78,13 @@ class MoleculeSamples:
         self._texts = MoleculeTexts(source, sides, where)
 
         self.clusters = None
-        self.records, long = fitting(self._texts, tokenizer, seq_length - 1, long_sequences, where)
-        notices = [long] if long else []
+        self.records, self._long, line = fitting(self._texts, tokenizer, seq_length - 1, long_sequences, where)
+        notices = [line] if line else []
         notices += unknown_tokens(self._texts, self.records, tokenizer, on_unknown, where)
         parsed = [side for side, form in enumerate(self._written_forms) if form != "stored"]
         if parsed:
             which = parsed if sides else [0]
-            notices += refused_molecules(self._texts, self.records, which, on_invalid, where)
+            notices += refused_molecules(self._texts, self.records, self._long, which, on_invalid, where)
         self.notices = tuple(notices)
         most = self._texts.sizes
         if parsed or forms.encoder_mask or forms.decoder_mask:
@@ -142,7 +143,9 @@ class MoleculeSamples:
         stored = self._texts(records)[-1]
         if not self._forms.canonicalize_target_smile:
             return stored
-        return [self._molecules.canonical(text) or text for text in stored]
+        long = np.isin(records, self._long).tolist()
+        write = self._molecules.canonical
+        return [text if as_it_stands else write(text) or text for text, as_it_stands in zip(stored, long, strict=True)]
 
     def _written(
         self, stored: list[list[str]], epochs: NDArray[np.int64], records: NDArray[np.int64]
@@ -154,9 +157,10 @@ class MoleculeSamples:
             return stored, usable
         words = self._keys("form", epochs if self._random_forms else np.zeros_like(epochs), records)
         keys = [draw(words, side).tolist() for side in range(len(forms))]
+        long = np.isin(records, self._long).tolist()
         rows = [  # a molecule's forms one after the other: it is read once
-            [self._write(*each) for each in zip(forms, texts, numbers, strict=True)]
-            for texts, numbers in zip(zip(*stored, strict=True), zip(*keys, strict=True), strict=True)
+            texts if cut else [self._write(*each) for each in zip(forms, texts, numbers, strict=True)]
+            for texts, numbers, cut in zip(zip(*stored, strict=True), zip(*keys, strict=True), long, strict=True)
         ]
         refused = np.array([None in row for row in rows], bool)
         if self._on_invalid == "error":

@@ -100,8 +100,12 @@ class Molecules:
         return written or None
 
     def randomised(self, text: str, key: int) -> str | None:
-        """Write a SMILES in an order drawn by a key; None if RDKit refuses it, or cannot write it so."""
+        """Write a SMILES in an order drawn by a key; None if RDKit refuses it."""
         molecule = self._molecule(text)
+        if self._room > 0 and text not in self._packed:
+            packed = remembered(molecule) if molecule else b""
+            if self._fits(text, packed):
+                self._packed[text] = packed
         try:
             return randomised(molecule, key) if molecule else None
         except RuntimeError:
@@ -110,12 +114,7 @@ class Molecules:
     def _molecule(self, text: str) -> Molecule | None:
         if text != self._last[0]:
             packed = self._packed.get(text)
-            molecule = read(text) if packed is None else restored(packed) if packed else None
-            self._last = text, molecule
-            if packed is None and self._room > 0:
-                packed = remembered(molecule) if molecule else b""
-                if self._fits(text, packed):
-                    self._packed[text] = packed
+            self._last = text, read(text) if packed is None else restored(packed) if packed else None
         return self._last[1]
 
     def _fits(self, *new: str | bytes) -> bool:

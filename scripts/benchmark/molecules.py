@@ -21,7 +21,8 @@ from statistics import median
 import numpy as np
 from rdkit import Chem, rdBase
 
-from bionemo.data.molecules import Forms, MoleculeSamples
+from bionemo.data.molecule_forms import Forms
+from bionemo.data.molecules import MoleculeSamples
 from bionemo.data.smiles import Molecules
 from bionemo.data.source import SequenceSource, open_source
 from bionemo.tokenizers import load_tokenizer

@@ -12,7 +12,8 @@ import pytest
 from rdkit import Chem
 
 from bionemo.data.infilling import Infilling
-from bionemo.data.molecules import Forms, MoleculeSamples
+from bionemo.data.molecule_forms import Forms
+from bionemo.data.molecules import MoleculeSamples
 from bionemo.data.random_stream import purpose_key, sample_keys
 from bionemo.data.samples import Samples, Sequences, Tokens
 from bionemo.data.source import open_source
@@ -246,6 +247,16 @@ def test_long_smiles_are_cut_left_out_or_refused(make: Make) -> None:
     samples = make(reactions, seq_length=12, long_sequences="drop", sides=("products", "reactants"))
     assert samples.records.tolist() == [2]
     assert samples.lengths.tolist() == [12, 12, 2]
+
+
+def test_what_would_end_the_process_is_cut_and_not_rewritten(make: Make) -> None:
+    records = ["CCO", "C" * 200_000, "c1cccc1" + "C" * 200]
+    samples = make(records, replace(INVARIANT, canonicalize_target_smile=True), long_sequences="truncate")
+    read, written = both(build(samples))
+    assert read[1:] == written[1:] == [records[1][:127], records[2][:127]]
+    assert samples.targets(np.arange(3)) == records
+    reactions = make([("OCC", "C" * 200_000)], CANONICAL, sides=("products", "reactants"), long_sequences="truncate")
+    assert both(build(reactions)) == (["OCC"], ["C" * 127])
 
 
 def test_molecules_that_rdkit_refuses(make: Make) -> None:

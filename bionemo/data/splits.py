@@ -2,15 +2,15 @@
 """From the configuration of a split to its sequences."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from bionemo.config.schema import ProteinDataConfig, SplitConfig, UF90Config
+from bionemo.config.schema import ProteinDataConfig, SplitConfig
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.files import SplitName, cluster_members, split_files
 from bionemo.data.mock import MockSource
-from bionemo.data.source import SequenceSource, open_source
+from bionemo.data.shards import open_shards
+from bionemo.data.source import SequenceSource
 from bionemo.errors import UserError
 from bionemo.tokenizers import Alphabet
 
@@ -45,9 +45,9 @@ def open_split(config: ProteinDataConfig, name: SplitName, room: int, alphabet: 
     if split.data_impl == "mock":
         source = _mock(config, name)
     elif members and config.train.uf90:
-        source = _shards(config.train.uf90, members)
+        source = open_shards(config.train.uf90, members)
     else:
-        source = _shards(split, split_files(config, name))
+        source = open_shards(split, split_files(config, name))
     label = f"{name} data"
     if not len(source):
         raise UserError(f"{label} holds no sequence: check model.data.dataset.{name}")
@@ -73,7 +73,7 @@ def _clusters(config: ProteinDataConfig, members: int) -> Clusters:
             f"model.data.dataset.train: clusters are numbered through all shards of {files[0].parent}: choose a range "
             f"that begins with {there[0].stem}"
         )
-    wanted = None if len(files) == len(there) else len(_shards(config.train, files))
+    wanted = None if len(files) == len(there) else len(open_shards(config.train, files))
     return open_clusters(files[0].parent, config.train.seed, wanted, members)
 
 
@@ -81,24 +81,6 @@ def _mock(config: ProteinDataConfig, name: SplitName) -> SequenceSource:
     mock = config.mock
     number = mock.num_sequences if name == "train" else mock.num_validation_sequences
     return MockSource(number, mock.min_length, mock.max_length, mock.seed, name)
-
-
-def _shards(split: SplitConfig | UF90Config, paths: list[Path]) -> SequenceSource:
-    if split.data_impl == "fasta_fields_mmap":
-        return open_source(split.data_impl, paths, index_mapping_dir=split.index_mapping_dir)
-    reader = getattr(split.data_impl_kwargs, split.data_impl)
-    fields = split.data_impl == "csv_fields_mmap"
-    column = {"data_fields": reader.data_fields} if fields else {"data_col": reader.data_col}
-    return open_source(
-        split.data_impl,
-        paths,
-        data_sep=reader.data_sep,
-        header_lines=reader.header_lines,
-        newline_int=reader.newline_int,
-        index_mapping_dir=split.index_mapping_dir,
-        workers=reader.workers or None,
-        **column,
-    )
 
 
 def count_letters(source: SequenceSource) -> np.ndarray:

@@ -6,9 +6,10 @@ from bionemo.errors import UserError
 from bionemo.tokenizers.alphabet import Alphabet
 from bionemo.tokenizers.esm import esm2nv
 from bionemo.tokenizers.protein import SENTINELS, esm1nv, prott5nv
+from bionemo.tokenizers.smiles import SmilesTokenizer, megamolbart
 from bionemo.tokenizers.vocabulary import TokenTable, Vocabulary
 
-__all__ = ["Alphabet", "TokenTable", "Vocabulary", "load_tokenizer"]
+__all__ = ["Alphabet", "SmilesTokenizer", "TokenTable", "Vocabulary", "load_tokenizer"]
 
 _WORDS_OF_GPT2 = 50257
 
@@ -28,6 +29,7 @@ _KNOWN = {
     "prott5nv": lambda config: prott5nv(
         SENTINELS if config.num_sentinel_tokens is None else config.num_sentinel_tokens
     ),
+    "megamolbart": lambda config: megamolbart(),
     "gpt2": _gpt2,
 }
 

@@ -274,7 +274,7 @@ def test_a_run_of_epochs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_the_loss_falls(tmp_path: Path, model: str) -> None:
-    """After twenty steps from ln 30 or so, or whatever words there are, a good part of the way to their frequencies."""
+    """After twenty steps from ln 30 or so, or whatever words there are, most of the way to their frequencies."""
     words = ["trainer.max_steps=20", "trainer.val_check_interval=20", "model.optim.lr=0.02", "model.seq_length=128"]
     words += ["model.optim.sched.warmup_steps=5", "model.optim.sched.min_lr=1e-3", "model.micro_batch_size=8"]
     words += {  # one has a share for its warm-up, one a multiplier for its rate

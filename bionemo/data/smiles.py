@@ -75,6 +75,17 @@ def randomised(molecule: Molecule, key: int) -> str:
     return text
 
 
+def same_molecule(written: str, wanted: str) -> bool | None:
+    """Say whether two SMILES are of the same molecule; None if RDKit refuses the first."""
+    molecule = read(written)
+    if molecule is None:
+        return None
+    if written == wanted:
+        return True
+    other = read(wanted)
+    return other is not None and canonical(molecule) == canonical(other)
+
+
 class Molecules:
     """Writes SMILES anew, and remembers of those it has read what is costly, as long as there is room.
 

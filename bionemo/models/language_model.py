@@ -122,7 +122,7 @@ class LanguageModel(nn.Module):
         return logits
 
     def evaluate(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """What a validation should tell beside the loss: under its name a sum and a count, [2]."""
+        """What a validation should tell beside the loss: under each name a sum and a count, fp32 [2]."""
         return {}
 
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:

@@ -165,15 +165,19 @@ class TrainingModule(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forget the last validation."""
-        self._sums: list[Tensor] = []
+        self._sums: dict[str, list[Tensor]] = {"loss": []}
 
     def validation_step(self, step: TrainStep) -> None:
-        """Add up loss and asked tokens."""
+        """Add up loss and asked tokens, and whatever else the model can tell."""
         autocast = partial(self.precision.autocast, self.device)
-        self._sums.append(self.parallel.evaluate(step.micro_batches, self._objective, autocast).float())
+        self._sums["loss"].append(self.parallel.evaluate(step.micro_batches, self._objective, autocast).float())
+        for batch in step.micro_batches:
+            with autocast():
+                for name, sums in self._built().evaluate(batch).items():
+                    self._sums.setdefault(name, []).append(sums)
 
     def on_validation_epoch_end(self) -> None:
-        """Report the mean over every asked token of every rank."""
+        """Report the means over every rank."""
         self._report_mean("val")
 
     def on_test_epoch_start(self) -> None:
@@ -189,10 +193,11 @@ class TrainingModule(pl.LightningModule):
         self._report_mean("test")
 
     def _report_mean(self, stage: str) -> None:
-        sums = torch.stack(self._sums) if self._sums else torch.zeros(1, 2, device=self.device)
-        loss_sum, count = groups.sum_over_data(sums.sum(0))
-        loss = loss_sum / count.clamp_min(1)
-        metrics = {f"{stage}_loss": loss.item(), f"{stage}_perplexity": loss.exp().item()}
+        sums = torch.stack([sum(each, torch.zeros(2, device=self.device)) for each in self._sums.values()])
+        totals, counts = groups.sum_over_data(sums).unbind(1)
+        means = dict(zip(self._sums, (totals / counts.clamp_min(1)).tolist(), strict=True))
+        metrics = {f"{stage}_{name}": mean for name, mean in means.items()}
+        metrics[f"{stage}_perplexity"] = math.exp(min(means["loss"], 700.0))
         self.log_dict(metrics, logger=False)  # for callbacks: early stopping, checkpoints
         if not self.trainer.sanity_checking:
             self._to_loggers(metrics)

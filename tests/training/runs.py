@@ -8,6 +8,7 @@ import random
 import resource
 import socket
 import sys
+import tempfile
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from bionemo.pretrain import main, pretrain
 from bionemo.training.module import TrainingModule
 
 from ..conftest import EXAMPLES, ROOT
+from ..molecules import MOLECULES
 
 TINY = [
     "model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=2", "model.micro_batch_size=4",
@@ -39,6 +41,24 @@ SPANS = ["model.data.seq_length_dec=32"]
 TEXT = ["data@model.data=mock_text", "model.data.mock.num_samples=300", "model.data.mock.num_validation_samples=8",
         "trainer.num_nodes=1", "trainer.devices=1", "trainer.max_time=null", "model.global_batch_size=null",
         "model.optim.sched.constant_steps=0", "trainer.accumulate_grad_batches=1"]  # fmt: skip
+
+
+def _molecules() -> Path:
+    """Shards of molecules, in one place for all processes: what is there is what would be written."""
+    place = Path(tempfile.gettempdir()) / f"bionemo-tests-{os.getuid()}" / "molecules"
+    content = "zinc_id,smiles\n" + "".join(f"{number},{text}\n" for number, text in enumerate(MOLECULES))
+    for split, lines in {"train": content, "val": content[: content.index("\n8,") + 1]}.items():
+        file = place / split / "x000.csv"
+        if not file.exists() or file.read_text() != lines:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            written = file.with_name(f".{os.getpid()}")
+            written.write_text(lines)
+            written.replace(file)
+    return place
+
+
+SMILES = ["model.data.dataset.train=x000", "model.data.dataset.val=x000", "trainer.num_nodes=1", "trainer.devices=1",
+          "model.optim.lr=0.05", f"model.data.dataset_path={_molecules()}"]  # fmt: skip
 
 
 class Example(NamedTuple):
@@ -59,6 +79,7 @@ FAMILIES = {
     "esm2nv": Example(EXAMPLES / "esm2nv", "pretrain_esm2_8M", MOCK),
     "esm1nv": Example(EXAMPLES / "esm1nv", "pretrain_small", MOCK),
     "prott5nv": Example(EXAMPLES / "prott5nv", "pretrain_small", MOCK + SPANS),
+    "megamolbart": Example(ROOT / "examples" / "molecule" / "megamolbart", "pretrain_xsmall_span_aug", SMILES),
     "gpt3": Example(ROOT / "examples" / "gpt3", "pretrain_gpt3_126m", TEXT),
 }
 # A server that has imported everything and trained nothing is forked for each command: seconds less than a new Python.

@@ -49,5 +49,9 @@ echo "## checkpoints against Lightning's"
 "$ours" checkpoint.py --position
 echo "## dropout against torch's"
 "$ours" dropout.py
+if [ -d "$root/../shared/data/molecules" ]; then
+    echo "## molecules against plain RDKit"
+    "$ours" molecules.py
+fi
 echo "## start-up"
 "$ours" startup.py

@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from bionemo.config.schema import ModelConfig, TrainerConfig
+from bionemo.config.schema import DataConfig, ModelConfig, TrainerConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Collator, Parts, assemble, disassemble
 from bionemo.data.files import SplitName
@@ -86,6 +86,11 @@ class Steps(IterableDataset):
 
     def __hash__(self) -> int:
         return id(self)
+
+
+def compact(config: DataConfig) -> bool:
+    """Whether a micro-batch is so many sequences, with as many tokens as they have, instead of so many tokens."""
+    return config.dynamic_padding and not config.packing
 
 
 class SequenceData(pl.LightningDataModule):
@@ -182,8 +187,7 @@ class SequenceData(pl.LightningDataModule):
             window=data.packing_window,
             drop_last=data.drop_last and name == "train",
         )
-        compact = data.dynamic_padding and not data.packing
-        collate = Collator(samples, self.config.micro_batch_size, self.vocabulary.pad_id, compact)
+        collate = Collator(samples, self.config.micro_batch_size, self.vocabulary.pad_id, compact(data))
         return Steps(sampler, collate, start, rank, ranks, micro_batches)
 
     def _loader(

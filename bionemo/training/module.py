@@ -196,8 +196,8 @@ class TrainingModule(pl.LightningModule):
         sums = torch.stack([sum(each, torch.zeros(2, device=self.device)) for each in self._sums.values()])
         totals, counts = groups.sum_over_data(sums).unbind(1)
         means = dict(zip(self._sums, (totals / counts.clamp_min(1)).tolist(), strict=True))
+        means = {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0)), **means}
         metrics = {f"{stage}_{name}": mean for name, mean in means.items()}
-        metrics[f"{stage}_perplexity"] = math.exp(min(means["loss"], 700.0))
         self.log_dict(metrics, logger=False)  # for callbacks: early stopping, checkpoints
         if not self.trainer.sanity_checking:
             self._to_loggers(metrics)

@@ -60,14 +60,11 @@ class TrainingProgress(ProgressBar):
             print(f"{step_of(trainer)}  {self._figures(trainer, pl_module)}", file=sys.stderr, flush=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Print the validation loss, above the bar if there is one."""
-        loss = trainer.callback_metrics.get("val_loss")
-        if self._enabled and loss is not None and not trainer.sanity_checking:
-            perplexity = float(trainer.callback_metrics["val_perplexity"])
-            self._console.print(
-                f"step {trainer.global_step:,}  val_loss {float(loss):.4f}  val_perplexity {perplexity:.3f}",
-                highlight=False,
-            )
+        """Print what a validation told, above the bar if there is one."""
+        told = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("val_")}
+        if self._enabled and told and not trainer.sanity_checking:
+            figures = [f"val_loss {told.pop('val_loss'):.4f}", *(f"{name} {v:.3f}" for name, v in told.items())]
+            self._console.print(f"step {trainer.global_step:,}  {'  '.join(figures)}", highlight=False)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Close the bar."""

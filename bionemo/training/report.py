@@ -12,6 +12,7 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from bionemo.config.schema import RunConfig
+from bionemo.data.module import compact
 from bionemo.interop.redact import redact_tree
 from bionemo.training.progress import step_of
 
@@ -22,11 +23,12 @@ def announce(cfg: RunConfig, trainer: pl.Trainer, num_parameters: int, precision
     model = cfg.model
     ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
     rows = model.micro_batch_size * (cfg.trainer.accumulate_grad_batches or 1) * (trainer.world_size // ways)
+    step = f"{rows:,} sequences" if compact(model.data) else f"{rows * model.seq_length:,} tokens"
     device = trainer.strategy.root_device.type
     origin = f"continuing from {start}" if start else "from the beginning"
     say(
         f"{cfg.name}: {num_parameters:,} parameters, {precision} on {trainer.world_size} x {device}, "
-        f"{rows * model.seq_length:,} tokens a step, {origin}"
+        f"{step} a step, {origin}"
     )
 
 

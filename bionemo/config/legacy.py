@@ -22,7 +22,6 @@ LEGACY: dict[str, str] = {
     "infer_target": "model._target_",
     "load_from_checkpoint": "restore_from_path",
     "cluster_type": _LAUNCHER,
-    "seed": "model.seed",
     "create_dllogger_callbacks": _CALLBACKS,
     "dllogger_callbacks_kwargs": _CALLBACKS,
     "create_trainer_metric_callback": _CALLBACKS,

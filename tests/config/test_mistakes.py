@@ -22,7 +22,7 @@ MISTAKES = {
     "trainer.hidden_size=3": r"unknown key trainer.hidden_size (did you mean model.hidden_size?)",
     "hidden_size=3": r"unknown key hidden_size (did you mean model.hidden_size?)",
     "modle=esm2nv_8M": r"unknown key modle (did you mean model?)",
-    "seed=3": r"unknown key seed (did you mean model.seed?)",
+    "seed=3": r"seed=3 would have no effect (did you mean model.seed?)",
     "optim.lr=3": r"unknown key optim.lr (did you mean model.optim.lr?)",
     "model.data.train.uf90.datset.uf90_csvs=x": r"(did you mean model.data.train.uf90.dataset.uf90_csvs?)",
     "exp_manager.wandb_logger_kwargs.projet=x": r"(did you mean exp_manager.wandb_logger_kwargs.project?)",

@@ -167,7 +167,7 @@ class MegaMolBARTConfig(EncoderDecoderConfig):
     """MegaMolBART: SMILES."""
 
     name: str  # of this size, for file names
-    restore_encoder_path: str | None  # weights to start from, as restore_from_path
+    restore_encoder_path: str | None  # what restore_from_path follows
     data: MoleculeDataConfig
 
 

@@ -198,12 +198,14 @@ OF_FAMILIES = {
         "model.pipeline_model_parallel_size=8": "expected 1: an encoder and a decoder are not divided by depth",
         "model.data.on_invalid=drop": "model.data.on_invalid is 'drop', expected one of skip, keep, error",
         "model.data.long_sequences=crop": "model.data.long_sequences is 'crop', expected one of truncate, drop, error",
+        "data=mock": "model.data is of the kind proteins, but molecules is needed: choose another",
         "model.name=null": "model.name is null, expected str",
     },
     "gpt3": {
         "model.data.data_impl=csv_mmap": "model.data.data_impl is 'csv_mmap', expected one of mmap, mock",
         "model.global_batch_size=100": "model.global_batch_size is 100, no multiple of micro batch and devices",
         "model.data.seq_length=1024": "model.data.seq_length is 1024, but rows and sequences are cut by",
+        "data=uniref50": "model.data is of the kind proteins, but text is needed: choose another",
         "model.activation=relu": "model.activation is 'relu', expected one of gelu, gelu_tanh",
     },
 }

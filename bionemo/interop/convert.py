@@ -7,7 +7,7 @@ from pathlib import Path
 from bionemo.checkpoint import Checkpoint, tools
 from bionemo.errors import UserError
 from bionemo.interop import nemo_archive
-from bionemo.interop.v1_names import names_of
+from bionemo.interop.v1_models import names_of
 
 
 def convert(source: Path, target: Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bionemo.config.compose import load
 from bionemo.errors import UserError
 from bionemo.interop.nemo_archive import read, write
-from bionemo.interop.v1_names import MODELS, names_of
+from bionemo.interop.v1_models import MODELS, names_of
 from bionemo.models.build import model_class
 from bionemo.tokenizers import load_tokenizer
 

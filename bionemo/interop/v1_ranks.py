@@ -2,9 +2,9 @@
 """One set of weights out of those that v1's ranks of tensor and pipeline parallelism held.
 
 A weight that tensor parallelism divided is joined along the dimension that the table names; the others are equal on
-all ranks. Each pipeline stage counts the layers of a stack from 0, the last has a copy of the word table of the first,
-and so has the first that holds a decoder (NeMo 1.23, `ParallelTransformer`, `MegatronModule.initialize_word_embeddings`,
-`MegatronTokenLevelEncoderDecoderModule`).
+all ranks. Each pipeline stage counts the layers of a stack from 0; the last has a copy of the word table of the first,
+and so has the first that holds a decoder (NeMo 1.23, `ParallelTransformer`, `MegatronTokenLevelEncoderDecoderModule`,
+`MegatronModule.initialize_word_embeddings`).
 """
 
 import re

@@ -42,10 +42,11 @@ PAIR_MODULES = [
     "encoder.model.final_layernorm",
     "decoder.model.final_layernorm",
 ]
-PAIR_NAMES = {f"enc_dec_model.enc_dec_model.{module}.{kind}" for module in PAIR_MODULES for kind in ("weight", "bias")} | {
-    f"enc_dec_model.{end}_embedding.{table}_embeddings.weight"
-    for end in ("encoder", "decoder")
-    for table in ("word", "position")
+KINDS = ("weight", "bias")
+PAIR_NAMES = {
+    *(f"enc_dec_model.enc_dec_model.{module}.{kind}" for module in PAIR_MODULES for kind in KINDS),
+    *(f"enc_dec_model.{end}coder_embedding.{table}_embeddings.weight"
+      for end in ("en", "de") for table in ("word", "position")),
 }  # fmt: skip
 V1_NAMES = {
     "prott5nv": PAIR_NAMES | {"enc_dec_model.tokens_head.bias"},
@@ -55,7 +56,7 @@ V1_NAMES = {
         "model.language_model.embedding.position_embeddings.weight",
         "model.language_model.encoder.final_layernorm.weight",
         "model.language_model.encoder.final_layernorm.bias",
-        *(f"model.language_model.encoder.layers.0.{m}.{kind}" for m in LAYER for kind in ("weight", "bias")),
+        *(f"model.language_model.encoder.layers.0.{m}.{kind}" for m in LAYER for kind in KINDS),
     },
 }
 
@@ -181,7 +182,7 @@ def test_tables_of_one_rank_that_differ_are_told(ours_first: bool, tmp_path: Pat
     [
         ("prott5nv", {"tokenizer": {"num_sentinel_tokens": 200}}, "is (128, 8), its configuration says (256, 8)"),
         ("prott5nv", {"tokenizer": {"num_sentinel_tokens": "96"}}, "gives no num_sentinel_tokens from 1"),
-        ("megamolbart", {"share_decoder_tokens_head_embeddings": True}, "it has 1 unknown weights: 'enc_dec_model.tok"),
+        ("megamolbart", {"share_decoder_tokens_head_embeddings": True}, "it has 1 unknown weights: 'enc_dec_model.to"),
         ("megamolbart", {"decoder": {"megatron_legacy": True}}, "megatron_legacy: 'True', of which False alone"),
         ("prott5nv", {"encoder": {"transformer_block_type": "post_ln"}}, "'post_ln', of which pre_ln alone is read"),
         ("gpt3", {"mcore_gpt": True}, "its configuration says mcore_gpt: 'True', of which False alone is read"),

@@ -27,6 +27,7 @@ _UNDIVIDED = {
 _ONLY = {
     "megatron_legacy": False, "mcore_gpt": False, "normalization": "layernorm", "transformer_block_type": "pre_ln",
 }  # fmt: skip
+_TIED = "share_decoder_tokens_head_embeddings"
 
 
 class Weight(NamedTuple):
@@ -159,10 +160,8 @@ class Names:
         tanh = config.get("openai_gelu") is True or (fused and config.get("esm_gelu") is not True)
         named = {"gelu": "gelu_tanh"} if tanh else {}
         activation = str(config.get("activation", "gelu"))
-        return {**config, "_target_": self.ours, "activation": named.get(activation, activation)}
-
-
-_TIED = "share_decoder_tokens_head_embeddings"
+        said = {"make_vocab_size_divisible_by": 128, **config}
+        return {**said, "_target_": self.ours, "activation": named.get(activation, activation)}
 
 
 def refuse_other_layers(config: Mapping[str, Any]) -> None:
@@ -171,8 +170,9 @@ def refuse_other_layers(config: Mapping[str, Any]) -> None:
     Raises:
         UserError: when the layers, or the order of query, key and value, are not those that are read.
     """
-    for part in (config, config.get("encoder"), config.get("decoder")):
-        for key, value in _ONLY.items() if isinstance(part, Mapping) else ():
+    parts = (config, config.get("encoder"), config.get("decoder"))
+    for part in (part for part in parts if isinstance(part, Mapping)):
+        for key, value in _ONLY.items():
             if (said := part.get(key)) not in (None, value):
                 raise UserError(f"its configuration says {key}: {str(said)[:50]!r}, of which {value} alone is read")
 

@@ -21,6 +21,8 @@ _EXAMPLES = """\
   bionemo checkpoint verify RUN/checkpoints
   bionemo checkpoint convert RUN/checkpoints/NAME-last esm2nv.nemo
   bionemo checkpoint convert esm2nv_650M_converted.nemo weights
+  bionemo checkpoint convert RUN/checkpoints/NAME-last gpt2-hf --to=hf
+  bionemo checkpoint convert gpt2-hf weights
   bionemo checkpoint average mean RUN/checkpoints/NAME*step=*
 """
 
@@ -47,7 +49,9 @@ def _parser() -> ArgumentParser:
     checkpoint = commands.add_parser("checkpoint", help="inspect, verify, convert or average checkpoints")
     actions = checkpoint.add_subparsers(required=True, metavar="action")
 
-    inspect = actions.add_parser("inspect", help="say what a checkpoint or a .nemo file holds")
+    inspect = actions.add_parser(
+        "inspect", help="say what a checkpoint, a .nemo file or a Hugging Face directory holds"
+    )
     inspect.add_argument("path", type=Path)
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
     inspect.set_defaults(work=_inspect)
@@ -56,9 +60,14 @@ def _parser() -> ArgumentParser:
     verify.add_argument("paths", type=Path, nargs="+", help="checkpoints, or directories of checkpoints")
     verify.set_defaults(work=_verify)
 
-    convert = actions.add_parser("convert", help="from a .nemo file to a checkpoint of weights, or back")
-    convert.add_argument("source", type=Path)
-    convert.add_argument("target", type=Path, help="NAME.nemo, or a directory to make")
+    convert = actions.add_parser("convert", help="between checkpoints, .nemo files and Hugging Face directories")
+    convert.add_argument(
+        "source", type=Path, help="NAME.nemo, a directory with a config.json (Hugging Face's), or a checkpoint"
+    )
+    convert.add_argument(
+        "target", type=Path, help="NAME.nemo, or a directory to make: a checkpoint of weights unless --to=hf"
+    )
+    convert.add_argument("--to", choices=["hf"], help="hf: config.json and model.safetensors for transformers")
     convert.set_defaults(work=_convert)
 
     average = actions.add_parser("average", help="the mean of the weights of several checkpoints")
@@ -95,7 +104,7 @@ def _verify(arguments: Namespace) -> None:
 def _convert(arguments: Namespace) -> None:
     from bionemo.interop.convert import convert
 
-    convert(arguments.source, arguments.target)
+    convert(arguments.source, arguments.target, arguments.to)
     print(f"{arguments.target} written")
 
 

@@ -9,7 +9,7 @@ import ctypes
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,14 +77,19 @@ def blocks(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tupl
         yield from (((number, *offset), (1, *size)) for offset, size in blocks(shape[1:], begin, end))
 
 
-def write(path: Path, pieces: Iterable[Piece]) -> str:
+def write(path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str] | None = None) -> str:
     """Write pieces to a file, on disk when this returns.
+
+    Args:
+        path: of a new file.
+        pieces: of tensors.
+        metadata: what the file is to say beside them.
 
     Returns:
         The file's checksum.
     """
     pieces = sorted(pieces, key=lambda piece: -piece.values.element_size())  # so that all are aligned
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for piece in pieces:
         if piece.key in header:

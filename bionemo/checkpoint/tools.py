@@ -17,6 +17,7 @@ from bionemo.errors import UserError
 
 WEIGHTS = "weights"
 _KEPT = ("model", "config")  # what a checkpoint of weights alone knows of its model
+_COUNTED = ("gpt2", "unnamed")  # vocabularies that give their number of tokens, others give the tokens
 
 
 def describe(path: Path, every_tensor: bool = False) -> str:
@@ -37,7 +38,7 @@ def describe(path: Path, every_tensor: bool = False) -> str:
         "metrics": ", ".join(f"{name} {value:.4f}" for name, value in saved.manifest["metrics"].items()) or "none",
         "model": str(model.get("model._target_", "not said")),
         "parameters": f"{sum(math.prod(shape) for shape in shapes.values()):,} in {len(shapes)} tensors",
-        "vocabulary": f"{len(model['vocabulary'])} tokens" if "vocabulary" in model else "not said",
+        "vocabulary": "not said" if (count := words(model)) is None else f"{count:,} tokens",
         "optimizer": ", ".join(slots) or "none: weights alone",
         "data": _position(saved.state.get("SequenceData", {}).get("position", {})),
         "files": f"{sum(files.values()) / 1e6:,.1f} MB of tensors in {len(files)} files",
@@ -46,6 +47,14 @@ def describe(path: Path, every_tensor: bool = False) -> str:
     if every_tensor:
         text += [f"  {name}  {' x '.join(map(str, shape))}" for name, shape in shapes.items()]
     return "\n".join(text)
+
+
+def words(model: dict[str, Any]) -> int | None:
+    """Size of the vocabulary, by what a checkpoint says of its model; None when that says nothing."""
+    identity = model.get("vocabulary")
+    if identity is None:
+        return model.get("words")  # of weights that came from elsewhere
+    return int(identity[1]) if identity[0] in _COUNTED else len(identity)
 
 
 def _position(position: dict[str, int]) -> str:

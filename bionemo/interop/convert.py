@@ -1,68 +1,131 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between checkpoints and `.nemo` archives."""
+"""Between checkpoints, `.nemo` archives and Hugging Face's directories: any of the three to another."""
 
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from bionemo.checkpoint import Checkpoint, tools
+from torch import Tensor
+
+from bionemo.checkpoint import Checkpoint, TensorsInMemory, TensorSource, check, tools
 from bionemo.errors import UserError
-from bionemo.interop import nemo_archive
-from bionemo.interop.v1_names import names_of
+from bionemo.interop import huggingface, nemo_archive
+from bionemo.interop.v1_models import names_of
+
+CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
 
 
-def convert(source: Path, target: Path) -> None:
-    """Write the weights of a checkpoint as a .nemo archive, or those of an archive as a checkpoint.
+class Model(NamedTuple):
+    """A trained model, wherever it comes from."""
+
+    config: Mapping[str, Any]  # the model section of our configuration, as far as it is known
+    words: int | None  # size of the vocabulary, without padding
+    weights: TensorSource
+
+
+def convert(source: Path, target: Path, to: str | None = None) -> None:
+    """Write the weights of one as another.
+
+    Args:
+        source: what is there; what it is follows from its name or its content.
+        target: what to make.
+        to: "hf" for a Hugging Face directory; None: an archive if the name ends in .nemo, else a checkpoint.
 
     Raises:
-        UserError: when the source cannot be read, or there is no conversion between the two.
+        UserError: when the source cannot be read, there is no conversion between the two, or the target exists or
+            cannot be written.
     """
-    if is_archive(source) == is_archive(target):
-        raise UserError(
-            f"{source} -> {target}: one of them must end in .nemo; a checkpoint needs no conversion between layouts, "
-            "every tensor, pipeline and data-parallel size reads it as it is"
-        )
-    if is_archive(source):
-        archive = nemo_archive.read(source)
-        state = {"config": archive.config, "model": {"model._target_": names_of(archive.config).ours}}
-        tools.write_weights(target, state, iter(archive.weights.items()))
-    else:
+    given, wanted = kind_of(source), to or (NEMO if is_archive(target) else CHECKPOINT)
+    if given == wanted:
+        why = {
+            CHECKPOINT: "a checkpoint needs no conversion between layouts, every tensor, pipeline and data-parallel "
+            "size reads it as it is; for a .nemo archive name TARGET.nemo, for Hugging Face give --to=hf",
+            NEMO: "both are .nemo archives; name a directory to make a checkpoint",
+            HUGGING_FACE: "it is Hugging Face's already; without --to=hf a checkpoint is made",
+        }
+        raise UserError(f"{source} -> {target}: {why[given]}")
+    if wanted != NEMO and target.exists():
+        raise UserError(f"{target} exists: name another target, or remove it")
+    if wanted == NEMO:
         export(source, target)
+        return
+    model = open_model(source)
+    if wanted == HUGGING_FACE:
+        if model.words is None:
+            raise UserError(f"{source} does not say how many words its model knows, which {target} needs")
+        huggingface.write(target, model.config, model.words, model.weights)
+    else:
+        known = {"model._target_": model.config["_target_"], "words": model.words}
+        tools.write_weights(target, {"config": dict(model.config), "model": known}, _read(model.weights))
 
 
 def export(source: Path, target: Path) -> None:
-    """Write the weights of a checkpoint as a .nemo archive.
+    """Write the weights of a checkpoint, or of a directory of Hugging Face's, as a .nemo archive of any name.
 
     Raises:
-        UserError: when the checkpoint is damaged or does not know its model, or there is no room.
+        UserError: when the source is damaged or does not know its model, or there is no room.
     """
-    weights = tools.weights_of(source)
-    config = Checkpoint(source).state.get("config")
+    model = open_model(source)
+    nemo_archive.write(target, model.config, dict(_read(model.weights)))
+
+
+def _read(weights: TensorSource) -> Iterator[tuple[str, Tensor]]:
+    return ((name, weights.read(f"weights/{name}")) for name in weights.shapes("weights"))
+
+
+def open_model(path: Path) -> Model:
+    """Open a checkpoint, an archive or a directory of Hugging Face's.
+
+    Raises:
+        UserError: when it cannot be read, or does not know its model.
+    """
+    if is_archive(path):
+        archive = nemo_archive.read(path)
+        names = names_of(archive.config)
+        weights = TensorsInMemory(path, archive.weights)
+        return Model(names.our_config(archive.config), names.vocabulary(archive.config), weights)
+    if huggingface.is_directory(path):
+        directory = huggingface.HuggingFaceModel(path)
+        return Model(directory.config, directory.words, directory)
+    check(path)
+    saved = Checkpoint(path)
+    config = saved.state.get("config")
     if config is None:
-        raise UserError(f"{source} does not hold the configuration of its model, which a .nemo file needs")
-    nemo_archive.write(target, config, weights)
+        raise UserError(f"{path} does not hold the configuration of its model, without which it cannot be converted")
+    return Model(config, tools.words(saved.state.get("model", {})), saved)
 
 
 def describe(path: Path, every_tensor: bool = False) -> str:
-    """Say in lines what a checkpoint or an archive holds.
+    """Say in lines what a checkpoint, an archive or a directory of Hugging Face's holds.
 
     Raises:
         UserError: when it cannot be read.
     """
-    if not is_archive(path):
+    kind = kind_of(path)
+    if kind == CHECKPOINT:
         return tools.describe(path, every_tensor)
-    archive = nemo_archive.read(path)
-    shapes = {name: tuple(tensor.shape) for name, tensor in archive.weights.items()}
+    model = open_model(path)
+    shapes = model.weights.shapes("weights")
     lines = {
-        "archive": str(path),
-        "model": names_of(archive.config).ours,
+        {NEMO: "archive", HUGGING_FACE: "Hugging Face"}[kind]: str(path),
+        "model": str(model.config["_target_"]),
         "parameters": f"{sum(map(math.prod, shapes.values())):,} in {len(shapes)} tensors",
-        "layers": str(archive.config.get("num_layers", "not said")),
-        "hidden size": str(archive.config.get("hidden_size", "not said")),
+        "vocabulary": f"{model.words:,} tokens",
+        "layers": str(model.config.get("num_layers", "not said")),
+        "hidden size": str(model.config.get("hidden_size", "not said")),
     }
     text = [f"{name:12} {value}" for name, value in lines.items()]
     if every_tensor:
         text += [f"  {name}  {' x '.join(map(str, shape))}" for name, shape in shapes.items()]
     return "\n".join(text)
+
+
+def kind_of(path: Path) -> str:
+    """What a path names: by its end, or by what is in it."""
+    if is_archive(path):
+        return NEMO
+    return HUGGING_FACE if huggingface.is_directory(path) else CHECKPOINT
 
 
 def is_archive(path: Path) -> bool:

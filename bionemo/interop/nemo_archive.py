@@ -25,7 +25,7 @@ from torch import Tensor
 from bionemo.errors import UserError
 from bionemo.interop.safe_load import load_settings, load_tensors
 from bionemo.interop.safe_tar import BLOCK, Member, opened
-from bionemo.interop.v1_names import names_of
+from bionemo.interop.v1_models import names_of
 from bionemo.interop.v1_ranks import join
 
 CONFIG, WEIGHTS = "model_config.yaml", "model_weights.ckpt"

@@ -18,6 +18,7 @@ import yaml
 from torch import Tensor
 
 from bionemo.errors import UserError
+from bionemo.interop.fit import short
 from bionemo.interop.safe_tar import Member
 
 _MOST_YAML, _MOST_PICKLE = 1 << 17, 4 << 20  # bytes; v1 needs some 10 KB, and 200 KB for 600 tensors
@@ -74,7 +75,7 @@ def load_settings(member: Member) -> dict[str, Any]:
     try:
         settings = yaml.load(member.read(), _PlainLoader)
     except Exception as error:  # whatever a parser makes of hostile text
-        raise UserError(f"its configuration is not plain YAML ({_short(error)})") from error
+        raise UserError(f"its configuration is not plain YAML ({short(error)})") from error
     if not (isinstance(settings, dict) and all(isinstance(key, str) for key in settings)):
         raise UserError("its configuration is not a mapping of keys to values")
     return settings
@@ -93,7 +94,7 @@ def load_tensors(member: Member) -> dict[str, Tensor]:
     except UserError:
         raise
     except Exception as error:  # whatever zipfile, pickle and torch make of hostile bytes
-        raise UserError(f"its weights cannot be read ({_short(error)})") from error
+        raise UserError(f"its weights cannot be read ({short(error)})") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict):
         raise UserError("its weights are no state dict")
@@ -136,7 +137,7 @@ def _only_tensors(pickled: bytes) -> None:
     for opcode, argument, _ in pickletools.genops(pickled):
         name = str(argument).replace(" ", ".") if opcode.name == "GLOBAL" else ""
         if opcode.name not in _OPCODES or (name and name not in _GLOBALS):
-            raise UserError(f"its weights hold code ({_short(name or opcode.name)})")
+            raise UserError(f"its weights hold code ({short(name or opcode.name)})")
         tuples += opcode.name.startswith("TUPLE")
         if tuples > _MOST_TUPLES or (opcode.name == "LONG_BINPUT" and (argument or 0) > _MOST_MEMOS):
             raise UserError("its weights have too many entries")
@@ -162,8 +163,3 @@ class _Inspector(pickle.Unpickler):
         _, dtype, key, _, length = identity
         if type(length) is not int or length * dtype.itemsize != self.sizes[key]:
             raise UserError("its weights have a storage of another length than they say")
-
-
-def _short(error: object) -> str:
-    text = " ".join(str(error).split())[:100] or type(error).__name__
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What v1 called each weight of a model, what shape it has, and where tensor parallelism divided it.
+"""How v1 named each weight of a model, what shape it has, and where tensor parallelism divided it.
 
-Sources: NeMo 1.23 (`MegatronBertModel`, its language model, BertLMHead, the target that ModelPT adds to a
-configuration), BioNeMo v1.10 (`ESMnvBertModel`, the converter of ESM-2). Both of us keep query, key and value head by
-head, as Megatron does, so values are never rearranged. To add a model, add a `Names` to `MODELS`.
+Query, key and value lie head by head in both, as Megatron keeps them, so values are never rearranged. The kinds of
+models stand in v1_models.py.
 """
 
 from collections.abc import Mapping
@@ -14,51 +13,37 @@ import torch
 from torch import Tensor
 
 from bionemo.errors import UserError
+from bionemo.interop.fit import MOST_LAYERS, compare, size_of
 
-# Our module -> v1's below "model.", the shape of its weight, that of its bias. H hidden, P heads x head size, Q three
+# Our module -> v1's, the shape of its weight, that of its bias. H hidden, P heads x head size, D twice and Q three
 # times that, F feed-forward, L positions, V padded vocabulary; in lower case: divided by tensor parallelism.
 Modules = Mapping[str, tuple[str, str, str]]
-_LAYER: Modules = {
-    "input_layernorm": ("input_layernorm", "H", "H"),
-    "self_attention.linear_qkv": ("self_attention.query_key_value", "qH", "q"),
-    "self_attention.linear_proj": ("self_attention.dense", "Hp", "H"),
-    "pre_mlp_layernorm": ("post_attention_layernorm", "H", "H"),
-    "mlp.linear_fc1": ("mlp.dense_h_to_4h", "fH", "f"),
-    "mlp.linear_fc2": ("mlp.dense_4h_to_h", "Hf", "H"),
-}
-_ENDS: Modules = {
-    "word_embeddings": ("language_model.embedding.word_embeddings", "vH", ""),
-    "encoder.final_layernorm": ("language_model.encoder.final_layernorm", "H", "H"),
-    "lm_head.dense": ("lm_head.dense", "HH", "H"),
-    "lm_head.layer_norm": ("lm_head.layernorm", "H", "H"),
-    "lm_head": ("lm_head", "", "v"),
-}
-_POSITIONS: Modules = {"position_embeddings": ("language_model.embedding.position_embeddings", "LH", "")}
 
-# What v1's constructors read and our configuration does not say.
-_BERT = {
-    "precision": 32, "bert_binary_head": False, "apply_query_key_layer_scaling": True, "masked_softmax_fusion": True,
-    "fp32_residual_connection": False, "fp16_lm_cross_entropy": False, "use_cpu_initialization": False,
-    "onnx_safe": False, "megatron_legacy": False, "pre_process": True, "post_process": True,
-}  # fmt: skip
-_ESM2 = {
-    "embedding_use_attention_mask": True, "normalize_attention_scores": False, "bias_gelu_fusion": False,
-    "use_esm_attention": True, "esm_gelu": True, "use_pt_layernorm": False, "use_pt_mlp_out": False,
-}  # fmt: skip
 _UNDIVIDED = {
     "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
     "megatron_amp_O2": False,
 }  # fmt: skip
-_MOST, _MOST_LAYERS = 1 << 20, 1000
+# Under other values of these, weights of the same shapes mean something else.
+_ONLY = {
+    "megatron_legacy": False, "mcore_gpt": False, "normalization": "layernorm", "transformer_block_type": "pre_ln",
+}  # fmt: skip
+_TIED = "share_decoder_tokens_head_embeddings"
 
 
 class Weight(NamedTuple):
     """One weight of the whole model."""
 
-    v1: str  # its name there, below "model."
+    v1: str  # its name there, behind the prefix
     shape: tuple[int, ...]
     divided: int | None  # the dimension of which each rank of tensor parallelism has a part
     padded: bool  # its first dimension is the vocabulary, which v1 padded for the number of these ranks
+
+
+class Stack(NamedTuple):
+    """Layers."""
+
+    v1: str  # their module there, in which they are `layers.0` and so on
+    layer: Modules
 
 
 @dataclass(frozen=True)
@@ -69,6 +54,11 @@ class Names:
         ours, v1: class paths in configurations; they are compared, never imported.
         words: size of the alphabet, before padding.
         ends: what there is besides the layers.
+        stacks: by our names.
+        prefix: before all names in v1's archives.
+        tied, untied: what else there is where the last product is with the table of words, and where it is not.
+        copies: beginnings of v1's names under which it keeps a weight again -> those where it stands.
+        sentinels: how many stand behind the words unless the configuration says otherwise.
         rotary: v1 also kept the frequencies of rotary positions.
         config: keys of v1's configuration that have one value for this kind of model.
     """
@@ -77,6 +67,12 @@ class Names:
     v1: str
     words: int
     ends: Modules
+    stacks: Mapping[str, Stack]
+    prefix: str = "model."
+    tied: Modules = field(default_factory=dict)
+    untied: Modules = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+    sentinels: int = 0
     rotary: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -86,11 +82,12 @@ class Names:
         Raises:
             UserError: when a size is missing or out of range.
         """
-        sizes, modules = self._sizes(config), dict(self.ends)
-        for layer in range(_size(config, "num_layers", _MOST_LAYERS)):
-            for ours, (v1, weight, bias) in _LAYER.items():
-                theirs = f"language_model.encoder.layers.{layer}.{v1}"
-                modules[f"encoder.layers.{layer}.{ours}"] = (theirs, weight, bias)
+        sizes = self._sizes(config)
+        modules = {**self.ends, **(self.tied if config.get(_TIED) is not False else self.untied)}
+        for stack, (module, layers) in self.stacks.items():
+            for number in range(size_of(config, "num_layers", MOST_LAYERS)):
+                for ours, (v1, weight, bias) in layers.items():
+                    modules[f"{stack}.layers.{number}.{ours}"] = (f"{module}.layers.{number}.{v1}", weight, bias)
         return {
             f"{ours}.{kind}": _weight(f"{v1}.{kind}", letters, sizes)
             for ours, (v1, *shapes) in modules.items()
@@ -99,16 +96,34 @@ class Names:
         }
 
     def _sizes(self, config: Mapping[str, Any]) -> dict[str, int]:
-        projection = _size(config, "num_attention_heads") * _head_size(config)
-        multiple = _size({"make_vocab_size_divisible_by": 128, **config}, "make_vocab_size_divisible_by")
+        projection = size_of(config, "num_attention_heads") * _head_size(config)
+        multiple = size_of({"make_vocab_size_divisible_by": 128, **config}, "make_vocab_size_divisible_by")
         return {
-            "H": _size(config, "hidden_size"),
+            "H": size_of(config, "hidden_size"),
             "P": projection,
+            "D": 2 * projection,
             "Q": 3 * projection,
-            "F": _size(config, "ffn_hidden_size"),
-            "L": _size(config, "max_position_embeddings"),
-            "V": -(-self.words // multiple) * multiple,
+            "F": size_of(config, "ffn_hidden_size"),
+            "L": size_of(config, "max_position_embeddings"),
+            "V": -(-self.vocabulary(config) // multiple) * multiple,
         }
+
+    def vocabulary(self, config: Mapping[str, Any]) -> int:
+        """Number of words, sentinels among them.
+
+        Raises:
+            UserError: when that of the sentinels is out of range.
+        """
+        if not self.sentinels:
+            return self.words
+        tokenizer = config.get("tokenizer")
+        said = tokenizer.get("num_sentinel_tokens") if isinstance(tokenizer, Mapping) else None
+        counts = {"num_sentinel_tokens": self.sentinels if said is None else said}
+        return self.words + size_of(counts, "num_sentinel_tokens")
+
+    def spellings(self, v1: str) -> list[str]:
+        """All names of a weight there, without the prefix; the first is its own."""
+        return [v1] + [copy + v1.removeprefix(own) for copy, own in self.copies.items() if v1.startswith(own)]
 
     def to_v1(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rename our weights.
@@ -118,7 +133,9 @@ class Names:
         """
         table = self.table(config)
         check(table, weights)
-        renamed = {f"model.{weight.v1}": weights[name] for name, weight in table.items()}
+        renamed = {
+            self.prefix + name: weights[ours] for ours, weight in table.items() for name in self.spellings(weight.v1)
+        }
         if self.rotary:
             size = _head_size(config)
             frequencies = 1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)
@@ -126,38 +143,38 @@ class Names:
         return renamed
 
     def v1_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Complete the model section of our configuration to what v1 kept in an archive of one rank."""
-        given = {key: value for key, value in config.items() if key != "_target_"}
-        return {**_BERT, **self.config, **given, **_UNDIVIDED, "target": self.v1}
+        """Complete the model section of our configuration to what v1 kept in an archive of one rank.
+
+        v1 takes GELU by the error function where its kernels are not fused, the approximation where it is told so.
+        """
+        gelu = {"bias_gelu_fusion": False, "bias_activation_fusion": False}
+        known = {**gelu, **self.config, "openai_gelu": config.get("activation") == "gelu_tanh"}
+        given = {key: value for key, value in config.items() if not (value is None and key in known)}
+        if given.get("activation") == "gelu_tanh":
+            given["activation"] = "gelu"
+        return {**known, **{k: v for k, v in given.items() if k != "_target_"}, **_UNDIVIDED, "target": self.v1}
+
+    def our_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Say in our words what a configuration of v1's says in its own."""
+        fused = config.get("bias_activation_fusion", config.get("bias_gelu_fusion", True)) is not False
+        tanh = config.get("openai_gelu") is True or (fused and config.get("esm_gelu") is not True)
+        named = {"gelu": "gelu_tanh"} if tanh else {}
+        activation = str(config.get("activation", "gelu"))
+        said = {"make_vocab_size_divisible_by": 128, **config}
+        return {**said, "_target_": self.ours, "activation": named.get(activation, activation)}
 
 
-_ESM = "bionemo.model.protein.esm1nv.esm1nv_model"
-MODELS = (
-    Names("bionemo.models.esm1nv.ESM1nv", f"{_ESM}.ESM1nvModel", 30, {**_ENDS, **_POSITIONS}),
-    Names("bionemo.models.esm2nv.ESM2nv", f"{_ESM}.ESM2nvModel", 33, _ENDS, rotary=True, config=_ESM2),
-)
-_BASE_CLASS = "bionemo.model.protein.esm1nv.base.ESMnvMegatronBertModel"
-
-
-def names_of(config: Mapping[str, Any]) -> Names:
-    """Choose the kind of model that a configuration, ours or v1's, is of.
-
-    Archives of early releases name no class, and those that were divided anew may name the base class: there the kind
-    of positions decides.
+def refuse_other_layers(config: Mapping[str, Any]) -> None:
+    """Look for what the shapes of weights do not tell.
 
     Raises:
-        UserError: for a kind that is not known here.
+        UserError: when the layers, or the order of query, key and value, are not those that are read.
     """
-    target = config.get("_target_") or config.get("target") or _BASE_CLASS
-    for names in MODELS:
-        if target in (names.ours, names.v1):
-            return names
-    if target == _BASE_CLASS:
-        return MODELS[config.get("position_embedding_type") == "rope"]
-    known = " and ".join(names.v1.rpartition(".")[2] for names in MODELS)
-    raise UserError(
-        f"it is of the class {target[:100] if isinstance(target, str) else '?'!r}; those of {known} are read"
-    )
+    parts = (config, config.get("encoder"), config.get("decoder"))
+    for part in (part for part in parts if isinstance(part, Mapping)):
+        for key, value in _ONLY.items():
+            if (said := part.get(key)) not in (None, value):
+                raise UserError(f"its configuration says {key}: {str(said)[:50]!r}, of which {value} alone is read")
 
 
 def check(table: Mapping[str, Weight], weights: Mapping[str, Tensor]) -> None:
@@ -166,21 +183,13 @@ def check(table: Mapping[str, Weight], weights: Mapping[str, Tensor]) -> None:
     Raises:
         UserError: that names the first few that are missing or too many, or one of a wrong shape or type.
     """
-    if missing := [name for name in table if name not in weights]:
-        raise UserError(f"it lacks {len(missing)} weights: {first_few(missing)}")
-    if unknown := [name for name in weights if name not in table]:
-        raise UserError(f"it has {len(unknown)} unknown weights: {first_few(unknown)}")
-    for name, weight in table.items():
-        found = weights[name]
-        if tuple(found.shape) != weight.shape:
-            raise UserError(f"its {name} is {tuple(found.shape)}, its configuration says {weight.shape}")
-        if found.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise UserError(f"its {name} is of type {found.dtype}")
-
-
-def first_few(names: list[str]) -> str:
-    """Three of them."""
-    return ", ".join(repr(name[:80]) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    compare(
+        {name: weight.shape for name, weight in table.items()},
+        {name: tensor.shape for name, tensor in weights.items()},
+    )
+    for name, tensor in weights.items():
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UserError(f"its {name} is of type {tensor.dtype}")
 
 
 def _weight(v1: str, letters: str, sizes: Mapping[str, int]) -> Weight:
@@ -190,12 +199,5 @@ def _weight(v1: str, letters: str, sizes: Mapping[str, int]) -> Weight:
 
 def _head_size(config: Mapping[str, Any]) -> int:
     if config.get("kv_channels") is not None:
-        return _size(config, "kv_channels")
-    return max(1, _size(config, "hidden_size") // _size(config, "num_attention_heads"))
-
-
-def _size(config: Mapping[str, Any], key: str, most: int = _MOST) -> int:
-    value = config.get(key)
-    if type(value) is not int or not 1 <= value <= most:
-        raise UserError(f"its configuration gives no {key} from 1 to {most}")
-    return value
+        return size_of(config, "kv_channels")
+    return max(1, size_of(config, "hidden_size") // size_of(config, "num_attention_heads"))

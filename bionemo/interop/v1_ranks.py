@@ -2,11 +2,13 @@
 """One set of weights out of those that v1's ranks of tensor and pipeline parallelism held.
 
 A weight that tensor parallelism divided is joined along the dimension that the table names; the others are equal on
-all ranks. Each pipeline stage counts its layers from 0, and the last has a copy of the word table of the first
-(NeMo 1.23, `ParallelTransformer` and `MegatronModule.initialize_word_embeddings`).
+all ranks. Each pipeline stage counts the layers of a stack from 0; the last has a copy of the word table of the first,
+and so has the first that holds a decoder (NeMo 1.23, `ParallelTransformer`, `MegatronTokenLevelEncoderDecoderModule`,
+`MegatronModule.initialize_word_embeddings`).
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +16,10 @@ import torch
 from torch import Tensor
 
 from bionemo.errors import UserError
-from bionemo.interop.v1_names import Names, Weight, check, first_few
+from bionemo.interop.fit import first_few
+from bionemo.interop.v1_names import Names, Weight, check, refuse_other_layers
 
-_PREFIX = re.compile(r"^model\.(module\.)?")  # the second with megatron_amp_O2
-_LAYER = re.compile(r"(?<=^language_model\.encoder\.layers\.)[0-9]{1,4}(?=\.)")
-_TABLE, _COPY = "language_model.embedding.word_embeddings.weight", "word_embeddings.weight"
+_TABLE, _COPY = "word_embeddings.weight", "word_embeddings.weight"  # by our name, and by v1's on the last stage
 _NO_WEIGHT = (".inv_freq", "._extra_state", ".position_ids")  # computed from the sizes, or empty
 
 
@@ -29,38 +30,45 @@ def join(names: Names, config: Mapping[str, Any], stages: list[list[dict[str, Te
         UserError: when weights are missing, unknown, of a wrong shape or type, or differ between ranks that should
             hold the same.
     """
-    if config.get("megatron_legacy"):
-        raise UserError("its query, key and value are in the order of megatron_legacy, which is not read")
+    refuse_other_layers(config)
     table = names.table(config)
-    ours = {weight.v1: name for name, weight in table.items()}
     whole: dict[str, Tensor] = {}
-    first = 0
+    before: Counter[str] = Counter()  # layers of each stack in earlier stages
     for ranks in stages:
-        parts, layers = zip(*(_renamed(rank, ours, first) for rank in ranks), strict=True)
+        parts, layers = zip(*(_renamed(rank, names, table, before) for rank in ranks), strict=True)
         if any(part.keys() != parts[0].keys() for part in parts):
             raise UserError("its ranks of tensor parallelism do not hold the same weights")
         for name in list(parts[0]):
             weight = _joined(name, table[name], [part.pop(name) for part in parts])
-            if name in whole and not torch.equal(whole[name], weight):
+            if name in whole and not _same(whole[name], weight):
                 raise UserError(f"its pipeline stages differ in {name}")
             whole[name] = weight
-        first += max(layers)
+        before += layers[0]
     check(table, whole)
     return whole
 
 
-def _renamed(rank: dict[str, Tensor], ours: Mapping[str, str], first: int) -> tuple[dict[str, Tensor], int]:
-    """Move a rank's weights to our names; with it the number of its layers, before which there are `first`."""
+def _renamed(
+    rank: dict[str, Tensor], names: Names, table: Mapping[str, Weight], before: Counter[str]
+) -> tuple[dict[str, Tensor], Counter[str]]:
+    """Move a rank's weights to our names; with them, how many layers of each stack it has."""
+    ours = {v1: name for name, weight in table.items() for v1 in names.spellings(weight.v1)} | {_COPY: _TABLE}
+    prefix = re.compile(rf"^{re.escape(names.prefix)}(module\.)?")  # the second with megatron_amp_O2
+    stacks = "|".join(re.escape(stack.v1) for stack in names.stacks.values())
+    in_layer = re.compile(rf"^({stacks})\.layers\.([0-9]{{1,4}})\.")
     found: dict[str, Tensor] = {}
-    unknown, layers = [], 0
+    unknown: list[str] = []
+    layers: Counter[str] = Counter()
     for name in list(rank):
-        v1 = _PREFIX.sub("", name)
-        if layer := _LAYER.search(v1):
-            layers = max(layers, int(layer[0]) + 1)
-            v1 = _LAYER.sub(str(int(layer[0]) + first), v1)
-        known = ours.get(_TABLE if v1 == _COPY else v1)
-        if known and known not in found:
-            found[known] = rank.pop(name)
+        v1 = prefix.sub("", name)
+        if layer := in_layer.match(v1):
+            stack, number = layer[1], int(layer[2])
+            layers[stack] = max(layers[stack], number + 1)
+            v1 = f"{stack}.layers.{number + before[stack]}.{v1[layer.end() :]}"
+        if known := ours.get(v1):
+            weight = rank.pop(name)
+            if not _same(found.setdefault(known, weight), weight):
+                raise UserError(f"its {v1} is not its {table[known].v1}: tables that are not shared are not read")
         elif not name.endswith(_NO_WEIGHT):
             unknown.append(name)
     if unknown:
@@ -68,11 +76,15 @@ def _renamed(rank: dict[str, Tensor], ours: Mapping[str, str], first: int) -> tu
     return found, layers
 
 
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.dtype == other.dtype and torch.equal(one, other))
+
+
 def _joined(name: str, weight: Weight, parts: list[Tensor]) -> Tensor:
     if len({(part.dtype, part.dim()) for part in parts}) > 1 or parts[0].dim() != len(weight.shape):
         raise UserError(f"its parts of {name} do not fit together")
     if weight.divided is None:
-        if any(not torch.equal(part, parts[0]) for part in parts[1:]):
+        if any(not _same(part, parts[0]) for part in parts[1:]):
             raise UserError(f"its ranks of tensor parallelism differ in {name}")
         return parts[0]
     try:

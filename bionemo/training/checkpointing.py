@@ -20,7 +20,7 @@ import lightning.pytorch as pl
 from bionemo import checkpoint
 from bionemo.config.schema import ExpManagerConfig, RunConfig
 from bionemo.errors import UserError
-from bionemo.interop import nemo_archive
+from bionemo.interop import huggingface, nemo_archive
 from bionemo.interop.convert import export
 from bionemo.training.agreement import any_rank
 from bionemo.training.time_limit import seconds
@@ -55,7 +55,7 @@ def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
 
 
 def find_weights(path: str | None) -> checkpoint.TensorSource | None:
-    """Open what a new run takes its weights from, if anything: a checkpoint, or a .nemo file of v1 or of ours.
+    """Open what a new run takes its weights from, if anything: a checkpoint, a .nemo file, or Hugging Face's.
 
     Raises:
         UserError: when there is none of that name.
@@ -69,6 +69,8 @@ def find_weights(path: str | None) -> checkpoint.TensorSource | None:
             f"restore_from_path={path}: there is no such directory; give a .nemo file or a checkpoint, "
             "e.g. RUN/checkpoints/NAME-last"
         )
+    if huggingface.is_directory(Path(path)):
+        return huggingface.HuggingFaceModel(Path(path))
     checkpoint.check(Path(path))
     return checkpoint.Checkpoint(Path(path))
 

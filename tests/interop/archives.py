@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bionemo.errors import UserError
 from bionemo.interop.nemo_archive import read
-from bionemo.interop.v1_names import names_of
+from bionemo.interop.v1_models import names_of
 
 TARGETS = {
     "esm1nv": "bionemo.model.protein.esm1nv.esm1nv_model.ESM1nvModel",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bionemo.config.compose import load
 from bionemo.errors import UserError
 from bionemo.interop.nemo_archive import read, write
-from bionemo.interop.v1_names import MODELS, names_of
+from bionemo.interop.v1_models import MODELS, names_of
 from bionemo.models.build import model_class
 from bionemo.tokenizers import load_tokenizer
 
@@ -218,10 +218,11 @@ def test_ranks_that_do_not_belong_together_are_told(kind: str, told: str, tmp_pa
     ("change", "told"),
     [
         (
-            {"target": "bionemo.model.molecule.megamolbart.MegaMolBARTModel"},
-            "those of ESM1nvModel and ESM2nvModel are",
+            {"target": "bionemo.model.dna.dnabert.dnabert_model.DNABERTModel"},
+            "those of ESM1nvModel, ESM2nvModel, ProtT5nvModel, MegaMolBARTModel and MegatronGPTModel are read",
         ),
-        ({"megatron_legacy": True}, "in the order of megatron_legacy"),
+        ({"megatron_legacy": True}, "its configuration says megatron_legacy: 'True', of which False alone is read"),
+        ({"normalization": "layernorm1p"}, "its configuration says normalization: 'layernorm1p', of which layernorm"),
         ({"num_layers": 3}, "it lacks 12 weights: 'encoder.layers.2.input_layernorm.weight'"),
         (
             {"num_layers": 1},

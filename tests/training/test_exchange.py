@@ -117,7 +117,7 @@ def test_inspect_and_verify(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["convert", "{last}", "{tmp}/other"], "one of them must end in .nemo"),
+        (["convert", "{last}", "{tmp}/other"], "a checkpoint needs no conversion between layouts"),
         (["convert", "{tmp}/none.nemo", "{tmp}/other"], "none.nemo"),
         (["convert", "{tmp}/none", "{tmp}/x.nemo"], "manifest.json is missing"),
         (["average", "{tmp}/mean", "{last}"], "two checkpoints at least"),

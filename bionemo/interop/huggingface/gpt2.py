@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPT-2, after transformers' GPT2Config and GPT2LMHeadModel, whose matrices lie as of a convolution: inputs first."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from bionemo.errors import UserError
+from bionemo.interop.fit import MOST_LAYERS, size_of
+from bionemo.interop.huggingface.names import Architecture, Modules
+
+_OURS, _CLASS, _TYPE = "bionemo.models.gpt3.GPT3", "GPT2LMHeadModel", "gpt2"
+_WORDS, _MULTIPLE = 50257, "make_vocab_size_divisible_by"  # of OpenAI's vocabulary, whose last ends a document
+_ENDS: Modules = {
+    "word_embeddings": ("wte", "VH", ""),
+    "position_embeddings": ("wpe", "LH", ""),
+    "decoder.final_layernorm": ("ln_f", "H", "H"),
+}
+_LAYER: Modules = {
+    "input_layernorm": ("ln_1", "H", "H"),
+    "self_attention.linear_qkv": ("attn.c_attn", "QH", "Q"),
+    "self_attention.linear_proj": ("attn.c_proj", "HH", "H"),
+    "pre_mlp_layernorm": ("ln_2", "H", "H"),
+    "mlp.linear_fc1": ("mlp.c_fc", "FH", "F"),
+    "mlp.linear_fc2": ("mlp.c_proj", "HF", "H"),
+}
+# The only values under which the weights mean what they mean here; they are also what is meant when nothing is said.
+_ONLY = {
+    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
+    "add_cross_attention": False, "tie_word_embeddings": True,
+}  # fmt: skip
+_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}  # the first is GPT-2's own
+_SIZES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "max_position_embeddings": "n_positions"}
+_SHARES = {  # ours -> theirs, and GPT2Config's default
+    "hidden_dropout": ("resid_pdrop", 0.1), "attention_dropout": ("attn_pdrop", 0.1),
+    "layernorm_epsilon": ("layer_norm_epsilon", 1e-5), "init_method_std": ("initializer_range", 0.02),
+}  # fmt: skip
+
+
+def _to_config(settings: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    for key, value in _ONLY.items():
+        if (said := settings.get(key, value)) is not value:
+            raise UserError(f"its config.json says {key}: {str(said)[:50]!r}, of which {value} alone is read")
+    activation = settings.get("activation_function", "gelu_new")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        raise UserError(f"its activation_function is {str(activation)[:50]!r}: {', '.join(_ACTIVATIONS)} are read")
+    config: dict[str, Any] = {"_target_": _OURS, "position_embedding_type": "learned_absolute", "kv_channels": None}
+    config |= {ours: size_of(settings, theirs) for ours, theirs in _SIZES.items()}
+    if config["hidden_size"] % config["num_attention_heads"]:
+        raise UserError(f"its n_embd {settings['n_embd']} is not divisible by its n_head {settings['n_head']}")
+    config["num_layers"] = size_of(settings, "n_layer", MOST_LAYERS)
+    inner = settings.get("n_inner")
+    config["ffn_hidden_size"] = 4 * config["hidden_size"] if inner is None else size_of(settings, "n_inner")
+    config["seq_length"] = config["encoder_seq_length"] = config["max_position_embeddings"]
+    config["activation"] = _ACTIVATIONS[activation]
+    for ours, (theirs, default) in _SHARES.items():
+        value = settings.get(theirs, default)
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise UserError(f"its {theirs} is {str(value)[:50]!r}, no number from 0 on")
+        config[ours] = value
+    config[_MULTIPLE] = size_of({_MULTIPLE: 128, **settings}, _MULTIPLE)
+    return config, size_of(settings, "vocab_size")
+
+
+def _to_settings(config: Mapping[str, Any], words: int) -> dict[str, Any]:
+    hidden, heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
+    if config.get("kv_channels") not in (None, hidden // heads) or hidden % heads:
+        raise UserError(f"its heads are of {config.get('kv_channels')}, GPT-2's of hidden_size / num_attention_heads")
+    theirs = {ours: name for name, ours in reversed(_ACTIVATIONS.items())}
+    if (activation := config.get("activation")) not in theirs:
+        raise UserError(f"its activation {str(activation)[:50]!r} is none of {', '.join(theirs)}")
+    end = words - 1 if words == _WORDS else None
+    return {
+        "architectures": [_CLASS],
+        "model_type": _TYPE,
+        "vocab_size": words,
+        _MULTIPLE: config[_MULTIPLE],  # ours, so that what is read again is as it was; transformers pass it over
+        **{name: config[ours] for ours, name in _SIZES.items()},
+        "n_layer": config["num_layers"],
+        "n_inner": config["ffn_hidden_size"],
+        "activation_function": theirs[activation],
+        **{name: config.get(ours, default) for ours, (name, default) in _SHARES.items()},
+        "embd_pdrop": config.get("hidden_dropout", 0.1),
+        "bos_token_id": end,
+        "eos_token_id": end,
+        **_ONLY,
+    }
+
+
+GPT2 = Architecture(
+    ours=_OURS, model_type=_TYPE, name=_CLASS, to_settings=_to_settings, to_config=_to_config, prefix="transformer.",
+    ends=_ENDS, stack=("decoder.layers", "h"), layer=_LAYER, transposed=True,
+    computed=(r"h\.\d+\.attn\.(masked_)?bias",), copies={"lm_head.weight": "wte.weight"},
+)  # fmt: skip

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Hugging Face's transformers call each weight of a model, and how its values lie there.
+
+Words: ours are padded to a multiple, theirs are not. Query, key and value: ours lie head by head, theirs one after
+the other or apart. Matrices: some of theirs lie transposed. Values are moved, never changed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bionemo.interop.fit import MOST_LAYERS, Shape, size_of
+
+# Our module -> theirs, or several with a space between whose weights are thirds of ours; the shape of our weight,
+# that of our bias. H hidden, Q three times that, head by head, F feed-forward, L positions, V words.
+Modules = Mapping[str, tuple[str, str, str]]
+
+
+class Weight(NamedTuple):
+    """One weight of ours.
+
+    Attributes:
+        theirs: names there; several are equal parts of its first dimension.
+        shape: of ours.
+        words: if not 0, how many of its first rows there are there; the others are padding.
+        heads: if not 0, their number: its first dimension is query, key and value of each.
+        transposed: theirs are.
+    """
+
+    theirs: tuple[str, ...]
+    shape: Shape
+    words: int = 0
+    heads: int = 0
+    transposed: bool = False
+
+    def to_theirs(self, ours: Tensor) -> dict[str, Tensor]:
+        """Give what stands under their names; views where possible."""
+        if self.words:
+            ours = ours[: self.words]
+        if self.heads:
+            ours = ours.view(self.heads, 3, -1, *self.shape[1:]).transpose(0, 1).reshape(self.shape)
+        parts = ours.chunk(len(self.theirs))
+        return {name: part.T if self.transposed else part for name, part in zip(self.theirs, parts, strict=True)}
+
+    def to_ours(self, read: Callable[[str], Tensor]) -> Tensor:
+        """Put ours together from what stands under their names; rows that pad are 0."""
+        parts = [read(name).T if self.transposed else read(name) for name in self.theirs]
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        if self.heads:
+            whole = whole.reshape(3, self.heads, -1, *self.shape[1:]).transpose(0, 1).reshape(self.shape)
+        if self.words:
+            padding = whole.new_zeros(self.shape[0] - self.words, *self.shape[1:])
+            whole = torch.cat([whole, padding]) if len(padding) else whole
+        return whole
+
+    def their_shapes(self) -> dict[str, Shape]:
+        """Shape of each of theirs."""
+        return {
+            name: tuple(part.shape) for name, part in self.to_theirs(torch.empty(self.shape, device="meta")).items()
+        }
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One kind of model.
+
+    Attributes:
+        ours: class path in our configurations.
+        model_type, name: theirs, in config.json.
+        to_settings: what config.json says of a model of our configuration with so many words.
+        to_config: our configuration out of a config.json, and the number of words.
+        prefix: before all names of weights, which files of the bare model leave out.
+        ends: what there is besides the layers.
+        stack: our name of the layers, and theirs.
+        layer: one of them.
+        transposed: matrices of the layers are.
+        computed: patterns of names there that are no weights.
+        copies: names there under which a weight may stand again.
+    """
+
+    ours: str
+    model_type: str
+    name: str
+    to_settings: Callable[[Mapping[str, Any], int], dict[str, Any]]
+    to_config: Callable[[Mapping[str, Any]], tuple[dict[str, Any], int]]
+    prefix: str
+    ends: Modules
+    stack: tuple[str, str]
+    layer: Modules
+    transposed: bool = False
+    computed: Sequence[str] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def table(self, config: Mapping[str, Any], words: int) -> dict[str, Weight]:
+        """Every weight that a model of our configuration has, by our names.
+
+        Raises:
+            UserError: when a size is missing or out of range.
+        """
+        hidden = size_of(config, "hidden_size")
+        multiple = size_of(config, "make_vocab_size_divisible_by")
+        sizes = {
+            "H": hidden,
+            "Q": 3 * hidden,
+            "F": size_of(config, "ffn_hidden_size"),
+            "L": size_of(config, "max_position_embeddings"),
+            "V": -(-words // multiple) * multiple,
+        }
+        heads = size_of(config, "num_attention_heads")
+        found: dict[str, Weight] = {}
+
+        def add(ours: str, theirs: str, shapes: tuple[str, str], transposed: bool) -> None:
+            for kind, letters in zip(("weight", "bias"), shapes, strict=True):
+                if letters:
+                    found[f"{ours}.{kind}"] = Weight(
+                        tuple(f"{self.prefix}{name}.{kind}" for name in theirs.split()),
+                        tuple(sizes[letter] for letter in letters),
+                        words=words if letters[0] == "V" else 0,
+                        heads=heads if letters[0] == "Q" else 0,
+                        transposed=transposed and len(letters) == 2,
+                    )
+
+        for ours, (theirs, *shapes) in self.ends.items():
+            add(ours, theirs, (shapes[0], shapes[1]), False)
+        for number in range(size_of(config, "num_layers", MOST_LAYERS)):
+            stack, their_stack = (f"{name}.{number}." for name in self.stack)
+            for ours, (theirs, *shapes) in self.layer.items():
+                names = " ".join(their_stack + name for name in theirs.split())
+                add(stack + ours, names, (shapes[0], shapes[1]), self.transposed)
+        return found

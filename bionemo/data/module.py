@@ -121,9 +121,10 @@ class SequenceData(pl.LightningDataModule):
 
     def reference_losses(self) -> dict[str, float]:
         """Losses to hold a run's own against, in nats per asked token."""
+        train, val = self.samples("train"), self.samples("val")
         steps = self.steps("val", shuffle=False, epochs=1, micro_batches=1, start=Position())
         batches = (batch for step in steps for batch in step.micro_batches)
-        return self.kind.reference_losses(self.samples("train"), self.samples("val"), batches)
+        return self.kind.reference_losses(train, val, batches)
 
     def setup(self, stage: str) -> None:
         """Open what the stage needs before anything is built, so that bad data ends the run early."""

@@ -252,7 +252,7 @@ def test_ranks_with_other_data(tmp_path: Path) -> None:
     errors, _ = real(tmp_path, 1, ("other", "mock data", 0))
     assert errors[1] == []
     (error,) = errors[0]
-    number = r"300 sequences, [\d,]+ residues, checksum \w{8}"
+    number = r"300 sequences, [\d,]+ tokens, checksum \w{8}"
     there = re.escape(f"rank 1 (host {socket.gethostname()})")
     assert re.match(rf"error: the train data is {number} on rank 0, {number} on {there}: all ranks need ", error)
 

@@ -41,6 +41,7 @@ def check(cfg: RunConfig) -> list[str]:
     if sizes:  # the other rules divide by these
         return sizes
     return [
+        *_seed(cfg),
         *_masking(model),
         *_spans(model),
         *_shape(model),
@@ -57,6 +58,11 @@ def check(cfg: RunConfig) -> list[str]:
 
 def _too_small(model: ModelConfig) -> list[str]:
     return [name for name in _AT_LEAST_ONE if getattr(model, name) < 1]
+
+
+def _seed(cfg: RunConfig) -> Iterator[str]:
+    if cfg.seed not in (None, cfg.model.data.seed):
+        yield f"seed={cfg.seed} would have no effect (did you mean model.seed?)"
 
 
 def _masking(model: ModelConfig) -> Iterator[str]:

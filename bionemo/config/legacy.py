@@ -7,8 +7,14 @@ A key stands for all keys below it.
 _ALWAYS_EXACT = "softmax, norm, GELU and bias are computed one way, the exact one"
 _NO_FUSION_KNOB = "model.compile fuses what can be fused"
 _PACKED = "a token never sees another sequence"
+_ARCHITECTURE = "the architecture is the model's own"
+_HALF = "trainer.precision"
+_OVERLAP = "what can run beside the computation does"
+_SINGLE = "spans are single residues, drawn at random"
 _LAUNCHER = "the launcher is recognised by its environment"
 _CALLBACKS = "progress, metrics and metadata are always written"
+_FSDP = ("", "_sharding_strategy", "_grad_reduce_dtype", "_sharded_checkpoint")
+_FP8 = ("", "_e4m3", "_hybrid", "_margin", "_interval", "_amax_history_len", "_amax_compute_algo", "_wgrad")
 
 LEGACY: dict[str, str] = {
     # the run
@@ -67,11 +73,47 @@ LEGACY: dict[str, str] = {
     "model.sync_batch_comm": "no part of this project uses Apex",
     "model.gc_interval": "Python's garbage collector",
     "model.nsys_profile": "trainer.profiler",
+    "model.pipeline_model_parallel_split_rank": "an encoder-decoder is not divided by depth",
+    "model.relative_position_bias_self_attention_only": _ARCHITECTURE,
+    "model.relative_attention_num_buckets": _ARCHITECTURE,
+    "model.relative_attention_max_distance": _ARCHITECTURE,
+    "model.bias": _ARCHITECTURE,
+    "model.headscale": _ARCHITECTURE,
+    "model.hidden_steps": _ARCHITECTURE,
+    "model.num_self_attention_per_cross_attention": _ARCHITECTURE,
+    "model.share_token_embeddings": _ARCHITECTURE,
+    "model.num_query_groups": _ARCHITECTURE,
+    "model.rampup_batch_size": "model.global_batch_size is the same from the first step",
+    "model.context_parallel_size": "model.sequence_parallel",
+    "model.num_micro_batches_with_partial_activation_checkpoints": "model.activations_checkpoint_granularity",
+    "model.activations_checkpoint_layers_per_pipeline": "model.activations_checkpoint_num_layers",
+    "model.overlap_p2p_comm": _OVERLAP,
+    "model.batch_p2p_comm": _OVERLAP,
+    "model.ub_tp_comm_overlap": _OVERLAP,
+    "model.sharp": "NCCL's own environment variables",
+    "model.mcore_gpt": "every model is on Megatron-Core",
+    "model.transformer_engine": _NO_FUSION_KNOB,
+    **{f"model.fsdp{key}": "model.optim.name=distributed_fused_adam divides the optimizer" for key in _FSDP},
+    **{f"model.fp8{key}": _HALF for key in _FP8},
+    "model.tokenizer.delimiter": "no tokenizer here has one",
+    "model.optim.bucket_cap_mb": "gradients are always reduced in buckets",
+    "model.optim.overlap_grad_sync": _OVERLAP,
+    "model.optim.overlap_param_sync": _OVERLAP,
+    "model.optim.contiguous_grad_buffer": "gradients are always reduced in buckets",
     # the data
     "model.data.data_prefix": "model.data.dataset_path",
     "model.data.reset_position_ids": _PACKED,
     "model.data.reset_attention_mask": _PACKED,
     "model.data.eod_mask_loss": _PACKED,
+    "model.data.seq_length": "model.seq_length",
+    "model.data.canonicalize_input": "model.data.canonicalize_encoder_input",
+    "model.data.short_seq_prob": _SINGLE,
+    "model.data.mean_ngram_size": _SINGLE,
+    "model.data.geometric_dist": _SINGLE,
+    "model.data.permutation": _SINGLE,
+    "model.data.whole_word_masking": _SINGLE,
+    "model.data.favor_longer_ngrams": _SINGLE,
+    "model.data.dataset_type": "model._target_",
     "model.data.skip_lines": "model.data.data_impl_kwargs.csv_mmap.header_lines",
     "model.data.micro_batch_size": "model.micro_batch_size",
     "model.data.skip_warmup": "indexes are made when they are missing",

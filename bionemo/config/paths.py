@@ -62,11 +62,20 @@ def source(
 
 
 def config_home(name: str) -> Path:
-    """Directory of a config that is named without one: `conf` beside the running script, ours, or an example's."""
+    """Directory of a config that is named without one: `conf` beside the running script, ours, or an example's.
+
+    Raises:
+        UserError: when several examples have one of this name.
+    """
     beside = script_dir() / "conf"
-    candidates = [beside, CONF_DIR, *sorted(_EXAMPLES.glob("**/conf"))]
     default = beside if beside.is_dir() else CONF_DIR
-    return next((path for path in candidates if has_config(path, name)), default)
+    if first := next((path for path in (beside, CONF_DIR) if has_config(path, name)), None):
+        return first
+    found = [path for path in sorted(_EXAMPLES.glob("**/conf")) if has_config(path, name)]
+    if len(found) > 1:
+        several = ", ".join(path.parent.name for path in found)
+        raise UserError(f"there is a config '{name}' in each of {several}: say which, as in --config-path={found[0]}")
+    return found[0] if found else default
 
 
 def find_config_dir(directory: str | Path) -> Path:

@@ -53,6 +53,13 @@ class Reader:
             self.problems.append(f"{prefix}_target_: {error}")
             return None
         hints = get_type_hints(schema)
+        if "kind" in hints and cfg.get("kind") not in (
+            *get_args(hints["kind"]),
+            None,
+        ):  # nothing else would fit either
+            wanted = " or ".join(get_args(hints["kind"]))
+            self.problems.append(f"{prefix[:-1]} is of the kind {cfg['kind']}, but {wanted} is needed: choose another")
+            return None
         for name in map(str, cfg):
             if name not in hints:
                 self._strange(cfg, name, f"{prefix}{name}")

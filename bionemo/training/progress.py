@@ -64,7 +64,7 @@ class TrainingProgress(ProgressBar):
         told = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("val_")}
         if self._enabled and told and not trainer.sanity_checking:
             figures = [f"val_loss {told.pop('val_loss'):.4f}", *(f"{name} {v:.3f}" for name, v in told.items())]
-            self._console.print(f"step {trainer.global_step:,}  {'  '.join(figures)}", highlight=False)
+            self._console.print(f"step {trainer.global_step:,}  {'  '.join(figures)}", highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Close the bar."""

@@ -9,7 +9,7 @@ import pytest
 from bionemo.config.compose import load, rewritten, typed
 from bionemo.config.legacy import LEGACY, notice, replacement
 from bionemo.config.paths import source
-from tests.conftest import EXAMPLES
+from tests.conftest import EXAMPLES, ROOT
 
 
 def v1_overrides(model):
@@ -42,15 +42,28 @@ CHANGED = {
     | {"test.num_workers", "workers"},
     "esm2nv": {"sample_from_map", "train.data_impl_kwargs.csv_mmap.data_col", "val.uf50_datapath", "type"}
     | {"test.uf50_datapath", "cluster_mapping_tsv", "preprocessing.val_datapath", "preprocessing.test_datapath"},
+    "prott5nv": {"devices", "model", "vocab_file", "num_workers", "workers", "desc", "sort_dataset_paths"}
+    | {"last_epoch"},
+    "megamolbart": {"devices", "num_nodes", "model", "vocab_file"},
+    "gpt3": {"accumulate_grad_batches", "vocab_file", "merge_file", "data_prefix", "log_step_timing"}
+    | {"activations_checkpoint_num_layers"},
+}
+RUNNABLE = {
+    "esm1nv": ("base_config", "protein", 140),
+    "esm2nv": ("pretrain_esm2_8M", "protein", 210),
+    "prott5nv": ("base_config", "protein", 169),
+    "megamolbart": ("pretrain_base", "molecule", 159),
+    "gpt3": ("pretrain_gpt3_126m", ".", 131),
 }
 BOTH = {"accelerator", "create_wandb_logger", "notes", "job_type"}
 
 
-@pytest.mark.parametrize(("model", "config"), [("esm1nv", "base_config"), ("esm2nv", "pretrain_esm2_8M")])
-def test_every_key_of_v1_is_accepted_and_has_its_default(model, config):
+@pytest.mark.parametrize("model", RUNNABLE)
+def test_every_key_of_v1_is_accepted_and_has_its_default(model):
     words = v1_overrides(model)
-    assert len(words) == {"esm1nv": 140, "esm2nv": 210}[model]
-    where = source(config, EXAMPLES / model / "conf")
+    config, directory, number = RUNNABLE[model]
+    assert len(words) == number
+    where = source(config, ROOT / "examples" / directory / model / "conf")
     ours, _ = typed(where, [])
     theirs, notes = typed(where, rewritten(where, words))
     theirs_flat = flat(asdict(theirs))

@@ -9,7 +9,7 @@ from bionemo.config.compose import load, rewritten, sweep_jobs, typed
 from bionemo.config.hints import did_you_mean
 from bionemo.config.paths import find_config_dir, source
 from bionemo.errors import UserError
-from tests.conftest import EXAMPLES
+from tests.conftest import EXAMPLES, ROOT
 
 HOME = EXAMPLES / "esm1nv" / "conf"
 
@@ -22,7 +22,7 @@ MISTAKES = {
     "trainer.hidden_size=3": r"unknown key trainer.hidden_size (did you mean model.hidden_size?)",
     "hidden_size=3": r"unknown key hidden_size (did you mean model.hidden_size?)",
     "modle=esm2nv_8M": r"unknown key modle (did you mean model?)",
-    "seed=3": r"unknown key seed (did you mean model.seed?)",
+    "seed=3": r"seed=3 would have no effect (did you mean model.seed?)",
     "optim.lr=3": r"unknown key optim.lr (did you mean model.optim.lr?)",
     "model.data.train.uf90.datset.uf90_csvs=x": r"(did you mean model.data.train.uf90.dataset.uf90_csvs?)",
     "exp_manager.wandb_logger_kwargs.projet=x": r"(did you mean exp_manager.wandb_logger_kwargs.project?)",
@@ -179,3 +179,48 @@ def test_hints_never_raise():
     assert did_you_mean("a", []) == ""
     assert did_you_mean("a", [None]) == ""  # type: ignore[list-item]
     assert did_you_mean(None, ["a"]) == ""  # type: ignore[arg-type]
+
+
+OF_FAMILIES = {
+    "prott5nv": {
+        "model.data.seq_length_dec=154": "seq_length_dec is 154, expected at least 155: model.seq_length",
+        "model.data.seq_length_dec=600": "model.data.seq_length_dec=600 is longer than model.max_position_embeddings",
+        "model.tokenizer.num_sentinel_tokens=76": "num_sentinel_tokens is 76, expected 77 to 226: one for each of the",
+        "model.tokenizer.num_sentinel_tokens=300": "num_sentinel_tokens is 300, expected 77 to 226",
+        "model.data.max_ngram_size=3": "model.data.max_ngram_size is 3, expected 1: spans are of one residue",
+        "model.data.masked_lm_prob=0": "model.data.masked_lm_prob is 0.0, expected a share above 0 and below 1",
+        "model.pipeline_model_parallel_size=2 trainer.devices=2": "expected 1: an encoder and a decoder are not",
+        "model.sequence_parallel=True model.tensor_model_parallel_size=3 trainer.devices=3": "seq_length_dec=256",
+        "model.data.mask_percent=0.1": "unknown key model.data.mask_percent",
+        "model.normalization=rmsnorm": "model.normalization is 'rmsnorm', expected one of layernorm",
+    },
+    "megamolbart": {
+        "model.pipeline_model_parallel_size=8": "expected 1: an encoder and a decoder are not divided by depth",
+        "model.data.on_invalid=drop": "model.data.on_invalid is 'drop', expected one of skip, keep, error",
+        "model.data.long_sequences=crop": "model.data.long_sequences is 'crop', expected one of truncate, drop, error",
+        "data=mock": "model.data is of the kind proteins, but molecules is needed: choose another",
+        "model.name=null": "model.name is null, expected str",
+    },
+    "gpt3": {
+        "model.data.data_impl=csv_mmap": "model.data.data_impl is 'csv_mmap', expected one of mmap, mock",
+        "model.global_batch_size=100": "model.global_batch_size is 100, no multiple of micro batch and devices",
+        "model.data.seq_length=1024": "model.data.seq_length is 1024, but rows and sequences are cut by",
+        "data=uniref50": "model.data is of the kind proteins, but text is needed: choose another",
+        "model.activation=relu": "model.activation is 'relu', expected one of gelu, gelu_tanh",
+    },
+}
+WHERE = {
+    "prott5nv": ("pretrain_small", "protein"),
+    "megamolbart": ("pretrain_base", "molecule"),
+    "gpt3": ("pretrain_gpt3_126m", "."),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "words"), [(model, words) for model, table in OF_FAMILIES.items() for words in table]
+)
+def test_mistakes_of_other_families(model, words):
+    name, directory = WHERE[model]
+    with pytest.raises(UserError) as caught:
+        load(name, words.split(), ROOT / "examples" / directory / model / "conf")
+    assert OF_FAMILIES[model][words] in str(caught.value)

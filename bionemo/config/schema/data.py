@@ -184,6 +184,7 @@ class ShardDataConfig(DataConfig):
 class ProteinDataConfig(ShardDataConfig):
     """Proteins."""
 
+    kind: Literal["proteins"]
     train: TrainSplitConfig
     val: ProteinSplitConfig
     test: ProteinSplitConfig
@@ -219,6 +220,7 @@ class SpanDataConfig(ProteinDataConfig):
 class MoleculeDataConfig(ShardDataConfig):
     """SMILES, each read in one form by the encoder and written in another by the decoder."""
 
+    kind: Literal["molecules"]
     # forms: as it stands, canonical, or random
     encoder_augment: bool  # the encoder reads a random form, which the decoder writes unless the next ones say else
     canonicalize_encoder_input: bool
@@ -253,6 +255,7 @@ class MockTextConfig:
 class TextDataConfig(DataConfig):
     """Documents to go on with, in Megatron's indexed files."""
 
+    kind: Literal["text"]
     data_impl: Literal["mmap", "mock"]
     data_prefix: str | list[str | float]  # a path less its .bin and .idx, several, or weights and paths in turns
     splits_string: str  # shares of train, val and test in the documents

@@ -53,8 +53,8 @@ class DownstreamDatasetConfig:
     dataset_path: str
     dataset: DownstreamFilesConfig
     sequence_column: str
-    target_column: list[str]
-    target_sizes: list[int]
+    target_column: str | list[str]
+    target_sizes: list[int] | None  # classes of each target; None: they are numbers
     mask_column: list[str] | None
     max_seq_length: int
     emb_batch_size: int
@@ -149,10 +149,10 @@ class EncoderDecoderConfig(ModelConfig):
 
     position_embedding_type: Literal["learned_absolute"]
     share_decoder_tokens_head_embeddings: bool  # the word table is the last product's, too, with a bias for each word
-    normalization: Literal["layernorm"] | None = None
-    transformer_block_type: Literal["pre_ln"] | None = None
-    encoder_arch: Literal["transformer"] | None = None
-    decoder_arch: Literal["transformer"] | None = None
+    normalization: Literal["layernorm"]
+    transformer_block_type: Literal["pre_ln"]
+    encoder_arch: Literal["transformer"]
+    decoder_arch: Literal["transformer"]
 
 
 @dataclass(kw_only=True)
@@ -167,7 +167,7 @@ class MegaMolBARTConfig(EncoderDecoderConfig):
     """MegaMolBART: SMILES."""
 
     name: str  # of this size, for file names
-    restore_encoder_path: str | None  # weights to start from, as restore_from_path
+    restore_encoder_path: str | None  # what restore_from_path follows
     data: MoleculeDataConfig
 
 

@@ -63,9 +63,9 @@ def test_the_pieces_make_a_good_directory(tmp_path: Path) -> None:
 # config.json
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "llama"}, "its config.json says model_type: 'llama'; there is gpt2"),
-    ({"model_type": None}, "its config.json says model_type: 'None'"),
-    ({"model_type": ["gpt2"]}, "its config.json says model_type: \"['gpt2']\""),
+    ({"model_type": "llama"}, "its model_type is 'llama'; what can be converted is gpt2"),
+    ({"model_type": None}, "its model_type is 'None'"),
+    ({"model_type": ["gpt2"]}, "its model_type is \"['gpt2']\""),
     ({"scale_attn_by_inverse_layer_idx": True}, "says scale_attn_by_inverse_layer_idx: 'True', of which False alone"),
     ({"reorder_and_upcast_attn": True}, "says reorder_and_upcast_attn: 'True', of which False alone is read"),
     ({"scale_attn_weights": False}, "says scale_attn_weights: 'False', of which True alone is read"),
@@ -250,7 +250,7 @@ def test_shards_that_are_not_there(shards: object, told: str, tmp_path: Path) ->
     [
         (
             {"_target_": "bionemo.models.esm2nv.ESM2nv"},
-            "it is of the class 'bionemo.models.esm2nv.ESM2nv'; for Hugging",
+            "it is of the class 'bionemo.models.esm2nv.ESM2nv'; what can be",
         ),
         ({"_target_": None}, "it is of the class 'None'"),
         ({"kv_channels": 16}, "its heads are of 16, GPT-2's of hidden_size / num_attention_heads"),

@@ -51,10 +51,14 @@ def describe(path: Path, every_tensor: bool = False) -> str:
 
 def words(model: dict[str, Any]) -> int | None:
     """Size of the vocabulary, by what a checkpoint says of its model; None when that says nothing."""
-    identity = model.get("vocabulary")
-    if identity is None:
-        return model.get("words")  # of weights that came from elsewhere
-    return int(identity[1]) if identity[0] in _COUNTED else len(identity)
+    match model.get("vocabulary", model.get("words")):
+        case [str(kind), str(count), *_] if kind in _COUNTED and count.isdecimal():
+            return int(count)
+        case list(tokens):
+            return len(tokens)
+        case int(count):  # of weights that came from elsewhere
+            return count
+    return None
 
 
 def _position(position: dict[str, int]) -> str:

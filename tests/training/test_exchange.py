@@ -68,6 +68,17 @@ def test_a_new_run_begins_with_them(
     assert logged(tmp_path / "next", "reduced_train_loss")[1] != logged(tmp_path / "anew", "reduced_train_loss")[1]
 
 
+@pytest.mark.parametrize("model", ["prott5nv", "megamolbart"])
+def test_encoder_decoders_end_and_begin_with_one(tmp_path: Path, model: str) -> None:
+    train(config(tmp_path / "run", f"{NEMO}.save_nemo_on_train_end=True", model=model))
+    (archive,) = (tmp_path / "run" / "checkpoints").glob("*.nemo")
+    expected = weights(Checkpoint(last_checkpoint(tmp_path / "run")))
+    assert equal(nemo_archive.read(archive).weights, expected)
+    once = ("trainer.max_steps=1", "model.optim.lr=0.0", "model.optim.sched.min_lr=0.0")
+    train(config(tmp_path / "next", f"restore_from_path={archive}", *once, model=model))
+    assert equal(weights(Checkpoint(last_checkpoint(tmp_path / "next"))), expected)
+
+
 def test_every_save_replaces_it_when_asked(tmp_path: Path) -> None:
     words = (f"{NEMO}.always_save_nemo=True", f"++{NEMO}.save_best_model=True", f"{NEMO}.prefix=mine")
     train(config(tmp_path, *words, "exp_manager.checkpoint_callback_params.mode=max"))

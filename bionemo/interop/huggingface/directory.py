@@ -63,7 +63,7 @@ class HuggingFaceModel:
         self.path = path
         try:
             settings = _json(path / CONFIG)
-            self.architecture = _of_type(settings.get("model_type"))
+            self.architecture = _architecture("its model_type is", "model_type", settings.get("model_type"))
             self.config, self.words = self.architecture.to_config(settings)
             self._table = self.architecture.table(self.config, self.words)
             self._places = self._look_through()
@@ -136,7 +136,7 @@ def write(path: Path, config: Mapping[str, Any], words: int, source: TensorSourc
     """
     new = unfinished(path)
     try:
-        architecture = _of_class(config.get("_target_"))
+        architecture = _architecture("it is of the class", "ours", config.get("_target_"))
         table = architecture.table(config, words)
         settings = architecture.to_settings(config, words)
         compare({name: weight.shape for name, weight in table.items()}, source.shapes("weights"))
@@ -163,20 +163,12 @@ def write(path: Path, config: Mapping[str, Any], words: int, source: TensorSourc
         delete(new)
 
 
-def _of_type(model_type: object) -> Architecture:
+def _architecture(says: str, key: str, value: object) -> Architecture:
     for architecture in ARCHITECTURES:
-        if model_type == architecture.model_type:
+        if getattr(architecture, key) == value:
             return architecture
-    known = ", ".join(architecture.model_type for architecture in ARCHITECTURES)
-    raise UserError(f"its config.json says model_type: {str(model_type)[:50]!r}; there is {known}")
-
-
-def _of_class(ours: object) -> Architecture:
-    for architecture in ARCHITECTURES:
-        if ours == architecture.ours:
-            return architecture
-    known = ", ".join(architecture.ours for architecture in ARCHITECTURES)
-    raise UserError(f"it is of the class {str(ours)[:100]!r}; for Hugging Face there is {known}")
+    known = ", ".join(getattr(architecture, key) for architecture in ARCHITECTURES)
+    raise UserError(f"{says} {str(value)[:100]!r}; what can be converted is {known}")
 
 
 def _files(path: Path) -> list[str]:

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPT-2 to Hugging Face's form and back: transformers open what we write and compute the same, and the other way."""
+
+import json
+import os
+import resource
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
+
+from bionemo.checkpoint import Checkpoint, TensorsInMemory, tools
+from bionemo.cli import main
+from bionemo.config.compose import load
+from bionemo.errors import UserError
+from bionemo.interop.huggingface import HuggingFaceModel, write
+from bionemo.models.gpt3 import GPT3
+from bionemo.tokenizers.gpt2 import unnamed
+
+from ..models.test_parity import SMALL, as_rows, batch_of, close
+from ..training.runs import FAMILIES
+from .archives import same
+from .test_nemo_archive import FORK
+
+WORDS = 517  # padded to 520 and 640
+
+
+def model_of(*words: str) -> GPT3:
+    family = FAMILIES["gpt3"]
+    cfg = load(family.name, [*family.words, *SMALL, *words], family.directory / "conf")
+    model = GPT3(cfg.model, unnamed(WORDS)).eval()
+    model.initialise(seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():  # biases and norms too must differ from their initial values to be told apart
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def weights_of(model: GPT3) -> dict[str, Tensor]:
+    """The model's weights; rows that pad are 0, as they come back."""
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    weights["word_embeddings.weight"][WORDS:] = 0
+    return weights
+
+
+def checkpoint_of(model: GPT3, path: Path) -> Path:
+    known = {"model._target_": model.config._target_, "vocabulary": model.vocabulary.identity}
+    tools.write_weights(path, {"config": asdict(model.config), "model": known}, iter(weights_of(model).items()))
+    return path
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, words)])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def compute_the_same(model: GPT3, theirs: GPT2LMHeadModel) -> None:
+    batch = batch_of(model, 3)
+    tokens, padding = as_rows(batch)
+    with torch.no_grad():
+        close(model(batch), theirs.eval()(tokens, attention_mask=(~padding).long()).logits[~padding])
+
+
+@pytest.mark.parametrize("multiple", [8, 128])
+@pytest.mark.parametrize(("activation", "theirs"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])
+def test_there_and_back(
+    activation: str, theirs: str, multiple: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(f"model.activation={activation}", f"model.make_vocab_size_divisible_by={multiple}")
+    first, hf, second = checkpoint_of(model, tmp_path / "first"), tmp_path / "new" / "hf", tmp_path / "second"
+    assert command(monkeypatch, "convert", first, hf, "--to=hf") == 0
+    assert sorted(os.listdir(hf)) == ["config.json", "model.safetensors"]
+    assert json.loads((hf / "config.json").read_text())["activation_function"] == theirs
+
+    reference, told = GPT2LMHeadModel.from_pretrained(hf, output_loading_info=True)
+    assert not any(told[key] for key in told)
+    assert reference.transformer.wte.weight.shape == (WORDS, 64)
+    compute_the_same(model, reference)
+
+    assert command(monkeypatch, "convert", hf, second) == 0
+    found = Checkpoint(second)
+    assert same(tools.weights_of(second), weights_of(model))
+    assert found.state["model"] == {"model._target_": "bionemo.models.gpt3.GPT3", "words": WORDS}
+    assert all(asdict(model.config)[key] == value for key, value in found.state["config"].items())
+    assert command(monkeypatch, "convert", second, tmp_path / "again", "--to=hf") == 0
+    for name in os.listdir(hf):
+        assert (tmp_path / "again" / name).read_bytes() == (hf / name).read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_types_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = model_of()
+    weights = {name: weight.to(dtype) for name, weight in weights_of(model).items()}
+    write(tmp_path / "hf", asdict(model.config), WORDS, TensorsInMemory(tmp_path, weights))
+    assert GPT2LMHeadModel.from_pretrained(tmp_path / "hf").dtype == dtype
+    found = HuggingFaceModel(tmp_path / "hf")
+    assert same({name: found.read(f"weights/{name}") for name in found.shapes("weights")}, weights)
+
+
+def theirs(**settings: Any) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=WORDS, n_positions=96, n_embd=64, n_layer=3, n_head=4, **settings)
+    model = GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.1)
+    return model
+
+
+def open_as_ours(path: Path) -> GPT3:
+    """A model of ours of the configuration that was read, with these weights."""
+    found = HuggingFaceModel(path)
+    keys = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "max_position_embeddings",
+            "seq_length", "activation", "layernorm_epsilon")  # fmt: skip
+    model = model_of(*(f"model.{key}={found.config[key]}" for key in keys))
+    model.load_state_dict({name: found.read(f"weights/{name}") for name in found.shapes("weights")})
+    return model
+
+
+@pytest.mark.parametrize("settings", [{}, {"n_inner": 96, "layer_norm_epsilon": 1e-3, "activation_function": "gelu"}])
+@pytest.mark.parametrize("shards", ["1GB", "200KB"])
+def test_what_transformers_write_is_read(settings: dict[str, Any], shards: str, tmp_path: Path) -> None:
+    model = theirs(**settings)
+    model.save_pretrained(tmp_path, max_shard_size=shards)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shards != "1GB")
+    compute_the_same(open_as_ours(tmp_path), model)
+
+
+def test_the_bare_model_and_what_old_files_hold_beside_the_weights(tmp_path: Path) -> None:
+    """As OpenAI's own: names without a prefix, masks, the word table again, links into a cache of blobs."""
+    model = theirs()
+    GPT2Model.save_pretrained(model.transformer, tmp_path / "bare")
+    tensors = load_file(tmp_path / "bare" / "model.safetensors")
+    assert "wte.weight" in tensors
+    mask = torch.ones(1, 1, 96, 96).tril()
+    more = {f"h.{layer}.attn.bias": mask.clone() for layer in range(3)}
+    more |= {"h.0.attn.masked_bias": torch.tensor(-1e4), "lm_head.weight": tensors["wte.weight"].clone()}
+    save_file(tensors | more, tmp_path / "blob")
+    (tmp_path / "bare" / "model.safetensors").unlink()
+    (tmp_path / "bare" / "model.safetensors").symlink_to("../blob")
+    compute_the_same(open_as_ours(tmp_path / "bare"), model)
+
+
+def test_parts_are_what_ranks_ask_for(tmp_path: Path) -> None:
+    theirs().save_pretrained(tmp_path)
+    found = HuggingFaceModel(tmp_path)
+    assert found.shapes() == {f"weights/{name}": shape for name, shape in found.shapes("weights").items()}
+    name = "weights/decoder.layers.1.self_attention.linear_qkv.weight"
+    assert torch.equal(found.read(name, (48, 8), (96, 32)), found.read(name)[48:144, 8:40])
+
+
+def test_inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    model = theirs()
+    model.save_pretrained(tmp_path / "hf")
+    assert command(monkeypatch, "inspect", "--tensors", tmp_path / "hf") == 0
+    said = capsys.readouterr().out
+    assert f"Hugging Face {tmp_path / 'hf'}\n" in said
+    assert "model        bionemo.models.gpt3.GPT3\n" in said
+    assert "vocabulary   517 tokens\n" in said
+    padding = (640 - WORDS) * 64
+    assert f"parameters   {model.num_parameters() + padding:,} in" in said
+    assert "decoder.layers.2.mlp.linear_fc2.weight  64 x 256\n" in said
+    assert command(monkeypatch, "convert", tmp_path / "hf", tmp_path / "weights") == 0
+    assert command(monkeypatch, "inspect", tmp_path / "weights") == 0
+    assert "vocabulary   517 tokens\n" in capsys.readouterr().out
+
+
+def write_with_room_for(size: int, path: Path, model: GPT3) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    try:
+        write(path, asdict(model.config), WORDS, TensorsInMemory(path, weights_of(model)))
+    except UserError as error:
+        os._exit(0 if str(error).startswith(f"{path} could not be written (File too large)") else 2)
+    os._exit(1)
+
+
+@pytest.mark.parametrize("size", [0, 700, 100_000])
+def test_a_full_disk_leaves_what_was_there(size: int, tmp_path: Path) -> None:
+    model = model_of()
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "mine").write_text("mine")
+    writer = FORK.Process(target=write_with_room_for, args=(size, tmp_path / "hf", model))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == 0
+    assert os.listdir(tmp_path) == ["hf"]
+    assert os.listdir(tmp_path / "hf") == ["mine"]

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Out of a run of GPT-3, through Hugging Face's form, into the next one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from bionemo.checkpoint import Checkpoint, tools
+from bionemo.interop.convert import convert
+from bionemo.training.checkpointing import find_weights
+
+from .runs import config, last_checkpoint, logged, run, train
+
+WORDS = 50257
+ONCE = ("trainer.max_steps=1", "trainer.val_check_interval=1", "model.optim.lr=0.0", "model.optim.sched.min_lr=0.0")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run's last checkpoint, and the same for Hugging Face."""
+    directory = tmp_path_factory.mktemp("gpt3")
+    train(config(directory / "run", "model.optim.sched.warmup_steps=1", model="gpt3"))
+    last = last_checkpoint(directory / "run")
+    convert(last, directory / "hf", "hf")
+    return last, directory / "hf"
+
+
+def test_a_trained_model_opens_there(trained: tuple[Path, Path]) -> None:
+    last, hf = trained
+    weights, theirs = tools.weights_of(last), GPT2LMHeadModel.from_pretrained(hf)
+    assert torch.equal(theirs.transformer.wte.weight, weights["word_embeddings.weight"][:WORDS])
+    assert torch.equal(theirs.transformer.h[1].mlp.c_fc.weight.T, weights["decoder.layers.1.mlp.linear_fc1.weight"])
+
+
+@pytest.mark.parametrize("through", ["converted", "directly"])
+def test_a_new_run_begins_with_it(tmp_path: Path, trained: tuple[Path, Path], through: str) -> None:
+    """Its weights are the trained ones, but for rows of no word; its first loss is not that of a random model."""
+    last, source = trained
+    if through == "converted":
+        convert(source, tmp_path / "weights")
+        source = tmp_path / "weights"
+    train(config(tmp_path / "next", f"restore_from_path={source}", *ONCE, model="gpt3"))
+    found, expected = (tools.weights_of(path) for path in (last_checkpoint(tmp_path / "next"), last))
+    expected["word_embeddings.weight"][WORDS:] = 0
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+    train(config(tmp_path / "anew", *ONCE, model="gpt3"))
+    assert logged(tmp_path / "next", "reduced_train_loss")[1] != logged(tmp_path / "anew", "reduced_train_loss")[1]
+
+
+def test_another_model_is_refused(tmp_path: Path, trained: tuple[Path, Path]) -> None:
+    convert(trained[1], tmp_path / "weights")
+    assert isinstance(find_weights(str(tmp_path / "weights")), Checkpoint)
+    status, lines = run(tmp_path / "next", f"restore_from_path={tmp_path / 'weights'}", model="esm2nv")
+    assert status == 1
+    assert "its model._target_ is bionemo.models.gpt3.GPT3" in lines[-1]
+    status, lines = run(tmp_path / "next", f"restore_from_path={trained[1]}", model="esm2nv")
+    assert status == 1
+    assert lines[-1].startswith(f"error: the weights of {trained[1]} are those of another model")

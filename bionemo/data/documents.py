@@ -123,6 +123,7 @@ class DocumentSamples:
     def _number(self, count: int) -> None:
         self.records: NDArray[np.int64] = np.arange(count)
         self.lengths: NDArray[np.integer[Any]] = np.broadcast_to(np.int64(self.seq_length), count)
+        self.counted = self.lengths
 
     @property
     def row(self) -> RowSize:
@@ -130,7 +131,7 @@ class DocumentSamples:
         return RowSize(self.seq_length)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "records": None, "lengths": None}
+        return {**vars(self), "records": None, "lengths": None, "counted": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -134,10 +134,10 @@ class MaskedSamples(ProteinSamples):
         )
         return cls(residues, masking)
 
-    @cached_property
+    @property
     def lengths(self) -> NDArray[np.int32]:
         """Tokens of every record."""
-        return self.residues.lengths
+        return self.counted
 
     @property
     def row(self) -> RowSize:

@@ -187,6 +187,7 @@ class SequenceData(pl.LightningDataModule):
             rows_per_step=self.config.micro_batch_size * ranks * micro_batches,
             window=data.packing_window,
             drop_last=data.drop_last and name == "train",
+            counted=samples.counted,
         )
         collate = Collator(samples, self.config.micro_batch_size, self.vocabulary.pad_id, compact(data))
         return Steps(sampler, collate, start, rank, ranks, micro_batches)

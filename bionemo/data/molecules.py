@@ -96,6 +96,7 @@ class MoleculeSamples:
         if parsed or forms.encoder_mask or forms.decoder_mask:
             most = most + most // 4 + _SPARE
         self.lengths = np.minimum(most, seq_length - 1) + 1
+        self.counted = np.minimum(self._texts.sizes, seq_length)  # letters: a tenth more than tokens
         switches = asdict(forms)
         del switches["canonicalize_target_smile"]
         self.identity: dict[str, Any] = {

@@ -110,6 +110,11 @@ class ProteinSamples:
         """Draws a record from each cluster."""
         return self.residues.split.clusters
 
+    @cached_property
+    def counted(self) -> NDArray[np.int32]:
+        """Tokens of every record as they are counted, which are those that are read."""
+        return self.residues.lengths
+
     @property
     def notices(self) -> tuple[str, ...]:
         """What the user should know."""

@@ -82,6 +82,7 @@ class StepSampler:
         rows_per_step: the global batch size.
         window: sequences planned together.
         drop_last: leave out a final step that is not full.
+        counted: [records of the source] tokens that each record counts for; None: as many as are packed.
     """
 
     order: SampleOrder
@@ -91,6 +92,7 @@ class StepSampler:
     rows_per_step: int
     window: int
     drop_last: bool = False
+    counted: NDArray[np.integer[Any]] | None = None
 
     def steps(self, start: Position) -> Iterator[Step]:
         """Yield the steps from `start` on."""
@@ -118,7 +120,8 @@ class StepSampler:
     def _behind(self, rows: list[Row], before: Position, window: int, row: int) -> Position:
         """Where the data stands when these rows are consumed."""
         records = np.concatenate([records for _, records in rows])
-        samples, tokens = len(records), int(self.lengths[records].sum())
+        counted = self.lengths if self.counted is None else self.counted
+        samples, tokens = len(records), int(counted[records].sum())
         return Position(window, row, before.consumed_samples + samples, before.consumed_tokens + tokens)
 
     def _rows(self, number: int) -> list[Row]:

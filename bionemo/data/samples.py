@@ -69,6 +69,8 @@ class Samples(Protocol):
     Attributes:
         records: [k] int64, the numbers of those that take part; with clusters, numbers of clusters.
         lengths: [n] integer, for every record the tokens that it takes of a row, at most; what rows are planned with.
+        counted: [n] integer, the tokens that every record is said to have when tokens a second are told: those that
+            are read of it, or an estimate.
         row: tokens of a row.
         clusters: draws a record from each cluster; None: a sample is a record.
         notices: what the user should know of the data, a line each.
@@ -79,6 +81,8 @@ class Samples(Protocol):
     def records(self) -> NDArray[np.int64]: ...  # noqa: D102
     @property
     def lengths(self) -> NDArray[np.integer[Any]]: ...  # noqa: D102
+    @property
+    def counted(self) -> NDArray[np.integer[Any]]: ...  # noqa: D102
     @property
     def row(self) -> RowSize: ...  # noqa: D102
     @property

@@ -102,7 +102,7 @@ class SpanSamples(ProteinSamples):
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of the encoder's row or, where the decoder's row is the sooner full, their equivalent."""
         assert self.row.source is not None
-        read = self.residues.lengths
+        read = self.counted
         said = 2 * self.spans.hidden(read) + 1
         return np.maximum(read, -(-said * self.row.source // self.row.inputs))
 

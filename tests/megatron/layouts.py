@@ -54,7 +54,7 @@ class Layout:
                 f"model.tensor_model_parallel_size={self.tensor}", f"model.sequence_parallel={self.sequence}",
                 f"model.pipeline_model_parallel_size={self.pipeline}", f"trainer.devices={self.processes}",
                 f"model.optim.name={'distributed_fused_adam' if self.sharded else 'fused_adam'}",
-                "model.num_layers=4", "model.num_attention_heads=4", "model.micro_batch_size=2",
+                "model.num_layers=4", "model.optim.lr=4e-4", "model.num_attention_heads=4", "model.micro_batch_size=2",
                 f"trainer.accumulate_grad_batches={ROWS // 2 // self.data}", model=model,
             ),
             family.directory / "conf",

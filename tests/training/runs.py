@@ -32,6 +32,7 @@ TINY = [
     "trainer.log_every_n_steps=1", "trainer.precision=32", "trainer.accelerator=cpu",
     "trainer.num_sanity_val_steps=0", "exp_manager.create_wandb_logger=False",
     "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=False",
+    "exp_manager.checkpoint_callback_params.always_save_nemo=False",
 ]  # fmt: skip
 MOCK = [
     "data@model.data=mock", "model.data.mock.num_sequences=300", "model.data.mock.num_validation_sequences=20",

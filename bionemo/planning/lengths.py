@@ -32,6 +32,7 @@ class Tokens:
         row: length of a row; of rows that are as long as their sequence, the mean.
         filled: share of its tokens that belong to a sequence.
         mean: tokens of a sequence, begin and end included.
+        longest: tokens of the longest.
         attended: tokens of the sequence that a token belongs to, on average; E[n^2] / E[n] for sequences of n tokens:
             long ones hold more of the tokens than their number says.
         asked: share of the filled tokens that the model is asked for.
@@ -44,6 +45,7 @@ class Tokens:
     row: float
     filled: float
     mean: float
+    longest: int
     attended: float
     asked: float
     source: str
@@ -116,6 +118,7 @@ def _streams(data: DataConfig, sides: list[_Side], source: str) -> tuple[Tokens,
                 row=row,
                 filled=sequences * mean / row,
                 mean=mean,
+                longest=math.ceil(max(side.lengths)),
                 attended=_product(side.lengths, side.lengths) / mean,
                 asked=side.asked,
                 source=source,

@@ -18,6 +18,7 @@ class Attention(NamedTuple):
         keys: tokens that are attended to.
         pairs: of a token and one of the sequence that it attends to.
         seen: those of them that no mask takes away.
+        longest: pairs of the longest sequence.
         cross: whether the keys are the encoder's.
     """
 
@@ -25,6 +26,7 @@ class Attention(NamedTuple):
     keys: int
     pairs: float
     seen: float
+    longest: int
     cross: bool
 
     @property
@@ -52,10 +54,12 @@ class Stack:
         count, held = self.tokens.count(rows), self.tokens.held(rows)
         pairs = held * self.tokens.attended
         seen = pairs if self.kind == "encoder" else (pairs + held) / 2
-        found = [Attention(count, count, pairs, seen, cross=False)]
+        longest = self.tokens.longest
+        found = [Attention(count, count, pairs, seen, longest**2, cross=False)]
         if self.memory:
             crossed = held * self.tokens.crossed
-            found.append(Attention(count, self.memory.count(rows), crossed, crossed, cross=True))
+            most = longest * self.memory.longest
+            found.append(Attention(count, self.memory.count(rows), crossed, crossed, most, cross=True))
         return found
 
 

@@ -153,6 +153,7 @@ def _tokens(planned: Tokens, side: PackedBatch, source: PackedBatch, rows: int) 
         row=total / rows,
         filled=held / total,
         mean=held / len(side.lengths),
+        longest=max(side.lengths),
         attended=sum(n * n for n in side.lengths) / held,
         crossed=sum(n * m for n, m in zip(side.lengths, source.lengths, strict=True)) / held if source is not side else 0,
         asked=len(side.target_index) / held,

@@ -12,9 +12,11 @@ from torch import Tensor
 from bionemo.config.schema import RunConfig
 from bionemo.megatron import attention
 from bionemo.megatron.step import ParallelModel
-from bionemo.planning.activations import Step, activations, head, kernel
+from bionemo.planning.activations import activations, end, head
 from bionemo.planning.layout import Layout, Stage, layout_of
-from bionemo.planning.memory import Memory, copies, fullest, memory, states
+from bionemo.planning.memory import Memory, fullest, memory, states
+from bionemo.planning.moments import copies, head_copies
+from bionemo.planning.step import Step
 from bionemo.training.objectives import masked_lm
 from bionemo.training.optimizers import build_optimizer
 
@@ -42,6 +44,7 @@ CHANGES: dict[str, Words] = {
     "block": again("full", "block"),
     "block-4": again("full", "block", 4),
     "long rows": {"seq_length": 512, "micro_batch_size": 1},
+    "narrow": {"hidden_size": 256, "ffn_hidden_size": 64, "seq_length": 64, "micro_batch_size": 1},
     "tensor": TENSOR,
     "sequence": SEQUENCE,
     "sequence and uniform": SEQUENCE | again("full", "uniform", 2),
@@ -81,9 +84,11 @@ def test_what_a_forward_pass_leaves_for_the_backward_pass(name: str, half: bool,
         loss.backward()
     native = half and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     step, alone = step_of(cfg, given, half, tiles=2 if native else 4), Stage(0, 1)
-    of_layer, of_head = copies(step, layout, alone)
-    in_graph = layout.plain_layers(4) * of_layer + of_head
-    close(activations(step, layout, alone)[0] + in_graph, kept, 0.005)
+    planned = head_copies(step, layout, alone)
+    for stack in step.stacks:
+        planned += activations(step, layout, alone, stack) + end(step, layout, alone, stack)
+        planned += layout.plain_layers(4) * copies(step, layout, stack.kind)
+    close(planned, kept, 0.005)
 
 
 class _Flash(torch.autograd.Function):
@@ -97,18 +102,20 @@ class _Flash(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        q = ctx.saved_tensors[0]
-        return tuple(torch.zeros(q.shape, dtype=q.dtype) for _ in range(3))
+        return tuple(torch.zeros(x.shape, dtype=x.dtype) for x in ctx.saved_tensors[:3])
 
 
 def as_on_a_gpu(which: str) -> Callable[..., Tensor]:
     """The attention that a GPU would be given: the same code one sequence at a time, or the stand-in of its kernel."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, segments: Any, scale: float, dropout: Any = None) -> Tensor:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, segments: Any, scale: float, dropout: Any = None, causal: bool = False
+    ) -> Tensor:
         if which == "flash":
             out: Tensor = _Flash.apply(q, k, v)
             return out
-        return attention.per_sequence(q, k, v, segments.lengths, scale, dropout)
+        to = segments.attended or segments
+        return attention.per_sequence(q, k, v, segments.lengths, scale, dropout, to.lengths, causal)
 
     return attend
 
@@ -117,7 +124,7 @@ def train(cfg: RunConfig, rank: int, half: bool, monkeypatch: pytest.MonkeyPatch
     """One update on a rank: its memory by formula, the states as measured, and the most that came on top of them."""
     layout, given = layout_of(cfg), batch(cfg)
     step = step_of(cfg, given, half)
-    monkeypatch.setattr(attention, "attend", as_on_a_gpu(kernel(step)))
+    monkeypatch.setattr(attention, "attend", as_on_a_gpu(step.kernel))
     with one_of(layout, rank):
         model = build(cfg).train()
         model.initialise(1)
@@ -181,15 +188,15 @@ def test_sixteen_bytes_a_parameter() -> None:
 
 
 def test_which_attention_computes() -> None:
-    assert kernel(planned()[0]) == "flash"
-    assert kernel(planned(half=False)[0]) == "sequences"
-    assert kernel(planned(**TENSOR)[0]) == "flash"
-    assert kernel(planned("esm1nv")[0]) == "probabilities"
-    assert kernel(planned("esm1nv", attention_dropout=0.0)[0]) == "flash"
+    assert planned()[0].kernel == "flash"
+    assert planned(half=False)[0].kernel == "sequences"
+    assert planned(**TENSOR)[0].kernel == "flash"
+    assert planned("esm1nv")[0].kernel == "probabilities"
+    assert planned("esm1nv", attention_dropout=0.0)[0].kernel == "flash"
 
 
 def test_the_first_stage_is_the_fullest_when_there_are_micro_batches_enough() -> None:
     step, layout = planned(pipeline_model_parallel_size=4, accumulate=8, gpus=4)
     assert [layout.in_flight(stage) for stage in layout.stages] == [4, 3, 2, 1]
     assert fullest(step, layout)[0].first
-    assert head(step, layout) < activations(step, layout, Stage(3, 4))[0]
+    assert head(step, layout, step.stacks[-1]) < activations(step, layout, Stage(3, 4), step.stacks[-1])

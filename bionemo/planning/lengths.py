@@ -57,6 +57,10 @@ class Tokens:
         """Tokens of a micro-batch of so many rows, filler included."""
         return math.ceil(rows * self.row / self.grain) * self.grain
 
+    def crowded(self, rows: int) -> "Tokens":
+        """The same of a micro-batch larger than all but one in millions: five standard deviations."""
+        return replace(self, row=min(self.row + 5 * self.spread / math.sqrt(rows), max(self.row, self.longest)))
+
     def held(self, rows: int) -> float:
         """Tokens of its sequences."""
         return rows * self.row * self.filled

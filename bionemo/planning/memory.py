@@ -45,8 +45,8 @@ def fullest(step: Step, layout: Layout) -> tuple[Stage, Memory]:
 
 
 def memory(step: Step, layout: Layout, stage: Stage) -> Memory:
-    """A stage's memory at its fullest moment."""
-    fuller = max(moments(step, layout, stage), key=sum)
+    """A stage's memory at its fullest moment, in a micro-batch as large as they get."""
+    fuller = max(moments(step.crowded(layout.rows), layout, stage), key=sum)
     return replace(states(step.shape, layout, stage), **fuller._asdict())
 
 

@@ -19,6 +19,8 @@ from bionemo.tokenizers import load_tokenizer
 
 Kind = Literal["encoder", "causal", "decoder"]  # of a stack of layers, as in megatron/spec.py
 
+NAMES: dict[Kind, str] = {"encoder": "encoder", "causal": "decoder", "decoder": "decoder"}  # as users know them
+
 
 class Family(NamedTuple):
     """What all models of a class have in common; models/*.py say the same with torch."""
@@ -150,8 +152,7 @@ def stage_parameters(shape: Shape, layout: Layout, stage: Stage) -> dict[str, in
         "word table": rows * d if ends else 0,
         "positions": shape.positions * d if stage.first else 0,
         **{
-            f"{kind.replace('causal', 'decoder')} layers": layout.layers(shape.layers)
-            * layer_parameters(shape, kind, layout.tensor)
+            f"{NAMES[kind]} layers": layout.layers(shape.layers) * layer_parameters(shape, kind, layout.tensor)
             for kind in shape.stacks
         },
         "final norms": len(shape.stacks) * 2 * d if stage.last else 0,

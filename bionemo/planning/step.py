@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step computes: a model as stacks of layers, what each of them reads, and with which numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from bionemo.planning.lengths import Tokens
@@ -86,6 +86,15 @@ class Step:
         """The stacks of the model, in the order in which they compute."""
         memories = (None, *self.tokens)  # a decoder comes behind its encoder
         return [Stack(*each) for each in zip(self.shape.stacks, self.tokens, memories, strict=False)]
+
+    @property
+    def read(self) -> float:
+        """Tokens of the sequences of a row, by the stack that reads them first."""
+        return self.tokens[0].held(1)
+
+    def crowded(self, rows: int) -> "Step":
+        """The same with a micro-batch as large as they get, where the tokens of its rows differ."""
+        return replace(self, tokens=tuple(tokens.crowded(rows) for tokens in self.tokens))
 
     @property
     def element(self) -> int:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from bionemo.megatron import groups
 from bionemo.models.build import model_class
 from bionemo.models.language_model import LanguageModel
 from bionemo.planning.layout import Layout
-from bionemo.planning.lengths import Tokens, tokens_of
+from bionemo.planning.lengths import Tokens
 from bionemo.planning.sizes import shape_of
 from bionemo.planning.step import Step
 from bionemo.tokenizers import load_tokenizer
@@ -48,22 +47,24 @@ SMALL = {
 @cache
 def _base(name: str) -> RunConfig:
     directory, config_name, data = FAMILIES[name]
-    return load(config_name, [f"data@model.data={data}", "trainer.num_nodes=1"], ROOT / "examples" / directory / "conf")
+    return load(
+        config_name, [f"data@model.data={data}", "trainer.num_nodes=1"], ROOT / "examples" / directory / "conf"
+    )
 
 
 def config(name: str, gpus: int = 1, **changes: Any) -> RunConfig:
     """A small model of a family on so many GPUs.
 
-    Keys are the model's, or its data's; `accumulate` is the trainer's, `words=False` leaves GPT-3 a few hundred words.
+    Keys are the model's, its data's or its tokenizer's; `accumulate` is the trainer's. Unless it is given `all_words`,
+    GPT-3 has a few hundred.
     """
     cfg = deepcopy(_base(name))  # composed once: that takes longer than a test
     cfg.trainer.devices, cfg.trainer.accumulate_grad_batches = gpus, changes.pop("accumulate", 1)
     cfg.model.optim.name, cfg.model.global_batch_size = changes.pop("optimizer", "fused_adam"), None
-    if name == "gpt3" and not changes.pop("words", True):
+    if name == "gpt3" and not changes.pop("all_words", False):
         cfg.model.tokenizer.vocab_file, cfg.model.tokenizer.merge_file = _few_words()
     for key, value in {**SMALL, **changes}.items():
-        part = cfg.model if hasattr(cfg.model, key) else cfg.model.data
-        assert hasattr(part, key)
+        [part] = [part for part in (cfg.model, cfg.model.data, cfg.model.tokenizer) if hasattr(part, key)][:1]
         setattr(part, key, value)
     data = cfg.model.data
     cfg.model.max_position_embeddings = cfg.model.encoder_seq_length = length = cfg.model.seq_length
@@ -91,9 +92,11 @@ def one_of(layout: Layout, rank: int = 0) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.gpus)
     parallel_state.initialize_model_parallel(layout.tensor, layout.pipeline, create_gloo_process_groups=False)
     tensor_parallel.model_parallel_cuda_manual_seed(0)
-    yield
-    groups.unmake()
-    dist.destroy_process_group()
+    try:
+        yield
+    finally:
+        groups.unmake()
+        dist.destroy_process_group()
 
 
 def build(cfg: RunConfig) -> LanguageModel:
@@ -139,24 +142,27 @@ def _packed(lengths: Sequence[int], total: int, share: float) -> PackedBatch:
 
 def step_of(cfg: RunConfig, given: PackedBatch, half: bool, tiles: int = 0) -> Step:
     """What the formulas are told: the batch's own lengths instead of those that a plan assumes."""
-    rows, sides = cfg.model.micro_batch_size, [given] if given.source is None else [given.source, given]
-    tokens = tuple(
-        _tokens(planned, side, sides[0], rows) for planned, side in zip(tokens_of(cfg.model), sides, strict=True)
-    )
+    rows = cfg.model.micro_batch_size
+    tokens = tuple(replace(each, row=each.row / rows) for each in read_by(given))
     return Step(shape_of(cfg.model), tokens, half, tiles=tiles)
 
 
-def _tokens(planned: Tokens, side: PackedBatch, source: PackedBatch, rows: int) -> Tokens:
-    held, total = side.num_tokens, len(side.tokens)
-    return replace(
-        planned,
-        row=total / rows,
-        filled=held / total,
-        mean=held / len(side.lengths),
-        longest=max(side.lengths),
-        attended=sum(n * n for n in side.lengths) / held,
-        crossed=sum(n * m for n, m in zip(side.lengths, source.lengths, strict=True)) / held if source is not side else 0,
+def read_by(given: PackedBatch) -> list[Tokens]:
+    """What each stack reads of a micro-batch, as if that were a row."""
+    sides = [given] if given.source is None else [given.source, given]
+    return [_tokens(side, sides[0]) for side in sides]
+
+
+def _tokens(side: PackedBatch, source: PackedBatch) -> Tokens:
+    held, lengths = side.num_tokens, side.lengths
+    crossed = 0 if side is source else sum(n * m for n, m in zip(lengths, source.lengths, strict=True))
+    return Tokens(
+        row=len(side.tokens),
+        filled=held / len(side.tokens),
+        mean=held / len(lengths),
+        longest=max(lengths),
+        attended=sum(n * n for n in lengths) / held,
         asked=len(side.target_index) / held,
-        spread=0.0,
-        grain=1,
+        source="a batch",
+        crossed=crossed / held,
     )

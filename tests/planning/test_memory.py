@@ -45,12 +45,19 @@ CHANGES: dict[str, Words] = {
     "block-4": again("full", "block", 4),
     "long rows": {"seq_length": 512, "micro_batch_size": 1},
     "narrow": {"hidden_size": 256, "ffn_hidden_size": 64, "seq_length": 64, "micro_batch_size": 1},
+    "apart": {"reset_attention_mask": True},
+    "own table": {"share_decoder_tokens_head_embeddings": False},
+    "undropped": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
+    "all words": {"all_words": True},
     "tensor": TENSOR,
+    "tensor and all words": TENSOR | {"all_words": True},
     "sequence": SEQUENCE,
     "sequence and uniform": SEQUENCE | again("full", "uniform", 2),
     "stages": STAGES,
     "stages and uniform": STAGES | again("full", "uniform"),
+    "stages and all words": STAGES | {"all_words": True},
 }
+DIVIDED = "tensor", "sequence", "sequence and uniform", "stages", "stages and uniform"
 ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron's buffers would be on the GPU")
 
 
@@ -63,10 +70,16 @@ def close(found: float, expected: float, tolerance: float) -> None:
 
 
 KEPT = [
-    *(("esm2nv", True, what) for what in ("none", "selective", "uniform-3", "block", "long rows")),
-    *(("esm2nv", False, what) for what in ("none", "uniform")),
     *(("esm1nv", True, what) for what in ("none", "block-4")),
     *(("esm1nv", False, what) for what in ("none", "selective", "long rows")),
+    *(("esm2nv", True, what) for what in ("none", "selective", "uniform-3", "block", "long rows")),
+    *(("esm2nv", False, what) for what in ("none", "uniform")),
+    *(("gpt3", True, what) for what in ("none", "selective", "uniform", "all words")),
+    *(("gpt3", False, what) for what in ("none", "block", "apart")),
+    *(("prott5nv", True, what) for what in ("none", "selective", "uniform-3", "long rows", "own table")),
+    *(("prott5nv", False, what) for what in ("none", "selective", "block")),
+    *(("megamolbart", True, what) for what in ("none", "uniform")),
+    *(("megamolbart", False, what) for what in ("none", "undropped")),
 ]
 
 
@@ -88,7 +101,7 @@ def test_what_a_forward_pass_leaves_for_the_backward_pass(name: str, half: bool,
     for stack in step.stacks:
         planned += activations(step, layout, alone, stack) + end(step, layout, alone, stack)
         planned += layout.plain_layers(4) * copies(step, layout, stack.kind)
-    close(planned, kept, 0.005)
+    close(planned, kept, 0.0001)
 
 
 class _Flash(torch.autograd.Function):
@@ -146,12 +159,21 @@ def train(cfg: RunConfig, rank: int, half: bool, monkeypatch: pytest.MonkeyPatch
 
 
 STEPS = [  # and the rank
-    *(("esm2nv", True, what, 0) for what in CHANGES if what not in ("block-4", "uniform-3")),
-    *(("esm2nv", False, what, 1) for what in ("sequence", "stages")),
     *(("esm1nv", True, what, 0) for what in ("none", "selective", "stages and uniform")),
     ("esm1nv", True, "sequence", 1),
     ("esm1nv", False, "none", 0),
     ("esm1nv", False, "tensor", 1),
+    *(("esm2nv", True, what, 0) for what in ("none", "selective", "uniform", "block", "long rows", *DIVIDED)),
+    *(("esm2nv", False, what, 1) for what in ("sequence", "stages")),
+    *(("gpt3", True, what, 0) for what in ("none", "long rows", "narrow", "undropped", "all words", *DIVIDED)),
+    *(("gpt3", False, what, 1) for what in ("sequence", "stages")),
+    ("gpt3", False, "long rows", 0),
+    *(("gpt3", half, "stages and all words", rank) for half in (True, False) for rank in (0, 1)),
+    ("gpt3", True, "tensor and all words", 1),
+    *(("prott5nv", True, what, 0) for what in ("none", "selective", "uniform", "sequence and uniform", "undropped")),
+    *(("prott5nv", False, what, 0) for what in ("uniform", "block", "tensor")),
+    *(("megamolbart", True, what, 0) for what in ("none", "uniform", "tensor", "sequence", "undropped")),
+    *(("megamolbart", False, what, 0) for what in ("long rows", "selective", "sequence and uniform")),
 ]
 
 
@@ -164,7 +186,7 @@ def test_the_most_that_a_step_needs(
     planned, measured, peak = train(cfg, rank, half, monkeypatch)
     for kind in ("weights", "gradients", "moments"):
         close(getattr(planned, kind), getattr(measured, kind), 0.001)
-    close(planned.copies + planned.activations + planned.working, peak, 0.05)
+    close(planned.copies + planned.activations + planned.working, peak, 0.04)
 
 
 @ON_CPU

@@ -47,7 +47,7 @@ def _layout(plan: Plan) -> Iterator[str]:
     yield f"  {_ATTENTION[plan.step.kernel]}"
     yield f"  {read[0].source}"
     for stack in plan.step.stacks:
-        seen = [f"{each.seen / stack.tokens.held(1):.0f}" for each in stack.attentions(1)]
+        seen = [f"{each.seen / stack.tokens.held(1):,.0f}" for each in stack.attentions(1)]
         filled = f"rows are {stack.tokens.filled:.0%} full, " if stack.tokens.filled < _FULL else ""
         yield f"  {NAMES[stack.kind]}: {filled}a token attends to {' + '.join(seen)} on average"
 
@@ -72,11 +72,11 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 def _time(plan: Plan) -> Iterator[str]:
     useful, done = plan.flops
-    seconds, read = plan.duration.total, "read " if len(plan.step.stacks) > 1 else ""
+    seconds, read = plan.duration.total, "tokens read" if len(plan.step.stacks) > 1 else "tokens"
     parts = ", ".join(f"{name} {value:.3g}" for name, value in asdict(plan.duration).items() if value)
     yield "time, an estimate that has not been held against a GPU"
     yield f"  {useful:.3g} FLOPs a step" + (f", {done:.3g} computed" if done > useful * 1.01 else "")
-    yield f"  {seconds:.3g} s a step ({parts}), {plan.tokens_per_second:,.0f} tokens {read}a second, MFU {plan.mfu:.0%}"
+    yield f"  {seconds:.3g} s a step ({parts}), {plan.tokens_per_second:,.0f} {read} a second, MFU {plan.mfu:.0%}"
     if plan.steps:
         days = seconds * plan.steps / 86400
         yield f"  {plan.steps:,} steps: {plan.steps * _tokens(plan):.3g} tokens, {days:.3g} days"

@@ -1,143 +1,153 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes that the forward pass of a micro-batch leaves for the backward pass, on one process.
 
-Every formula counts what autograd keeps in our own modules (megatron/spec.py, attention.py, models/encoder.py), tensor
-by tensor; tests/planning hold them against what is really alive. What torch.compile would save is not here.
+Every formula counts what autograd keeps in our own modules (megatron/spec.py, attention.py, models/), tensor by
+tensor; tests/planning hold them against what is really alive. What torch.compile would save is not here.
 
 Letters stand for sizes: D hidden, P all heads together, F ffn, d one head. `e` is the bytes of an element between
 matrix products; the residual stream is always fp32.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 from bionemo.planning.layout import Layout, Stage
-from bionemo.planning.lengths import Tokens
 from bionemo.planning.sizes import Shape
+from bionemo.planning.step import Attention, Stack, Step
 
-Kernel = Literal["flash", "sequences", "probabilities", "tiles"]
 _WINDOW = 32  # tokens beyond a pack that cpu_attention.py's copies have
 
 
-@dataclass(frozen=True)
-class Step:
-    """What memory and FLOPs of a step depend on beside the layout.
-
-    Attributes:
-        shape: of the model.
-        tokens: of a row.
-        half: whether matrix products are in bf16 or fp16.
-        deterministic: whether torch is told to be.
-        tiles: bytes of the numbers in which cpu_attention.py computes; 0: on a GPU.
-    """
-
-    shape: Shape
-    tokens: Tokens
-    half: bool
-    deterministic: bool = False
-    tiles: int = 0
-
-
-def activations(step: Step, layout: Layout, stage: Stage) -> tuple[int, int]:
-    """Bytes that a micro-batch keeps on a stage, and what recomputation adds to them at its fullest moment.
-
-    Recomputed attention comes back when the MLP behind it is done with; the input of recomputed layers is there.
-    """
-    shape, tokens, e = step.shape, layout.rows * step.tokens.row, element(step)
-    layers, plain = layout.layers(shape.layers), layout.plain_layers(shape.layers)
-    stream = 4 * shape.hidden * tokens // layout.sequence
-    kept = embedding(step, layout) if stage.first else 0
-    kept += head(step, layout) if stage.last else stream
+def activations(step: Step, layout: Layout, stage: Stage, stack: Stack) -> int:
+    """Bytes that a micro-batch keeps of a stack on a stage, less what stands behind its last layer: see `end`."""
+    shape, layers = step.shape, layout.layers(step.shape.layers)
+    kept = embedding(step, layout, stack) if stage.first else 0
     if shape.rotary:
-        kept += 2 * e * shape.head_size * tokens  # cosines and sines, which all layers share
+        kept += 2 * step.element * shape.head_size * stack.tokens.count(layout.rows)  # cosines and sines
+    if stack.memory and (not step.half or layout.recompute in ("uniform", "block")):
+        kept += stream(step, layout, stack.memory.count(layout.rows))  # unless each layer has a cast of it
     if layout.recompute == "selective":
-        inputs = 3 * e * shape.attention * tokens // layout.tensor
-        back = attention_core(step, layout) - inputs
-        return kept + layers * (layer(step, layout) - back), max(0, back - mlp(step, layout))
-    kept += plain * layer(step, layout) + layout.kept_inputs(shape.layers) * stream
-    again = layout.recomputed_layers(shape.layers)
-    return kept, again * layer(step, layout) - (stream if again else 0)
+        back = sum(recomputed(step, layout, each) for each in stack.attentions(layout.rows))
+        return kept + layers * (layer(step, layout, stack) - back)
+    inputs = layout.kept_inputs(shape.layers) * stream(step, layout, stack.tokens.count(layout.rows))
+    return kept + layout.plain_layers(shape.layers) * layer(step, layout, stack) + inputs
 
 
-def layer(step: Step, layout: Layout) -> int:
-    """What one layer keeps of a micro-batch: in front of attention, attention, the input of proj (P), the MLP."""
-    tokens = layout.rows * step.tokens.row
-    output = element(step) * step.shape.attention * tokens // layout.tensor
-    return sublayer(step, layout) + attention_core(step, layout) + output + mlp(step, layout)
+def end(step: Step, layout: Layout, stage: Stage, stack: Stack) -> int:
+    """What stands behind the last layer of a stack on a stage: its final norm, if it says something the head too."""
+    tokens = stack.tokens.count(layout.rows)
+    if not stage.last:
+        return stream(step, layout, tokens)  # what was sent on
+    norm = tokens * (4 * step.shape.hidden + 8) // layout.sequence
+    return norm + head(step, layout, stack)
 
 
-def sublayer(step: Step, layout: Layout) -> int:
-    """What stands around attention and around the MLP, divided over the sequence.
+def again(step: Step, layout: Layout, stack: Stack) -> int:
+    """Bytes that recomputation in a stack adds at its fullest moment.
 
-    The input of a norm (4D) with mean and deviation, and that of qkv or fc1 (eD); dropout keeps nothing.
+    Recomputed attention comes back when what is behind it in the layer is done with; the input of recomputed layers is
+    there.
     """
-    each = (4 + element(step)) * step.shape.hidden + 8
-    return each * layout.rows * step.tokens.row // layout.sequence
+    if layout.recompute == "selective":
+        most, behind = 0, mlp(step, layout, stack)
+        for attention in reversed(stack.attentions(layout.rows)):
+            back = recomputed(step, layout, attention)
+            most = max(most, back - behind)
+            behind += sublayer(step, layout, stack, attention) - back
+        return most
+    layers = layout.recomputed_layers(step.shape.layers)
+    kept = stream(step, layout, stack.tokens.count(layout.rows)) if layers else 0
+    return layers * layer(step, layout, stack) - kept
 
 
-def mlp(step: Step, layout: Layout) -> int:
+def layer(step: Step, layout: Layout, stack: Stack) -> int:
+    """What one layer keeps of a micro-batch: each attention and the MLP, with what stands around them."""
+    attentions = sum(sublayer(step, layout, stack, each) for each in stack.attentions(layout.rows))
+    return attentions + mlp(step, layout, stack)
+
+
+def sublayer(step: Step, layout: Layout, stack: Stack, attention: Attention) -> int:
+    """What an attention keeps: its surroundings, its core and the input of proj (P).
+
+    Where the keys are the encoder's, the residual stream is cast for the product that gives them (2D).
+    """
+    output = step.element * step.shape.attention * attention.queries // layout.tensor
+    cast = 2 * step.shape.hidden * attention.keys // layout.sequence if attention.cross and step.half else 0
+    return around(step, layout, stack) + cast + core(step, layout, attention) + output
+
+
+def mlp(step: Step, layout: Layout, stack: Stack) -> int:
     """What the MLP keeps: its surroundings and the inputs of GELU and fc2 (2F), divided over the tensor ranks."""
-    inputs = 2 * element(step) * step.shape.ffn
-    return sublayer(step, layout) + inputs * layout.rows * step.tokens.row // layout.tensor
+    inside = 2 * step.element * step.shape.ffn
+    return around(step, layout, stack) + inside * stack.tokens.count(layout.rows) // layout.tensor
 
 
-def attention_core(step: Step, layout: Layout) -> int:
+def around(step: Step, layout: Layout, stack: Stack) -> int:
+    """What stands around an attention or an MLP, divided over the sequence.
+
+    The input of a norm (4D) with mean and deviation, and that of the first product (eD); dropout keeps nothing.
+    """
+    each = (4 + step.element) * step.shape.hidden + 8
+    return each * stack.tokens.count(layout.rows) // layout.sequence
+
+
+def core(step: Step, layout: Layout, attention: Attention) -> int:
     """What the core of attention keeps of a micro-batch in one layer, its output aside.
 
-    On a GPU the output of qkv stays alive (3P), since values are a view of it; rotation makes new queries and keys
-    (2P).
+    On a GPU the output of qkv stays alive (P a query, 2P a key), since values are a view of it; rotation makes new
+    queries and keys (P each).
 
-    * flash: a log-sum per token and head (4 bytes).
+    * flash: a log-sum per query and head (4 bytes).
     * sequences: PyTorch's attention, one sequence at a time: the log-sum, and outputs before they are joined (P).
-    * probabilities: those of every pair of tokens in fp32 (4), their mask (1) and what remains of them (2 or 4).
-    * tiles, on a CPU: contiguous copies of queries, keys and values (3P) instead of views, and the log-sum.
-
-    Where autocast casts fp32 queries, keys and values, the casts are kept in the place of all that led to them.
+    * probabilities: those of every pair of tokens in fp32 (4), which are dropped (1) and what remains of them (2 or
+      4); and for all heads together, which pairs look ahead (1).
+    * tiles, on a CPU: contiguous copies of queries, keys and values instead of views, and the log-sum.
     """
-    shape, tokens, e = step.shape, layout.rows * step.tokens.row, element(step)
-    inside = 2 if step.half else 4
-    p, heads = shape.attention // layout.tensor, shape.heads // layout.tensor
-    which = kernel(step)
-    if which == "tiles":
-        return (3 * step.tiles * p + 4 * heads) * (tokens + _WINDOW)
-    each: float = 3 * inside * p + (2 * e * p if shape.rotary and e == inside else 0)
-    if which == "probabilities":
-        each += (4 + 1 + inside) * heads * step.tokens.attended * step.tokens.filled
-    else:
-        each += 4 * heads + (inside * p if which == "sequences" else 0)
-    return round(each * tokens)
+    queries, keys = attention.queries, attention.keys
+    p, heads = step.shape.attention // layout.tensor, step.shape.heads // layout.tensor
+    if step.kernel == "tiles":
+        return step.tiles * p * (queries + 2 * keys + 3 * _WINDOW) + 4 * heads * (queries + _WINDOW)
+    kept: float = qkv(step, layout, attention) + step.shape.rotary * step.element * p * (queries + keys)
+    if step.kernel == "probabilities":
+        return round(kept + ((4 + 1 + step.element) * heads + attention.causal) * attention.pairs)
+    joined = step.element * p if step.kernel == "sequences" else 0
+    return round(kept + (4 * heads + joined) * queries)
 
 
-def kernel(step: Step) -> Kernel:
-    """Which attention a run computes with: see `attend` in megatron/attention.py."""
-    if step.tiles:
-        return "tiles"
-    if step.shape.attention_dropout:
-        return "probabilities"
-    return "flash" if element(step) == 2 and not step.deterministic else "sequences"
+def recomputed(step: Step, layout: Layout, attention: Attention) -> int:
+    """What of the core is not kept where it is computed again from queries, keys and values."""
+    return core(step, layout, attention) - qkv(step, layout, attention)
 
 
-def element(step: Step) -> int:
-    """Bytes of an element between matrix products."""
-    return 2 if step.half else 4
+def qkv(step: Step, layout: Layout, attention: Attention) -> int:
+    """Queries, keys and values: P each."""
+    return step.element * step.shape.attention * (attention.queries + 2 * attention.keys) // layout.tensor
 
 
-def embedding(step: Step, layout: Layout) -> int:
-    """What the embedding keeps: which tokens are visible, or dropout's keys."""
-    shape, tokens = step.shape, layout.rows * step.tokens.row
-    return tokens * (8 if shape.hidden_dropout else 4)
+def stream(step: Step, layout: Layout, tokens: int) -> int:
+    """The residual stream (4D), divided over the sequence."""
+    return 4 * step.shape.hidden * tokens // layout.sequence
 
 
-def head(step: Step, layout: Layout) -> int:
-    """What the last norm and the head keep: the head sees asked tokens alone, and is in half precision throughout.
+def embedding(step: Step, layout: Layout, stack: Stack) -> int:
+    """What the embedding keeps: dropout's keys; of a rotary model, which tokens are visible."""
+    drops = step.shape.hidden_dropout or step.shape.attention_dropout
+    return (8 * drops + 4 * step.shape.rotary) * stack.tokens.count(layout.rows)
 
-    Inputs of the last norm; inputs of dense, GELU, norm (fp32 on a GPU) and projection; log-probabilities in fp32.
+
+def head(step: Step, layout: Layout, stack: Stack) -> int:
+    """What the head keeps of the tokens that are asked for; it is in half precision throughout.
+
+    Inputs of dense, GELU, norm (fp32 on a GPU); the input of the projection; log-probabilities in fp32. Where tensor
+    ranks share the words, which of the answers are another's, and where the others are.
     """
-    shape, e = step.shape, 2 if step.half else 4
-    tokens, asked = layout.rows * step.tokens.row, layout.rows * step.tokens.asked_in_row
-    norm = tokens * (4 * shape.hidden + 8) / layout.sequence
-    inputs = (3 * e + (e if step.tiles else 4)) * shape.hidden
-    return round(norm + asked * (inputs + 8 + 4 * logit_columns(shape, layout)))
+    shape, e = step.shape, step.element
+    inputs = (2 * e + (e if step.tiles else 4)) * shape.hidden + 8 if shape.dense else 0
+    answers = 9 if layout.tensor > 1 else 0
+    kept = inputs + e * shape.hidden + 4 * logit_columns(shape, layout) + answers
+    return round(asked(layout, stack) * kept)
+
+
+def asked(layout: Layout, stack: Stack) -> float:
+    """Tokens of a micro-batch that the model is asked for."""
+    return stack.tokens.held(layout.rows) * stack.tokens.asked
 
 
 def logit_columns(shape: Shape, layout: Layout) -> int:

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
-from bionemo.planning.activations import Step
 from bionemo.planning.devices import Device
 from bionemo.planning.duration import duration
 from bionemo.planning.layout import Layout, Recompute
 from bionemo.planning.memory import fullest
-from bionemo.planning.sizes import Shape
+from bionemo.planning.step import Step
 
 _WAYS = (1, 2, 4, 8)
-_MOST_ROWS = 1 << 12
+_MOST_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ def choice(step: Step, layout: Layout, device: Device) -> Choice:
     """Work out what a layout needs and gives."""
     _, needed = fullest(step, layout)
     seconds = duration(step, layout, device).total
-    speed = layout.global_rows * step.tokens.row * step.tokens.filled / seconds
-    return Choice(layout, needed.total, needed.total <= device.usable, speed)
+    return Choice(layout, needed.total, needed.total <= device.usable, layout.global_rows * step.read / seconds)
 
 
 def largest(step: Step, layout: Layout, device: Device) -> int:
@@ -60,19 +58,26 @@ def alternatives(step: Step, asked: Layout) -> Iterator[Layout]:
     recomputes: tuple[Recompute, ...] = ("none", "uniform")
     for tensor, pipeline in ((tensor, pipeline) for tensor in _WAYS for pipeline in _WAYS):
         data, rest = divmod(asked.gpus, tensor * pipeline)
-        if rest or asked.global_rows % data or not divides(step.shape, tensor, pipeline):
+        if rest or asked.global_rows % data or not divides(step, tensor, pipeline):
             continue
         rows = gcd(asked.rows, asked.global_rows // data)
-        sequence = tensor > 1 and rows * step.tokens.row % tensor == 0
+        sequence = tensor > 1 and not any(tokens.count(rows) % tensor for tokens in step.tokens)
         micro_batches = asked.global_rows // data // rows
         for sharded in (False, True)[: 2 if data > 1 else 1]:
             for recompute in recomputes:
                 yield Layout(tensor, pipeline, data, asked.node, rows, micro_batches, sequence, sharded, recompute)
 
 
-def divides(shape: Shape, tensor: int, pipeline: int) -> bool:
-    """Whether a model can be cut so: heads, MLP and word table over the tensor ranks, layers over the stages."""
-    return not (shape.heads % tensor or shape.ffn % tensor or shape.rows % tensor or shape.layers % pipeline)
+def divides(step: Step, tensor: int, pipeline: int) -> bool:
+    """Whether a model can be cut so: heads, MLP and word table over the tensor ranks, layers over the stages.
+
+    Stages send each other tensors of one size, of one stack.
+    """
+    shape = step.shape
+    staged = len(step.tokens) == 1 and step.tokens[0].grain == 1
+    return not (shape.heads % tensor or shape.ffn % tensor or shape.rows % tensor or shape.layers % pipeline) and (
+        staged or pipeline == 1
+    )
 
 
 def overrides(layout: Layout, asked: Layout) -> list[str]:

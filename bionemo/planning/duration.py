@@ -7,12 +7,13 @@ torch.compile.
 
 from dataclasses import dataclass, replace
 
-from bionemo.planning.activations import Step, element, kernel, layer
+from bionemo.planning.activations import head, layer
 from bionemo.planning.devices import Device
 from bionemo.planning.flops import of_update, on_hardware
 from bionemo.planning.layout import Layout
-from bionemo.planning.memory import copies
-from bionemo.planning.sizes import stage_parameters
+from bionemo.planning.moments import copies
+from bionemo.planning.sizes import attentions, stage_parameters
+from bionemo.planning.step import Step
 
 _PRODUCTS = 0.6  # share of the peak that matrix products of a transformer reach
 _STREAMS = 0.8  # share of the bandwidth that everything else reaches
@@ -57,12 +58,17 @@ def duration(step: Step, layout: Layout, device: Device, mfu: float | None = Non
     stream = _STREAMS * 1e9 * device.bandwidth
 
     products = on_hardware(step, layout) / (layout.gpus * layout.micro_batches) / (_PRODUCTS * peak)
-    kept = layer(step, replace(layout, recompute="none"))
-    weights = _ACCUMULATE * parameters + 3 * layers * copies(step, layout, layout.stages[0])[0]
-    again = on_hardware(step, layout) / of_update(step, layout)
-    passes = (_PASSES * kept * layers * again + weights) / stream
-    sequences = layout.rows * step.tokens.sequences
-    issued = _LAUNCHES + sequences * _EACH_SEQUENCE.get(kernel(step), 0.0)
+    plain = replace(layout, recompute="none")
+    again = on_hardware(step, layout) / on_hardware(step, plain)
+    kept, issued, weights = 0, 0.0, _ACCUMULATE * parameters
+    for stack in step.stacks:
+        count = attentions(stack.kind)
+        kept += layer(step, plain, stack)
+        weights += 3 * layers * copies(step, layout, stack.kind)
+        sequences = layout.rows * stack.tokens.sequences
+        issued += _LAUNCHES * (1 + count) / 2 + count * sequences * _EACH_SEQUENCE.get(step.kernel, 0.0)
+    logits = head(step, layout, step.stacks[-1]) / layout.pipeline
+    passes = (_PASSES * (kept * layers * again + logits) + weights) / stream
     micro_batch = max(products + passes, layers * again * issued)
     sent = layers * again * _between_tensor_ranks(step, layout, device)
     one = micro_batch + sent
@@ -76,14 +82,18 @@ def duration(step: Step, layout: Layout, device: Device, mfu: float | None = Non
 
 
 def _between_tensor_ranks(step: Step, layout: Layout, device: Device) -> float:
-    """Seconds a layer and micro-batch: four sums over the ranks, of the output of attention and MLP and of gradients.
+    """Seconds a layer and micro-batch: sums over the ranks of the output of each attention and MLP and of gradients.
 
     A ring moves 2 (n - 1) / n of the data (Patarasuk and Yuan 2009); nothing is computed meanwhile. With sequence
-    parallelism each sum is a scatter and a gather, which move as much.
+    parallelism each sum is a scatter and a gather, which move as much. What a decoder attends to has a gradient, too.
     """
-    size = element(step) * step.shape.hidden * layout.rows * step.tokens.row
+    tokens = 0
+    for stack in step.stacks:
+        tokens += 2 * (attentions(stack.kind) + 1) * stack.tokens.count(layout.rows)
+        tokens += stack.memory.count(layout.rows) if stack.memory else 0
+    size = step.element * step.shape.hidden * tokens
     rate = 1e9 * (device.link if layout.tensor <= layout.node else device.network)
-    return 4 * 2 * (layout.tensor - 1) / layout.tensor * size / rate
+    return 2 * (layout.tensor - 1) / layout.tensor * size / rate
 
 
 def _between_replicas(layout: Layout, device: Device, size: float, hidden: float) -> float:

@@ -3,15 +3,14 @@
 
 from dataclasses import dataclass
 
-from bionemo.planning.activations import Step
+from bionemo.planning.activations import asked
 from bionemo.planning.layout import Layout
-from bionemo.planning.lengths import Tokens
-from bionemo.planning.sizes import Shape, layer_matrices
+from bionemo.planning.step import Step
 
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of a row's forward pass; the backward pass costs twice that, a gradient for each factor.
+    """FLOPs of a forward pass; the backward pass costs twice that, a gradient for each factor.
 
     Attributes:
         matrices: weights of the layers.
@@ -34,34 +33,42 @@ class Flops:
         return 3 * self.forward
 
 
-def of_row(shape: Shape, tokens: Tokens) -> Flops:
-    """2 a weight and token; 4P for each of the tokens that a token attends to; 2 a weight of the head and asked token.
+def of_micro_batch(step: Step, layout: Layout, whole: bool = False) -> Flops:
+    """2 a weight and token; 4P for each token that a token attends to; 2 a weight of the head and asked token.
 
-    Kaplan et al. 2020 count 6 a parameter and token for forward and backward; attention adds 12 LP times the length
-    attended. Filler is computed like any other token, but attends to nothing.
+    Kaplan et al. 2020 count 6 a parameter and token for forward and backward; attention adds 12 P a layer times the
+    length attended. Filler is computed like any other token, but attends to nothing. What a causal mask hides is not
+    computed, unless the `whole` is.
     """
-    return Flops(
-        matrices=2 * shape.layers * layer_matrices(shape) * tokens.row,
-        attention=4 * shape.layers * shape.attention * tokens.attended * tokens.filled * tokens.row,
-        head=2 * (shape.hidden**2 + shape.hidden * shape.words) * tokens.asked_in_row,
-    )
+    shape, matrices, attention, answers = step.shape, 0.0, 0.0, 0.0
+    for stack in step.stacks:
+        matrices += 2 * 2 * shape.hidden * shape.ffn * stack.tokens.count(layout.rows)
+        for each in stack.attentions(layout.rows):
+            matrices += 2 * 2 * shape.hidden * shape.attention * (each.queries + each.keys)
+            attention += 4 * shape.attention * (each.pairs if whole else each.seen)
+        answers += asked(layout, stack)
+    head = 2 * shape.hidden * (shape.dense * shape.hidden + shape.words)
+    return Flops(shape.layers * matrices, shape.layers * attention, head * answers)
 
 
 def of_update(step: Step, layout: Layout) -> float:
     """FLOPs of an update that training calls for."""
-    return of_row(step.shape, step.tokens).useful * layout.global_rows
+    return of_micro_batch(step, layout).useful * layout.micro_batches * layout.data
 
 
 def on_hardware(step: Step, layout: Layout) -> float:
-    """FLOPs of an update with those that recomputation adds: another forward pass of some layers, or of attention.
+    """FLOPs of an update as they are computed, with what causal masks hide, where the kernel does not skip it.
 
-    It stops at the last thing that the backward pass needs: unless dropout follows, before a stretch's last product.
+    Recomputation adds another forward pass of some layers, or of attention. It stops at the last thing that the
+    backward pass needs: unless dropout follows, before a stretch's last product.
     """
-    shape, row = step.shape, of_row(step.shape, step.tokens)
+    shape = step.shape
+    once = of_micro_batch(step, layout, whole=step.kernel in ("probabilities", "tiles"))
     if layout.recompute == "selective":
-        again = row.attention
+        again = once.attention
     else:
         share = 1 - layout.plain_layers(shape.layers) / layout.layers(shape.layers)
-        last = 0 if shape.hidden_dropout else 2 * shape.hidden * shape.ffn * step.tokens.row
-        again = share * (row.matrices + row.attention) - layout.pipeline * layout.kept_inputs(shape.layers) * last
-    return (row.useful + again) * layout.global_rows
+        tokens = sum(stack.tokens.count(layout.rows) for stack in step.stacks)
+        last = 0 if shape.hidden_dropout else 2 * shape.hidden * shape.ffn * tokens
+        again = share * (once.matrices + once.attention) - layout.pipeline * layout.kept_inputs(shape.layers) * last
+    return (once.useful + again) * layout.micro_batches * layout.data

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bionemo.config.schema import RunConfig
-from bionemo.planning.activations import Step
 from bionemo.planning.choices import Choice, choice, choices, overrides
 from bionemo.planning.devices import Device
 from bionemo.planning.duration import Duration, duration
@@ -14,6 +13,7 @@ from bionemo.planning.layout import Layout, Stage, layout_of
 from bionemo.planning.lengths import tokens_of
 from bionemo.planning.memory import Memory, fullest
 from bionemo.planning.sizes import model_parameters, shape_of, stage_parameters
+from bionemo.planning.step import Step
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plan:
         stage: the fullest.
         held: parameters that a process of that stage holds.
         memory: of that stage.
-        flops: of an update that training calls for, and with recomputation.
+        flops: of an update that training calls for, and with what is computed beside.
         duration: of an update.
         steps: of the run; None where the configuration does not say.
         asked: the layout asked for, as the choices are estimated.
@@ -64,8 +64,8 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of sequences, filler aside."""
-        return self.layout.global_rows * self.step.tokens.row * self.step.tokens.filled / self.duration.total
+        """Tokens of sequences, filler aside; of two stacks, those that the encoder reads."""
+        return self.layout.global_rows * self.step.read / self.duration.total
 
     @property
     def mfu(self) -> float:

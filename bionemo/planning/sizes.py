@@ -2,33 +2,64 @@
 """Numbers of parameters by formula: of a model, and of what one process holds of it."""
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from bionemo.config.schema import ESM1nvConfig, ESM2nvConfig, ModelConfig
+from bionemo.config.schema import (
+    EncoderDecoderConfig,
+    ESM1nvConfig,
+    ESM2nvConfig,
+    GPT3Config,
+    MegaMolBARTConfig,
+    ModelConfig,
+    ProtT5nvConfig,
+)
 from bionemo.errors import UserError
 from bionemo.planning.layout import Layout, Stage
 from bionemo.tokenizers import load_tokenizer
 
-# The alphabet and the positions of each kind of model; models/*.py say the same with torch.
-_ALPHABETS: dict[type, str] = {ESM1nvConfig: "esm1nv", ESM2nvConfig: "esm2nv"}
+Kind = Literal["encoder", "causal", "decoder"]  # of a stack of layers, as in megatron/spec.py
+
+NAMES: dict[Kind, str] = {"encoder": "encoder", "causal": "decoder", "decoder": "decoder"}  # as users know them
+
+
+class Family(NamedTuple):
+    """What all models of a class have in common; models/*.py say the same with torch."""
+
+    vocabulary: str
+    stacks: tuple[Kind, ...]
+
+
+_FAMILIES: dict[type, Family] = {
+    ESM1nvConfig: Family("esm1nv", ("encoder",)),
+    ESM2nvConfig: Family("esm2nv", ("encoder",)),
+    GPT3Config: Family("gpt2", ("causal",)),
+    ProtT5nvConfig: Family("prott5nv", ("encoder", "decoder")),
+    MegaMolBARTConfig: Family("megamolbart", ("encoder", "decoder")),
+}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The dimensions of an encoder.
+    """The dimensions of a model.
 
     Attributes:
-        layers: of the whole model.
+        stacks: of layers, in the order in which they compute.
+        layers: of each stack, over all stages.
         hidden: size of the residual stream.
         heads: of attention, of the whole model.
         head_size: size of each.
         ffn: size between the two products of the MLP.
-        words: in the alphabet.
+        words: in the vocabulary.
         rows: of the word table, padding included.
         positions: rows of the position table; 0: positions are rotary.
+        dense: whether the head begins with a dense layer and a norm.
+        tied: whether the head's table is that of the embedding.
+        bias: whether the head has one for each word.
         hidden_dropout: whether activations are dropped.
         attention_dropout: whether attention probabilities are.
     """
 
+    stacks: tuple[Kind, ...]
     layers: int
     hidden: int
     heads: int
@@ -37,6 +68,9 @@ class Shape:
     words: int
     rows: int
     positions: int
+    dense: bool
+    tied: bool
+    bias: bool
     hidden_dropout: bool
     attention_dropout: bool
 
@@ -55,55 +89,74 @@ def shape_of(config: ModelConfig) -> Shape:
     """Read the dimensions off a configuration.
 
     Raises:
-        UserError: for a model that there is no formula for.
+        UserError: for a model that there is no formula for, or a vocabulary whose files are missing.
     """
-    name = next((name for kind, name in _ALPHABETS.items() if isinstance(config, kind)), None)
-    if name is None:
-        raise UserError(f"there is no plan for {config._target_}: only {', '.join(_ALPHABETS.values())} are known")
-    alphabet = load_tokenizer(name)
+    family = next((family for kind, family in _FAMILIES.items() if isinstance(config, kind)), None)
+    if family is None:
+        known = ", ".join(each.vocabulary.replace("gpt2", "gpt3") for each in _FAMILIES.values())
+        raise UserError(f"there is no plan for {config._target_}: only {known} are known")
+    vocabulary = load_tokenizer(family.vocabulary, config.tokenizer)
+    tied = not isinstance(config, EncoderDecoderConfig) or config.share_decoder_tokens_head_embeddings
     return Shape(
+        stacks=family.stacks,
         layers=config.num_layers,
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
         head_size=config.kv_channels or config.hidden_size // config.num_attention_heads,
         ffn=config.ffn_hidden_size,
-        words=alphabet.vocab_size,
-        rows=alphabet.padded_vocab_size(config.make_vocab_size_divisible_by),
-        positions=config.max_position_embeddings if isinstance(config, ESM1nvConfig) else 0,
+        words=vocabulary.vocab_size,
+        rows=vocabulary.padded_vocab_size(config.make_vocab_size_divisible_by),
+        positions=0 if isinstance(config, ESM2nvConfig) else config.max_position_embeddings,
+        dense=family.stacks == ("encoder",),
+        tied=tied,
+        bias=tied and family.stacks != ("causal",),
         hidden_dropout=config.hidden_dropout > 0,
         attention_dropout=config.attention_dropout > 0,
     )
 
 
-def layer_matrices(shape: Shape) -> int:
-    """Weights of a layer that tokens are multiplied with: qkv 3DP, proj PD, fc1 DF, fc2 FD; P: all heads together."""
-    return 4 * shape.hidden * shape.attention + 2 * shape.hidden * shape.ffn
+def attentions(kind: Kind) -> int:
+    """Attentions in a layer: to its own tokens, in a decoder to the encoder's as well."""
+    return 2 if kind == "decoder" else 1
 
 
-def layer_parameters(shape: Shape, tensor: int = 1) -> int:
+def layer_matrices(shape: Shape, kind: Kind) -> int:
+    """Weights of a layer that tokens are multiplied with.
+
+    Queries, keys, values 3DP and proj PD of each attention, fc1 DF, fc2 FD; P: all heads together.
+    """
+    return attentions(kind) * 4 * shape.hidden * shape.attention + 2 * shape.hidden * shape.ffn
+
+
+def layer_parameters(shape: Shape, kind: Kind, tensor: int = 1) -> int:
     """Parameters of a layer on each of its tensor ranks.
 
-    Matrices and the biases of qkv and fc1 are divided; the biases of proj and fc2, which are added to the sum over the
-    ranks, and two layer norms of weight and bias are on every rank.
+    Matrices and the biases of queries, keys, values and fc1 are divided; the biases of proj and fc2, which are added
+    to the sum over the ranks, and layer norms of weight and bias are on every rank.
     """
-    divided = layer_matrices(shape) + 3 * shape.attention + shape.ffn
-    return divided // tensor + 2 * shape.hidden + 4 * shape.hidden
+    count = attentions(kind)
+    divided = layer_matrices(shape, kind) + count * 3 * shape.attention + shape.ffn
+    return divided // tensor + (count + 1) * (1 + 2) * shape.hidden
 
 
 def stage_parameters(shape: Shape, layout: Layout, stage: Stage) -> dict[str, int]:
     """Parameters that one process holds, by part.
 
-    The word table is divided by rows; with a pipeline, first and last stage have a copy each. The head is a dense
-    layer with bias, a layer norm, and a bias for each row of the table.
+    The word table is divided by rows; with a pipeline, first and last stage have a copy each. The head is, as the
+    model has them, a dense layer with bias and a layer norm, a table of its own, and a bias for each row of the table.
     """
-    d, tensor = shape.hidden, layout.tensor
+    d, rows = shape.hidden, shape.rows // layout.tensor
     ends = stage.first or stage.last
+    head = shape.dense * (d * d + d + 2 * d) + (not shape.tied) * rows * d + shape.bias * rows
     return {
-        "word table": shape.rows * d // tensor if ends else 0,
+        "word table": rows * d if ends else 0,
         "positions": shape.positions * d if stage.first else 0,
-        "layers": layout.layers(shape.layers) * layer_parameters(shape, tensor),
-        "final norm": 2 * d if stage.last else 0,
-        "head": d * d + d + 2 * d + shape.rows // tensor if stage.last else 0,
+        **{
+            f"{NAMES[kind]} layers": layout.layers(shape.layers) * layer_parameters(shape, kind, layout.tensor)
+            for kind in shape.stacks
+        },
+        "final norms": len(shape.stacks) * 2 * d if stage.last else 0,
+        "head": head if stage.last else 0,
     }
 
 

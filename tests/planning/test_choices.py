@@ -4,12 +4,12 @@
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
-from bionemo.planning.activations import Step
-from bionemo.planning.choices import alternatives, choices, largest, overrides
+from bionemo.planning.choices import alternatives, choice, choices, largest, overrides
 from bionemo.planning.devices import DEVICES, device
 from bionemo.planning.duration import duration
 from bionemo.planning.flops import of_update
@@ -17,7 +17,10 @@ from bionemo.planning.layout import Layout, layout_of
 from bionemo.planning.lengths import tokens_of
 from bionemo.planning.memory import fullest
 from bionemo.planning.sizes import shape_of
+from bionemo.planning.step import Step
 from tests.conftest import EXAMPLES
+
+from .alone import FAMILIES, config
 
 H100 = DEVICES["h100"]
 
@@ -65,6 +68,23 @@ def test_what_to_type_gives_the_layout(cfg: RunConfig, step: Step) -> None:
         assert layout_of(typed) == layout
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_divided_as_it_may_be(name: str) -> None:
+    cfg = config(name, gpus=4)
+    asked, step = layout_of(cfg), Step(shape_of(cfg.model), tokens_of(cfg.model), half=True)
+    found = list(alternatives(step, asked))
+    ways = {(layout.tensor, layout.pipeline) for layout in found}
+    divided = {(1, 1), (2, 1), (4, 1)}
+    names = {"model.optim.name": "optimizer", "trainer.accumulate_grad_batches": "accumulate"}  # to `config`
+    assert ways == divided if name in ("prott5nv", "megamolbart") else divided | {(1, 2), (2, 2), (1, 4)}
+    for layout in found:
+        words = (word.split("=") for word in overrides(layout, asked))
+        typed = {names.get(key, key.removeprefix("model.")): yaml.safe_load(value) for key, value in words}
+        assert layout_of(config(name, 4, **typed)) == layout  # which has been checked, too
+        assert choice(step, layout, H100).fits
+        assert duration(step, layout, H100).compute > 0
+
+
 def test_fitting_layouts_come_first_the_fastest_of_them_at_the_top(cfg: RunConfig, step: Step) -> None:
     small = replace(H100, memory=40 * 1024)
     found = choices(step, layout_of(cfg), small)
@@ -80,6 +100,15 @@ def test_the_largest_micro_batch_fits_and_one_row_more_does_not(step: Step) -> N
         assert fullest(step, replace(layout, rows=rows))[1].total <= H100.usable
         assert fullest(step, replace(layout, rows=rows + 1))[1].total > H100.usable
     assert largest(step, Layout(), replace(H100, memory=1024)) == 0
+
+
+def test_memory_is_that_of_the_largest_micro_batch_and_time_that_of_the_mean() -> None:
+    cfg = config("megamolbart", micro_batch_size=32)
+    step, layout = Step(shape_of(cfg.model), tokens_of(cfg.model), half=True), layout_of(cfg)
+    even = replace(step, tokens=tuple(replace(tokens, spread=0.0) for tokens in step.tokens))
+    assert 1.1 < fullest(step, layout)[1].activations / fullest(even, layout)[1].activations < 1.3
+    assert duration(step, layout, H100) == duration(even, layout, H100)
+    assert step.crowded(10**6).tokens[0].row == pytest.approx(step.tokens[0].row, rel=0.002)
 
 
 def test_a_known_share_of_the_peak_is_all_that_counts(step: Step) -> None:

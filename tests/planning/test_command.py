@@ -55,6 +55,40 @@ def test_a_plan_from_anywhere(tmp_path: Path) -> None:
     assert max(map(len, out.splitlines())) < 160
 
 
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (
+            "pretrain_gpt3_126m",
+            [
+                "125,262,336 parameters",
+                "a step: 256 rows of 2,048 tokens",
+                "decoder: a token attends to 1,024 on",
+                "bf16",
+            ],
+        ),
+        (
+            "pretrain_small_span_aug",
+            [
+                "6 + 6 layers",
+                "2,048 sequences of 36 + 44 tokens",
+                "as in ZINC15",
+                "decoder: a token attends to 23 + 37",
+            ],
+        ),
+    ],
+)
+def test_decoders_tell_what_they_attend_to(
+    name: str, parts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["plan.py", f"--config-name={name}", "--all"])
+    main()
+    out, _ = capsys.readouterr()
+    for part in (*parts, ": fits", "MFU", "days"):
+        assert part in out
+    assert max(map(len, out.splitlines())) < 160
+
+
 def test_data_for_programs_and_a_recommendation_for_what_does_not_fit(tmp_path: Path) -> None:
     words = "--config-name=pretrain_esm2_15B", f"--config-dir={EXAMPLES / 'esm2nv' / 'conf'}"
     status, out, err = command(tmp_path, *words, "--device", "a100-40", "--json", "model.micro_batch_size=2")

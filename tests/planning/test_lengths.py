@@ -1,43 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths that a plan assumes."""
+"""Lengths that a plan assumes, against distributions drawn from and against what data make of them."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bionemo.data.mock import MockSource
-from bionemo.planning.lengths import cut_moment, tokens_of
+from bionemo.config.schema import RunConfig
+from bionemo.data.batch import PackedBatch
+from bionemo.data.module import SequenceData
+from bionemo.data.sampler import Position
+from bionemo.models.build import model_class
+from bionemo.planning.lengths import OPENWEBTEXT, ZINC, tokens_of
+from bionemo.tokenizers import load_tokenizer
 
-from .alone import config
+from .alone import config, read_by
 
 
-@pytest.mark.parametrize("limit", [100, 510, 1022, 10**6])
-@pytest.mark.parametrize("power", [1, 2])
-def test_moments_of_lengths_that_are_cut(power: int, limit: int) -> None:
+@pytest.mark.parametrize("limit", [100, 512, 1024, 100_000])
+@pytest.mark.parametrize("name", ["esm2nv", "prott5nv"])
+def test_proteins_are_as_long_as_those_of_uniref50(name: str, limit: int) -> None:
+    ends = 2 if name == "esm2nv" else 0
     sigma = np.sqrt(2 * np.log(278 / 210))
-    drawn = np.minimum(np.random.default_rng(0).lognormal(np.log(210), sigma, 10**6), limit)
-    assert cut_moment(power, limit) == pytest.approx((drawn**power).mean(), rel=0.01)
-
-
-def test_mean_and_median_are_what_they_are_said_to_be() -> None:
-    assert cut_moment(1, 10**9) == pytest.approx(278)
-
-
-def test_mock_lengths_are_those_of_the_mock_data() -> None:
-    cfg = config("esm2nv", seq_length=256)
-    cfg.model.data.packing = False
-    drawn = np.minimum(MockSource(100_000, 64, 512, 0, "train").lengths.astype(float) + 2, 256)
-    tokens = tokens_of(cfg.model)
-    assert tokens.filled == pytest.approx(drawn.mean() / 256, rel=0.01)
-    assert tokens.mean == pytest.approx(drawn.mean(), rel=0.01)
-    assert tokens.sequences == pytest.approx(1)
+    drawn = np.minimum(np.random.default_rng(0).lognormal(np.log(210), sigma, 10**6), limit - ends) + ends
+    tokens = tokens_of(config(name, seq_length=limit, data_impl="csv_fields_mmap", num_sentinel_tokens=None).model)[0]
+    assert tokens.mean == pytest.approx(drawn.mean(), rel=0.005)
     assert tokens.attended == pytest.approx((drawn**2).mean() / drawn.mean(), rel=0.01)
-    assert tokens.asked_in_row == pytest.approx(0.15 * drawn.mean(), rel=0.01)
+    assert "UniRef50" in tokens.source
 
 
 def test_packed_rows_are_full_and_long_sequences_weigh_more() -> None:
-    cfg = config("esm2nv", seq_length=1024)
-    cfg.model.data.data_impl = "csv_fields_mmap"
-    tokens = tokens_of(cfg.model)
-    assert (tokens.row, tokens.filled) == (1024, 1.0)
+    [tokens] = tokens_of(config("esm2nv", seq_length=1024, data_impl="csv_fields_mmap").model)
+    assert (tokens.row, tokens.count(3), tokens.longest) == (1024, 3072, 1024)
+    assert tokens.filled == pytest.approx(1)
     assert 278 < tokens.attended < 1024
-    assert "UniRef50" in tokens.source
+
+
+def test_text_is_one_sequence_a_row_unless_documents_are_apart() -> None:
+    [tokens] = tokens_of(config("gpt3", data_impl="mmap", seq_length=2048).model)
+    assert (tokens.attended, tokens.mean, tokens.sequences, tokens.asked) == (2048, 2048, 1, 1)
+    [apart] = tokens_of(config("gpt3", data_impl="mmap", seq_length=2048, reset_attention_mask=True).model)
+    pieces = 1 + 2047 / OPENWEBTEXT
+    assert apart.sequences == pytest.approx(pieces)
+    assert 2048 / pieces < apart.attended < 2048
+    assert "OpenWebText" in apart.source
+
+
+MADE: list[tuple[str, dict[str, Any]]] = [
+    ("esm2nv", {"seq_length": 512}),
+    ("esm2nv", {"seq_length": 256, "packing": False}),
+    ("esm1nv", {"seq_length": 512, "packing": False, "dynamic_padding": True}),
+    ("gpt3", {"seq_length": 512, "eod_mask_loss": True}),
+    ("gpt3", {"seq_length": 512, "reset_attention_mask": True}),
+    ("prott5nv", {"seq_length": 512}),
+    (
+        "prott5nv",
+        {"seq_length": 512, "masked_lm_prob": 0.374, "num_sentinel_tokens": 200},
+    ),  # the decoder's rows are full first
+    ("prott5nv", {"seq_length": 256, "packing": False}),
+    ("megamolbart", {"micro_batch_size": 32, "encoder_augment": False}),
+    ("megamolbart", {"micro_batch_size": 32, "encoder_augment": False, "encoder_mask": False, "seq_length": 40}),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), MADE, ids=str)
+def test_what_a_stack_reads_is_what_data_make(name: str, words: dict[str, Any], tmp_path: Path) -> None:
+    cfg = config(name, **words)
+    if name == "megamolbart":
+        cfg.model.data.train.dataset_path, cfg.model.data.train.range = str(molecules(tmp_path)), "x000"
+    batches = list(islice(made(cfg), 100))
+    rows = cfg.model.micro_batch_size
+    for planned, found in zip(tokens_of(cfg.model), zip(*map(read_by, batches), strict=True), strict=True):
+        held, sizes = [tokens.held(1) for tokens in found], [tokens.row for tokens in found]
+        assert planned.held(rows) == pytest.approx(fmean(held), rel=0.04)  # made-up proteins are never short
+        assert planned.mean == pytest.approx(sum(held) / sum(tokens.sequences for tokens in found), rel=0.02)
+        assert planned.count(rows) == pytest.approx(fmean(sizes), rel=0.03, abs=planned.grain)
+        assert planned.crowded(rows).count(rows) >= max(sizes)
+        assert planned.longest >= max(tokens.longest for tokens in found)
+        for kind in ("attended", "crossed", "asked"):
+            mean = np.average([getattr(tokens, kind) for tokens in found], weights=held)
+            assert getattr(planned, kind) == pytest.approx(mean, rel=0.03), kind
+
+
+def made(cfg: RunConfig) -> Iterator[PackedBatch]:
+    """Micro-batches of a run's training data."""
+    kind = model_class(cfg.model._target_)
+    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer(kind.tokenizer, cfg.model.tokenizer), kind.samples)
+    for step in data.steps("train", True, None, 1, Position()):
+        yield from step.micro_batches
+
+
+def molecules(directory: Path) -> Path:
+    """Alkanes of as many atoms as ZINC's molecules have tokens."""
+    drawn = np.random.default_rng(0).normal(*ZINC, 5000).round().clip(1).astype(int)
+    (directory / "train").mkdir()
+    lines = "".join(f"{number},{'C' * length}\n" for number, length in enumerate(drawn))
+    (directory / "train" / "x000.csv").write_text(f"zinc_id,smiles\n{lines}")
+    return directory

@@ -21,6 +21,7 @@ _TOPIC = Topic(
     (
         "--config-name=pretrain_esm2_650M trainer.devices=8 trainer.num_nodes=4 trainer.precision=bf16-mixed",
         "--config-name=pretrain_esm2_15B trainer.precision=bf16-mixed model.optim.name=distributed_fused_adam",
+        "--config-name=pretrain_small --config-dir=examples/protein/prott5nv/conf",
         "--device=a100-40         for another GPU: v100, a100-40, a100-80, l40s, h100 (if none is given), h200, b200",
         "--mfu=0.35               take this share of the peak, known from a run, instead of estimating it",
         "--all                    list every layout, not only the fastest",

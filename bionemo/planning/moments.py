@@ -24,7 +24,9 @@ class Moment(NamedTuple):
 def moments(step: Step, layout: Layout, stage: Stage) -> Iterator[Moment]:
     """All that may be the fullest of a process on a stage.
 
-    While layers are computed backward, what stands behind them is gone, and what is recomputed is there.
+    In order: the end of a forward pass, when autocast still has its copy of every weight; the loss, and the gradient
+    of the head's table; the last layers of each stack, when what stands behind them is gone and what is recomputed is
+    there, in the MLP and where attention makes probabilities; the first embedding.
     """
     stacks, flight, last = step.stacks, layout.in_flight(stage), len(step.stacks) - 1
     layers, plain = layout.layers(step.shape.layers), layout.plain_layers(step.shape.layers)
@@ -37,7 +39,7 @@ def moments(step: Step, layout: Layout, stage: Stage) -> Iterator[Moment]:
 
     in_graph = others_copied + plain * sum(copied)
     whole = Moment(in_graph + head_copies(step, layout, stage), others + sum(kept) + sum(ends))
-    yield whole._replace(copies=whole.copies + (layers - plain) * sum(copied))  # autocast still has all of them
+    yield whole._replace(copies=whole.copies + (layers - plain) * sum(copied))
     if stage.last:
         yield whole._replace(working=loss(step, layout, stacks[last]))
         behind = head(step, layout, stacks[last])

@@ -62,7 +62,8 @@ def config(name: str, gpus: int = 1, **changes: Any) -> RunConfig:
     cfg.trainer.devices, cfg.trainer.accumulate_grad_batches = gpus, changes.pop("accumulate", 1)
     cfg.model.optim.name, cfg.model.global_batch_size = changes.pop("optimizer", "fused_adam"), None
     if name == "gpt3" and not changes.pop("all_words", False):
-        cfg.model.tokenizer.vocab_file, cfg.model.tokenizer.merge_file = _few_words()
+        words = Path(_few_words().name)
+        cfg.model.tokenizer.vocab_file, cfg.model.tokenizer.merge_file = f"{words}/vocab.json", f"{words}/merges.txt"
     for key, value in {**SMALL, **changes}.items():
         [part] = [part for part in (cfg.model, cfg.model.data, cfg.model.tokenizer) if hasattr(part, key)][:1]
         setattr(part, key, value)
@@ -80,10 +81,10 @@ def config(name: str, gpus: int = 1, **changes: Any) -> RunConfig:
 
 
 @cache
-def _few_words() -> tuple[str, str]:
-    directory = Path(tempfile.mkdtemp(prefix="bionemo-words-"))
-    vocabulary, merges = write_bpe(directory)
-    return str(vocabulary), str(merges)
+def _few_words() -> tempfile.TemporaryDirectory[str]:
+    directory = tempfile.TemporaryDirectory(prefix="bionemo-words-")  # goes with the process
+    write_bpe(Path(directory.name))
+    return directory
 
 
 @contextmanager

@@ -67,12 +67,11 @@ class MegaMolBART(EncoderDecoder):
         assert batch.source is not None
         if not batch.lengths:
             return {name: torch.zeros(2, device=batch.tokens.device) for name in _TOLD}
-        hidden_T1D = self.hidden(batch)
-        logits = whole_vocabulary(self.logits(hidden_T1D.squeeze(1).index_select(0, batch.target_index)))
-        right = int((logits.argmax(-1) == batch.target_ids).sum())
-
         with undivided_sequences(self):
             memory = self.encode(batch.source)
+            hidden_T1D = self.decoder(*self.read(batch), memory)
+        logits = whole_vocabulary(self.logits(hidden_T1D.squeeze(1).index_select(0, batch.target_index)))
+        right = int((logits.argmax(-1) == batch.target_ids).sum())
         found = self.smiles_of(write(self, memory))
         answers = np.split(batch.target_ids.cpu().numpy(), np.cumsum(batch.lengths)[:-1])
         wanted = [self.vocabulary.text(answer) for answer in answers]

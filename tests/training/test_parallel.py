@@ -19,7 +19,7 @@ from .runs import FAMILIES, config, last_checkpoint, logged, run, run_on_ranks, 
 
 NAME_OF_LOG = "nemo_log_globalrank-0_localrank-0.txt"
 KEYS = ("reduced_train_loss", "grad_norm", "lr", "consumed_samples")
-RATE = 6e-4  # the highest in these runs
+RATE = 4e-4  # the highest in these runs
 LAYOUTS = {
     "TP=2": (2, ["model.tensor_model_parallel_size=2", "trainer.accumulate_grad_batches=2"]),
     "PP=2": (2, ["model.pipeline_model_parallel_size=2", "trainer.accumulate_grad_batches=2"]),

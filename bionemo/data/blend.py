@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several corpora as one: which sample of which corpus a record is, by arithmetic instead of a table."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -76,36 +75,6 @@ class Blend:
     def _strides(self) -> list[int]:
         """Of records, and of the samples of each corpus."""
         return [_stride(size) for size in (len(self), *self.sizes)]
-
-
-def parse_prefixes(data_prefix: str | Sequence[str | float]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
-    """Read `model.data.data_prefix`: a prefix, several, or a weight before each as in `[0.3, a, 0.7, b]`.
-
-    Returns:
-        Prefixes, and their weights; None where there are none.
-
-    Raises:
-        UserError: when it is neither.
-    """
-    entries = [data_prefix] if isinstance(data_prefix, str) else list(data_prefix)
-    weights = [_number(entry) for entry in entries]
-    if entries and all(weight is None for weight in weights):
-        return tuple(map(str, entries)), None
-    paths = [str(entry) for entry, weight in zip(entries[1::2], weights[1::2], strict=True) if weight is None]
-    found = [weight for weight in weights[::2] if weight is not None and 0 < weight < float("inf")]
-    if not entries or not len(found) == len(paths) == len(entries) / 2:
-        raise UserError(
-            f"model.data.data_prefix={entries}: give paths without .bin and .idx, or a weight above 0 before each, "
-            "as in [0.3,a,0.7,b]"
-        )
-    return tuple(paths), tuple(found)
-
-
-def _number(entry: str | float) -> float | None:
-    try:
-        return float(entry)
-    except (TypeError, ValueError):
-        return None
 
 
 def _stride(size: int) -> int:

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.blend import parse_prefixes
 from bionemo.data.documents import DocumentSamples, Switches, refuse_foreign_ids
-from bionemo.data.files import SplitName
+from bionemo.data.files import SplitName, parse_prefixes
 from bionemo.data.indexed import IndexedTokens
 from bionemo.errors import UserError
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which files a split is read from; imports nothing heavy, so a missing one is named at once."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from bionemo.config.schema import DataConfig, ProteinDataConfig, ShardDataConfig, SplitConfig, TextDataConfig
-from bionemo.data.blend import parse_prefixes
 from bionemo.data.ranges import shard_paths
 from bionemo.errors import UserError
 
@@ -76,3 +76,33 @@ def _directory(config: ShardDataConfig, name: SplitName) -> Path:
     if common and not (directory / name).is_dir() and (Path(common) / name).is_dir():
         return Path(common)  # plain shards, without the uf50/ that preparing UniRef50/90 makes
     return directory
+
+
+def parse_prefixes(data_prefix: str | Sequence[str | float]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
+    """Read `model.data.data_prefix`: a prefix, several, or a weight before each as in `[0.3, a, 0.7, b]`.
+
+    Returns:
+        Prefixes, and their weights; None where there are none.
+
+    Raises:
+        UserError: when it is neither.
+    """
+    entries = [data_prefix] if isinstance(data_prefix, str) else list(data_prefix)
+    weights = [_number(entry) for entry in entries]
+    if entries and all(weight is None for weight in weights):
+        return tuple(map(str, entries)), None
+    paths = [str(entry) for entry, weight in zip(entries[1::2], weights[1::2], strict=True) if weight is None]
+    found = [weight for weight in weights[::2] if weight is not None and 0 < weight < float("inf")]
+    if not entries or not len(found) == len(paths) == len(entries) / 2:
+        raise UserError(
+            f"model.data.data_prefix={entries}: give paths without .bin and .idx, or a weight above 0 before each, "
+            "as in [0.3,a,0.7,b]"
+        )
+    return tuple(paths), tuple(found)
+
+
+def _number(entry: str | float) -> float | None:
+    try:
+        return float(entry)
+    except (TypeError, ValueError):
+        return None

@@ -151,6 +151,7 @@ def position(repeats: int) -> None:
 
     import bionemo
     from bionemo.config.compose import load
+    from bionemo.data.masking import MaskedSamples
     from bionemo.data.module import SequenceData
     from bionemo.data.sampler import Position
     from bionemo.tokenizers import load_tokenizer
@@ -162,7 +163,7 @@ def position(repeats: int) -> None:
         examples = Path(bionemo.__file__).parents[1] / "examples" / "protein" / "esm2nv" / "conf"
         overrides = ["data@model.data=fasta", *(f"model.data.{word}" for word in words)]
         cfg = load("pretrain_esm2_8M", overrides, examples)
-        data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"))
+        data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedSamples)
         records = len(data.samples("train").records)
         rows_of_a_window = len(data.steps("train", True, None, 1, Position()).sampler._rows(0))
         window, row = divmod(1_000_000 * cfg.model.micro_batch_size, rows_of_a_window)

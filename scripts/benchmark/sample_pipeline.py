@@ -23,24 +23,28 @@ from torch.utils.data import DataLoader
 from transformers import DataCollatorForLanguageModeling, EsmTokenizer, logging
 
 import bionemo.tokenizers
-from bionemo.data.collate import SPECIAL, Collator
-from bionemo.data.masking import Masking
+from bionemo.data.collate import Collator
+from bionemo.data.masking import MaskedSamples, Masking
 from bionemo.data.module import Steps
 from bionemo.data.packing import pack
+from bionemo.data.residues import Residues
 from bionemo.data.sampler import Position, SampleOrder, StepSampler
 from bionemo.data.source import SequenceSource, open_source
+from bionemo.data.splits import Split
 from bionemo.tokenizers import load_tokenizer
 
-LENGTH = 1024
+LENGTH, SPECIAL = 1024, 2
 VOCABULARY = Path(bionemo.tokenizers.__file__).parent / "vocab" / "esm2nv.txt"
 
 
 def ours(source: SequenceSource, rows: int, workers: int) -> Iterator[int]:
     """Tokens of each batch of `rows` rows."""
     alphabet = load_tokenizer("esm2nv")
-    lengths = np.minimum(source.lengths, LENGTH - SPECIAL) + SPECIAL
-    sampler = StepSampler(SampleOrder(np.arange(len(source)), seed=1), lengths, pack, LENGTH, rows, window=2048)
-    collate = Collator(source, alphabet, Masking(alphabet, 0.15, 0.8, 0.1), 1, LENGTH, rows, crop=True)
+    split = Split(source, np.arange(len(source)), np.zeros(256, np.int64), ())
+    residues = Residues(split, alphabet, seed=1, longest=LENGTH, crop=True, ends=True)
+    samples = MaskedSamples(residues, Masking(alphabet, 0.15, 0.8, 0.1))
+    sampler = StepSampler(SampleOrder(samples.records, seed=1), samples.lengths, pack, LENGTH, rows, window=2048)
+    collate = Collator(samples, rows, alphabet.pad_id)
     steps = Steps(sampler, collate, Position(), rank=0, ranks=1, micro_batches=1)
     for step in DataLoader(steps, batch_size=None, num_workers=workers):
         yield sum(batch.num_tokens for batch in step.micro_batches)

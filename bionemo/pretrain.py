@@ -60,13 +60,14 @@ def pretrain(cfg: RunConfig) -> None:
     from bionemo.tokenizers import load_tokenizer
     from bionemo.training import report
     from bionemo.training.agreement import Agreement
-    from bionemo.training.checkpointing import Checkpoints, find_start, find_weights
+    from bionemo.training.checkpointing import Checkpoints
     from bionemo.training.failure import Watch, one_voice
     from bionemo.training.loss_curve import LossCurve
     from bionemo.training.module import TrainingModule
     from bionemo.training.objectives import masked_lm
     from bionemo.training.precision import precision_for_host
     from bionemo.training.progress import TrainingProgress
+    from bionemo.training.start import find_start, find_weights
     from bionemo.training.time_limit import TimeLimit
     from bionemo.training.trainer import build_trainer, one_line_mistakes
 
@@ -90,7 +91,7 @@ def pretrain(cfg: RunConfig) -> None:
         vocabulary = load_tokenizer(Model.tokenizer, cfg.model.tokenizer)
         data = SequenceData(cfg.model, cfg.trainer, vocabulary, Model.samples)
         references |= data.reference_losses()
-        weights = find_weights(cfg.restore_from_path) if start is None else None
+        weights = find_weights(cfg.restore_from_path, cfg.model.max_position_embeddings) if start is None else None
         module = TrainingModule(
             partial(Model, cfg.model, vocabulary), masked_lm, cfg.model, cfg.trainer, precision, weights
         )

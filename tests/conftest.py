@@ -25,3 +25,15 @@ def no_process_group_stays() -> Iterator[None]:
     if distributed is not None and distributed.is_initialized():
         distributed.destroy_process_group()
         os.environ.pop("MASTER_PORT", None)
+
+
+def checkpoint_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """Say `bionemo checkpoint WORDS` in this process; give the exit status."""
+    from bionemo.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, words)])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0

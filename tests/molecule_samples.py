@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from rdkit import Chem
 
-from bionemo.data.molecule_forms import Forms
-from bionemo.data.molecules import MoleculeSamples
+from bionemo.data.molecules.forms import Forms
+from bionemo.data.molecules.samples import MoleculeSamples
 from bionemo.data.samples import Sequences, Tokens
-from bionemo.data.source import open_source
+from bionemo.data.shards.source import open_source
 from bionemo.tokenizers import load_tokenizer
 from tests.molecules import MOLECULES
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from bionemo.config.schema import DataConfig, ProteinDataConfig, ShardDataConfig, SplitConfig, TextDataConfig
-from bionemo.data.ranges import shard_paths
+from bionemo.data.shards.ranges import shard_paths
 from bionemo.errors import UserError
 
 SplitName = Literal["train", "val", "test"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a kind of training data offers: numbered samples of known size, made into tokens when they are asked for.
 
-One file is one kind: `masking` (residues to guess), `spans` (residues behind sentinels), `molecules` (SMILES written
-anew), `documents` (text to go on with). A model names its kind; all else about data does not know which one it is.
+The kinds: `proteins.masking` (residues to guess), `proteins.spans` (residues behind sentinels), `molecules` (SMILES
+written anew), `text` (documents to go on with). A model names its kind; all else about data does not know which it is.
 """
 
 from collections.abc import Iterable

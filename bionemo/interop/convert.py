@@ -67,7 +67,8 @@ def export(source: Path, target: Path) -> None:
         UserError: when the source is damaged or does not know its model, or there is no room.
     """
     model = open_model(source)
-    nemo_archive.write(target, model.config, dict(_read(model.weights)))
+    config = names_of(model.config).with_words(model.config, model.words)
+    nemo_archive.write(target, config, dict(_read(model.weights)))
 
 
 def _read(weights: TensorSource) -> Iterator[tuple[str, Tensor]]:

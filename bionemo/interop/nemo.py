@@ -81,7 +81,8 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         UserError: when it, or a logger, does not accept the configuration.
     """
     known = {field.name for field in fields(NemoExpManagerConfig)}
-    given = {k: v for k, v in _without_none(asdict(config)).items() if k in known and k not in _OURS}
+    given: dict[str, Any] = {"seconds_to_sleep": 0}  # by default all ranks but the first wait 5 s for it to move files
+    given |= {k: v for k, v in _without_none(asdict(config)).items() if k in known and k not in _OURS}
     given |= {k: v for k, v in _OURS.items() if v is not None} | {"explicit_log_dir": str(directory)}
     arguments, sys.argv = sys.argv, redact_arguments(sys.argv)  # NeMo and W&B write them down
     nemo_logging.remove_stream_handlers()

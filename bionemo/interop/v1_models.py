@@ -107,7 +107,7 @@ MODELS = (
     ),
     Names(
         "bionemo.models.gpt3.GPT3", _GPT_MODEL, 50257, _GPT_ENDS,
-        {"decoder": Stack("language_model.encoder", _LAYER)}, config=_GPT,
+        {"decoder": Stack("language_model.encoder", _LAYER)}, users=True, config=_GPT,
     ),
 )  # fmt: skip
 _BASE_CLASS = "bionemo.model.protein.esm1nv.base.ESMnvMegatronBertModel"

@@ -52,13 +52,14 @@ class Names:
 
     Attributes:
         ours, v1: class paths in configurations; they are compared, never imported.
-        words: size of the alphabet, before padding.
+        words: size of the alphabet, before padding; of one that users bring, what it usually is.
         ends: what there is besides the layers.
         stacks: by our names.
         prefix: before all names in v1's archives.
         tied, untied: what else there is where the last product is with the table of words, and where it is not.
         copies: beginnings of v1's names under which it keeps a weight again -> those where it stands.
         sentinels: how many stand behind the words unless the configuration says otherwise.
+        users: the vocabulary is the user's own; `tokenizer.vocab_size` says how many words it has.
         rotary: v1 also kept the frequencies of rotary positions.
         config: keys of v1's configuration that have one value for this kind of model.
     """
@@ -73,6 +74,7 @@ class Names:
     untied: Modules = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
     sentinels: int = 0
+    users: bool = False
     rotary: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -112,14 +114,20 @@ class Names:
         """Number of words, sentinels among them.
 
         Raises:
-            UserError: when that of the sentinels is out of range.
+            UserError: when it is out of range.
         """
-        if not self.sentinels:
-            return self.words
+        usual = {"num_sentinel_tokens": self.sentinels, "vocab_size": self.words}
         tokenizer = config.get("tokenizer")
-        said = tokenizer.get("num_sentinel_tokens") if isinstance(tokenizer, Mapping) else None
-        counts = {"num_sentinel_tokens": self.sentinels if said is None else said}
-        return self.words + size_of(counts, "num_sentinel_tokens")
+        said = {k: v for k, v in tokenizer.items() if v is not None} if isinstance(tokenizer, Mapping) else {}
+        if self.users:
+            return size_of(usual | said, "vocab_size")
+        return self.words + (size_of(usual | said, "num_sentinel_tokens") if self.sentinels else 0)
+
+    def with_words(self, config: Mapping[str, Any], words: int | None) -> dict[str, Any]:
+        """Have a configuration say how many words there are, where that is not known of the kind of model."""
+        if words is None or not self.users:
+            return dict(config)
+        return {**config, "tokenizer": {**(config.get("tokenizer") or {}), "vocab_size": words}}
 
     def spellings(self, v1: str) -> list[str]:
         """All names of a weight there, without the prefix; the first is its own."""

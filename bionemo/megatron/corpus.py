@@ -16,7 +16,7 @@ from pathlib import Path
 from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
 from bionemo.config.schema.preparation import TextJob
-from bionemo.data.jsonl import Lines, TextRules
+from bionemo.data.text.jsonl import Lines, TextRules
 from bionemo.errors import UserError
 from bionemo.preparation.inputs import is_gzipped, whole_lines
 from bionemo.preparation.manifest import Tally

@@ -29,6 +29,7 @@ from torch.autograd.function import once_differentiable
 from bionemo.megatron.dropout import AttentionDropout, keep_scale
 
 _WINDOW = 32
+_STRIPE = 256  # Queries of a causal sequence that are taken together, with the keys up to the last of them.
 _TILE = 3 * 2**19  # Scores per tile, unless one head's are more.
 
 
@@ -40,7 +41,7 @@ class _Span(NamedTuple):
     length: int
 
 
-_Tile = tuple[slice, _Span, _Span]  # Heads, queries, keys.
+_Tile = tuple[slice, tuple[tuple[_Span, _Span], ...]]  # Heads, and the stripes of a sequence: queries, keys.
 
 
 def _spans(lengths: tuple[int, ...]) -> list[_Span]:
@@ -52,16 +53,33 @@ def _spans(lengths: tuple[int, ...]) -> list[_Span]:
     ]
 
 
+def _stripes(queries: _Span, keys: _Span, causal: bool) -> tuple[tuple[_Span, _Span], ...]:
+    """Cuts causal attention where whole keys come after all queries: nearly half of a long sequence's scores."""
+    if not causal:
+        return ((queries, keys),)
+    first, stop = queries.window.start, queries.window.stop
+    stripes = []
+    for begin in range(first, stop, _STRIPE):
+        edge = min(begin + _STRIPE, stop)
+        end = min(edge, queries.tokens.stop)
+        rows = _Span(slice(begin, end), slice(begin, edge), end - begin)
+        stripes.append((rows, _Span(slice(first, end), slice(first, edge), end - first)))
+    return tuple(stripes)
+
+
 @lru_cache(maxsize=64)
-def _tiles(lengths: tuple[int, ...], key_lengths: tuple[int, ...], heads: int) -> list[_Tile]:
+def _tiles(lengths: tuple[int, ...], key_lengths: tuple[int, ...], heads: int, causal: bool) -> list[_Tile]:
     """Cuts a pack into tiles of a few heads of one sequence, the costliest first."""
     tiles = []
     for queries, keys in zip(_spans(lengths), _spans(key_lengths), strict=True):
         scores = heads * (queries.window.stop - queries.window.start) * (keys.window.stop - keys.window.start)
         parts = min(heads, -(-scores // _TILE))  # None for an empty sequence.
         for part in range(parts):
-            tiles.append((slice(heads * part // parts, heads * (part + 1) // parts), queries, keys))
-    return sorted(tiles, key=lambda tile: (tile[0].start - tile[0].stop) * tile[1].length * tile[2].length)
+            ours = slice(heads * part // parts, heads * (part + 1) // parts)
+            tiles.append(((ours.start - ours.stop) * queries.length * keys.length, ours, queries, keys))
+    return [
+        (ours, _stripes(queries, keys, causal)) for _, ours, queries, keys in sorted(tiles, key=lambda tile: tile[0])
+    ]
 
 
 @lru_cache(maxsize=1)
@@ -93,7 +111,13 @@ def _onednn_is_exact() -> bool:
 
 
 def _for_each(tiles: list[_Tile], compute: Callable[..., None], dtype: torch.dtype) -> None:
-    """Computes every tile, letting oneDNN do fp32 products where that costs `dtype` no accuracy."""
+    """Computes every tile, its stripes in order; oneDNN does fp32 products where that costs `dtype` no accuracy."""
+
+    def each(tile: _Tile) -> None:
+        heads, stripes = tile
+        for queries, keys in stripes:
+            compute(heads, queries, keys)
+
     onednn: Any = torch.backends.mkldnn
     matmul, threads = onednn.matmul, torch.get_num_threads()
     before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
@@ -102,7 +126,7 @@ def _for_each(tiles: list[_Tile], compute: Callable[..., None], dtype: torch.dty
             if dtype != torch.bfloat16 and not _onednn_is_exact():
                 matmul.fp32_precision = "ieee"
             over = map if threads == 1 else _pool(threads).map
-            list(over(lambda tile: compute(*tile), tiles))
+            list(over(each, tiles))
     finally:
         matmul.fp32_precision = before
 
@@ -137,7 +161,7 @@ class _PackedAttention(torch.autograd.Function):
         def compute(heads: slice, queries: _Span, keys: _Span) -> None:
             n, m = queries.length, keys.length
             s = torch.bmm(q2[heads, queries.window], k2[heads, keys.window].mT)
-            _hide(s, m, causal)
+            _hide(s, queries, keys, causal)
             top = s.amax(-1, keepdim=True)
             total = s.sub_(top).exp2_().sum(-1, keepdim=True)
             p = s.to(v.dtype)
@@ -160,14 +184,16 @@ class _PackedAttention(torch.autograd.Function):
         do = _by_head(dout)
         keep = keep_scale(dropout.probability) if dropout else 1.0
         dq = torch.zeros(dout.shape, dtype=q.dtype)
-        dk, dv = (torch.zeros(x.shape[1] - _WINDOW, x.shape[0], x.shape[2], dtype=q.dtype) for x in (k, v))
+        # Stripes add up here, in their order.
+        total = torch.float32 if causal else q.dtype
+        dk, dv = (torch.zeros(x.shape[1] - _WINDOW, x.shape[0], x.shape[2], dtype=total) for x in (k, v))
         q2, k2 = q.float() * (scale / math.log(2)), k.float()
 
         def compute(heads: slice, queries: _Span, keys: _Span) -> None:
             n, m = queries.length, keys.length
             at, of = (heads, queries.window), (heads, keys.window)
             s = torch.bmm(q2[at], k2[of].mT)
-            _hide(s, m, causal)
+            _hide(s, queries, keys, causal)
             p = s.sub_(log_sum[at]).exp2_().to(q.dtype)
             p[:, n:] = 0  # Queries beyond the sequence.
             ds, dropped = torch.bmm(do[at], v[of].mT), p
@@ -177,20 +203,22 @@ class _PackedAttention(torch.autograd.Function):
                 ds.mul_(mask)
                 dropped = mask.mul_(p)
             x = torch.bmm(dropped.mT, do[at])
-            torch.mul(x[:, :m], keep, out=dv[keys.tokens, heads].transpose(0, 1))
+            dv[keys.tokens, heads].transpose(0, 1).add_(x[:, :m], alpha=keep)
             torch.ops.aten._softmax_backward_data.out(ds, p, -1, p.dtype, grad_input=ds)
             for grad, to, x in ((dq, queries, torch.bmm(ds, k[of])), (dk, keys, torch.bmm(ds.mT, q[at]))):
-                torch.mul(x[:, : to.length], scale * keep, out=grad[to.tokens, heads].transpose(0, 1))
+                grad[to.tokens, heads].transpose(0, 1).add_(x[:, : to.length], alpha=scale * keep)
 
         _for_each(tiles, compute, q.dtype)
-        return dq, dk, dv, None, None, None, None
+        return dq, dk.to(q.dtype), dv.to(q.dtype), None, None, None, None
 
 
-def _hide(scores: Tensor, keys: int, causal: bool) -> None:
+def _hide(scores: Tensor, queries: _Span, keys: _Span, causal: bool) -> None:
     """Takes out keys beyond the sequence and, if causal, those after a query."""
-    scores[:, :, keys:] = -torch.inf
+    scores[:, :, keys.length :] = -torch.inf
     if causal:
-        scores.masked_fill_(torch.ones(scores.shape[1:], dtype=torch.bool).triu_(1), -torch.inf)
+        later = queries.window.start - keys.window.start  # Keys before the first query, all of which are seen.
+        ahead = scores[:, :, later:]
+        ahead.masked_fill_(torch.ones(ahead.shape[1:], dtype=torch.bool).triu_(1), -torch.inf)
 
 
 def packed_attention(
@@ -221,5 +249,5 @@ def packed_attention(
     # Without AVX-512, oneDNN's products in bf16 take ten times as long as in fp32.
     slow = v.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     dtype = torch.float32 if slow else v.dtype
-    tiles = _tiles(lengths, lengths if key_lengths is None else key_lengths, q.shape[1])
+    tiles = _tiles(lengths, lengths if key_lengths is None else key_lengths, q.shape[1], causal)
     return _PackedAttention.apply(q.to(dtype), k.to(dtype), v.to(dtype), tiles, scale, dropout, causal).to(v.dtype)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bionemo.config.schema import EncoderConfig
-from bionemo.data.masking import MaskedSamples
+from bionemo.data.proteins.masking import MaskedSamples
 from bionemo.megatron.vocabulary import VocabularyProjection
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import Alphabet

@@ -2,7 +2,7 @@
 """ProtT5nv: an encoder-decoder of proteins that fills in hidden residues (after ProtT5; Elnaggar et al. 2021)."""
 
 from bionemo.config.schema import ProtT5nvConfig
-from bionemo.data.spans import SpanSamples
+from bionemo.data.proteins.spans import SpanSamples
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.tokenizers import Alphabet
 

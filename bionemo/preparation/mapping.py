@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bionemo.config.schema.preparation import Strictness
-from bionemo.data.blocks import blocks
+from bionemo.data.shards.blocks import blocks
 from bionemo.errors import UserError
 from bionemo.preparation.identifiers import Places, digest, repeated
 from bionemo.preparation.records import column

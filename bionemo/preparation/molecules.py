@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rdkit import Chem, rdBase
 
-from bionemo.data.blocks import BYTE_ORDER_MARK
+from bionemo.data.shards.blocks import BYTE_ORDER_MARK
 from bionemo.errors import UserError
 from bionemo.preparation.inputs import whole_lines
 

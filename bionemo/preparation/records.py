@@ -17,8 +17,8 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from bionemo.config.schema.preparation import SequencePolicies
-from bionemo.data.blocks import Block, blocks
-from bionemo.data.fasta import whole_records
+from bionemo.data.shards.blocks import Block, blocks
+from bionemo.data.shards.fasta import whole_records
 from bionemo.errors import UserError
 
 _NEWLINE, _MARK, _SPACE, _TAB = b"\n> \t"

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from bionemo.data.blocks import BLOCK, line_number
-from bionemo.data.fasta import first_record
+from bionemo.data.shards.blocks import BLOCK, line_number
+from bionemo.data.shards.fasta import first_record
 from bionemo.errors import UserError
 from bionemo.preparation.records import Records, csv_records, fasta_records
 

@@ -18,61 +18,12 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo import checkpoint
-from bionemo.config.schema import ExpManagerConfig, RunConfig
-from bionemo.errors import UserError
-from bionemo.interop import huggingface, nemo_archive
+from bionemo.config.schema import ExpManagerConfig
 from bionemo.interop.convert import export
 from bionemo.training.agreement import any_rank
 from bionemo.training.time_limit import seconds
 
 log = logging.getLogger(__name__)
-
-
-def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
-    """Choose where to go on: the checkpoint that was named, else the newest whole one of this run, else nowhere.
-
-    The newest is that of the highest step, whatever its name and whoever wrote it: `*-last`, a best one, or Slurm's
-    `hpc_ckpt_*` beside the logs.
-
-    Raises:
-        UserError: when a named checkpoint cannot be used, or there is none and starting afresh was not allowed.
-    """
-    config = cfg.exp_manager
-    if named := config.resume_from_checkpoint or cfg.model.resume_from_checkpoint:
-        if not Path(named).is_dir():
-            raise UserError(f"resume_from_checkpoint={named}: there is no such checkpoint directory")
-        checkpoint.check(Path(named))
-        return Path(named)
-    if not config.resume_if_exists:
-        return None
-    found = checkpoint.newest(directories, lambda path, why: log.warning("checkpoint %s passed over: %s", path, why))
-    if found is None and not config.resume_ignore_no_checkpoint:
-        raise UserError(
-            f"exp_manager.resume_if_exists=True: no checkpoint in {directories[0]}; "
-            "set exp_manager.resume_ignore_no_checkpoint=True to start from the beginning"
-        )
-    return found
-
-
-def find_weights(path: str | None) -> checkpoint.TensorSource | None:
-    """Open what a new run takes its weights from, if anything: a checkpoint, a .nemo file, or Hugging Face's.
-
-    Raises:
-        UserError: when there is none of that name.
-    """
-    if path is None:
-        return None
-    if path.endswith(".nemo"):
-        return checkpoint.TensorsInMemory(Path(path), nemo_archive.read(path).weights)
-    if not Path(path).is_dir():
-        raise UserError(
-            f"restore_from_path={path}: there is no such directory; give a .nemo file or a checkpoint, "
-            "e.g. RUN/checkpoints/NAME-last"
-        )
-    if huggingface.is_directory(Path(path)):
-        return huggingface.HuggingFaceModel(Path(path))
-    checkpoint.check(Path(path))
-    return checkpoint.Checkpoint(Path(path))
 
 
 class Checkpoints(pl.Callback):

@@ -18,8 +18,9 @@ def refuse_another_model(saved: dict[str, Any], model: LanguageModel) -> None:
     Raises:
         UserError: naming what differs.
     """
-    for key, value in identity(model).items():
-        there = saved.get(key, value)  # one made from a .nemo file does not know its vocabulary
+    here = identity(model) | {"words": model.vocabulary.vocab_size}
+    for key, value in here.items():
+        there = saved.get(key) or value  # one made from a .nemo file knows how many words there are, not which
         if there != value:
             raise UserError(
                 f"the checkpoint is of another model: its {key} is {_short(there)}, not {_short(value)}; start from "
@@ -28,4 +29,4 @@ def refuse_another_model(saved: dict[str, Any], model: LanguageModel) -> None:
 
 
 def _short(value: Any) -> str:
-    return value if isinstance(value, str) else f"{len(value)} tokens ({' '.join(value[:8])} ...)"
+    return f"{len(value)} tokens ({' '.join(value[:8])} ...)" if isinstance(value, list) else str(value)

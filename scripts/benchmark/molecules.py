@@ -21,10 +21,10 @@ from statistics import median
 import numpy as np
 from rdkit import Chem, rdBase
 
-from bionemo.data.molecule_forms import Forms
-from bionemo.data.molecules import MoleculeSamples
-from bionemo.data.smiles import Molecules
-from bionemo.data.source import SequenceSource, open_source
+from bionemo.data.molecules.forms import Forms
+from bionemo.data.molecules.samples import MoleculeSamples
+from bionemo.data.molecules.smiles import Molecules
+from bionemo.data.shards.source import SequenceSource, open_source
 from bionemo.tokenizers import load_tokenizer
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "molecules"

@@ -24,13 +24,13 @@ from transformers import DataCollatorForLanguageModeling, EsmTokenizer, logging
 
 import bionemo.tokenizers
 from bionemo.data.collate import Collator
-from bionemo.data.masking import MaskedSamples, Masking
 from bionemo.data.module import Steps
 from bionemo.data.packing import pack
-from bionemo.data.residues import Residues
+from bionemo.data.proteins.masking import MaskedSamples, Masking
+from bionemo.data.proteins.residues import Residues
+from bionemo.data.proteins.splits import Split
 from bionemo.data.sampler import Position, SampleOrder, StepSampler
-from bionemo.data.source import SequenceSource, open_source
-from bionemo.data.splits import Split
+from bionemo.data.shards.source import SequenceSource, open_source
 from bionemo.tokenizers import load_tokenizer
 
 LENGTH, SPECIAL = 1024, 2

@@ -26,7 +26,7 @@ def timed(function: Callable[[], object]) -> float:
 
 def bionemo(fasta: Path, what: str, order: np.ndarray, scratch: Path) -> float:
     """Ours: a memory-mapped offset index, read a batch of 64 at a time as the data pipeline does."""
-    from bionemo.data.source import open_source
+    from bionemo.data.shards.source import open_source
 
     def index() -> None:
         open_source("fasta_fields_mmap", [fasta], index_mapping_dir=scratch / "index")

@@ -12,8 +12,8 @@ from scipy.stats import chisquare
 
 from bionemo.config.compose import load
 from bionemo.data.clusters import Clusters, open_clusters
-from bionemo.data.masking import MaskedSamples
 from bionemo.data.module import SequenceData
+from bionemo.data.proteins.masking import MaskedSamples
 from bionemo.data.sampler import Position, SampleOrder
 from bionemo.errors import UserError
 from bionemo.tokenizers import load_tokenizer

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bionemo.data import blocks
-from bionemo.data.source import open_source
+from bionemo.data.shards import blocks
+from bionemo.data.shards.source import open_source
 from bionemo.errors import UserError
 
 

@@ -13,10 +13,10 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
 
-from bionemo.data import index, index_store, text_shards
-from bionemo.data.index import UNWRAPPED, Fingerprint, Table, read_index, write_index
-from bionemo.data.index_store import index_places, load_index
-from bionemo.data.source import open_source
+from bionemo.data.shards import index, index_store, text_shards
+from bionemo.data.shards.index import UNWRAPPED, Fingerprint, Table, read_index, write_index
+from bionemo.data.shards.index_store import index_places, load_index
+from bionemo.data.shards.source import open_source
 from bionemo.errors import UserError
 
 SPEC = {"format": "test", "fields": ["id", "sequence"], "sequence": 1}

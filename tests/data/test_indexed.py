@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bionemo.data import indexed
-from bionemo.data.indexed import IndexedTokens
+from bionemo.data.text import indexed
+from bionemo.data.text.indexed import IndexedTokens
 from bionemo.errors import UserError
 from tests.megatron.indexed import write_indexed
 

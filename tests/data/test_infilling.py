@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare, poisson
 
-from bionemo.data.infilling import Infilling
+from bionemo.data.molecules.infilling import Infilling
 from bionemo.data.random_stream import draw_runs, purpose_key, sample_keys
 from bionemo.data.samples import Sequences
 

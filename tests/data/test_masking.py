@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bionemo.data.masking import Masking
+from bionemo.data.proteins.masking import Masking
 from bionemo.data.random_stream import purpose_key, sample_keys
 from bionemo.tokenizers import load_tokenizer
 

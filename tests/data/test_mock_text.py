@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bionemo.data import mock_text
-from bionemo.data.documents import DocumentSamples, Switches
-from bionemo.data.mock_text import MockLanguage, MockText, language
+from bionemo.data.text import mock as mock_text
+from bionemo.data.text.documents import DocumentSamples, Switches
+from bionemo.data.text.mock import MockLanguage, MockText, language
 from bionemo.errors import UserError
 
 SMALL = 12, 4  # vocabulary and end

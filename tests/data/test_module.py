@@ -21,8 +21,8 @@ import torch.distributed as dist
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.data.masking import MaskedSamples
 from bionemo.data.module import SequenceData, Steps, TrainStep
+from bionemo.data.proteins.masking import MaskedSamples
 from bionemo.data.sampler import Position
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES

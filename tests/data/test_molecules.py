@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rdkit import Chem
 
-from bionemo.data.infilling import Infilling
-from bionemo.data.molecule_forms import Forms
+from bionemo.data.molecules.forms import Forms
+from bionemo.data.molecules.infilling import Infilling
 from bionemo.data.random_stream import purpose_key, sample_keys
 from bionemo.data.samples import Samples, Sequences
 from tests.molecule_samples import (

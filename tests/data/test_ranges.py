@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from bionemo.data.ranges import expand_range, shard_paths
+from bionemo.data.shards.ranges import expand_range, shard_paths
 from bionemo.errors import UserError
 
 

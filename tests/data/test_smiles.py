@@ -13,8 +13,8 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import inchi
 from scipy.stats import chisquare
 
+from bionemo.data.molecules.smiles import Molecules, canonical, randomised, read, remembered, restored
 from bionemo.data.random_stream import draw_runs
-from bionemo.data.smiles import Molecules, canonical, randomised, read, remembered, restored
 from tests.molecules import MOLECULES, REFUSED, REFUSED_OR_EMPTY, shared_molecules
 
 rdBase.DisableLog("rdApp.*")
@@ -105,7 +105,7 @@ def test_a_form_is_the_same_in_another_process_and_whatever_was_drawn_before() -
     texts = MOLECULES[-12:]
     here = [randomised(read(text), 77) for text in texts]
     program = (
-        "from bionemo.data.smiles import randomised, read\n"
+        "from bionemo.data.molecules.smiles import randomised, read\n"
         f"texts = {texts!r}\n"
         "print([randomised(read(text), 77) for text in reversed(texts)][::-1])"
     )
@@ -142,14 +142,14 @@ def test_an_order_that_rdkit_cannot_write_becomes_the_canonical_form(monkeypatch
     def fail(molecule: object, key: int) -> str:
         raise RuntimeError("Pre-condition Violation")
 
-    monkeypatch.setattr("bionemo.data.smiles.randomised", fail)
+    monkeypatch.setattr("bionemo.data.molecules.smiles.randomised", fail)
     assert Molecules().randomised("OCC", 1) == "CCO"
 
 
 def test_rdkit_is_loaded_when_a_molecule_is_read_and_not_before() -> None:
     program = (
-        "import sys\nimport bionemo.data.molecules, bionemo.tokenizers\n"
-        "from bionemo.data.smiles import Molecules, read\nMolecules()\n"
+        "import sys\nimport bionemo.data.molecules.samples, bionemo.tokenizers\n"
+        "from bionemo.data.molecules.smiles import Molecules, read\nMolecules()\n"
         "assert 'rdkit' not in sys.modules\nread('C')\nassert 'rdkit' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bionemo.config.compose import load
-from bionemo.data.splits import open_split
+from bionemo.data.proteins.splits import open_split
 from bionemo.errors import UserError
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES

@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import signal
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from bionemo.checkpoint import Checkpoint, TensorsInMemory, tools
-from bionemo.cli import main
 from bionemo.config.compose import load
 from bionemo.errors import UserError
 from bionemo.interop.huggingface import HuggingFaceModel, write
 from bionemo.models.gpt3 import GPT3
 from bionemo.tokenizers.gpt2 import unnamed
 
+from ..conftest import checkpoint_command
 from ..models.test_parity import SMALL, as_rows, batch_of, close
 from ..training.runs import FAMILIES
 from .archives import same
@@ -57,15 +56,6 @@ def checkpoint_of(model: GPT3, path: Path) -> Path:
     return path
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, words)])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 def compute_the_same(model: GPT3, theirs: GPT2LMHeadModel) -> None:
     batch = batch_of(model, 3)
     tokens, padding = as_rows(batch)
@@ -80,7 +70,7 @@ def test_there_and_back(
 ) -> None:
     model = model_of(f"model.activation={activation}", f"model.make_vocab_size_divisible_by={multiple}")
     first, hf, second = checkpoint_of(model, tmp_path / "first"), tmp_path / "new" / "hf", tmp_path / "second"
-    assert command(monkeypatch, "convert", first, hf, "--to=hf") == 0
+    assert checkpoint_command(monkeypatch, "convert", first, hf, "--to=hf") == 0
     assert sorted(os.listdir(hf)) == ["config.json", "model.safetensors"]
     assert json.loads((hf / "config.json").read_text())["activation_function"] == theirs
 
@@ -89,12 +79,12 @@ def test_there_and_back(
     assert reference.transformer.wte.weight.shape == (WORDS, 64)
     compute_the_same(model, reference)
 
-    assert command(monkeypatch, "convert", hf, second) == 0
+    assert checkpoint_command(monkeypatch, "convert", hf, second) == 0
     found = Checkpoint(second)
     assert same(tools.weights_of(second), weights_of(model))
     assert found.state["model"] == {"model._target_": "bionemo.models.gpt3.GPT3", "words": WORDS}
     assert all(asdict(model.config)[key] == value for key, value in found.state["config"].items())
-    assert command(monkeypatch, "convert", second, tmp_path / "again", "--to=hf") == 0
+    assert checkpoint_command(monkeypatch, "convert", second, tmp_path / "again", "--to=hf") == 0
     for name in os.listdir(hf):
         assert (tmp_path / "again" / name).read_bytes() == (hf / name).read_bytes()
 
@@ -164,7 +154,7 @@ def test_parts_are_what_ranks_ask_for(tmp_path: Path) -> None:
 def test_inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     model = theirs()
     model.save_pretrained(tmp_path / "hf")
-    assert command(monkeypatch, "inspect", "--tensors", tmp_path / "hf") == 0
+    assert checkpoint_command(monkeypatch, "inspect", "--tensors", tmp_path / "hf") == 0
     said = capsys.readouterr().out
     assert f"Hugging Face {tmp_path / 'hf'}\n" in said
     assert "model        bionemo.models.gpt3.GPT3\n" in said
@@ -172,8 +162,8 @@ def test_inspect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     padding = (640 - WORDS) * 64
     assert f"parameters   {model.num_parameters() + padding:,} in" in said
     assert "decoder.layers.2.mlp.linear_fc2.weight  64 x 256\n" in said
-    assert command(monkeypatch, "convert", tmp_path / "hf", tmp_path / "weights") == 0
-    assert command(monkeypatch, "inspect", tmp_path / "weights") == 0
+    assert checkpoint_command(monkeypatch, "convert", tmp_path / "hf", tmp_path / "weights") == 0
+    assert checkpoint_command(monkeypatch, "inspect", tmp_path / "weights") == 0
     assert "vocabulary   517 tokens\n" in capsys.readouterr().out
 
 

@@ -86,7 +86,8 @@ def test_the_table_is_that_of_the_model(name: str) -> None:
     vocabulary = load_tokenizer(kind.tokenizer, cfg.tokenizer)
     with torch.device("meta"):
         model = kind(cfg, vocabulary)
-    names, config = names_of(asdict(cfg)), asdict(cfg)
+    names = names_of(asdict(cfg))
+    config = names.with_words(asdict(cfg), vocabulary.vocab_size)
     shapes = {key: weight.shape for key, weight in names.table(config).items()}
     assert shapes == {key: tuple(value.shape) for key, value in model.named_parameters()}
     assert (names.ours, names.v1, names.vocabulary(config)) == (cfg._target_, TARGETS[name], vocabulary.vocab_size)

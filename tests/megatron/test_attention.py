@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed attention against dropout(softmax(q k^T)) v written out in double precision, sequence by sequence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from bionemo.data import random_stream
-from bionemo.megatron import attention
+from bionemo.megatron import attention, cpu_attention
 from bionemo.megatron.attention import PackedAttention, Segments, per_sequence, rotary_angles, rotate
 from bionemo.megatron.cpu_attention import packed_attention
 from bionemo.megatron.dropout import AttentionDropout
@@ -101,8 +101,19 @@ def test_output_and_gradients_equal_the_formula(
 OTHERS = (40, 3, 0, 64, 33, 200)  # the same number of sequences, one of them empty where the other is too
 
 
+@pytest.fixture
+def stripe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """How many queries of a causal sequence are taken together."""
+    monkeypatch.setattr(cpu_attention, "_STRIPE", request.param)
+    cpu_attention._tiles.cache_clear()
+    yield
+    cpu_attention._tiles.cache_clear()
+
+
 @WAYS
 @SHARES
+@pytest.mark.usefixtures("stripe")
+@pytest.mark.parametrize("stripe", [32, 256], indirect=True)
 @pytest.mark.parametrize("pattern", [{"causal": True}, {"key_lengths": OTHERS}], ids=["causal", "cross"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_the_past_and_other_sequences_by_the_formula(

@@ -8,7 +8,7 @@ import torch
 from bionemo.config.compose import load
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Collator
-from bionemo.data.smiles import same_molecule
+from bionemo.data.molecules.smiles import same_molecule
 from bionemo.models import megamolbart
 from bionemo.models.decoding import Written, beam_search, greedy, sampled, write
 from bionemo.models.megamolbart import MegaMolBART

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.config.schema.preparation import SequencesJob
-from bionemo.data import blocks
-from bionemo.data.source import open_source
+from bionemo.data.shards import blocks
+from bionemo.data.shards.source import open_source
 from bionemo.errors import UserError
 from bionemo.preparation import identifiers, sequences, shuffle, stretches
 from bionemo.preparation.manifest import Manifest, verify

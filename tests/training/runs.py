@@ -9,6 +9,9 @@ import resource
 import socket
 import sys
 import tempfile
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +28,7 @@ from bionemo.training.module import TrainingModule
 
 from ..conftest import EXAMPLES, ROOT
 from ..molecules import MOLECULES
+from ..tokenizers.bpe import TEXTS, write_bpe
 
 TINY = [
     "model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=2", "model.micro_batch_size=4",
@@ -39,25 +43,38 @@ MOCK = [
     "model.data.mock.min_length=20", "model.data.mock.max_length=90",
 ]  # fmt: skip
 SPANS = ["model.data.seq_length_dec=32"]
-TEXT = ["data@model.data=mock_text", "model.data.mock.num_samples=300", "model.data.mock.num_validation_samples=8",
-        "trainer.num_nodes=1", "trainer.devices=1", "trainer.max_time=null", "model.global_batch_size=null",
-        "model.optim.sched.constant_steps=0", "trainer.accumulate_grad_batches=1"]  # fmt: skip
 
 
-def _molecules() -> Path:
-    """Shards of molecules, in one place for all processes: what is there is what would be written."""
-    place = Path(tempfile.gettempdir()) / f"bionemo-tests-{os.getuid()}" / "molecules"
-    content = "zinc_id,smiles\n" + "".join(f"{number},{text}\n" for number, text in enumerate(MOLECULES))
-    for split, lines in {"train": content, "val": content[: content.index("\n8,") + 1]}.items():
-        file = place / split / "x000.csv"
-        if not file.exists() or file.read_text() != lines:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            written = file.with_name(f".{os.getpid()}")
-            written.write_text(lines)
-            written.replace(file)
+def _kept(name: str, content: str, write: Callable[[Path], object]) -> Path:
+    """A directory in one place for all processes, written by the first that needs it; its name tells its content."""
+    place = Path(tempfile.gettempdir()) / f"bionemo-tests-{os.getuid()}" / f"{name}-{zlib.crc32(content.encode()):08x}"
+    if not place.exists():
+        place.parent.mkdir(exist_ok=True)
+        written = Path(tempfile.mkdtemp(dir=place.parent))
+        write(written)
+        with suppress(OSError):  # another was faster
+            written.rename(place)
     return place
 
 
+def _molecules() -> Path:
+    """Shards of molecules."""
+    content = "zinc_id,smiles\n" + "".join(f"{number},{text}\n" for number, text in enumerate(MOLECULES))
+
+    def write(place: Path) -> None:
+        for split, lines in {"train": content, "val": content[: content.index("\n8,") + 1]}.items():
+            (place / split).mkdir()
+            (place / split / "x000.csv").write_text(lines)
+
+    return _kept("molecules", content, write)
+
+
+VOCABULARY = _kept("words", "".join(TEXTS), write_bpe)  # four hundred; those of GPT-2 take a hundred times as long
+TEXT = ["data@model.data=mock_text", "model.data.mock.num_samples=300", "model.data.mock.num_validation_samples=8",
+        "trainer.num_nodes=1", "trainer.devices=1", "trainer.max_time=null", "model.global_batch_size=null",
+        "model.optim.sched.constant_steps=0", "trainer.accumulate_grad_batches=1",
+        f"model.tokenizer.vocab_file={VOCABULARY}/vocab.json",
+        f"model.tokenizer.merge_file={VOCABULARY}/merges.txt"]  # fmt: skip
 SMILES = ["model.data.dataset.train=x000", "model.data.dataset.val=x000", "trainer.num_nodes=1", "trainer.devices=1",
           "model.optim.lr=0.05", f"model.data.dataset_path={_molecules()}"]  # fmt: skip
 
@@ -167,7 +184,7 @@ class Command:
 
     def end(self) -> tuple[int, list[str]]:
         """Wait; give exit status and the lines of the console."""
-        self.process.join(60)
+        self.process.join(180)  # four processes share two cores with another test
         assert self.process.exitcode is not None, "it hangs"
         return self.process.exitcode, self._output.read_text().splitlines()
 

@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Out of a run and into the next one: .nemo files, averages, and the `bionemo checkpoint` command around them."""
 
-import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from bionemo.checkpoint import Checkpoint, TensorsInMemory
-from bionemo.cli import main
+from bionemo.errors import UserError
 from bionemo.interop import nemo_archive
-from bionemo.training.checkpointing import find_weights
+from bionemo.tokenizers import load_tokenizer
+from bionemo.training.identity import refuse_another_model
+from bionemo.training.start import find_weights
 
+from ..conftest import checkpoint_command
 from .runs import config, last_checkpoint, logged, run, train
 
 NEMO = "exp_manager.checkpoint_callback_params"
-
-
-def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, words)])
-    try:
-        main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 def weights(source: Checkpoint | TensorsInMemory) -> dict[str, torch.Tensor]:
@@ -57,7 +53,7 @@ def test_a_new_run_begins_with_them(
     (archive,) = (directory / "checkpoints").glob("*.nemo")
     source = {"nemo": archive, "checkpoint": last, "converted": tmp_path / "converted"}[through]
     if through == "converted":
-        assert command(monkeypatch, "convert", archive, source) == 0
+        assert checkpoint_command(monkeypatch, "convert", archive, source) == 0
     found = find_weights(str(source))
     assert isinstance(found, Checkpoint | TensorsInMemory)
     assert equal(weights(found), weights(Checkpoint(last)))
@@ -68,8 +64,8 @@ def test_a_new_run_begins_with_them(
     assert logged(tmp_path / "next", "reduced_train_loss")[1] != logged(tmp_path / "anew", "reduced_train_loss")[1]
 
 
-@pytest.mark.parametrize("model", ["prott5nv", "megamolbart"])
-def test_encoder_decoders_end_and_begin_with_one(tmp_path: Path, model: str) -> None:
+@pytest.mark.parametrize("model", ["prott5nv", "megamolbart", "gpt3"])
+def test_other_families_end_and_begin_with_one(tmp_path: Path, model: str) -> None:
     train(config(tmp_path / "run", f"{NEMO}.save_nemo_on_train_end=True", model=model))
     (archive,) = (tmp_path / "run" / "checkpoints").glob("*.nemo")
     expected = weights(Checkpoint(last_checkpoint(tmp_path / "run")))
@@ -77,6 +73,25 @@ def test_encoder_decoders_end_and_begin_with_one(tmp_path: Path, model: str) -> 
     once = ("trainer.max_steps=1", "model.optim.lr=0.0", "model.optim.sched.min_lr=0.0")
     train(config(tmp_path / "next", f"restore_from_path={archive}", *once, model=model))
     assert equal(weights(Checkpoint(last_checkpoint(tmp_path / "next"))), expected)
+
+
+@pytest.mark.parametrize("length", [32, 160])
+def test_learned_positions_are_fitted_to_another_length(tmp_path: Path, length: int) -> None:
+    """As in v1: of 64 positions a shorter model has the first, a longer one goes round again; all else stays."""
+    train(config(tmp_path / "run", "trainer.max_steps=1", model="megamolbart"))
+    last = last_checkpoint(tmp_path / "run")
+    status, lines = run(
+        tmp_path / "next", f"restore_from_path={last}", f"model.seq_length={length}", "trainer.max_steps=1",
+        "model.optim.lr=0.0", "model.optim.sched.min_lr=0.0", model="megamolbart",
+    )  # fmt: skip
+    assert status == 0, lines
+    (told,) = [line for line in lines if "learned positions" in line]
+    done = "cut" if length < 64 else "repeated"
+    assert told.endswith(f"64 learned positions, {done} to model.max_position_embeddings={length}")
+    before, after = weights(Checkpoint(last)), weights(Checkpoint(last_checkpoint(tmp_path / "next")))
+    table, fitted = before.pop("position_embeddings.weight"), after.pop("position_embeddings.weight")
+    assert torch.equal(fitted, torch.cat([table, table, table])[:length])
+    assert equal(before, after)
 
 
 def test_every_save_replaces_it_when_asked(tmp_path: Path) -> None:
@@ -93,7 +108,7 @@ def test_average_is_the_mean(tmp_path: Path, trained: tuple[str, Path], monkeypa
     model, directory = trained
     inputs = [path for path in (directory / "checkpoints").glob("*step=*") if not path.name.endswith("-last")]
     assert len(inputs) == 2
-    assert command(monkeypatch, "average", tmp_path / "mean", *inputs) == 0
+    assert checkpoint_command(monkeypatch, "average", tmp_path / "mean", *inputs) == 0
     mean, (one, other) = weights(Checkpoint(tmp_path / "mean")), [weights(Checkpoint(path)) for path in inputs]
     for name, values in mean.items():
         assert torch.equal(values, ((one[name].double() + other[name].double()) / 2).float()), name
@@ -109,17 +124,17 @@ def test_inspect_and_verify(
 ) -> None:
     _, directory = trained
     last = last_checkpoint(directory)
-    assert command(monkeypatch, "inspect", "--tensors", last) == 0
+    assert checkpoint_command(monkeypatch, "inspect", "--tensors", last) == 0
     said = capsys.readouterr().out
     assert "step         8\n" in said
     assert "exp_avg, exp_avg_sq" in said
     assert f"{sum(tensor.numel() for tensor in weights(Checkpoint(last)).values()):,} in" in said
     assert "encoder.layers.1.mlp.linear_fc2.weight  32 x 128" in said
-    assert command(monkeypatch, "verify", directory / "checkpoints") == 0
+    assert checkpoint_command(monkeypatch, "verify", directory / "checkpoints") == 0
     assert capsys.readouterr().out.count(": whole\n") == 3
     (broken := tmp_path / "broken").mkdir()
     (broken / "manifest.json").write_text("{}")
-    assert command(monkeypatch, "verify", last, broken) == 1
+    assert checkpoint_command(monkeypatch, "verify", last, broken) == 1
     out, error = capsys.readouterr()
     assert "whole" in out
     assert error == "error: 1 of these cannot be used\n"
@@ -142,7 +157,7 @@ def test_mistakes_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     last = last_checkpoint(trained[1])
-    assert command(monkeypatch, *(word.format(last=last, tmp=tmp_path) for word in words)) == 1
+    assert checkpoint_command(monkeypatch, *(word.format(last=last, tmp=tmp_path) for word in words)) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
@@ -157,3 +172,12 @@ def test_another_vocabulary_or_class_is_refused(tmp_path: Path, trained: tuple[s
     status, lines = run(tmp_path / "next", f"restore_from_path={last_checkpoint(directory)}", model=other)
     assert status == 1
     assert "the checkpoint is of another model: its model._target_ is bionemo.models." in lines[-1]
+
+
+@pytest.mark.parametrize(("words", "fits"), [(33, True), (None, True), (34, False)])
+def test_a_converted_checkpoint_knows_how_many_words_it_has(words: int | None, fits: bool) -> None:
+    alphabet = load_tokenizer("esm2nv")
+    model: Any = SimpleNamespace(config=SimpleNamespace(_target_="bionemo.models.esm2nv.ESM2nv"), vocabulary=alphabet)
+    saved = {"model._target_": model.config._target_, "words": words}
+    with nullcontext() if fits else pytest.raises(UserError, match="its words is 34, not 33"):
+        refuse_another_model(saved, model)

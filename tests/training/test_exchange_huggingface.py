@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Out of a run of GPT-3, through Hugging Face's form, into the next one."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,11 @@ from transformers import GPT2LMHeadModel
 
 from bionemo.checkpoint import Checkpoint, tools
 from bionemo.interop.convert import convert
-from bionemo.training.checkpointing import find_weights
+from bionemo.training.start import find_weights
 
-from .runs import config, last_checkpoint, logged, run, train
+from .runs import VOCABULARY, config, last_checkpoint, logged, run, train
 
-WORDS = 50257
+WORDS = len(json.loads((VOCABULARY / "vocab.json").read_text()))
 ONCE = ("trainer.max_steps=1", "trainer.val_check_interval=1", "model.optim.lr=0.0", "model.optim.sched.min_lr=0.0")
 
 

@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from bionemo.config.app import one_line_errors
-from bionemo.data import splits
-from bionemo.data.mock import MockSource
 from bionemo.data.module import Steps
+from bionemo.data.proteins import splits
+from bionemo.data.proteins.mock import MockSource
 from bionemo.errors import UserError
 from bionemo.megatron.strategy import MegatronStrategy
 from bionemo.training.failure import Watch, one_voice

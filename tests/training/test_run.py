@@ -283,7 +283,7 @@ def test_the_loss_falls(tmp_path: Path, model: str) -> None:
     }.get(model, [])
     train(config(tmp_path, *words, model=model))
     losses = logged(tmp_path, "reduced_train_loss")
-    start, reached = {"prott5nv": (4.6, 3.0), "megamolbart": (5.9, 4.0), "gpt3": (10.6, 6.5)}.get(model, (3.3, 3.0))
+    start, reached = {"prott5nv": (4.6, 3.0), "megamolbart": (5.9, 4.0), "gpt3": (5.7, 5.0)}.get(model, (3.3, 3.0))
     assert losses[1] > start
     assert losses[20] < losses[10] < losses[1] - 0.3
     assert logged(tmp_path, "val_loss")[20] < reached

@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.data.molecules.smiles import read
 from bionemo.data.samples import Sequences
-from bionemo.data.smiles import read
-from bionemo.data.source import SequenceSource
+from bionemo.data.shards.source import SequenceSource
 from bionemo.errors import UserError
 from bionemo.tokenizers import SmilesTokenizer
 

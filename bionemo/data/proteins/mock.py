@@ -12,7 +12,7 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.hidden_markov import MASKED, Corruption, HiddenMarkov
+from bionemo.data.proteins.hidden_markov import MASKED, Corruption, HiddenMarkov
 from bionemo.errors import UserError
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

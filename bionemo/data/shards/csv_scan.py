@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bionemo.data.blocks import Block, blocks, line_number
-from bionemo.data.index import Table
-from bionemo.data.text_shards import Advance
+from bionemo.data.shards.blocks import Block, blocks, line_number
+from bionemo.data.shards.index import Table
+from bionemo.data.shards.text_shards import Advance
 from bionemo.errors import UserError
 
 _QUOTE, _RETURN = b'"\r'

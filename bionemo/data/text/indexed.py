@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.index import Fingerprint
+from bionemo.data.shards.index import Fingerprint
 from bionemo.errors import UserError
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1

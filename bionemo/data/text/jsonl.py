@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from bionemo.data.blocks import BYTE_ORDER_MARK
 from bionemo.data.samples import Sequences, end_to_end
+from bionemo.data.shards.blocks import BYTE_ORDER_MARK
 from bionemo.errors import UserError
 from bionemo.tokenizers.gpt2 import read_gpt2
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bionemo.data.index import UNWRAPPED, Spec, Table
-from bionemo.data.index_store import load_index
+from bionemo.data.shards.index import UNWRAPPED, Spec, Table
+from bionemo.data.shards.index_store import load_index
 from bionemo.errors import UserError
 
 _log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every source of sequences offers, and the one function that opens those kept in text files."""
+"""What every source of sequences offers, and how those kept in text files are opened."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,8 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from bionemo.data.csv_shards import CsvSource
-from bionemo.data.fasta import FastaSource
+from bionemo.config.schema import SplitConfig, UF90Config
+from bionemo.data.shards.csv_shards import CsvSource
+from bionemo.data.shards.fasta import FastaSource
 from bionemo.errors import UserError
 
 
@@ -90,4 +91,27 @@ def open_source(
         newline=newline_int,
         index_mapping_dir=index_mapping_dir,
         workers=workers,
+    )
+
+
+def open_shards(split: SplitConfig | UF90Config, paths: list[Path]) -> SequenceSource:
+    """Open the files of a split with the reader that its configuration names.
+
+    Raises:
+        UserError: for files that cannot be read as described.
+    """
+    if split.data_impl == "fasta_fields_mmap":
+        return open_source(split.data_impl, paths, index_mapping_dir=split.index_mapping_dir)
+    reader = getattr(split.data_impl_kwargs, split.data_impl)
+    fields = split.data_impl == "csv_fields_mmap"
+    column = {"data_fields": reader.data_fields} if fields else {"data_col": reader.data_col}
+    return open_source(
+        split.data_impl,
+        paths,
+        data_sep=reader.data_sep,
+        header_lines=reader.header_lines,
+        newline_int=reader.newline_int,
+        index_mapping_dir=split.index_mapping_dir,
+        workers=reader.workers or None,
+        **column,
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bionemo.data.blocks import BYTE_ORDER_MARK, Block, blocks, line_number
-from bionemo.data.index import Table
-from bionemo.data.text_shards import Advance, TextShards
+from bionemo.data.shards.blocks import BYTE_ORDER_MARK, Block, blocks, line_number
+from bionemo.data.shards.index import Table
+from bionemo.data.shards.text_shards import Advance, TextShards
 from bionemo.errors import UserError
 
 _NEWLINE, _RETURN, _MARK = b"\n\r>"

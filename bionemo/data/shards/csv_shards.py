@@ -4,9 +4,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bionemo.data.csv_scan import Dialect, scan
-from bionemo.data.index import Table
-from bionemo.data.text_shards import Advance, TextShards
+from bionemo.data.shards.csv_scan import Dialect, scan
+from bionemo.data.shards.index import Table
+from bionemo.data.shards.text_shards import Advance, TextShards
 from bionemo.errors import UserError
 
 

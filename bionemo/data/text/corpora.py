@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.documents import DocumentSamples, Switches, refuse_foreign_ids
 from bionemo.data.files import SplitName, parse_prefixes
-from bionemo.data.indexed import IndexedTokens
+from bionemo.data.text.documents import DocumentSamples, Switches, refuse_foreign_ids
+from bionemo.data.text.indexed import IndexedTokens
 from bionemo.errors import UserError
 
 Kind = TypeVar("Kind", bound=DocumentSamples)

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.blend import Blend
 from bionemo.data.clusters import Clusters
 from bionemo.data.random_stream import below, draw, draw_runs, purpose_key, sample_keys
 from bionemo.data.samples import RowSize, Sequences, Tokens
+from bionemo.data.text.blend import Blend
 from bionemo.errors import UserError
 from bionemo.tokenizers.gpt2 import id_dtype
 

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from bionemo.config.schema import EncoderConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.files import SplitName
-from bionemo.data.hidden_markov import MASKED, Corruption
-from bionemo.data.mock import MockSource, best_loss
+from bionemo.data.proteins.hidden_markov import MASKED, Corruption
+from bionemo.data.proteins.mock import MockSource, best_loss
+from bionemo.data.proteins.residues import ProteinSamples, Residues
 from bionemo.data.random_stream import Words, below, draw, draw_runs, purpose_key, sample_keys
-from bionemo.data.residues import ProteinSamples, Residues
 from bionemo.data.samples import RowSize, Tokens
 from bionemo.tokenizers import Alphabet
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from bionemo.config.schema import ProtT5nvConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.files import SplitName
+from bionemo.data.proteins.residues import ProteinSamples, Residues
 from bionemo.data.random_stream import Words, draw_runs, purpose_key, sample_keys
-from bionemo.data.residues import ProteinSamples, Residues
 from bionemo.data.samples import RowSize, Sequences, Tokens
 from bionemo.tokenizers import Alphabet
 

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.files import SplitName, split_files
-from bionemo.data.infilling import Infilling
-from bionemo.data.molecule_forms import Form, Forms
-from bionemo.data.molecule_texts import (
+from bionemo.data.molecules.forms import Form, Forms
+from bionemo.data.molecules.infilling import Infilling
+from bionemo.data.molecules.smiles import Molecules, rdkit_version
+from bionemo.data.molecules.texts import (
     MoleculeTexts,
     fitting,
     refused_molecules,
@@ -24,9 +25,7 @@ from bionemo.data.molecule_texts import (
 )
 from bionemo.data.random_stream import Words, draw, purpose_key, sample_keys
 from bionemo.data.samples import RowSize, Sequences, Tokens
-from bionemo.data.shards import open_shards
-from bionemo.data.smiles import Molecules, rdkit_version
-from bionemo.data.source import SequenceSource
+from bionemo.data.shards.source import SequenceSource, open_shards
 from bionemo.errors import UserError
 from bionemo.tokenizers import SmilesTokenizer
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from bionemo.config.schema import GPT3Config
 from bionemo.data.batch import PackedBatch
-from bionemo.data.corpora import open_documents
-from bionemo.data.documents import DocumentSamples, Switches
 from bionemo.data.files import SplitName
-from bionemo.data.mock_text import MockText
+from bionemo.data.text.corpora import open_documents
+from bionemo.data.text.documents import DocumentSamples, Switches
+from bionemo.data.text.mock import MockText
 from bionemo.tokenizers.gpt2 import GPT2Tokenizer
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from bionemo.data.index import Fingerprint, Spec, Table, read_index, write_index
+from bionemo.data.shards.index import Fingerprint, Spec, Table, read_index, write_index
 from bionemo.errors import UserError
 
 _log = logging.getLogger(__name__)

@@ -8,9 +8,8 @@ import numpy as np
 from bionemo.config.schema import ProteinDataConfig, SplitConfig
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.files import SplitName, cluster_members, split_files
-from bionemo.data.mock import MockSource
-from bionemo.data.shards import open_shards
-from bionemo.data.source import SequenceSource
+from bionemo.data.proteins.mock import MockSource
+from bionemo.data.shards.source import SequenceSource, open_shards
 from bionemo.errors import UserError
 from bionemo.tokenizers import Alphabet
 

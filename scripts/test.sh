@@ -6,4 +6,4 @@ bash setup/install.sh
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/python -m pytest --numprocesses=auto "$@"
+exec .venv/bin/python -m pytest --numprocesses=auto --dist=worksteal "$@"

@@ -8,6 +8,7 @@ written either way, since the check finds out whether it exists, and what Hydra 
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from functools import cache
 from typing import Any, Literal, get_origin, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -44,11 +45,12 @@ def rewrite(word: str, group_options: Callable[[str], list[str]], sweep: bool = 
         return word
     key = _PLACES.get(key.removeprefix("model."), key)
     group = key.partition("@")[0]
-    if (group_options(group) or "@" in key) and not value.startswith("{"):  # {..} sets values in a node of that name
-        if not group_options(group):
+    options = [] if "." in group else group_options(group)  # which Hydra takes a hundredth of a second to look up
+    if (options or "@" in key) and not value.startswith("{"):  # {..} sets values in a node of that name
+        if not options:
             raise UserError(f"no group '{group}'{did_you_mean(group, _groups())}: there are {', '.join(_groups())}")
         if value.lower() in ("", "null"):
-            raise UserError(f"{group} is a group: choose one of {', '.join(group_options(group))}")
+            raise UserError(f"{group} is a group: choose one of {', '.join(options)}")
         return f"{prefix.replace('++', '')}{key}={value}"
     return f"++{match['key']}={quote_where_needed(match['key'], value, sweep)}"
 
@@ -86,12 +88,17 @@ def _types_of(key: str) -> Iterator[Any]:
     """What the schemas allow at a full key: bare types, so that list[str] counts as list."""
     options: list[Any] = [RunConfig]
     for name in key.split("."):
-        groups = [option for option in options if is_dataclass(option)]
+        groups: list[Any] = [option for option in options if is_dataclass(option)]
         groups += SCHEMAS.values() if ModelConfig in groups else ()
-        hints = [get_type_hints(group).get(name) for group in groups]
+        hints = [_hints(group).get(name) for group in groups]
         options = [option for hint in hints if hint is not None for option in alternatives(hint)]
     for option in options:
         yield str if get_origin(option) is Literal else get_origin(option) or option
+
+
+@cache
+def _hints(group: type) -> dict[str, Any]:
+    return get_type_hints(group)
 
 
 def _quoted(value: str) -> str:

@@ -81,7 +81,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         UserError: when it, or a logger, does not accept the configuration.
     """
     known = {field.name for field in fields(NemoExpManagerConfig)}
-    given: dict[str, Any] = {"seconds_to_sleep": 0}  # by default all ranks but the first wait 5 s for it to move files
+    given: dict[str, Any] = {"seconds_to_sleep": 0}  # NeMo lets all ranks but the first wait for 5 s; see _LogFile
     given |= {k: v for k, v in _without_none(asdict(config)).items() if k in known and k not in _OURS}
     given |= {k: v for k, v in _OURS.items() if v is not None} | {"explicit_log_dir": str(directory)}
     arguments, sys.argv = sys.argv, redact_arguments(sys.argv)  # NeMo and W&B write them down
@@ -99,11 +99,30 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         raise UserError(f"exp_manager: {error}") from error
     finally:
         sys.argv = arguments
-    if trainer.is_global_zero or not config.log_global_rank_0_only:
-        name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
-        nemo_logging.add_file_handler(directory / name)
-        for handler in _log_files():  # our own messages belong in the same files
-            our_messages_to(handler)
+    name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
+    if trainer.is_global_zero:
+        _log_to(directory / name)
+    elif not config.log_global_rank_0_only:
+        trainer.callbacks.append(_LogFile(directory / name))  # type: ignore[attr-defined]
+
+
+class _LogFile(pl.Callback):
+    """Opens a rank's log file when all ranks are there: until then the first one may be moving older files away."""
+
+    def __init__(self, path: Path) -> None:
+        self._path: Path | None = path
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Open it once."""
+        if self._path is not None:
+            _log_to(self._path)
+            self._path = None
+
+
+def _log_to(path: Path) -> None:
+    nemo_logging.add_file_handler(path)
+    for handler in _log_files():  # our own messages belong in the same files
+        our_messages_to(handler)
 
 
 def _log_files() -> list[logging.FileHandler]:

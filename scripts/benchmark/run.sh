@@ -48,7 +48,7 @@ echo "## checkpoints against Lightning's"
 "$ours" checkpoint.py
 "$ours" checkpoint.py --position
 echo "## dropout against torch's"
-"$ours" dropout.py
+"$ours" attention.py
 if [ -d "$root/../shared/data/molecules" ]; then
     echo "## molecules against plain RDKit"
     "$ours" molecules.py

@@ -53,6 +53,13 @@ def test_real_molecules_stay_the_same() -> None:
         pytest.skip("the shared folder is absent")
     for number, text in enumerate(texts):
         check_molecule(text, [number, number * 0x9E3779B97F4A7C15 % 2**64])
+    forms = 0
+    for text in texts:
+        expected, molecule = Chem.CanonSmiles(text), read(text)
+        for key in range(9):
+            assert Chem.CanonSmiles(randomised(molecule, key)) == expected, text
+            forms += 1
+    assert forms > 10_000
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,11 +16,11 @@ from .runs import FAMILIES, config, fingerprint, logged, run, run_on_ranks, trai
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_the_same_command_twice_gives_the_same_bits(tmp_path: Path, model: str) -> None:
-    """With and without the mode: on a CPU nothing is left to chance anyway."""
-    for name, words in {"a": ["+trainer.deterministic=True"], "b": ["+trainer.deterministic=True"], "c": []}.items():
-        status, lines = run(tmp_path / name, *(word.replace("+", "++") for word in words), model=model)
+    """Once with the mode and once without: on a CPU nothing is left to chance anyway."""
+    for name, words in {"a": ["++trainer.deterministic=True"], "b": []}.items():
+        status, lines = run(tmp_path / name, *words, model=model)
         assert status == 0, lines
-    assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b") == fingerprint(tmp_path / "c")
+    assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
 
 
 def test_what_torch_cannot_do_deterministically_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from bionemo.checkpoint import complete, defect, manifest_of
 
@@ -24,7 +25,20 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     return request.param, directory
 
 
-@pytest.mark.parametrize(("workers", "stop"), [(0, 2), (0, 4), (0, 6), (0, 8), (2, 5)])
+def for_models(always: set[tuple[int, ...]], *others: tuple[int, ...]) -> list[ParameterSet]:
+    """Cases for every family: all of them in every run for one, for the rest those of `always`."""
+    return [
+        pytest.param(model, *case, marks=[] if model == "esm2nv" or case in always else pytest.mark.slow)
+        for model in FAMILIES
+        for case in sorted({*always, *others})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("uninterrupted", "workers", "stop"),
+    for_models({(0, 4), (2, 5)}, (0, 2), (0, 6), (0, 8)),
+    indirect=["uninterrupted"],
+)
 def test_resumed_run_is_bitwise_the_uninterrupted_one(
     uninterrupted: tuple[str, Path], tmp_path: Path, workers: int, stop: int
 ) -> None:
@@ -111,7 +125,7 @@ class Killable:
         assert [defect(path) for path in kept] == [""] * len(kept)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("uninterrupted", "workers"), for_models({(2,)}, (0,)), indirect=["uninterrupted"])
 def test_a_killed_run_is_bitwise_the_uninterrupted_one(
     uninterrupted: tuple[str, Path], tmp_path: Path, workers: int
 ) -> None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout from counters beside torch's, forward and backward, in turns in one process.
+"""Attention and dropout from counters beside torch's, forward and backward, in turns in one process.
 
-    python dropout.py --repeats 15
+    python attention.py --repeats 15
 
 * hidden: [8192, 1, 1024] activations, p = 0.1, against torch.nn.functional.dropout; fp32.
-* attention: packs of 4,096 tokens, 12 heads of 64, p = 0.1, against scaled_dot_product_attention with its own dropout,
-  one sequence after the other, as a model without packing would compute; sequences of one length, and of proteins.
+* attention: packs of 4,096 tokens, 12 heads of 64, against scaled_dot_product_attention with its own mask and dropout,
+  one sequence after the other, as a model without packing would compute; sequences of one length, and of proteins;
+  with p = 0.1 and without, of the whole sequence and, causal, of what came before.
 """
 
 import argparse
@@ -41,19 +42,21 @@ def in_turns(repeats: int, what: str, ours: Callable[[], Tensor], peer: Callable
     )
 
 
-def attention(repeats: int, what: str, lengths: tuple[int, ...]) -> None:
+def attention(repeats: int, what: str, lengths: tuple[int, ...], causal: bool = False, drops: bool = True) -> None:
     """Compare attention over one pack."""
     tokens = sum(lengths)
     q, k, v = (torch.randn(tokens, HEADS, HEAD_SIZE, requires_grad=True) for _ in range(3))
     drawn = AttentionDropout(torch.randint(2**62, (tokens,)), site(1, PROBABILITIES), 0, HEADS, PROBABILITY)
+    ours = {"dropout": drawn if drops else None, "causal": causal}
+    theirs = {"dropout_p": PROBABILITY if drops else 0.0, "is_causal": causal}
     edges = list(accumulate(lengths, initial=0))
 
     def one_by_one() -> Tensor:
         parts = ([x[a:b].transpose(0, 1)[None] for x in (q, k, v)] for a, b in pairwise(edges))
-        outputs = [F.scaled_dot_product_attention(*part, dropout_p=PROBABILITY)[0].transpose(0, 1) for part in parts]
+        outputs = [F.scaled_dot_product_attention(*part, **theirs)[0].transpose(0, 1) for part in parts]
         return torch.cat(outputs)
 
-    in_turns(repeats, what, lambda: packed_attention(q, k, v, lengths, HEAD_SIZE**-0.5, drawn), one_by_one)
+    in_turns(repeats, what, lambda: packed_attention(q, k, v, lengths, HEAD_SIZE**-0.5, **ours), one_by_one)
 
 
 def main() -> None:
@@ -71,6 +74,10 @@ def main() -> None:
             lengths.append(len(sequence) + 2)
             left -= lengths[-1]
     attention(repeats, "attention, proteins", tuple(lengths))
+    for length in (512, 2048):
+        for drops in (True, False):
+            what = f"causal{', dropout' * drops}, sequences of {length}"
+            attention(repeats, what, (length,) * (TOKENS // length), causal=True, drops=drops)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder's layers one token at a time: keys and values of earlier tokens, and of what is attended to, are kept.
 
-Shapes: N sequences that are written side by side, S tokens of the longest one attended to, H heads of this rank,
-d head size, D hidden size.
+Shapes: N sequences that are written side by side, R tokens that there is room for, S of the longest one attended to,
+H heads of this rank, d head size, D hidden size.
 """
 
 from collections.abc import Iterator
@@ -72,6 +72,13 @@ class IncrementalDecoder:
         assert self._block.final_layernorm is not None
         hidden: Tensor = self._block.final_layernorm(x_1ND)
         return hidden[0]
+
+    def follow(self, rows: Tensor) -> None:
+        """Let each sequence go on with what another one of the same memory has written: which, int64 [N]."""
+        past = slice(0, self.written)
+        for kept in self._own:
+            for x_NHRd in kept:
+                x_NHRd[:, :, past] = x_NHRd[rows, :, past]
 
     def select(self, rows: Tensor) -> None:
         """Go on with these sequences, int64 [M], in this order; one that is named twice goes two ways."""

@@ -136,7 +136,7 @@ def beam_search(
             scores_NK = reached_NKV.flatten(1).gather(1, best)
             tokens[:, :, place] = token
             last_NK = token.masked_fill(ended_NK, vocabulary.eos_id)
-            state.select((rows[:, None] * beams + beam).flatten())
+            state.follow((rows[:, None] * beams + beam).flatten())
             if place % _LOOK == _LOOK - 1 and bool((last_NK == vocabulary.eos_id).all()):
                 break
     scores_NK = scores_NK / ((5 + lengths_NK) / 6) ** alpha

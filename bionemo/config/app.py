@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bionemo.cluster.process import speaks_for_all
 from bionemo.config.flags import hydra_words, parse, source_words
 from bionemo.config.help import TRAINING, Topic, help_text
 from bionemo.config.paths import CONF_DIR, Source, source
@@ -72,7 +73,7 @@ def _dispatch(
 
 def _tell(*notes: str) -> None:
     for note in notes:
-        if is_rank_zero():
+        if speaks_for_all():
             print(f"note: {note}", file=sys.stderr)
 
 
@@ -109,17 +110,9 @@ def one_line_errors() -> Iterator[None]:
     except UserError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        if is_rank_zero():
+        if speaks_for_all():
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(1)
-
-
-def is_rank_zero() -> bool:
-    """Whether this process speaks for all, before any process group exists."""
-    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
-        if name in os.environ:
-            return os.environ[name] == "0"
-    return {os.environ.get("NODE_RANK", "0"), os.environ.get("LOCAL_RANK", "0")} == {"0"}
 
 
 def _print_help(flags: Namespace, config_name: str, config_dir: str | Path | None, topic: Topic) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 
-from bionemo.config import is_rank_zero
+from bionemo.cluster.process import speaks_for_all
 
 _TALKATIVE = ("lightning", "lightning.pytorch", "lightning.fabric", "torch", "torch.distributed")
 
@@ -57,5 +57,5 @@ class _Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.shown.append(record)
-        if is_rank_zero():
+        if speaks_for_all():
             print(f"note: {record.getMessage()}", file=sys.stderr, flush=True)

@@ -10,6 +10,8 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from bionemo.cluster.environment import Launched
+from bionemo.cluster.process import this_process
 from bionemo.config.check import layout, micro_batches
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
@@ -31,8 +33,8 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     """Hand Lightning what is Lightning's, and keep what the training step does itself.
 
     Raises:
-        UserError: when a GPU is asked for and there is none, the devices cannot be divided as asked, or another
-            argument cannot be.
+        UserError: when a GPU is asked for and there is none, a launcher has started other processes than the run was
+            told, the devices cannot be divided as asked, or another argument cannot be.
     """
     config = cfg.trainer
     if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -60,12 +62,17 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     }
     if isinstance(config.val_check_interval, int):
         ours["check_val_every_n_epoch"] = None  # count steps, not epochs
+    process = this_process()
+    if process is not None:
+        ours["plugins"] = [Launched(process)]
     for key in ("gradient_clip_val", "gradient_clip_algorithm", "rank_timeout"):
         arguments.pop(key, None)
     try:
         trainer = pl.Trainer(**(arguments | ours))
     except (MisconfigurationException, ValueError) as error:
         raise UserError(f"trainer: {error}") from error
+    if process is not None:
+        process.check(trainer.num_nodes, trainer.num_devices)
     for problem in layout(cfg.model, config, trainer.world_size):  # "auto" devices have now been counted
         raise UserError(problem)
     config.accumulate_grad_batches = micro_batches(cfg.model, config, trainer.world_size)

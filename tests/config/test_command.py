@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bionemo.config.app import is_rank_zero
+from bionemo.cluster.process import speaks_for_all
 from tests.conftest import EXAMPLES, ROOT
 
 TASK = f"""
@@ -161,4 +161,4 @@ def test_rank_zero(monkeypatch, environment, first):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert is_rank_zero() is first
+    assert speaks_for_all() is first

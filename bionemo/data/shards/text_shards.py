@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bionemo.cluster.process import first_of_node
 from bionemo.data.shards.index import UNWRAPPED, Spec, Table
 from bionemo.data.shards.index_store import load_index
 from bionemo.errors import UserError
@@ -216,8 +217,7 @@ def _regular_size(path: Path) -> int:
 @contextmanager
 def _progress(total: int) -> Iterator[Advance]:
     """Show a bar while indexing, if someone looks and it takes long; nothing where all indexes are there."""
-    first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
-    if total < _LONG_BYTES or not sys.stderr.isatty() or not first_of_machine:
+    if total < _LONG_BYTES or not sys.stderr.isatty() or not first_of_node():
         yield lambda count: None
         return
     from rich.console import Console

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who am I: the rank of this process, as its launcher says it in the environment.
 
-Nothing else of the package reads these variables. Imports nothing heavy: a mistake is told before torch is loaded.
+Nothing else of the package reads these variables. Imports nothing heavy: who tells a mistake is asked before torch is
+loaded.
 """
 
 import os

@@ -106,7 +106,5 @@ class FittedPositions:
         if not name.endswith(_POSITIONS):
             return self.weights.read(name, offset, shape)
         table_PD = self.weights.read(name)
-        whole = table_PD[torch.arange(self.positions) % len(table_PD)]
-        if offset is None or shape is None:
-            return whole
-        return whole[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
+        fitted = table_PD[torch.arange(self.positions) % len(table_PD)]
+        return checkpoint.TensorsInMemory(self.path, {_POSITIONS: fitted}).read(_POSITIONS, offset, shape)

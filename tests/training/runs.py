@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import socket
 import sys
 import tempfile
@@ -54,6 +55,7 @@ def _kept(name: str, content: str, write: Callable[[Path], object]) -> Path:
         write(written)
         with suppress(OSError):  # another was faster
             written.rename(place)
+        shutil.rmtree(written, ignore_errors=True)
     return place
 
 

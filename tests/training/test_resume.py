@@ -6,9 +6,9 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from bionemo.checkpoint import complete, defect, manifest_of
 
@@ -25,7 +25,7 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     return request.param, directory
 
 
-def for_models(always: set[tuple[int, ...]], *others: tuple[int, ...]) -> list[ParameterSet]:
+def for_models(always: set[tuple[int, ...]], *others: tuple[int, ...]) -> list[Any]:
     """Cases for every family: all of them in every run for one, for the rest those of `always`."""
     return [
         pytest.param(model, *case, marks=[] if model == "esm2nv" or case in always else pytest.mark.slow)

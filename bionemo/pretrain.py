@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from bionemo.config import run
+from bionemo.config.durations import seconds
 from bionemo.config.schema import RunConfig
 from bionemo.data.files import name_missing_files
 from bionemo.errors import UserError
@@ -80,11 +81,18 @@ def pretrain(cfg: RunConfig) -> None:
     start = find_start(cfg, saved, directory)
 
     checkpoints = Checkpoints(saved, cfg.exp_manager)
-    watch, limit = Watch(cfg.trainer.rank_timeout), TimeLimit(cfg.exp_manager.max_time_per_run)
+    watch = Watch(seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
     references: dict[str, float] = {}  # known when the data is
     trainer = build_trainer(
         cfg,
-        [watch, Agreement(cfg, start), TrainingProgress(), LossCurve(directory, references), limit, checkpoints],
+        [
+            watch,
+            Agreement(cfg, start),
+            TrainingProgress(),
+            LossCurve(directory, references),
+            TimeLimit(cfg.exp_manager.max_time_per_run),
+            checkpoints,
+        ],
     )
     with one_voice(watch, trainer), one_line_mistakes():
         Model = model_class(cfg.model._target_)
@@ -105,7 +113,7 @@ def pretrain(cfg: RunConfig) -> None:
             trainer.fit(module, data, ckpt_path=start)
             report.conclude(trainer, module, references, directory)
         if cfg.do_testing and not checkpoints.leaving:
-            trainer.test(module, data, verbose=False)
+            trainer.test(module, data, ckpt_path=None if cfg.do_training else start, verbose=False)
             report.conclude_test(trainer)
     if checkpoints.leaving:
         sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete

@@ -5,8 +5,10 @@ import re
 from collections.abc import Iterator
 from math import isclose
 
+from bionemo.config.durations import seconds
 from bionemo.config.schema import (
     EncoderDecoderConfig,
+    ExpManagerConfig,
     MaskedDataConfig,
     ModelConfig,
     OptimConfig,
@@ -49,7 +51,7 @@ def check(cfg: RunConfig) -> list[str]:
         *_parallel(model, trainer),
         *_checkpointing(model),
         *_length_of_run(trainer),
-        *_validation(trainer),
+        *_validation(trainer, cfg.exp_manager),
         *_optimizer(model.optim),
         *_schedule(model.optim.sched, trainer),
         *_mock(model),
@@ -149,6 +151,8 @@ def _devices(trainer: TrainerConfig) -> Iterator[str]:
         yield f"trainer.devices is {devices!r}, expected a number, auto, or indices such as [0,1]"
     if trainer.num_nodes < 1:
         yield f"trainer.num_nodes is {trainer.num_nodes}, expected at least 1"
+    if seconds("trainer.rank_timeout", trainer.rank_timeout) == 0:
+        yield f"trainer.rank_timeout is {trainer.rank_timeout}, expected a time above zero"
 
 
 def _parallel(model: ModelConfig, trainer: TrainerConfig) -> Iterator[str]:
@@ -221,9 +225,14 @@ def _length_of_run(trainer: TrainerConfig) -> Iterator[str]:
         yield f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, expected at least 1"
 
 
-def _validation(trainer: TrainerConfig) -> Iterator[str]:
-    if trainer.limit_val_batches == 0:
-        yield "trainer.limit_val_batches is 0, expected a number of batches, or a share such as 1.0"
+def _validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iterator[str]:
+    saving = manager.checkpoint_callback_params
+    otherwise = saving.every_n_train_steps or saving.train_time_interval or not manager.create_checkpoint_callback
+    if trainer.limit_val_batches == 0 and not otherwise:
+        yield (
+            "trainer.limit_val_batches is 0, but checkpoints are written after validations: set "
+            "exp_manager.checkpoint_callback_params.every_n_train_steps too"
+        )
 
 
 def _optimizer(optim: OptimConfig) -> Iterator[str]:

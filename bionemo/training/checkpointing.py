@@ -18,10 +18,10 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo import checkpoint
+from bionemo.config.durations import seconds
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.interop.convert import export
 from bionemo.training.agreement import any_rank
-from bionemo.training.time_limit import seconds
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class Checkpoints(pl.Callback):
         self.directory, self.config = directory, config.checkpoint_callback_params
         self._enabled = config.create_checkpoint_callback
         key = "exp_manager.checkpoint_callback_params.train_time_interval"
-        self._interval = seconds(key, self.config.train_time_interval)
+        interval = self.config.train_time_interval
+        self._interval = seconds(key, interval) if interval else None
         self._saved_at, self._saved_step = time.monotonic(), -1
         self._archive = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
         self.leaving = 0  # number of the signal that ends the run

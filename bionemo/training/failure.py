@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import lightning.pytorch as pl
 
+from bionemo.cluster.watch.callback import Watch
+from bionemo.cluster.watch.errors import lost_another, one_line
 from bionemo.errors import UserError
-from bionemo.training.watch.callback import Watch
-from bionemo.training.watch.errors import lost_another, one_line
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
     `hpc_ckpt_*` beside the logs.
 
     Raises:
-        UserError: when a named checkpoint cannot be used, or there is none and starting afresh was not allowed.
+        UserError: when a named checkpoint cannot be used, or there is none and starting afresh was not allowed, or
+            nothing is to be trained.
     """
     config = cfg.exp_manager
     if named := config.resume_from_checkpoint or cfg.model.resume_from_checkpoint:
@@ -34,12 +35,20 @@ def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
         checkpoint.check(Path(named))
         return Path(named)
     if not config.resume_if_exists:
-        return None
-    found = checkpoint.newest(directories, lambda path, why: log.warning("checkpoint %s passed over: %s", path, why))
-    if found is None and not config.resume_ignore_no_checkpoint:
+        found = None
+    else:
+        found = checkpoint.newest(
+            directories, lambda path, why: log.warning("checkpoint %s passed over: %s", path, why)
+        )
+        if found is None and not config.resume_ignore_no_checkpoint:
+            raise UserError(
+                f"exp_manager.resume_if_exists=True: no checkpoint in {directories[0]}; "
+                "set exp_manager.resume_ignore_no_checkpoint=True to start from the beginning"
+            )
+    if found is None and not (cfg.do_training or cfg.restore_from_path):
         raise UserError(
-            f"exp_manager.resume_if_exists=True: no checkpoint in {directories[0]}; "
-            "set exp_manager.resume_ignore_no_checkpoint=True to start from the beginning"
+            f"do_testing=True without do_training: there is no checkpoint in {directories[0]} to test; give "
+            "exp_manager.resume_from_checkpoint or restore_from_path"
         )
     return found
 

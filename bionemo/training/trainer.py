@@ -13,11 +13,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from bionemo.cluster.environment import Launched
 from bionemo.cluster.process import this_process
 from bionemo.config.check import layout, micro_batches
+from bionemo.config.durations import seconds
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
 from bionemo.megatron.strategy import MegatronStrategy
 from bionemo.training.determinism import require_determinism
-from bionemo.training.time_limit import seconds
 
 
 @contextmanager
@@ -39,7 +39,8 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     config = cfg.trainer
     if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(f"trainer.accelerator={config.accelerator}: this machine has no GPU; use auto or cpu")
-    seconds("trainer.max_time", config.max_time)
+    if config.max_time is not None:
+        seconds("trainer.max_time", config.max_time)
     if config.deterministic is True:
         require_determinism(config)
     behind = cfg.exp_manager.checkpoint_callback_params.async_save

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from bionemo.errors import UserError
 from bionemo.training.precision import cpu_has_bf16
 from tests.conftest import EXAMPLES, ROOT
 
@@ -258,6 +259,13 @@ def test_the_test_set_is_evaluated_when_asked(tmp_path: Path) -> None:
     _, lines = run(tmp_path, "do_testing=True", "trainer.max_steps=2")
     loss = logged(tmp_path, "test_loss")[2]
     assert lines[-1].startswith(f"test loss {loss:.4f}, test perplexity ")
+    _, again = run(tmp_path, "do_training=False", "do_testing=True", "trainer.max_steps=2")
+    assert again[-1] == lines[-1]
+
+
+def test_nothing_is_tested_that_was_not_trained(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"do_testing=True without do_training: there is no checkpoint in .* to test"):
+        train(config(tmp_path, "do_training=False", "do_testing=True"))
 
 
 def test_a_run_of_epochs(tmp_path: Path) -> None:

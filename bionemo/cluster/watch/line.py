@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bionemo.training.watch.attendance import PATIENCE, Presence, Verdict, how_it_ended, silence
-from bionemo.training.watch.roll_call import drop, keep
+from bionemo.cluster.watch.attendance import PATIENCE, Presence, Verdict, how_it_ended, silence
+from bionemo.cluster.watch.roll_call import drop, keep
 
 _UNANSWERED = 3  # words after which it only listens
 log = logging.getLogger(__name__)

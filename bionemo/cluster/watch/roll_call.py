@@ -13,7 +13,7 @@ from dataclasses import asdict
 from subprocess import Popen
 from typing import Any
 
-from bionemo.training.watch.attendance import PATIENCE, Presence, Verdict, judge
+from bionemo.cluster.watch.attendance import PATIENCE, Presence, Verdict, judge
 
 _inherited: set[socket.socket] = set()
 

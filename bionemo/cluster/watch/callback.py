@@ -22,14 +22,12 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.strategies.launchers import subprocess_script
 
-from bionemo.errors import UserError
-from bionemo.training.time_limit import seconds
-from bionemo.training.watch.attendance import PATIENCE, Verdict
-from bionemo.training.watch.errors import lost_another, one_line
-from bionemo.training.watch.inside import collectives, main_frame, megabytes, place
-from bionemo.training.watch.line import Line
-from bionemo.training.watch.phases import Phases
-from bionemo.training.watch.roll_call import RollCall
+from bionemo.cluster.watch.attendance import PATIENCE, Verdict
+from bionemo.cluster.watch.errors import lost_another, one_line
+from bionemo.cluster.watch.inside import collectives, main_frame, megabytes, place
+from bionemo.cluster.watch.line import Line
+from bionemo.cluster.watch.phases import Phases
+from bionemo.cluster.watch.roll_call import RollCall
 
 GRACE = 20.0  # seconds that a main thread has to leave by itself
 log = logging.getLogger(__name__)
@@ -43,16 +41,10 @@ class Watch(Phases):
         verdict: once there is one.
     """
 
-    def __init__(self, limit: str | dict[str, int]) -> None:
-        """Take `trainer.rank_timeout`.
-
-        Raises:
-            UserError: when it is no time.
-        """
+    def __init__(self, limit: float) -> None:
+        """Take `trainer.rank_timeout`, in seconds."""
         super().__init__()
-        self._limit, self._written = seconds("trainer.rank_timeout", limit) or 0.0, limit
-        if self._limit <= 0:
-            raise UserError(f"trainer.rank_timeout={limit}: expected a time above zero")
+        self._limit = limit
         self.rank, self._host = 0, socket.gethostname()
         self.verdict: Verdict | None = None
         self._failed: str | None = None
@@ -142,7 +134,7 @@ class Watch(Phases):
 
     def _obey(self, verdict: Verdict, own: bool) -> None:
         """Say why, once for all ranks, let the main thread leave if it can, and end the process if it cannot."""
-        line = verdict.line + (f" (trainer.rank_timeout={self._written})" if verdict.kind == "stuck" else "")
+        line = verdict.line + (f" (trainer.rank_timeout is {self._limit:.0f} s)" if verdict.kind == "stuck" else "")
         if own or self.rank == 0:
             print(f"error: {line}", file=sys.stderr, flush=True)
         stack = "".join(traceback.format_stack(main_frame()))

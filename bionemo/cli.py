@@ -6,13 +6,14 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from importlib import import_module
 from pathlib import Path
 
-from bionemo.config.app import one_line_errors
+from bionemo.cluster.console import one_line_errors
 from bionemo.errors import UserError
 
 RUNS = {  # each is also `python -m bionemo.NAME`, and says more under --help
     "pretrain": "train a model on sequences",
     "finetune": "prepare a downstream task",
     "preprocess": "make shards that train out of downloads",
+    "launch": "start a run on a cluster: Slurm, Base Command Platform, mpirun, Ray",
     "plan": "parameters, memory, FLOPs and time of a run before it is submitted",
 }
 _EXAMPLES = """\

@@ -8,8 +8,8 @@ import argparse
 import json
 import sys
 
+from bionemo.cluster.console import one_line_errors
 from bionemo.config import run
-from bionemo.config.app import one_line_errors
 from bionemo.config.help import Topic
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError

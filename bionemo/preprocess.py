@@ -8,8 +8,8 @@ python -m bionemo.preprocess --verify DIR
 import sys
 from pathlib import Path
 
+from bionemo.cluster.console import one_line_errors
 from bionemo.config import run
-from bionemo.config.app import one_line_errors
 from bionemo.config.help import Topic
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig

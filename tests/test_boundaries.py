@@ -64,6 +64,7 @@ def test_the_walk_sees_imports_at_the_top_and_inside_functions() -> None:
         ("hydra", ["bionemo.config"]),
         ("omegaconf", ["bionemo.config", "bionemo.interop.nemo"]),
         ("pytorch_lightning", []),
+        ("ray", ["bionemo.cluster.on_ray"]),
     ],
 )
 def test_one_door_to_each_framework(package: str, allowed: list[str]) -> None:
@@ -89,6 +90,7 @@ KINDS = ["data.proteins", "data.molecules", "data.text"]
         ("megatron", ["models", "training", "interop"]),
         ("training", ["models.esm1nv", "models.esm2nv", "models.build"]),
         ("cluster", ["data", "models", "training", "megatron", "interop", "tokenizers"]),
+        ("launching", ["data", "models", "training", "megatron", "tokenizers"]),
         ("interop", ["data", "training"]),
         ("preparation", ["models", "training", "megatron", "interop", "tokenizers"]),
     ],

@@ -91,10 +91,12 @@ def this_process(environment: Mapping[str, str] = os.environ) -> Process | None:
 
 def speaks_for_all(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this is the first of all processes, before there are process groups; one that cannot tell is."""
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"):
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if name in environment:
             return environment[name] == "0"
-    return {environment.get("NODE_RANK", "0"), environment.get("LOCAL_RANK", "0")} == {"0"}
+    if {"NODE_RANK", "LOCAL_RANK"} & environment.keys():  # what Lightning starts, in a job of Slurm's too
+        return {environment.get("NODE_RANK", "0"), environment.get("LOCAL_RANK", "0")} == {"0"}
+    return environment.get("SLURM_PROCID", "0") == "0"
 
 
 def first_of_node(environment: Mapping[str, str] = os.environ) -> bool:
@@ -141,10 +143,10 @@ def _mpirun(environment: Mapping[str, str]) -> Process | None:
 
 
 def _by_rank(environment: Mapping[str, str]) -> Process | None:
-    """What bcprun sets, and others that follow torch: RANK, and a node where there is one."""
+    """What bcprun and Ray (cluster/on_ray.py) set, and others that follow torch: RANK, and a node if there is one."""
     if "RANK" not in environment or "LOCAL_RANK" not in environment:
         return None
-    launcher = "bcprun" if "NGC_ARRAY_SIZE" in environment else "the launcher"
+    launcher = environment.get("BIONEMO_LAUNCHER", "bcprun" if "NGC_ARRAY_SIZE" in environment else "the launcher")
     number = _numbers(launcher, environment)
     rank, local_rank = number("RANK"), number("LOCAL_RANK")
     size = number("WORLD_SIZE") if "WORLD_SIZE" in environment else None

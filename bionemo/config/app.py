@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bionemo.cluster.process import speaks_for_all
+from bionemo.cluster.console import one_line_errors, tell
 from bionemo.config.flags import hydra_words, parse, source_words
 from bionemo.config.help import TRAINING, Topic, help_text
 from bionemo.config.paths import CONF_DIR, Source, source
-from bionemo.errors import UserError
 
 if TYPE_CHECKING:  # Hydra is imported late: --help and a wrong flag need none of it
     from omegaconf import DictConfig
@@ -62,19 +61,13 @@ def _dispatch(
         _ask_hydra(where, [*questions, *words])
     elif flags.multirun:
         for number, (job, (cfg, notes)) in enumerate(zip(jobs, checked, strict=True), 1):
-            _tell(f"run {number} of {len(jobs)}: {' '.join(job)}", *notes)
+            tell(f"run {number} of {len(jobs)}: {' '.join(job)}", *notes)
             with _command_line([*source_words(flags), *job]):
                 task(cfg)
     else:
         [(cfg, notes)] = checked
-        _tell(*notes)
+        tell(*notes)
         task(cfg)
-
-
-def _tell(*notes: str) -> None:
-    for note in notes:
-        if speaks_for_all():
-            print(f"note: {note}", file=sys.stderr)
 
 
 def _ask_hydra(where: Source, words: Sequence[str]) -> None:
@@ -100,19 +93,6 @@ def _command_line(words: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
-
-
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr and status 1 when the user made a mistake."""
-    try:
-        yield
-    except UserError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        if speaks_for_all():
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(1)
 
 
 def _print_help(flags: Namespace, config_name: str, config_dir: str | Path | None, topic: Topic) -> None:

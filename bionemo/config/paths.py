@@ -10,7 +10,8 @@ from bionemo.errors import UserError
 _PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel carries conf/ inside the package; a checkout and an editable install have it beside the package.
 CONF_DIR = next((path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir()), _PACKAGE / "conf")
-_EXAMPLES = CONF_DIR.parent / "examples"
+CHECKOUT = CONF_DIR.parent  # or the installed package, which has its examples, too
+_EXAMPLES = CHECKOUT / "examples"
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,8 @@ class Checkpoints(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save the last step if no rule has, and export what was trained."""
         self.save(trainer, pl_module)
+        if self.leaving:  # a launcher may end all ranks when the first has left, and then report another status
+            trainer._signal_connector._original_handlers[signal.SIGTERM] = signal.SIG_IGN  # which Lightning restores
         if not self._enabled or getattr(trainer, "fast_dev_run", False) or self.leaving:
             return
         strategy: Any = trainer.strategy

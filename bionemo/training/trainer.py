@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from bionemo.cluster.environment import Launched
@@ -64,8 +65,8 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     if isinstance(config.val_check_interval, int):
         ours["check_val_every_n_epoch"] = None  # count steps, not epochs
     process = this_process()
-    if process is not None:
-        ours["plugins"] = [Launched(process)]
+    # Lightning is told in either case: by itself it takes a batch script of Slurm's for a process that srun started
+    ours["plugins"] = [LightningEnvironment() if process is None else Launched(process)]
     for key in ("gradient_clip_val", "gradient_clip_algorithm", "rank_timeout"):
         arguments.pop(key, None)
     try:

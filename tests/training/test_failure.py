@@ -18,9 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bionemo.cluster.console import one_line_errors
 from bionemo.cluster.watch import callback
 from bionemo.cluster.watch.attendance import Presence, judge
-from bionemo.config.app import one_line_errors
 from bionemo.data.module import Steps
 from bionemo.data.proteins import splits
 from bionemo.data.proteins.mock import MockSource

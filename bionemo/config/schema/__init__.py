@@ -4,6 +4,14 @@
 A field without a default must come from YAML. A field of `X | None = None` is a key that nobody has to give.
 """
 
+from bionemo.config.schema.cluster import (
+    BcpConfig,
+    ClusterConfig,
+    LocalConfig,
+    MpiConfig,
+    RayConfig,
+    SlurmConfig,
+)
 from bionemo.config.schema.data import (
     CsvConfig,
     CsvFieldsConfig,
@@ -47,7 +55,7 @@ from bionemo.config.schema.preparation import (
     UsptoJob,
     ZincJob,
 )
-from bionemo.config.schema.run import ClusterConfig, RunConfig
+from bionemo.config.schema.run import RunConfig
 from bionemo.config.schema.trainer import TrainerConfig
 
 # Which dataclass types a node is looked up by its `_target_`, so that checking a config imports no torch.
@@ -65,10 +73,16 @@ SCHEMAS: dict[str, type] = {
     "bionemo.preparation.moleculenet.prepare": MoleculeNetJob,
     "bionemo.preparation.uspto.prepare": UsptoJob,
     "bionemo.megatron.corpus.prepare": TextJob,
+    "bionemo.launching.local.Local": LocalConfig,
+    "bionemo.launching.mpi.Mpi": MpiConfig,
+    "bionemo.launching.slurm.Slurm": SlurmConfig,
+    "bionemo.launching.bcp.Bcp": BcpConfig,
+    "bionemo.launching.ray.Ray": RayConfig,
 }
 
 __all__ = [
     "SCHEMAS",
+    "BcpConfig",
     "ClusterConfig",
     "ClustersJob",
     "CsvConfig",
@@ -85,6 +99,7 @@ __all__ = [
     "FlipJob",
     "GPT3Config",
     "LoaderConfig",
+    "LocalConfig",
     "MaskedDataConfig",
     "MegaMolBARTConfig",
     "MockConfig",
@@ -92,14 +107,17 @@ __all__ = [
     "ModelConfig",
     "MoleculeDataConfig",
     "MoleculeNetJob",
+    "MpiConfig",
     "OptimConfig",
     "PreparationConfig",
     "ProtT5nvConfig",
     "ProteinDataConfig",
+    "RayConfig",
     "RunConfig",
     "SchedConfig",
     "SequencesJob",
     "ShardDataConfig",
+    "SlurmConfig",
     "SpanDataConfig",
     "SplitConfig",
     "TextDataConfig",

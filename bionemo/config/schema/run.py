@@ -2,18 +2,11 @@
 """The root of a configuration: what a command is asked to do."""
 
 from dataclasses import dataclass
-from typing import Literal
 
+from bionemo.config.schema.cluster import ClusterConfig
 from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.config.schema.model import ModelConfig
 from bionemo.config.schema.trainer import TrainerConfig
-
-
-@dataclass(kw_only=True)
-class ClusterConfig:
-    """The machines a run is meant for."""
-
-    name: Literal["local", "slurm", "bcp", "mpi", "ray"]  # who starts the processes
 
 
 @dataclass(kw_only=True)
@@ -30,4 +23,4 @@ class RunConfig:
     trainer: TrainerConfig
     exp_manager: ExpManagerConfig
     model: ModelConfig  # the dataclass that `model._target_` is listed with in SCHEMAS
-    cluster: ClusterConfig
+    cluster: ClusterConfig  # where `python -m bionemo.launch` sends it

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ray places the processes of a run, and each starts the run's own command, which trains as under any launcher.
+
+That is a process of its own and no function inside Ray's worker, since a run answers signals, forks workers for its
+data, and says by its exit status how it ended.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ray
+import torch.distributed as dist
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from bionemo.errors import UserError
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What runs on a Ray cluster, and where.
+
+    Attributes:
+        command: its words, the same for every process.
+        environment: set for it.
+        directory: that it runs in.
+        nodes: machines.
+        workers: processes on each.
+        cpus: cores that a process is given.
+        accelerator: `trainer.accelerator`; auto takes GPUs where the cluster has any.
+    """
+
+    command: list[str]
+    environment: dict[str, str]
+    directory: str
+    nodes: int
+    workers: int
+    cpus: int
+    accelerator: str
+
+
+def run_on_ray(placed: Placed, address: str) -> None:
+    """Start a command in every process of a run, and await them all.
+
+    Args:
+        placed: the command.
+        address: of the head of the cluster, HOST:PORT; `auto`: the cluster that this machine is of.
+
+    Raises:
+        UserError: when the cluster cannot be reached, is smaller than asked for, or a process fails.
+    """
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    try:
+        ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UserError(f"no Ray cluster at {address} ({error}): scripts/start_ray_cluster.sh starts one") from error
+    try:
+        gpus = _see_that_it_is_large_enough(placed)
+        resources = {"CPU": placed.cpus} | ({"GPU": 1} if gpus else {})
+        TorchTrainer(
+            _process,
+            train_loop_config=asdict(placed),
+            # its own process group carries nothing but an address: gloo takes no memory of a GPU
+            torch_config=TorchConfig(backend="gloo"),
+            scaling_config=ScalingConfig(
+                num_workers=placed.nodes * placed.workers, use_gpu=gpus, resources_per_worker=resources,
+                placement_strategy="SPREAD" if placed.nodes > 1 else "PACK",
+            ),
+            run_config=RunConfig(storage_path=None),
+        ).fit()  # fmt: skip
+    except ray.train.TrainingFailedError as error:
+        raise UserError(f"the run failed: {_reason(error)}") from error
+    finally:
+        ray.shutdown()
+
+
+def _see_that_it_is_large_enough(placed: Placed) -> bool:
+    """Whether GPUs are used.
+
+    Raises:
+        UserError: when there are too few machines, cores or GPUs; Ray would wait for more to come.
+    """
+    has = ray.cluster_resources()
+    gpus = placed.accelerator in ("gpu", "cuda") or (placed.accelerator == "auto" and has.get("GPU", 0) > 0)
+    processes = placed.nodes * placed.workers
+    machines = sum(bool(node["Alive"]) for node in ray.nodes())
+    wanted = {"machines": (placed.nodes, machines), "cores": (processes * placed.cpus, has.get("CPU", 0))}
+    if gpus:
+        wanted["GPUs"] = (processes, has.get("GPU", 0))
+    for what, (needed, there) in wanted.items():
+        if there < needed:
+            raise UserError(
+                f"the Ray cluster has {there:.0f} {what}, and trainer.num_nodes={placed.nodes} x trainer.devices="
+                f"{placed.workers} needs {needed}"
+            )
+    return gpus
+
+
+def _process(config: dict[str, Any]) -> None:
+    """Run the command as one of the processes; Ray's variables say which."""
+    where: list[Any] = [_free_address()]
+    dist.broadcast_object_list(where)
+    address, port = where[0]
+    environment = os.environ | config["environment"]
+    environment |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "BIONEMO_LAUNCHER": "Ray"}
+    status = subprocess.run(
+        config["command"], env=environment, cwd=config["directory"], preexec_fn=_end_with_parent, check=False
+    ).returncode
+    if status:
+        raise RuntimeError(f"rank {environment['RANK']} ended with status {status}")
+
+
+def _free_address() -> tuple[str, int]:
+    with socket.create_server(("", 0)) as server:
+        return ray.util.get_node_ip_address(), server.getsockname()[1]
+
+
+def _end_with_parent() -> None:
+    """Let no process of a run outlive Ray's."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _reason(error: BaseException) -> str:
+    """The shortest that says it: what the first failed worker raised."""
+    failures = getattr(error, "worker_failures", None) or {}
+    first = failures[min(failures)] if failures else error
+    return str(getattr(first, "_base_exc", first)).strip().splitlines()[-1]

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Starts a Ray cluster on the machines of a job: the head on the first one, and what joins it on the others. To be run
+# once on each of them, in the background of the job; it ends with the job, or by `ray stop`:
+#
+#   bcprun -no_redirect --npernode 1 --cmd 'bash scripts/start_ray_cluster.sh' &
+#   srun --ntasks-per-node=1 bash scripts/start_ray_cluster.sh &
+#   python -m bionemo.launch --config-name=pretrain_esm2_650M cluster=ray trainer.num_nodes=2 trainer.devices=8
+#
+# Machines prove that they belong together by a token: $RAY_AUTH_TOKEN, given by the platform's secrets, or the file
+# $RAY_AUTH_TOKEN_PATH (~/.ray/auth_token), which the head writes where all of them see the same home.
+set -euo pipefail
+
+node=${NGC_REPLICA_ID:-${NGC_ARRAY_INDEX:-${SLURM_NODEID:-${GROUP_RANK:-0}}}}
+first=${NGC_MASTER_ADDR:-${MASTER_ADDR:-}}
+if [ -z "$first" ] && [ -n "${SLURM_JOB_NODELIST:-}" ]; then
+    first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+fi
+port=${RAY_PORT:-6379}
+export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
+token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
+
+command -v ray > /dev/null || { echo "error: Ray is not installed: pip install 'bionemo[ray]'" >&2; exit 1; }
+if [ "$node" = 0 ]; then
+    if [ "$RAY_AUTH_MODE" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ] && [ ! -s "$token" ]; then
+        mkdir -p "$(dirname "$token")"
+        (umask 077; python3 -c 'import secrets; print(secrets.token_hex(32))' > "$token")
+    fi
+    exec ray start --head --port="$port" --disable-usage-stats --include-dashboard=false --block
+fi
+[ -n "$first" ] || { echo "error: the first machine is not known: set MASTER_ADDR to its name" >&2; exit 1; }
+for _ in $(seq 60); do # the head may take its time
+    if [ -n "${RAY_AUTH_TOKEN:-}" ] || [ -s "$token" ] || [ "$RAY_AUTH_MODE" != token ]; then
+        if ray health-check --address "$first:$port" > /dev/null 2>&1; then
+            exec ray start --address="$first:$port" --disable-usage-stats --block
+        fi
+    fi
+    sleep 2
+done
+echo "error: $(hostname) finds no head of a Ray cluster at $first:$port that knows the token: see that the name and port can be reached, and that \$RAY_AUTH_TOKEN or $token is the same on all machines" >&2
+exit 1

@@ -1,0 +1,105 @@
+"""A real Slurm of several nodes on this machine, as an ordinary user: a controller, and a daemon for each node."""
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+MISSING = [name for name in PROGRAMS if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin")]
+_CONFIGURATION = """\
+ClusterName=mini
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=bf_interval=2,sched_interval=2
+SlurmctldParameters=preempt_send_user_signal
+SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+ReturnToService=2
+KillWait=5
+MinJobAge=3600
+JobRequeue=1
+GresTypes=gpu
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool/%n
+SlurmctldPidFile={directory}/run/slurmctld.pid
+SlurmdPidFile={directory}/run/slurmd-%n.pid
+SlurmctldLogFile={directory}/log/slurmctld.log
+SlurmdLogFile={directory}/log/slurmd-%n.log
+NodeName=node[1-{nodes}] NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMemory=16000 Gres=gpu:8 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=5 PreemptMode=REQUEUE GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+# any character devices will do: Slurm wants as many files as there are GPUs, and hands their numbers out
+_GPUS = (
+    "NodeName=node[1-{nodes}] Name=gpu "
+    "File=/dev/null,/dev/zero,/dev/full,/dev/random,/dev/urandom,/dev/tty,/dev/ptmx,/dev/kmsg\n"
+)
+
+
+@contextmanager
+def mini_slurm(directory: Path, nodes: int = 2) -> Iterator[dict[str, str]]:
+    """Run the cluster; gives what has to be in the environment of `sbatch` and the like."""
+    for name in ("state", "spool", "run", "log"):
+        (directory / name).mkdir(parents=True)
+    ports = _free_ports(nodes + 1)
+    (directory / "slurm.conf").write_text(
+        _CONFIGURATION.format(
+            host=socket.gethostname(), user=getpass.getuser(), directory=directory, nodes=nodes, port=ports,
+            first=ports + 1, last=ports + nodes,
+        )
+    )  # fmt: skip
+    (directory / "gres.conf").write_text(_GPUS.format(nodes=nodes))
+    environment = {"SLURM_CONF": str(directory / "slurm.conf"), "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
+    full = {**{k: v for k, v in os.environ.items() if not k.startswith("SLURM")}, **environment}
+    try:
+        for command in (["slurmctld"], *(["slurmd", "-N", f"node{number + 1}"] for number in range(nodes))):
+            subprocess.run(command, env=full, check=True, cwd=directory, capture_output=True)
+        _wait(full)
+        yield environment
+    finally:
+        for file in (directory / "run").glob("*.pid"):
+            with suppress(OSError, ValueError):
+                os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def _wait(environment: dict[str, str], seconds: float = 30) -> None:
+    until, states = time.monotonic() + seconds, ""
+    while time.monotonic() < until:
+        command = ["sinfo", "-h", "-o", "%T"]
+        states = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+        if set(states.split()) == {"idle"}:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"Slurm did not come up: {states}")
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many free ports in a row."""
+    for first in range(21000 + os.getpid() % 5000, 32000, count):
+        with suppress(OSError):
+            sockets = [socket.create_server(("", first + number)) for number in range(count)]
+            for each in sockets:
+                each.close()
+            return first
+    raise OSError("no free ports")

@@ -1,0 +1,36 @@
+"""Programs that only note how they were called, in the place of those that start runs."""
+
+import json
+import sys
+from pathlib import Path
+
+_STUB = """\
+#!{python}
+import json, os, sys
+with open({calls!r}, "a") as calls:
+    calls.write(json.dumps([{name!r}, *sys.argv[1:]]) + "\\n")
+{rest}
+"""
+
+
+class Stubs:
+    """A directory for the front of PATH.
+
+    Attributes:
+        directory: where they are.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._calls = directory, directory / "calls.jsonl"
+        directory.mkdir(parents=True)
+
+    def add(self, name: str, rest: str = "") -> None:
+        """Add a program; `rest` is Python that it runs after noting the call."""
+        path = self.directory / name
+        path.write_text(_STUB.format(python=sys.executable, calls=str(self._calls), name=name, rest=rest))
+        path.chmod(0o755)
+
+    def calls(self, name: str = "") -> list[list[str]]:
+        """Every call so far in order, each with the program's name first."""
+        lines = self._calls.read_text().splitlines() if self._calls.exists() else []
+        return [call for call in map(json.loads, lines) if not name or call[0] == name]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Starts a Ray cluster on the machines of a job: the head on the first one, and what joins it on the others. To be run
-# once on each of them, in the background of the job; it ends with the job, or by `ray stop`:
+# once on each of them, in the background of the job; it ends with the job, or by `ray stop`. Arguments are further
+# options of `ray start`, such as --num-cpus=64.
 #
 #   bcprun -no_redirect --npernode 1 --cmd 'bash scripts/start_ray_cluster.sh' &
 #   srun --ntasks-per-node=1 bash scripts/start_ray_cluster.sh &
@@ -25,13 +26,13 @@ if [ "$node" = 0 ]; then
         mkdir -p "$(dirname "$token")"
         (umask 077; python3 -c 'import secrets; print(secrets.token_hex(32))' > "$token")
     fi
-    exec ray start --head --port="$port" --disable-usage-stats --include-dashboard=false --block
+    exec ray start --head --port="$port" --disable-usage-stats --include-dashboard=false --block "$@"
 fi
 [ -n "$first" ] || { echo "error: the first machine is not known: set MASTER_ADDR to its name" >&2; exit 1; }
 for _ in $(seq 60); do # the head may take its time
     if [ -n "${RAY_AUTH_TOKEN:-}" ] || [ -s "$token" ] || [ "$RAY_AUTH_MODE" != token ]; then
         if ray health-check --address "$first:$port" > /dev/null 2>&1; then
-            exec ray start --address="$first:$port" --disable-usage-stats --block
+            exec ray start --address="$first:$port" --disable-usage-stats --block "$@"
         fi
     fi
     sleep 2

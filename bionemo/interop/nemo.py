@@ -19,6 +19,7 @@ from bionemo.config.schema import ExpManagerConfig
 from bionemo.errors import UserError
 from bionemo.interop.quiet import our_messages_to
 from bionemo.interop.redact import redact_arguments
+from bionemo.interop.revision import revision
 from bionemo.interop.wandb import start_wandb
 
 # What we do ourselves, so NeMo must not: it knows checkpoints as pickles and resumes from a name pattern.
@@ -101,6 +102,8 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         sys.argv = arguments
     name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
     if trainer.is_global_zero:
+        # NeMo would tell of the repository around the working directory, with every line that differs in it
+        (directory / "git-info.log").write_text(revision())
         _log_to(directory / name)
     elif not config.log_global_rank_0_only:
         trainer.callbacks.append(_LogFile(directory / name))  # type: ignore[attr-defined]

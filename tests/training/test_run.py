@@ -2,6 +2,7 @@
 """A run as its user meets it: the command, the console, the files it leaves, and one line for every mistake."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -85,7 +86,9 @@ def test_the_directory_holds_what_users_look_for(seed_run: Done) -> None:
     ):  # fmt: skip
         assert len(list(seed_run.directory.glob(pattern))) == 1, pattern
     inside = subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True, check=False).returncode == 0
-    assert (seed_run.directory / "git-info.log").exists() == inside
+    told = (seed_run.directory / "git-info.log").read_text()
+    assert re.fullmatch(r"bionemo [\d.]+\n(commit hash: [0-9a-f]{40}\n( ?[MARD]+ .*\n)*)?", told)
+    assert ("commit hash" in told) == inside
     assert (seed_run.directory / "loss_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "x_OP_000..009_CL_" in (seed_run.directory / "cmd-args.log").read_text()
     log = (seed_run.directory / "nemo_log_globalrank-0_localrank-0.txt").read_text()

@@ -43,6 +43,7 @@ compare "preparing 5 million sequences against pyfastx reading them" "preparatio
 compare "preparing 5 million sequences against Biopython reading them" "preparation.py bionemo $big" "preparation.py biopython-read $big"
 
 echo "## sample pipeline against Hugging Face's tokenizer and collator"
+# shellcheck disable=SC2086  # it is two words, or none
 "$ours" sample_pipeline.py $fasta
 echo "## checkpoints against Lightning's"
 "$ours" checkpoint.py

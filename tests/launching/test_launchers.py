@@ -92,8 +92,8 @@ def ray(place: Path) -> Path:
     """On one node: Ray tells nodes apart by their addresses."""
     environment = {"RAY_TMPDIR": "/tmp", "RAY_AUTH_TOKEN_PATH": str(place / "token"), "RAY_PORT": port()}
     head = subprocess.Popen(
-        ["bash", str(ROOT / "scripts" / "start_ray_cluster.sh"), "--num-cpus=4"], env={**os.environ, **environment}, cwd=place,
-        start_new_session=True,
+        ["bash", str(ROOT / "scripts" / "start_ray_cluster.sh"), "--num-cpus=4"],
+        env={**os.environ, **environment}, cwd=place, start_new_session=True,
     )  # fmt: skip
     try:
         address = f"127.0.0.1:{environment['RAY_PORT']}"

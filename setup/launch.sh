@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# A container with this project in it, from build to shell.
+#
+#   bash setup/launch.sh pull               fetch the image
+#   bash setup/launch.sh build [-p] [-c]    build it; -p: fetch its base anew, -c: without the cache
+#   bash setup/launch.sh push [-v VERSION] [-a TAG]   send it to its registry, also as VERSION and TAG
+#   bash setup/launch.sh dev [-d] [-c COMMAND]        a shell in a new container; -d: in the background
+#   bash setup/launch.sh attach             another shell in it
+#   bash setup/launch.sh info               what is set
+#
+# --dry-run in front shows the commands. Settings come from the environment, or from .env in the checkout, NAME=VALUE a
+# line (another file: ENV_FILE); nothing in it is run. Secrets are handed to the container by name.
+#
+#   BIONEMO_IMAGE   name and tag of the image (bionemo)
+#   PROJECT_PATH    the code that is mounted (this checkout), at BIONEMO_PATH in the container (/workspace/bionemo)
+#   DATA_PATH, RESULTS_PATH   directories that are mounted at /data and /result
+#   JUPYTER_PORT    of this machine, for port 8888 of the container (8888)
+#   BIONEMO_CONTAINER  (bionemo)
+set -euo pipefail
+
+checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+secrets=(WANDB_API_KEY NGC_API_KEY NGC_CLI_API_KEY HF_TOKEN)
+
+die() { echo "error: $*" >&2; exit 1; }
+
+read_env() { # what the environment has already stays
+    local line name
+    while IFS= read -r line || [ -n "$line" ]; do
+        line="${line%$'\r'}"
+        [[ "$line" =~ ^[[:space:]]*(#|$) ]] && continue
+        [[ "$line" =~ ^(export[[:space:]]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$ ]] || die "$1: '${line%%=*}' is no NAME=VALUE"
+        name="${BASH_REMATCH[2]}" line="${BASH_REMATCH[3]}"
+        [[ "$line" =~ ^\"(.*)\"$ || "$line" =~ ^\'(.*)\'$ ]] && line="${BASH_REMATCH[1]}"
+        [ -n "${!name+set}" ] || export "$name=$line"
+    done < "$1"
+}
+
+run() {
+    if [ "$dry_run" = 1 ]; then printf '%q ' "$@"; echo; else "$@"; fi
+}
+
+docker_is_there() {
+    [ "$dry_run" = 1 ] || command -v docker > /dev/null || die "there is no docker here"
+}
+
+usage() { sed -n '2,/^set /{s/^# \{0,1\}//;/^set /d;p;}' "${BASH_SOURCE[0]}"; }
+
+dry_run=0
+if [ "${1:-}" = --dry-run ]; then dry_run=1; shift; fi
+command="${1:-}"
+[ $# -gt 0 ] && shift
+env_file="${ENV_FILE:-$checkout/.env}"
+if [ -f "$env_file" ]; then read_env "$env_file"; elif [ -n "${ENV_FILE:-}" ]; then die "there is no $ENV_FILE"; fi
+: "${BIONEMO_IMAGE:=bionemo}" "${PROJECT_PATH:=$checkout}" "${BIONEMO_PATH:=/workspace/bionemo}"
+: "${JUPYTER_PORT:=8888}" "${BIONEMO_CONTAINER:=bionemo}"
+
+build() {
+    local options=() option
+    while getopts pc option; do
+        case "$option" in
+            p) options+=(--pull) ;;
+            c) options+=(--no-cache) ;;
+            *) exit 2 ;;
+        esac
+    done
+    docker_is_there
+    run docker build "${options[@]}" --tag "$BIONEMO_IMAGE" --file "$checkout/setup/Dockerfile" "$checkout"
+}
+
+push() {
+    local tags=() option repository="${BIONEMO_IMAGE%:*}" tag
+    case "${BIONEMO_IMAGE##*/}" in *:*) ;; *) repository="$BIONEMO_IMAGE" ;; esac # a colon may belong to a port
+    while getopts v:a: option; do
+        case "$option" in
+            v | a) tags+=("$OPTARG") ;;
+            *) exit 2 ;;
+        esac
+    done
+    docker_is_there
+    run docker push "$BIONEMO_IMAGE"
+    for tag in "${tags[@]}"; do
+        run docker tag "$BIONEMO_IMAGE" "$repository:$tag"
+        run docker push "$repository:$tag"
+    done
+}
+
+dev() {
+    local options=(--interactive --tty --rm) words=(bash) option name
+    while getopts dc: option; do
+        case "$option" in
+            d) options=(--detach --rm) words=(sleep infinity) ;;
+            c) words=(bash -c "$OPTARG") ;;
+            *) exit 2 ;;
+        esac
+    done
+    [ -d "$PROJECT_PATH" ] || die "PROJECT_PATH=$PROJECT_PATH is no directory"
+    options+=(--name "$BIONEMO_CONTAINER" --shm-size=8g --publish "$JUPYTER_PORT:8888" --workdir "$BIONEMO_PATH")
+    options+=(--volume "$PROJECT_PATH:$BIONEMO_PATH" --env "BIONEMO_HOME=$BIONEMO_PATH")
+    [ -z "${DATA_PATH:-}" ] || options+=(--volume "$DATA_PATH:/data")
+    [ -z "${RESULTS_PATH:-}" ] || options+=(--volume "$RESULTS_PATH:/result")
+    if command -v nvidia-smi > /dev/null; then options+=(--gpus all); fi
+    for name in "${secrets[@]}"; do
+        if [ -n "${!name:-}" ]; then options+=(--env "$name"); fi
+    done
+    docker_is_there
+    run docker run "${options[@]}" "$BIONEMO_IMAGE" "${words[@]}"
+}
+
+info() {
+    local name
+    for name in BIONEMO_IMAGE PROJECT_PATH BIONEMO_PATH DATA_PATH RESULTS_PATH JUPYTER_PORT BIONEMO_CONTAINER; do
+        echo "$name=${!name:-}"
+    done
+    for name in "${secrets[@]}"; do
+        if [ -n "${!name:-}" ]; then echo "$name is set"; else echo "$name is not set"; fi
+    done
+}
+
+case "$command" in
+    pull) docker_is_there; run docker pull "$BIONEMO_IMAGE" ;;
+    build) build "$@" ;;
+    push) push "$@" ;;
+    dev) dev "$@" ;;
+    attach) docker_is_there; run docker exec --interactive --tty "$BIONEMO_CONTAINER" bash ;;
+    info) info ;;
+    -h | --help | help) usage ;;
+    *) usage >&2; die "'$command' is no command" ;;
+esac

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """README's commands are right: the scripts exist, and every training command composes and checks."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from .conftest import ROOT
 
@@ -45,3 +48,34 @@ def test_every_option_it_names_is_known() -> None:
         load("pretrain_esm2_8M", ["model.data.dataset_path=x", *row.split()], example)
     for size in ("35M", "150M", "650M", "3B", "15B"):
         load(f"pretrain_esm2_{size}", ["model.data.dataset_path=x"], example)
+
+
+GUIDES = [ROOT / "examples" / name for name in ("slurm.md", "bcp.md")]
+
+
+def launches(guide: Path) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", guide.read_text(), flags=re.DOTALL)
+    commands = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in commands if "bionemo.launch" in line or ("/scripts/" in line and "bcprun" not in line)]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_what_the_guides_launch_can_be_rendered(guide: Path) -> None:
+    commands = launches(guide)
+    assert len(commands) >= 4
+    for command in commands:
+        line = command if "--dry-run" in command else f"{command} --dry-run"
+        environment = {**os.environ, "NGC_ARRAY_SIZE": "2", "NGC_GPUS_PER_NODE": "8"}
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert "trainer:\n" in done.stdout or "ngc batch run" in done.stdout
+
+
+def test_the_guide_to_slurm_gives_the_true_defaults() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", GUIDES[0].read_text(), flags=re.MULTILINE)
+    assert len(rows) >= 10
+    defaults = yaml.safe_load((ROOT / "conf" / "cluster" / "bcm.yaml").read_text())
+    for key, shown in rows:
+        assert yaml.safe_load(shown) == defaults[key], key

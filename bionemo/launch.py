@@ -10,6 +10,7 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from pathlib import Path
 
+from bionemo.cluster.console import one_line_errors
 from bionemo.config import run
 from bionemo.config.help import Topic
 from bionemo.config.schema import RunConfig
@@ -38,7 +39,11 @@ def main(config_name: str = "pretrain_esm2_8M") -> None:
     """Compose the configuration that the command line describes, and send it off."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
     asked, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
+    with one_line_errors():
+        if asked.multirun:  # the second of them would write over what the first one, still waiting, has to read
+            raise UserError("-m: one run is launched at a time: give each a name and exp_manager.exp_dir of its own")
     run(lambda cfg: launch(cfg, asked.dry_run), config_name, topic=_TOPIC)
 
 

@@ -13,6 +13,7 @@ SLURM = ["cluster=bcm", "trainer.devices=8"]
 WRONG: dict[str, tuple[list[str], str]] = {
     "a cluster that there is not": (["cluster=slurmm"], r"slurmm.*bcm, bcp, local, mpi, ray"),
     "a key of another cluster": (["cluster=mpi", "cluster.partition=gpu"], r"cluster.partition"),
+    "a sweep": (["-m", "model.optim.lr=1e-3,1e-4"], r"-m: one run is launched at a time"),
     "several machines": (["trainer.num_nodes=2"], r"trainer.num_nodes=2, but cluster=local is this machine alone"),
     "a number of devices": ([*SLURM, "trainer.devices=auto"], r"trainer.devices=auto: give the number of devices"),
     "devices of a node": ([*SLURM, "trainer.devices=16"], r"=16, but a node has cluster.gpus_per_node=8"),

@@ -88,6 +88,26 @@ def test_a_run_that_is_told_and_preempted_is_bitwise_the_one_that_was_left_alone
     assert logged(results, "val_loss")[800] == logged(alone, "val_loss")[800]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("slurm")
+def test_slurm_tells_a_run_before_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two minutes, less thirty seconds, less what Slurm's clock is coarse by; the time it has again is enough."""
+    directory = tmp_path / "results"
+    words = tiny(*TWO_NODES, "trainer.max_steps=1000000", f"exp_manager.exp_dir={directory}", "cluster.time='2'",
+                 "cluster.signal=SIGUSR1@30", "name=esm")  # fmt: skip
+    assert launch(monkeypatch, tmp_path, *words) == 0
+    number = submitted(capsys)
+    console = directory / f"log-nemo-megatron-esm_{number}.out"
+    until(lambda: console.exists() and "continuing from" in console.read_text(), lambda: str(job(number)))
+    say("scancel", str(number))
+    told = console.read_text()
+    assert "received SIGUSR1: saving step" in told
+    assert "DUE TO TIME LIMIT" not in told
+    assert ended(number)["JobState"] == "CANCELLED"
+
+
 @pytest.mark.usefixtures("slurm")
 def test_a_rank_that_dies_ends_the_step_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

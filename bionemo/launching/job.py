@@ -131,13 +131,16 @@ def job_of(cfg: RunConfig, invocation: Sequence[str]) -> Job:
     Raises:
         UserError: when the number of processes is not known here.
     """
-    nodes, tasks = cfg.trainer.num_nodes, _devices(cfg.trainer.devices)
     parts = [part for part, key in _PARTS.items() if getattr(cfg, key)] or ["prepare"]
+    stages = [Stage("prepare", 1, 1)] if "prepare" in parts else []
+    if others := [part for part in parts if part != "prepare"]:
+        tasks = _devices(cfg.trainer.devices)
+        stages += [Stage(part, cfg.trainer.num_nodes, tasks) for part in others]
     limit, directory = cfg.trainer.max_time, _directory(cfg)
     return Job(
         name=cfg.exp_manager.name or cfg.name,
         directory=directory,
-        stages=tuple(Stage(part, 1, 1) if part == "prepare" else Stage(part, nodes, tasks) for part in parts),
+        stages=tuple(stages),
         accelerator=cfg.trainer.accelerator,
         max_time=None if limit is None else seconds("trainer.max_time", limit),
         words=tuple(word for word in invocation[1:] if not _OF_CLUSTER.match(word)),

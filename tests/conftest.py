@@ -12,6 +12,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as interop/quiet.py does, before torch is imported
 
+# scripts say `python`, `shellcheck`: those of this environment, activated or not
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "protein"
 PRETRAINING = sorted(path.parent / "conf" for path in ROOT.glob("examples/**/pretrain.py"))  # of every family

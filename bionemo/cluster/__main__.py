@@ -4,6 +4,7 @@
 import os
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
 
 from bionemo.cluster.console import one_line_errors
 from bionemo.cluster.process import this_process
@@ -69,6 +70,9 @@ def _check(arguments: Namespace) -> None:
 
 
 def _ray(arguments: Namespace) -> None:
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if "RAY_AUTH_TOKEN" in os.environ or token.exists():  # read when Ray is imported
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         from bionemo.cluster.on_ray import Placed, run_on_ray
     except ImportError as error:

@@ -58,7 +58,6 @@ def run_on_ray(placed: Placed, address: str) -> None:
     Raises:
         UserError: when the cluster cannot be reached, is smaller than asked for, or a process fails.
     """
-    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
     try:
         ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:

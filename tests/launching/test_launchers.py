@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +40,13 @@ def call(command: list[str], directory: Path, **environment: str) -> None:
 def port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.5)
 
 
 def bcprun(place: Path) -> Path:
@@ -97,13 +105,8 @@ def ray(place: Path) -> Path:
     )  # fmt: skip
     try:
         address = f"127.0.0.1:{environment['RAY_PORT']}"
-        environment |= {"RAY_AUTH_MODE": "token"}
-        for _ in range(60):
-            healthy = ["ray", "health-check", "--address", address]
-            if not subprocess.run(
-                healthy, env={**os.environ, **environment}, capture_output=True, check=False
-            ).returncode:
-                break
+        asked = {"args": ["ray", "health-check", "--address", address], "env": {**os.environ, **environment}}
+        until(lambda: not subprocess.run(**asked, capture_output=True, check=False).returncode)
         return launched(place, "cluster=ray", f"cluster.address={address}", nodes=1, devices=4, **environment)
     finally:
         os.killpg(head.pid, 9)

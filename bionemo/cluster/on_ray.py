@@ -23,6 +23,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from bionemo.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
+_PATIENCE = 20  # seconds
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ def run_on_ray(placed: Placed, address: str) -> None:
     Raises:
         UserError: when the cluster cannot be reached, is smaller than asked for, or a process fails.
     """
-    try:
-        ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(f"no Ray cluster at {address} ({error}): scripts/start_ray_cluster.sh starts one") from error
+    if not _answers(address):
+        raise UserError(
+            f"no Ray cluster answers at {address} within {_PATIENCE} s: scripts/start_ray_cluster.sh starts one"
+        )
+    ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
     try:
         gpus = _see_that_it_is_large_enough(placed)
         resources = {"CPU": placed.cpus} | ({"GPU": 1} if gpus else {})
@@ -80,6 +82,16 @@ def run_on_ray(placed: Placed, address: str) -> None:
         raise UserError(f"the run failed: {_reason(error)}") from error
     finally:
         ray.shutdown()
+
+
+def _answers(address: str) -> bool:
+    """Whether there is a cluster; asked in another process, since Ray itself would try for minutes."""
+    words = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
+    words += [] if address == "auto" else ["--address", address]
+    try:
+        return subprocess.run(words, capture_output=True, timeout=_PATIENCE, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def _see_that_it_is_large_enough(placed: Placed) -> bool:

@@ -16,7 +16,7 @@ from .mini_slurm import MISSING, mini_slurm
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"Slurm is not installed: there is no {', '.join(MISSING)}")
 TWO_NODES = ["cluster=bcm", "trainer.num_nodes=2", "trainer.devices=1"]
-LONG = ["trainer.max_steps=1200", "trainer.val_check_interval=600", "trainer.log_every_n_steps=10"]
+LONG = ["trainer.max_steps=800", "trainer.val_check_interval=400", "trainer.log_every_n_steps=10"]
 PATIENCE = 180  # seconds: four processes may share two cores with other tests
 
 
@@ -89,7 +89,7 @@ def test_a_run_that_is_told_and_preempted_is_bitwise_the_one_that_was_left_alone
     results = directory / "results"
     assert fingerprint(results) == fingerprint(alone)
     assert logged(results, "reduced_train_loss") == logged(alone, "reduced_train_loss")
-    assert logged(results, "val_loss")[1200] == logged(alone, "val_loss")[1200]
+    assert logged(results, "val_loss")[800] == logged(alone, "val_loss")[800]
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ import logging
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -63,13 +65,14 @@ def run_on_ray(placed: Placed, address: str) -> None:
         raise UserError(
             f"no Ray cluster answers at {address} within {_PATIENCE} s: scripts/start_ray_cluster.sh starts one"
         )
-    ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    console = _Console()
     try:
         gpus = _see_that_it_is_large_enough(placed)
         resources = {"CPU": placed.cpus} | ({"GPU": 1} if gpus else {})
         TorchTrainer(
             _process,
-            train_loop_config=asdict(placed),
+            train_loop_config={**asdict(placed), "console": console.address},
             # its own process group carries nothing but an address: gloo takes no memory of a GPU
             torch_config=TorchConfig(backend="gloo"),
             scaling_config=ScalingConfig(
@@ -81,7 +84,45 @@ def run_on_ray(placed: Placed, address: str) -> None:
     except ray.train.TrainingFailedError as error:
         raise UserError(f"the run failed: {_reason(error)}") from error
     finally:
+        console.end()
         ray.shutdown()
+
+
+class _Console(socketserver.ThreadingTCPServer):
+    """Shows what the processes print, line by line, and nothing of what Ray says about itself.
+
+    Attributes:
+        address: where their output goes.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("", 0), _Copy)
+        self.address = ray.util.get_node_ip_address(), self.server_address[1]
+        self.ended: list[threading.Event] = []  # one for each process
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def end(self) -> None:
+        """Let those that have ended be shown to their end."""
+        for each in self.ended:
+            each.wait(_PATIENCE / 4)
+        self.shutdown()
+        self.server_close()
+
+
+class _Copy(socketserver.StreamRequestHandler):
+    server: _Console
+
+    def handle(self) -> None:
+        """Copy lines until the process has ended."""
+        ended = threading.Event()
+        self.server.ended.append(ended)
+        for line in self.rfile:
+            sys.stdout.write(line.decode(errors="replace"))
+            sys.stdout.flush()
+        ended.set()
 
 
 def _answers(address: str) -> bool:
@@ -123,9 +164,11 @@ def _process(config: dict[str, Any]) -> None:
     address, port = where[0]
     environment = os.environ | config["environment"]
     environment |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "BIONEMO_LAUNCHER": "Ray"}
-    status = subprocess.run(
-        config["command"], env=environment, cwd=config["directory"], preexec_fn=_end_with_parent, check=False
-    ).returncode
+    with socket.create_connection(config["console"]) as console:
+        status = subprocess.run(
+            config["command"], env=environment, cwd=config["directory"], stdout=console.fileno(), stderr=console.fileno(),
+            preexec_fn=_end_with_parent, check=False,
+        ).returncode  # fmt: skip
     if status:
         raise RuntimeError(f"rank {environment['RANK']} ended with status {status}")
 

@@ -165,8 +165,9 @@ def _process(config: dict[str, Any]) -> None:
     environment = os.environ | config["environment"]
     environment |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "BIONEMO_LAUNCHER": "Ray"}
     with socket.create_connection(config["console"]) as console:
+        output = console.fileno()
         status = subprocess.run(
-            config["command"], env=environment, cwd=config["directory"], stdout=console.fileno(), stderr=console.fileno(),
+            config["command"], env=environment, cwd=config["directory"], stdout=output, stderr=output,
             preexec_fn=_end_with_parent, check=False,
         ).returncode  # fmt: skip
     if status:

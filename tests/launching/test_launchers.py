@@ -49,6 +49,11 @@ def until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.5)
 
 
+def listens(number: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", number)) == 0
+
+
 def bcprun(place: Path) -> Path:
     line = " ".join(f"'{word}'" for word in [sys.executable, "-m", "bionemo.pretrain", *words(place / "run")])
     call([str(ROOT / "scripts" / "bcprun"), "--nnodes", "2", "--npernode", "2", "--cmd", line], place)
@@ -105,8 +110,7 @@ def ray(place: Path) -> Path:
     )  # fmt: skip
     try:
         address = f"127.0.0.1:{environment['RAY_PORT']}"
-        asked = {"args": ["ray", "health-check", "--address", address], "env": {**os.environ, **environment}}
-        until(lambda: not subprocess.run(**asked, capture_output=True, check=False).returncode)
+        until(lambda: listens(int(environment["RAY_PORT"])))
         return launched(place, "cluster=ray", f"cluster.address={address}", nodes=1, devices=4, **environment)
     finally:
         os.killpg(head.pid, 9)

@@ -52,6 +52,7 @@ class Job:
         directory: for what starts it; what it writes itself goes into `results` there.
         stages: in order.
         accelerator: `trainer.accelerator`.
+        goes_on: whether it writes checkpoints, and goes on from them when it is started again.
         max_time: seconds after which the training ends by itself; None: there is no such limit.
         words: of its command line, less those about the cluster.
         here: the directory that relative paths are of.
@@ -64,6 +65,7 @@ class Job:
     directory: Path
     stages: tuple[Stage, ...]
     accelerator: str
+    goes_on: bool
     max_time: float | None
     words: tuple[str, ...]
     here: Path
@@ -142,6 +144,7 @@ def job_of(cfg: RunConfig, invocation: Sequence[str]) -> Job:
         directory=directory,
         stages=tuple(stages),
         accelerator=cfg.trainer.accelerator,
+        goes_on=cfg.exp_manager.create_checkpoint_callback and cfg.exp_manager.resume_if_exists,
         max_time=None if limit is None else seconds("trainer.max_time", limit),
         words=tuple(word for word in invocation[1:] if not _OF_CLUSTER.match(word)),
         here=Path.cwd(),

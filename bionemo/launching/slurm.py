@@ -76,7 +76,7 @@ class Slurm:
     def _batch(self, job: Job, stage: Stage) -> str:
         python = self.config.python or ("python3" if self.config.container_image else None)
         srun = lines([["srun", "--kill-on-bad-exit=1"], *self._srun_arguments(job), *job.command(stage, python)])
-        notice = self._notice(stage)
+        notice = self._notice(job, stage)
         parts = [
             "#!/bin/bash",
             f"# {one_line('name', job.stem(stage))}: to submit it again, sbatch {self._script(job, stage).name}",
@@ -95,7 +95,7 @@ class Slurm:
         """What sbatch is told, in the order of the options' names."""
         config = self.config
         log = str(job.directory / f"log-{config.job_name_prefix}{job.stem(stage)}").replace("%", "%%") + "_%j"
-        notice = self._notice(stage)
+        notice = self._notice(job, stage)
         options: dict[str, str | int | bool | None] = {
             "account": config.account,
             "dependency": config.dependency,
@@ -125,10 +125,10 @@ class Slurm:
             options[known] = value
         return [_option(name, value) for name, value in sorted(options.items()) if value not in (None, False)]
 
-    def _notice(self, stage: Stage) -> tuple[int, int] | None:
+    def _notice(self, job: Job, stage: Stage) -> tuple[int, int] | None:
         """The signal that tells a training that its time is nearly over, and how many seconds before."""
         given = self.config.signal
-        if given is None or stage.part:
+        if given is None or stage.part or not job.goes_on:  # it would begin anew each time, for ever
             return None
         if not (match := _SIGNAL.fullmatch(given)):
             raise UserError(f"cluster.signal is {given!r}, expected such as SIGUSR1@180; without B:, as runs hear it")

@@ -42,6 +42,8 @@ class Checkpoints(pl.Callback):
         self._saved_at, self._saved_step = time.monotonic(), -1
         self._archive = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
         self.leaving = 0  # number of the signal that ends the run
+        self._trainer: pl.Trainer | None = None
+        self._listen_to(signal.SIGUSR1)  # from now on: what comes before the first step is heeded after it
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Clear what an interrupted save left."""
@@ -50,15 +52,19 @@ class Checkpoints(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen for the notice to leave, in the place of Lightning's handler, which stops inside a step."""
+        self._trainer = trainer
+        self._listen_to(signal.SIGTERM, signal.SIGUSR1)
 
-        def notice(number: int, frame: FrameType | None) -> None:
-            self.leaving = number  # acted on between two steps: a save in the middle of one would be inconsistent
-            if (launcher := trainer.strategy.launcher) is not None:
-                launcher.kill(number)  # the other processes of this node hear of it through us
-
+    def _listen_to(self, *signals: signal.Signals) -> None:
         if threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(name, notice)
+            for name in signals:
+                signal.signal(name, self._notice)
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        """Note that the run has to end between two steps: a save in the middle of one would be inconsistent."""
+        self.leaving = number
+        if self._trainer is not None and (launcher := self._trainer.strategy.launcher) is not None:
+            launcher.kill(number)  # the other processes of this node hear of it through us
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Save when a step or time interval is over, or a signal has come."""

@@ -23,6 +23,7 @@ CASES: dict[str, list[str]] = {
         "cluster.stderr_to_stdout=False", "cluster.additional_parameters={qos: high, cpus-per-task: 8}",
     ],
     "bcm_chain": [*GPT3, *SLURM, "do_preprocessing=True", "do_testing=True", "trainer.accelerator=cpu"],
+    "bcm_benchmark": [*GPT3, *SLURM, "exp_manager.resume_if_exists=False", "cluster.account=null"],
     "bcp": [*BCP, "trainer.devices=8", "trainer.num_nodes=2", "cluster.workspaces=[W:/data:RW]", "cluster.labels=[ml]",
             "cluster.secrets=[wandb:WANDB_API_KEY]", "cluster.datasets=[17:/raw]", "do_preprocessing=True"],
     "bcp_jupyter": [*BCP, "trainer.devices=8", "trainer.num_nodes=2", "cluster.interactive=jupyter"],

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that was interrupted and started again is the run that was not, bit for bit."""
 
+import os
 import random
 import shutil
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from bionemo.checkpoint import complete, defect, manifest_of
+from bionemo.training.checkpointing import Checkpoints
 
 from .runs import FAMILIES, Command, config, fingerprint, last_checkpoint, logged, train
 
@@ -58,6 +60,23 @@ def test_a_longer_run_continues_a_finished_one(uninterrupted: tuple[str, Path], 
     train(config(tmp_path, "trainer.max_steps=6", schedule, EVERY_3, model=model))
     train(config(tmp_path, schedule, EVERY_3, model=model))
     assert list(logged(tmp_path, "reduced_train_loss")) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("uninterrupted", ["esm2nv"], indirect=True)
+def test_a_notice_before_the_first_step_is_heeded_after_it(
+    uninterrupted: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that every start makes a step: a run that is told and queued again and again comes to its end."""
+    model, whole = uninterrupted
+    cfg = config(tmp_path, EVERY_3, model=model)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "setup", lambda *_, **__: os.kill(os.getpid(), signal.SIGUSR1))
+        with pytest.raises(SystemExit) as end:
+            train(cfg)
+    assert end.value.code == 128 + signal.SIGUSR1
+    assert manifest_of(last_checkpoint(tmp_path))["step"] == 1
+    train(config(tmp_path, EVERY_3, model=model))
+    assert fingerprint(tmp_path) == fingerprint(whole)
 
 
 OFTEN = (

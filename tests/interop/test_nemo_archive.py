@@ -312,6 +312,7 @@ def tree(state: dict[str, Tensor]) -> nn.Module:
     return root
 
 
+@pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="NeMo itself needs a later Python 3.11 to open any")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_nemo_opens_what_we_write(name: str, tmp_path: Path) -> None:
     from nemo.core import ModelPT

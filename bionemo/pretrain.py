@@ -115,7 +115,7 @@ def pretrain(cfg: RunConfig) -> None:
         if cfg.do_testing and not checkpoints.leaving:
             trainer.test(module, data, ckpt_path=None if cfg.do_training else start, verbose=False)
             report.conclude_test(trainer)
-    if checkpoints.leaving:
+    if checkpoints.leaving and trainer.is_global_zero:  # the first rank alone: launchers end all when one has failed
         sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete
 
 

@@ -49,6 +49,7 @@ def _parser() -> ArgumentParser:
     ray.add_argument("--cpus-per-worker", type=int, default=1, help="cores of each (%(default)s)")
     ray.add_argument("--accelerator", default="auto", help="auto, cpu or gpu (%(default)s)")
     ray.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set for the command")
+    ray.add_argument("--patience", type=float, default=60, metavar="SECONDS", help="for it to be there (%(default)s)")
     ray.add_argument("command", nargs="+", help="behind --")
     ray.set_defaults(work=_ray)
     return parser
@@ -82,7 +83,7 @@ def _ray(arguments: Namespace) -> None:
         arguments.command, environment, os.getcwd(), arguments.nodes, arguments.workers_per_node,
         arguments.cpus_per_worker, arguments.accelerator,
     )  # fmt: skip
-    run_on_ray(placed, arguments.address)
+    run_on_ray(placed, arguments.address, arguments.patience)
 
 
 def _bytes(text: str) -> int:

@@ -14,6 +14,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +26,8 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from bionemo.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
-_PATIENCE = 20  # seconds
+_ANSWER = 20  # seconds that a cluster has to say that it is there
+_POLL = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,24 +53,32 @@ class Placed:
     accelerator: str
 
 
-def run_on_ray(placed: Placed, address: str) -> None:
+def run_on_ray(placed: Placed, address: str, patience: float) -> None:
     """Start a command in every process of a run, and await them all.
 
     Args:
         placed: the command.
         address: of the head of the cluster, HOST:PORT; `auto`: the cluster that this machine is of.
+        patience: seconds that the cluster, which may have been started just now, has to be large enough.
 
     Raises:
-        UserError: when the cluster cannot be reached, is smaller than asked for, or a process fails.
+        UserError: when the cluster cannot be reached, stays smaller than asked for, or a process fails.
     """
-    if not _answers(address):
-        raise UserError(
-            f"no Ray cluster answers at {address} within {_PATIENCE} s: scripts/start_ray_cluster.sh starts one"
-        )
+    until = time.monotonic() + patience
+    while not _answers(address):
+        if time.monotonic() > until:
+            raise UserError(
+                f"no Ray cluster answers at {address} within {patience:.0f} s: scripts/start_ray_cluster.sh starts one"
+            )
+        time.sleep(_POLL)
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     console = _Console()
     try:
-        gpus = _see_that_it_is_large_enough(placed)
+        while lacks := _lacks(placed):
+            if time.monotonic() > until:
+                raise UserError(f"the Ray cluster {lacks}")
+            time.sleep(_POLL)
+        gpus = _uses_gpus(placed)
         resources = {"CPU": placed.cpus} | ({"GPU": 1} if gpus else {})
         TorchTrainer(
             _process,
@@ -107,7 +117,7 @@ class _Console(socketserver.ThreadingTCPServer):
     def end(self) -> None:
         """Let those that have ended be shown to their end."""
         for each in self.ended:
-            each.wait(_PATIENCE / 4)
+            each.wait(_ANSWER / 4)
         self.shutdown()
         self.server_close()
 
@@ -130,31 +140,29 @@ def _answers(address: str) -> bool:
     words = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     words += [] if address == "auto" else ["--address", address]
     try:
-        return subprocess.run(words, capture_output=True, timeout=_PATIENCE, check=False).returncode == 0
+        return subprocess.run(words, capture_output=True, timeout=_ANSWER, check=False).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
 
-def _see_that_it_is_large_enough(placed: Placed) -> bool:
-    """Whether GPUs are used.
+def _uses_gpus(placed: Placed) -> bool:
+    asked, there = placed.accelerator, ray.cluster_resources().get("GPU", 0) > 0
+    return asked in ("gpu", "cuda") or (asked == "auto" and there)
 
-    Raises:
-        UserError: when there are too few machines, cores or GPUs; Ray would wait for more to come.
-    """
+
+def _lacks(placed: Placed) -> str:
+    """What there is too little of, if anything; Ray itself would wait for more to come, for ever."""
     has = ray.cluster_resources()
-    gpus = placed.accelerator in ("gpu", "cuda") or (placed.accelerator == "auto" and has.get("GPU", 0) > 0)
     processes = placed.nodes * placed.workers
     machines = sum(bool(node["Alive"]) for node in ray.nodes())
     wanted = {"machines": (placed.nodes, machines), "cores": (processes * placed.cpus, has.get("CPU", 0))}
-    if gpus:
+    if _uses_gpus(placed):
         wanted["GPUs"] = (processes, has.get("GPU", 0))
     for what, (needed, there) in wanted.items():
         if there < needed:
-            raise UserError(
-                f"the Ray cluster has {there:.0f} {what}, and trainer.num_nodes={placed.nodes} x trainer.devices="
-                f"{placed.workers} needs {needed}"
-            )
-    return gpus
+            layout = f"trainer.num_nodes={placed.nodes} x trainer.devices={placed.workers}"
+            return f"has {there:.0f} {what}, and {layout} needs {needed}"
+    return ""
 
 
 def _process(config: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from bionemo.launching.text import lines, variable
 
 
 class Ray(Here):
-    """A Ray cluster, which runs already.
+    """A Ray cluster.
 
     Args:
         config: `cluster`.
@@ -25,6 +25,7 @@ class Ray(Here):
         """See `Here`."""
         workers = [f"--nodes={stage.nodes}", f"--workers-per-node={stage.tasks}"]
         workers += [f"--cpus-per-worker={self.config.cpus_per_worker}", f"--accelerator={job.accelerator}"]
+        workers += [f"--patience={self.config.patience}"]
         workers += [f"--env={variable(name)}={value}" for name, value in self.config.env_vars.items()]
         ray = [[job.python, "-u", "-m", "bionemo.cluster", "ray"], f"--address={self.config.address}", workers, "--"]
         return lines([*ray, *job.command(stage)])

@@ -23,10 +23,11 @@ _SLACK = 1800  # seconds that a job has beyond trainer.max_time: to start, and t
 _OF_GPUS = ("gpus_per_node", "gpus_per_task", "gres")
 
 _GO_ON = """
-# {status}: told that the time is nearly over, it has saved, and goes on from there in this same job
-if [ "$status" -eq {status} ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
+# It has saved, told that its time is nearly over ({told}), or that another job needs the nodes ({ended}, which Slurm
+# takes for a failure): it goes on from there in this same job, unless that is being cancelled.
+case "$status $(scontrol show job --oneliner "$SLURM_JOB_ID")" in
+  "{told} "*JobState=RUNNING* | "{ended} "*JobState=RUNNING*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
+esac
 """
 
 
@@ -76,7 +77,6 @@ class Slurm:
     def _batch(self, job: Job, stage: Stage) -> str:
         python = self.config.python or ("python3" if self.config.container_image else None)
         srun = lines([["srun", "--kill-on-bad-exit=1"], *self._srun_arguments(job), *job.command(stage, python)])
-        notice = self._notice(job, stage)
         parts = [
             "#!/bin/bash",
             f"# {one_line('name', job.stem(stage))}: to submit it again, sbatch {self._script(job, stage).name}",
@@ -88,8 +88,14 @@ class Slurm:
             srun,
             "status=$?",
         ]
-        again = _GO_ON.format(status=128 + notice[0]) if notice and self.config.requeue else ""
-        return "\n".join(parts) + f'\n{again}exit "$status"\n'
+        return "\n".join(parts) + f'\n{self._go_on(job, stage)}exit "$status"\n'
+
+    def _go_on(self, job: Job, stage: Stage) -> str:
+        """What lets the job begin again, if it goes on from where it was."""
+        if not (self.config.requeue and job.goes_on) or stage.part:
+            return ""
+        notice, _ = self._notice(job, stage) or (signal.SIGUSR1, 0)
+        return _GO_ON.format(told=128 + notice, ended=128 + signal.SIGTERM)
 
     def _options(self, job: Job, stage: Stage) -> list[str]:
         """What sbatch is told, in the order of the options' names."""

@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from tests.conftest import ROOT
 
 from ..training.runs import fingerprint, logged, run_on_ranks, tiny
+from .hosts import AVAILABLE, address, two_hosts
 from .mini_slurm import MISSING, mini_slurm
 
 pytestmark = pytest.mark.slow
@@ -40,18 +40,6 @@ def call(command: list[str], directory: Path, **environment: str) -> None:
 def port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.5)
-
-
-def listens(number: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", number)) == 0
 
 
 def bcprun(place: Path) -> Path:
@@ -102,18 +90,26 @@ def slurm(place: Path) -> Path:
 
 
 def ray(place: Path) -> Path:
-    """On one node: Ray tells nodes apart by their addresses."""
-    environment = {"RAY_TMPDIR": "/tmp", "RAY_AUTH_TOKEN_PATH": str(place / "token"), "RAY_PORT": port()}
-    head = subprocess.Popen(
-        ["bash", str(ROOT / "scripts" / "start_ray_cluster.sh"), "--num-cpus=4"],
-        env={**os.environ, **environment}, cwd=place, start_new_session=True,
-    )  # fmt: skip
-    try:
-        address = f"127.0.0.1:{environment['RAY_PORT']}"
-        until(lambda: listens(int(environment["RAY_PORT"])))
-        return launched(place, "cluster=ray", f"cluster.address={address}", nodes=1, devices=4, **environment)
-    finally:
-        os.killpg(head.pid, 9)
+    """On two hosts: Ray tells nodes apart by their addresses."""
+    token = {"RAY_TMPDIR": "/tmp", "RAY_AUTH_TOKEN_PATH": str(place / "token"), "RAY_PORT": "6379"}
+    environment = {**os.environ, **token, "MASTER_ADDR": address(1), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    script = ["bash", str(ROOT / "scripts" / "start_ray_cluster.sh"), "--num-cpus=2"]
+    with two_hosts(place) as hosts:
+        members = [
+            subprocess.Popen(
+                [*host, *script, f"--node-ip-address={address(number)}"], cwd=place, start_new_session=True,
+                env={**environment, "GROUP_RANK": str(number - 1)},
+            )
+            for number, host in enumerate(hosts, 1)
+        ]  # fmt: skip
+        try:
+            where = ["cluster=ray", f"cluster.address={address(1)}:6379"]
+            command = [sys.executable, "-m", "bionemo.launch", *words(place / "launched"), *where]
+            call([*hosts[0], *command], place, **environment)
+        finally:
+            for member in members:
+                os.killpg(member.pid, 9)
+    return place / "launched" / "results"
 
 
 LAUNCHERS: dict[str, tuple[Callable[[Path], Path], object]] = {
@@ -121,7 +117,7 @@ LAUNCHERS: dict[str, tuple[Callable[[Path], Path], object]] = {
     "torchrun": (torchrun, True),
     "mpirun": (mpirun, shutil.which("mpirun") and os.geteuid() == 0),
     "slurm": (slurm, not MISSING),
-    "ray": (ray, find_spec("ray")),
+    "ray": (ray, find_spec("ray") and AVAILABLE),
 }
 
 
@@ -137,7 +133,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_losses_and_weights_are_those_of_four_local_processes(launcher: str, local: Path, tmp_path: Path) -> None:
     start, available = LAUNCHERS[launcher]
     if not available:
-        pytest.skip(f"{launcher} is not installed, or needs root")
+        pytest.skip(f"{launcher} is not installed, or its trial needs root")
     directory = start(tmp_path)
     for key in ("reduced_train_loss", "val_loss", "grad_norm"):
         assert logged(directory, key) == logged(local, key)

@@ -76,7 +76,8 @@ class BcpConfig(ClusterConfig):
 
 @dataclass(kw_only=True)
 class RayConfig(ClusterConfig):
-    """A Ray cluster, which runs already."""
+    """A Ray cluster, which runs already, or is being started."""
 
     address: str  # HOST:PORT of its head, or auto
     cpus_per_worker: int
+    patience: int  # seconds to wait for it to be there, with all its machines

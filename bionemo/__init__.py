@@ -1,4 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pretrain and apply biomolecular language models."""
+"""Pretrain and apply biomolecular language models.
+
+model = bionemo.load("esm2nv.nemo")
+model.embed(["MKTAYIAKQR"])
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bionemo.inference.open import load
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is asked for: commands answer mistakes before it is loaded."""
+    if name == "load":
+        from bionemo.inference.open import load
+
+        return load
+    raise AttributeError(f"module 'bionemo' has no attribute {name!r}")

@@ -16,7 +16,7 @@ from bionemo.checkpoint.writer import save
 from bionemo.errors import UserError
 
 WEIGHTS = "weights"
-_KEPT = ("model", "config")  # what a checkpoint of weights alone knows of its model
+_KEPT = ("model", "config", "contact_head")  # what a checkpoint of weights alone knows of its model
 _COUNTED = ("gpt2", "unnamed")  # vocabularies that give their number of tokens, others give the tokens
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from bionemo.checkpoint import Checkpoint, TensorsInMemory, TensorSource, check, tools
 from bionemo.errors import UserError
 from bionemo.interop import huggingface, nemo_archive
+from bionemo.interop.card import card, history_of
 from bionemo.interop.v1_models import names_of
 
 CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
@@ -22,6 +23,8 @@ class Model(NamedTuple):
     config: Mapping[str, Any]  # the model section of our configuration, as far as it is known
     words: int | None  # size of the vocabulary, without padding
     weights: TensorSource
+    history: Mapping[str, str] = {}  # of its training, for the model card
+    contact_head: huggingface.ContactHead | None = None
 
 
 def convert(source: Path, target: Path, to: str | None = None) -> None:
@@ -54,10 +57,13 @@ def convert(source: Path, target: Path, to: str | None = None) -> None:
     if wanted == HUGGING_FACE:
         if model.words is None:
             raise UserError(f"{source} does not say how many words its model knows, which {target} needs")
-        huggingface.write(target, model.config, model.words, model.weights)
+        huggingface.write(target, model.config, model.words, model.weights, model.contact_head, model.history)
     else:
         known = {"model._target_": model.config["_target_"], "words": model.words}
-        tools.write_weights(target, {"config": dict(model.config), "model": known}, _read(model.weights))
+        state: dict[str, Any] = {"config": dict(model.config), "model": known}
+        if model.contact_head:
+            state["contact_head"] = model.contact_head
+        tools.write_weights(target, state, _read(model.weights))
 
 
 def export(source: Path, target: Path) -> None:
@@ -68,7 +74,8 @@ def export(source: Path, target: Path) -> None:
     """
     model = open_model(source)
     config = names_of(model.config).with_words(model.config, model.words)
-    nemo_archive.write(target, config, dict(_read(model.weights)))
+    about = card(target.name, model.config, model.words, model.weights, model.history, "")
+    nemo_archive.write(target, config, dict(_read(model.weights)), about)
 
 
 def _read(weights: TensorSource) -> Iterator[tuple[str, Tensor]]:
@@ -88,13 +95,14 @@ def open_model(path: Path) -> Model:
         return Model(names.our_config(archive.config), names.vocabulary(archive.config), weights)
     if huggingface.is_directory(path):
         directory = huggingface.HuggingFaceModel(path)
-        return Model(directory.config, directory.words, directory)
+        return Model(directory.config, directory.words, directory, contact_head=directory.contact_head)
     check(path)
     saved = Checkpoint(path)
     config = saved.state.get("config")
     if config is None:
         raise UserError(f"{path} does not hold the configuration of its model, without which it cannot be converted")
-    return Model(config, tools.words(saved.state.get("model", {})), saved)
+    history = history_of(saved.state, saved.manifest)
+    return Model(config, tools.words(saved.state.get("model", {})), saved, history, saved.state.get("contact_head"))
 
 
 def describe(path: Path, every_tensor: bool = False) -> str:

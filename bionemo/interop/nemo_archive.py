@@ -2,6 +2,7 @@
 """`.nemo` archives, in which v1 and NeMo keep a trained model: a tar of its configuration and its weights.
 
     ./model_config.yaml                                    v1's `model` section, at top level
+    ./model_card.md                                        ours: what it is, for people
     ./model_weights.ckpt                                   torch.save of its state dict,
     ./mp_rank_00/model_weights.ckpt                        or one for each rank of tensor parallelism,
     ./tp_rank_00_pp_rank_000/model_weights.ckpt            or one for each rank of that and of the pipeline
@@ -28,7 +29,7 @@ from bionemo.interop.safe_tar import BLOCK, Member, opened
 from bionemo.interop.v1_models import names_of
 from bionemo.interop.v1_ranks import join
 
-CONFIG, WEIGHTS = "model_config.yaml", "model_weights.ckpt"
+CONFIG, WEIGHTS, CARD = "model_config.yaml", "model_weights.ckpt", "model_card.md"
 _RANK = re.compile(r"(?:[mt]p_rank_([0-9]{2})(?:_pp_rank_([0-9]{3}))?/)?model_weights\.ckpt")
 
 
@@ -67,7 +68,7 @@ def read(path: str | Path) -> NemoArchive:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], card: str = "") -> None:
     """Write an archive that v1's tools and NeMo's SaveRestoreConnector open; it appears when it is complete.
 
     Nothing is kept twice: the weights go from memory to where they stay in the file.
@@ -76,6 +77,7 @@ def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Ten
         path: of the archive; an existing one is replaced.
         config: the model section of our configuration, of plain values.
         weights: by our names, of the whole model.
+        card: the model card.
 
     Raises:
         UserError: when the weights are not those of the configuration, or there is no room; what was there before is
@@ -88,7 +90,10 @@ def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Ten
         state = {name: _plain(weight) for name, weight in names.to_v1(config, weights).items()}
         settings = yaml.safe_dump(names.v1_config(config), sort_keys=False, allow_unicode=True).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(unfinished, {CONFIG: lambda file: file.write(settings), WEIGHTS: lambda file: torch.save(state, file)})
+        parts: dict[str, Callable[[BinaryIO], object]] = {CONFIG: lambda file: file.write(settings)}
+        if card:
+            parts[CARD] = lambda file: file.write(card.encode())
+        _write(unfinished, parts | {WEIGHTS: lambda file: torch.save(state, file)})
         os.replace(unfinished, path)
         _flush(path.parent)
     except UserError as error:

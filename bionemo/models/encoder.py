@@ -31,7 +31,7 @@ class MaskedLanguageModel(LanguageModel):
     """A bidirectional encoder that names the residues hidden from it."""
 
     samples = MaskedSamples
-    stack, kind = "encoder", "encoder"
+    stack, kind, ends = "encoder", "encoder", True
     config: EncoderConfig
     vocabulary: Alphabet
 

@@ -41,6 +41,10 @@ class EncoderDecoder(LanguageModel):
         x_S1D, segments = self.read(source)
         return Memory(self.encoder(x_S1D, segments), segments)
 
+    def represent(self, batch: PackedBatch) -> Tensor:
+        """Vectors of every token that the encoder reads, [S, D]; `batch` is what it reads."""
+        return self.gathered(self.encode(batch).hidden).squeeze(1)
+
     def hidden(self, batch: PackedBatch) -> Tensor:
         """Vectors of every token that the decoder has read, [T, 1, D], after the final layer norm."""
         assert batch.source is not None

@@ -10,6 +10,7 @@ class ESM1nv(MaskedLanguageModel):
     """Word plus position embeddings, dropout after them and after every sublayer."""
 
     tokenizer = "esm1nv"
+    base = "esm1nv_small"
 
     def __init__(self, config: ESM1nvConfig, vocabulary: Alphabet) -> None:
         super().__init__(config, vocabulary)

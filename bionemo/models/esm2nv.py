@@ -18,6 +18,7 @@ class ESM2nv(MaskedLanguageModel):
     """Rotary encoder whose embedding makes up for the tokens it cannot see."""
 
     tokenizer = "esm2nv"
+    base = "esm2nv_8M"
     rotary = True
 
     def __init__(self, config: ESM2nvConfig, vocabulary: Alphabet) -> None:

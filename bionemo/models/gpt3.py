@@ -12,6 +12,7 @@ class GPT3(LanguageModel):
     """Pre-LN layers that see the past alone; the word table is the last product's, too, without a bias."""
 
     tokenizer = "gpt2"
+    base = "gpt3"
     samples = TextSamples
     stack, kind = "decoder", "causal"
 

@@ -36,6 +36,8 @@ class LanguageModel(nn.Module):
     samples: ClassVar[type[Samples]]  # kind of its data
     stack: ClassVar[str]  # what the block of layers is called, in checkpoints too
     kind: ClassVar[Kind]
+    base: ClassVar[str]  # one of its sizes in conf/model
+    ends: ClassVar[bool] = False  # what it reads begins and ends with a token of its own
     rotary: ClassVar[bool] = False  # positions turn queries and keys instead of being learned
 
     def __init__(self, config: ModelConfig, vocabulary: Vocabulary) -> None:
@@ -96,6 +98,10 @@ class LanguageModel(nn.Module):
         """Vectors of every token, [T, 1, D], after the final layer norm; on earlier stages what the next one needs."""
         hidden_T1D: Tensor = self.blocks()[0](*self.read(batch))
         return self.gathered(hidden_T1D)
+
+    def represent(self, batch: PackedBatch) -> Tensor:
+        """Vectors of every token that it reads, [T, D]: what its use for other tasks begins with."""
+        return self.hidden(batch).squeeze(1)
 
     def gathered(self, hidden_T1D: Tensor) -> Tensor:
         """All tokens again, where the last stage has them divided over tensor ranks."""

@@ -25,6 +25,7 @@ class MegaMolBART(EncoderDecoder):
     """Reads a molecule in one form, with spans masked, and writes it in another."""
 
     tokenizer = "megamolbart"
+    base = "megamolbart_small"
     samples = MoleculeSamples
     config: MegaMolBARTConfig
     vocabulary: SmilesTokenizer

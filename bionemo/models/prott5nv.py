@@ -11,6 +11,7 @@ class ProtT5nv(EncoderDecoder):
     """T5's objective on the predecessor's layers: layer norms with biases, learned positions, GELU."""
 
     tokenizer = "prott5nv"
+    base = "prott5nv_small"
     samples = SpanSamples
 
     def __init__(self, config: ProtT5nvConfig, vocabulary: Alphabet) -> None:

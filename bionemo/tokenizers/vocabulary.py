@@ -4,6 +4,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class Vocabulary(ABC):
@@ -24,6 +28,10 @@ class Vocabulary(ABC):
     @abstractmethod
     def identity(self) -> list[str]:
         """What tells this vocabulary from another, for checkpoints."""
+
+    @abstractmethod
+    def encode(self, text: str) -> NDArray[np.integer[Any]]:
+        """Ids of one text, [n], without begin and end."""
 
     def padded_vocab_size(self, divisor: int) -> int:
         """Rows of an embedding table that must divide evenly by ``divisor``."""

@@ -31,7 +31,7 @@ FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def weights() -> dict[str, Tensor]:
-    (architecture,) = ARCHITECTURES
+    architecture = next(each for each in ARCHITECTURES if each.model_type == "gpt2")
     generator = torch.Generator().manual_seed(0)
     table = architecture.table(CONFIG, WORDS)
     return {name: torch.randn(weight.shape, generator=generator) for name, weight in table.items()}
@@ -63,7 +63,7 @@ def test_the_pieces_make_a_good_directory(tmp_path: Path) -> None:
 # config.json
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "llama"}, "its model_type is 'llama'; what can be converted is gpt2"),
+    ({"model_type": "llama"}, "its model_type is 'llama'; what can be converted is esm, gpt2"),
     ({"model_type": None}, "its model_type is 'None'"),
     ({"model_type": ["gpt2"]}, "its model_type is \"['gpt2']\""),
     ({"scale_attn_by_inverse_layer_idx": True}, "says scale_attn_by_inverse_layer_idx: 'True', of which False alone"),
@@ -249,8 +249,8 @@ def test_shards_that_are_not_there(shards: object, told: str, tmp_path: Path) ->
     ("config", "told"),
     [
         (
-            {"_target_": "bionemo.models.esm2nv.ESM2nv"},
-            "it is of the class 'bionemo.models.esm2nv.ESM2nv'; what can be",
+            {"_target_": "bionemo.models.esm1nv.ESM1nv"},
+            "it is of the class 'bionemo.models.esm1nv.ESM1nv'; what can be",
         ),
         ({"_target_": None}, "it is of the class 'None'"),
         ({"kv_channels": 16}, "its heads are of 16, GPT-2's of hidden_size / num_attention_heads"),

@@ -4,6 +4,8 @@
     config.json                        what kind of model it is, and its sizes
     model.safetensors                  its weights,
     model.safetensors.index.json       or which of several files of that format hold them
+    README.md                          the model card
+    vocab.txt, ...                     the tokenizer
 
 Reading runs nothing that such a directory holds: only JSON and safetensors are opened.
 """
@@ -23,16 +25,21 @@ from bionemo.checkpoint.directory import delete, publish, unfinished
 from bionemo.checkpoint.tensors import write as write_tensors
 from bionemo.checkpoint.tensors import write_text
 from bionemo.errors import UserError
+from bionemo.interop.card import card
 from bionemo.interop.fit import Shape, compare, first_few, short
+from bionemo.interop.huggingface.contacts import ContactHead, contact_shapes, to_head, to_pieces
+from bionemo.interop.huggingface.esm import ESM2
 from bionemo.interop.huggingface.gpt2 import GPT2
 from bionemo.interop.huggingface.names import Architecture
 
-ARCHITECTURES = (GPT2,)
+ARCHITECTURES = (ESM2, GPT2)
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CARD = "README.md"
 _PICKLED = "pytorch_model*.bin*"
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")  # no path, so nothing outside is ever opened
 _MOST_JSON = 1 << 24  # bytes; the index of the largest models takes a tenth of that
 _GROUP = "weights/"
+_OLD = {"gamma": "weight", "beta": "bias"}  # what transformers call those of layer norms in some versions
 
 
 def is_directory(path: Path) -> bool:
@@ -53,6 +60,7 @@ class HuggingFaceModel:
         architecture: what kind of model it is.
         config: the model section of our configuration, as far as it follows from config.json.
         words: size of the vocabulary, without padding.
+        contact_head: if there is one; it is no part of the network.
 
     Raises:
         UserError: when it cannot be read, is of no kind that is known, or its weights are not those that its
@@ -65,6 +73,8 @@ class HuggingFaceModel:
             settings = _json(path / CONFIG)
             self.architecture = _architecture("its model_type is", "model_type", settings.get("model_type"))
             self.config, self.words = self.architecture.to_config(settings)
+            self.config |= self.architecture.read_tokenizer(path)
+            self.contact_head: ContactHead | None = None
             self._table = self.architecture.table(self.config, self.words)
             self._places = self._look_through()
         except UserError as error:
@@ -93,35 +103,48 @@ class HuggingFaceModel:
         """Find the tensor of each of their names, and see that it is what it should be."""
         places: dict[str, _Place] = {}
         copies: dict[str, _Place] = {}
+        architecture = self.architecture
+        expected = {name: shape for each in self._table.values() for name, shape in each.their_shapes().items()}
         for file in _files(self.path):
             try:
                 opened = safe_open(self.path / file, framework="pt")
             except Exception as error:  # whatever the library makes of hostile bytes
                 raise UserError(f"its {file} cannot be read ({short(error)})") from error
             for name in list(opened.keys()):
-                bare = name.removeprefix(self.architecture.prefix)
-                if any(re.fullmatch(pattern, bare) for pattern in self.architecture.computed):
+                bare = _today(name).removeprefix(architecture.prefix)
+                if any(re.fullmatch(pattern, bare) for pattern in architecture.computed):
                     continue
-                known = copies if bare in self.architecture.copies else places
-                whole = bare if known is copies else self.architecture.prefix + bare
+                known = copies if bare in architecture.copies else places
+                whole = bare if known is copies or bare in expected else architecture.prefix + bare
                 if known.setdefault(whole, place := _Place(opened, name)) is not place:
                     raise UserError(f"it has {first_few([whole])} twice")
-        expected = {name: shape for each in self._table.values() for name, shape in each.their_shapes().items()}
+        shapes = contact_shapes(architecture.contacts, self.config)
+        contacts = {name: places.pop(name) for name in shapes if name in places}
         compare(expected, {name: file.get_slice(key).get_shape() for name, (file, key) in places.items()})
         for name, (file, key) in places.items():
             if (dtype := file.get_slice(key).get_dtype()) not in ("F32", "F16", "BF16"):
                 raise UserError(f"its {name} is of type {dtype}; F32, F16 and BF16 are read")
         for name, (file, key) in copies.items():
-            original = self.architecture.prefix + self.architecture.copies[name]
+            original = architecture.copies[name]
             one, other = places[original].file.get_tensor(places[original].name), file.get_tensor(key)
             if one.dtype != other.dtype or not torch.equal(one, other):
                 raise UserError(
                     f"its {name} is not its {original}: a table of its own for the last product is not read"
                 )
+        if contacts:
+            compare(shapes, {name: file.get_slice(key).get_shape() for name, (file, key) in contacts.items()})
+            self.contact_head = to_head(*(contacts[name].file.get_tensor(contacts[name].name) for name in shapes))
         return places
 
 
-def write(path: Path, config: Mapping[str, Any], words: int, source: TensorSource) -> None:
+def write(
+    path: Path,
+    config: Mapping[str, Any],
+    words: int,
+    source: TensorSource,
+    contact_head: ContactHead | None = None,
+    history: Mapping[str, str] | None = None,
+) -> None:
     """Write a directory that transformers' `from_pretrained` opens; it appears when it is complete.
 
     Args:
@@ -129,6 +152,9 @@ def write(path: Path, config: Mapping[str, Any], words: int, source: TensorSourc
         config: the model section of our configuration, of plain values.
         words: size of the vocabulary, without padding.
         source: of the whole model's weights; each is in memory once.
+        contact_head: a regression on attention, if there is one; zeros stand for it, which find every contact as
+            likely as not.
+        history: of its training, for the model card.
 
     Raises:
         UserError: when there is no such model there, the weights are not those of the configuration, or there is no
@@ -146,12 +172,18 @@ def write(path: Path, config: Mapping[str, Any], words: int, source: TensorSourc
             for name, tensor in weight.to_theirs(source.read(_GROUP + ours)).items()
         ]
         if len(types := {piece.values.dtype for piece in pieces}) == 1:
-            settings["torch_dtype"] = str(types.pop()).removeprefix("torch.")
+            settings["torch_dtype"] = str(next(iter(types))).removeprefix("torch.")
+        dtype = types.pop() if len(types) == 1 else torch.float32
+        pieces += to_pieces(contact_shapes(architecture.contacts, config), contact_head, dtype)
+        pieces += architecture.computed_pieces(config, dtype)
+        texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **architecture.tokenizer(config)}
+        texts[CARD] = card(path.name, config, words, source, history or {}, architecture.howto(path.name))
         path.parent.mkdir(parents=True, exist_ok=True)
         delete(new)
         new.mkdir()
         write_tensors(new / WEIGHTS, pieces, {"format": "pt"})  # transformers refuse a file that does not say so
-        write_text(new / CONFIG, json.dumps(settings, indent=2) + "\n")
+        for name, text in texts.items():
+            write_text(new / name, text)
         publish(path)
     except UserError as error:
         raise UserError(f"{path} is not written: {error}") from error
@@ -161,6 +193,12 @@ def write(path: Path, config: Mapping[str, Any], words: int, source: TensorSourc
         ) from error
     finally:
         delete(new)
+
+
+def _today(name: str) -> str:
+    """A weight's name as it is today."""
+    module, _, kind = name.rpartition(".")
+    return f"{module}.{_OLD.get(kind, kind)}"
 
 
 def _architecture(says: str, key: str, value: object) -> Architecture:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPT-2, after transformers' GPT2Config and GPT2LMHeadModel, whose matrices lie as of a convolution: inputs first."""
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from bionemo.errors import UserError
@@ -10,6 +12,7 @@ from bionemo.interop.fit import MOST_LAYERS, size_of
 from bionemo.interop.huggingface.names import Architecture, Modules
 
 _OURS, _CLASS, _TYPE = "bionemo.models.gpt3.GPT3", "GPT2LMHeadModel", "gpt2"
+_FILES = {"vocab.json": "vocab_file", "merges.txt": "merge_file"}
 _WORDS, _MULTIPLE = 50257, "make_vocab_size_divisible_by"  # of OpenAI's vocabulary, whose last ends a document
 _ENDS: Modules = {
     "word_embeddings": ("wte", "VH", ""),
@@ -87,8 +90,29 @@ def _to_settings(config: Mapping[str, Any], words: int) -> dict[str, Any]:
     }
 
 
+def _tokenizer(config: Mapping[str, Any]) -> dict[str, str]:
+    """The user's files, where they still are."""
+    given = config.get("tokenizer") or {}
+    paths = {name: Path(given[key]) for name, key in _FILES.items() if given.get(key)}
+    if len(paths) < len(_FILES) or not all(path.is_file() for path in paths.values()):
+        return {}
+    settings = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": config["max_position_embeddings"]}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+    return texts | {"tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
+
+
+def _read_tokenizer(directory: Path) -> dict[str, Any]:
+    paths = {key: directory / name for name, key in _FILES.items()}
+    return (
+        {"tokenizer": {key: str(path) for key, path in paths.items()}}
+        if all(map(Path.is_file, paths.values()))
+        else {}
+    )
+
+
 GPT2 = Architecture(
     ours=_OURS, model_type=_TYPE, name=_CLASS, to_settings=_to_settings, to_config=_to_config, prefix="transformer.",
     ends=_ENDS, stack=("decoder.layers", "h"), layer=_LAYER, transposed=True,
-    computed=(r"h\.\d+\.attn\.(masked_)?bias",), copies={"lm_head.weight": "wte.weight"},
+    tokenizer=_tokenizer, read_tokenizer=_read_tokenizer,
+    computed=(r"h\.\d+\.attn\.(masked_)?bias",), copies={"lm_head.weight": "transformer.wte.weight"},
 )  # fmt: skip

@@ -7,11 +7,13 @@ the other or apart. Matrices: some of theirs lie transposed. Values are moved, n
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from bionemo.checkpoint import Piece
 from bionemo.interop.fit import MOST_LAYERS, Shape, size_of
 
 # Our module -> theirs, or several with a space between whose weights are thirds of ours; the shape of our weight,
@@ -63,6 +65,10 @@ class Weight(NamedTuple):
         }
 
 
+def _none(_: object) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One kind of model.
@@ -72,13 +78,19 @@ class Architecture:
         model_type, name: theirs, in config.json.
         to_settings: what config.json says of a model of our configuration with so many words.
         to_config: our configuration out of a config.json, and the number of words.
-        prefix: before all names of weights, which files of the bare model leave out.
+        prefix: before names of weights, which files of the bare model leave out.
         ends: what there is besides the layers.
+        outside: of that, what has no prefix.
         stack: our name of the layers, and theirs.
         layer: one of them.
         transposed: matrices of the layers are.
         computed: patterns of names there that are no weights.
-        copies: names there under which a weight may stand again.
+        copies: names there under which a weight may stand again, and its own.
+        frequencies: name of the angles of rotary positions in a layer, which are computed, but not missed by some
+            versions without a warning; "": there are none.
+        contacts: a regression on attention, without which theirs is not whole (ContactHead); "": there is none.
+        tokenizer: text of the files that tell of the vocabulary, by their names, for a configuration of ours.
+        read_tokenizer: what they say, as our configuration has it.
     """
 
     ours: str
@@ -90,9 +102,27 @@ class Architecture:
     ends: Modules
     stack: tuple[str, str]
     layer: Modules
+    outside: Modules = field(default_factory=dict)
     transposed: bool = False
     computed: Sequence[str] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
+    frequencies: str = ""
+    contacts: str = ""
+    tokenizer: Callable[[Mapping[str, Any]], dict[str, str]] = _none
+    read_tokenizer: Callable[[Path], dict[str, Any]] = _none
+
+    def computed_pieces(self, config: Mapping[str, Any], dtype: torch.dtype) -> list[Piece]:
+        """Tensors that are written beside the weights."""
+        if not self.frequencies:
+            return []
+        size = size_of(config, "hidden_size") // size_of(config, "num_attention_heads")
+        values = (1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)).to(dtype)
+        names = map(self.frequencies.format, range(size_of(config, "num_layers", MOST_LAYERS)))
+        return [Piece(name, tuple(values.shape), (0,), values) for name in names]
+
+    def howto(self, directory: str) -> str:
+        """Python that opens what is written."""
+        return f"from transformers import {self.name}\n\nmodel = {self.name}.from_pretrained({directory!r})"
 
     def table(self, config: Mapping[str, Any], words: int) -> dict[str, Weight]:
         """Every weight that a model of our configuration has, by our names.
@@ -112,11 +142,11 @@ class Architecture:
         heads = size_of(config, "num_attention_heads")
         found: dict[str, Weight] = {}
 
-        def add(ours: str, theirs: str, shapes: tuple[str, str], transposed: bool) -> None:
+        def add(ours: str, theirs: str, shapes: tuple[str, str], transposed: bool, prefix: str = self.prefix) -> None:
             for kind, letters in zip(("weight", "bias"), shapes, strict=True):
                 if letters:
                     found[f"{ours}.{kind}"] = Weight(
-                        tuple(f"{self.prefix}{name}.{kind}" for name in theirs.split()),
+                        tuple(f"{prefix}{name}.{kind}" for name in theirs.split()),
                         tuple(sizes[letter] for letter in letters),
                         words=words if letters[0] == "V" else 0,
                         heads=heads if letters[0] == "Q" else 0,
@@ -125,6 +155,8 @@ class Architecture:
 
         for ours, (theirs, *shapes) in self.ends.items():
             add(ours, theirs, (shapes[0], shapes[1]), False)
+        for ours, (theirs, *shapes) in self.outside.items():
+            add(ours, theirs, (shapes[0], shapes[1]), False, "")
         for number in range(size_of(config, "num_layers", MOST_LAYERS)):
             stack, their_stack = (f"{name}.{number}." for name in self.stack)
             for ours, (theirs, *shapes) in self.layer.items():

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a checkpoint, a .nemo archive or a directory of Hugging Face's to a model that computes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bionemo.config.compose import compose
+from bionemo.config.paths import source
+from bionemo.config.schema import ModelConfig
+from bionemo.config.typed import Reader
+from bionemo.errors import UserError
+from bionemo.inference.model import TrainedModel
+from bionemo.interop.convert import Model, open_model
+from bionemo.megatron.placement import materialise, placements
+from bionemo.megatron.state import load_weights
+from bionemo.models.build import model_class
+from bionemo.models.language_model import LanguageModel
+from bionemo.tokenizers import load_tokenizer
+
+# What a saved configuration decides of a network; the rest is about how it was trained, and is not looked at.
+_SHAPES = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "activation",
+    "layernorm_epsilon", "make_vocab_size_divisible_by", "seq_length", "encoder_seq_length",
+    "max_position_embeddings", "embedding_token_dropout", "share_decoder_tokens_head_embeddings",
+)  # fmt: skip
+_WORDS = ("vocab_file", "merge_file", "num_sentinel_tokens")  # of its tokenizer
+
+
+def load(path: str | Path, device: str | None = None, precision: str = "32") -> TrainedModel:
+    """Open a trained model for use; of however many ranks it was, it is whole here.
+
+    Args:
+        path: of a checkpoint, a `.nemo` archive, or a directory of Hugging Face's.
+        device: such as `cpu` or `cuda:1`; None: the first GPU, where there is one.
+        precision: `32`, `bf16-mixed` or `16-mixed`, as in training.
+
+    Raises:
+        UserError: when there is no such model, it is damaged, or it cannot be used here.
+    """
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise UserError(f"{path}: there is no such checkpoint, .nemo archive or directory of Hugging Face's")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    saved = open_model(path)
+    model = build(saved, path)
+    materialise(model, torch.device(device))
+    load_weights(placements(model), saved.weights)
+    return TrainedModel(model.eval().requires_grad_(False), path, precision, saved.contact_head)
+
+
+def build(saved: Model, path: Path) -> LanguageModel:
+    """Make the network that a saved model tells of, without memory for its weights.
+
+    Raises:
+        UserError: when it is of no known kind, or its vocabulary is not at hand.
+    """
+    kind = model_class(str(saved.config["_target_"]))
+    config = model_config(kind, saved.config, path)
+    vocabulary = load_tokenizer(kind.tokenizer, config.tokenizer)
+    if saved.words is not None and vocabulary.vocab_size != saved.words:
+        raise UserError(
+            f"{path} knows {saved.words:,} tokens, and the vocabulary that is here {vocabulary.vocab_size:,}: give "
+            "the files that it was trained with"
+        )
+    with torch.device("meta"):
+        return kind(config, vocabulary)
+
+
+def model_config(kind: type[LanguageModel], saved: Mapping[str, Any], path: Path) -> ModelConfig:
+    """Complete what a saved model says of itself by what all of its kind have.
+
+    Raises:
+        UserError: when it says what cannot be.
+    """
+    composed, _ = compose(source("pretrain"), ["name=use", f"model={kind.base}"])
+    known: dict[str, Any] = {key: saved[key] for key in _SHAPES if key in saved and key in composed.model}
+    words = saved.get("tokenizer")
+    if isinstance(words, Mapping):
+        known["tokenizer"] = {key: words[key] for key in _WORDS if words.get(key) is not None}
+    composed.merge_with({"model": known})
+    reader = Reader()
+    config = reader.read(composed.model, ModelConfig)
+    if config is None:
+        raise UserError(f"{path} says of its model what cannot be: {'; '.join(reader.problems[:3])}")
+    return config

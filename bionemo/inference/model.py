@@ -4,18 +4,19 @@
 Shapes: N sequences, n tokens of one without begin and end, T tokens of a pack with them, D hidden size, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bionemo.data.batch import PackedBatch
 from bionemo.errors import UserError
-from bionemo.inference.tokens import Ids, packed, packs, room, token_ids, with_ends
+from bionemo.inference.tokens import ROWS, USUAL, Ids, Limits, packed, packs, room, token_ids, with_ends
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.models.language_model import LanguageModel
@@ -25,7 +26,6 @@ Floats = NDArray[np.float32]
 Columns = dict[str, Floats]
 PER_SEQUENCE = ("embeddings", "begin", "pseudo_perplexity")
 PER_TOKEN = ("hiddens", "logits")
-_AT_ONCE = 1 << 13  # tokens of a pack
 
 
 class TrainedModel:
@@ -109,13 +109,20 @@ class TrainedModel:
                 )
         return found
 
-    def compute(self, sequences: Sequence[Ids], wanted: Sequence[str], at_once: int = _AT_ONCE) -> Iterator[Columns]:
+    def compute(
+        self,
+        sequences: Sequence[Ids],
+        wanted: Sequence[str],
+        limits: Limits = USUAL,
+        advance: Callable[[int], object] = lambda count: None,
+    ) -> Iterator[Columns]:
         """Compute outputs of tokenised sequences, some at a time, in order.
 
         Args:
             sequences: tokens without begin and end.
             wanted: of PER_SEQUENCE and PER_TOKEN.
-            at_once: tokens that are computed together.
+            limits: of what is computed together.
+            advance: told how many sequences are done.
 
         Yields:
             Under each name an array: [k, ...] for k sequences, or [their tokens, ...], one after the other.
@@ -125,8 +132,9 @@ class TrainedModel:
         """
         self.see_that_it_has(wanted)
         lengths = [len(each) + 2 * self.network.ends for each in sequences]
-        for part in packs(lengths, at_once):
-            yield self._compute(sequences[part], wanted, at_once)
+        for part in packs(lengths, limits):
+            yield self._compute(sequences[part], wanted, limits)
+            advance(part.stop - part.start)
 
     def see_that_it_has(self, wanted: Sequence[str]) -> None:
         """Refuse outputs that a model of this kind does not have.
@@ -144,7 +152,7 @@ class TrainedModel:
                 raise UserError(f"{kind} speaks of what it writes, not of what it reads: it has no {name}")
 
     @torch.no_grad()
-    def _compute(self, sequences: Sequence[Ids], wanted: Sequence[str], at_once: int) -> Columns:
+    def _compute(self, sequences: Sequence[Ids], wanted: Sequence[str], limits: Limits) -> Columns:
         network = self.network
         found: dict[str, Tensor] = {}
         if set(wanted) - {"pseudo_perplexity"}:
@@ -153,7 +161,7 @@ class TrainedModel:
                 hidden_TD = network.represent(batch).float()
             if "begin" in wanted:
                 found["begin"] = hidden_TD[batch.boundaries[: len(sequences)].long()]
-            inside = hidden_TD[self._inside(batch)] if network.ends else hidden_TD
+            inside = hidden_TD[self._inside(batch)] if network.ends else hidden_TD[: batch.num_tokens]
             if "embeddings" in wanted:
                 counts = torch.tensor([len(each) for each in sequences], device=self.device)
                 found["embeddings"] = torch.segment_reduce(inside, "mean", lengths=counts)
@@ -162,7 +170,7 @@ class TrainedModel:
             if "logits" in wanted:
                 found["logits"] = self._logits(inside)
         if "pseudo_perplexity" in wanted:
-            found["pseudo_perplexity"] = self._pseudo_perplexity(sequences, at_once)
+            found["pseudo_perplexity"] = self._pseudo_perplexity(sequences, limits)
         return {name: found[name].cpu().numpy() for name in wanted}
 
     def _inside(self, batch: PackedBatch) -> Tensor:
@@ -173,43 +181,45 @@ class TrainedModel:
         return torch.from_numpy(np.flatnonzero(keep)).to(self.device)
 
     def _logits(self, hidden_MD: Tensor) -> Tensor:
+        """[M, V] fp32."""
+        few = F.pad(hidden_MD, (0, 0, 0, max(ROWS - len(hidden_MD), 0)))
         with self._autocast():
-            return self.network.logits(hidden_MD)[:, : self.network.vocabulary.vocab_size].float()
+            return self.network.logits(few)[: len(hidden_MD), : self.network.vocabulary.vocab_size].float()
 
-    def _pseudo_perplexity(self, sequences: Sequence[Ids], at_once: int) -> Tensor:
+    def _pseudo_perplexity(self, sequences: Sequence[Ids], limits: Limits) -> Tensor:
         masked = isinstance(self.network, MaskedLanguageModel)
         score = self._masked_scores if masked else self._causal_scores
-        return torch.stack([torch.exp(-score(each, at_once).double().mean()).float() for each in sequences])
+        return torch.stack([torch.exp(-score(each, limits).double().mean()).float() for each in sequences])
 
-    def _causal_scores(self, ids: Ids, at_once: int) -> Tensor:
+    def _causal_scores(self, ids: Ids, limits: Limits) -> Tensor:
         batch = packed(self.network, [ids])
         with self._autocast():
             hidden_TD = self.network.represent(batch).float()
-        said = self._logits(hidden_TD[:-1]).log_softmax(-1)
+        said = self._logits(hidden_TD[: len(ids) - 1]).log_softmax(-1)
         return said.gather(1, torch.from_numpy(ids[1:].astype(np.int64)).to(self.device)[:, None]).squeeze(1)
 
-    def _masked_scores(self, ids: Ids, at_once: int) -> Tensor:
+    def _masked_scores(self, ids: Ids, limits: Limits) -> Tensor:
         places = np.arange(len(ids))
-        said = torch.cat(list(self.masked_log_probabilities(ids, places, at_once)))
+        said = torch.cat(list(self.masked_log_probabilities(ids, places, limits)))
         return said.gather(1, torch.from_numpy(ids.astype(np.int64)).to(self.device)[:, None]).squeeze(1)
 
     @torch.no_grad()
     def masked_log_probabilities(
-        self, ids: Ids, places: NDArray[np.integer[Any]], at_once: int = _AT_ONCE
+        self, ids: Ids, places: NDArray[np.integer[Any]], limits: Limits = USUAL
     ) -> Iterator[Tensor]:
         """What a masked language model says of single places, each masked by itself.
 
         Args:
             ids: [n] tokens of a sequence, without begin and end.
             places: [k] numbers of tokens, from 0.
-            at_once: tokens that are computed together.
+            limits: of what is computed together.
 
         Yields:
             Log-probabilities [some, V] fp32, in the order of the places.
         """
         assert isinstance(self.network, MaskedLanguageModel)
         whole = with_ends(self.network, ids)
-        each = max(1, at_once // len(whole))
+        each = max(1, min(limits.tokens // len(whole), limits.sequences or len(places)))
         for begin in range(0, len(places), each):
             asked = places[begin : begin + each] + self.network.ends
             copies = np.tile(whole, (len(asked), 1))

@@ -2,7 +2,7 @@
 """Texts as a trained model reads them: one token for each residue or atom, and so many texts at a time."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,11 +53,23 @@ def with_ends(model: LanguageModel, ids: Ids) -> Ids:
     return np.concatenate([[model.vocabulary.bos_id], ids, [model.vocabulary.eos_id]]).astype(ids.dtype)
 
 
-def packs(lengths: Sequence[int], most: int) -> Iterator[slice]:
-    """Cut a list of sequences into stretches that are computed together: of `most` tokens, or one sequence each."""
+class Limits(NamedTuple):
+    """How much is computed together, at most; results do not depend on it."""
+
+    tokens: int = 1 << 13
+    sequences: int | None = None
+
+
+USUAL = Limits()
+# Rows of a matrix product, at least: libraries have other ways for few rows, which end in other bits.
+ROWS = 64
+
+
+def packs(lengths: Sequence[int], limits: Limits) -> Iterator[slice]:
+    """Cut a list of sequences into stretches that are computed together; one that is too long is one by itself."""
     begin = total = 0
     for number, length in enumerate(lengths):
-        if total and total + length > most:
+        if total and (total + length > limits.tokens or number - begin == limits.sequences):
             yield slice(begin, number)
             begin, total = number, 0
         total += length
@@ -66,9 +78,10 @@ def packs(lengths: Sequence[int], most: int) -> Iterator[slice]:
 
 
 def packed(model: LanguageModel, sequences: Sequence[Ids]) -> PackedBatch:
-    """Put sequences end to end, on the model's device."""
+    """Put sequences end to end, on the model's device, with filler where they are fewer tokens than ROWS."""
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-    ids = np.concatenate([_NONE, *sequences])
+    fill = np.full(max(ROWS - int(lengths.sum()), 0), model.vocabulary.pad_id)
+    ids = np.concatenate([_NONE, *sequences, fill])
     longest = max(model.config.max_position_embeddings, int(lengths.max(initial=0)))
     stream = Stream(ids, lengths, np.zeros(len(lengths), np.uint64), longest)
     return assemble(Parts(stream, _NONE, _NONE)).to(next(model.parameters()).device)

@@ -33,6 +33,7 @@ from bionemo.config.schema.data import (
 )
 from bionemo.config.schema.downstream import DownstreamConfig
 from bionemo.config.schema.exp_manager import ExpManagerConfig
+from bionemo.config.schema.infer import InferConfig, InferDataConfig
 from bionemo.config.schema.model import (
     EncoderConfig,
     EncoderDecoderConfig,
@@ -98,6 +99,8 @@ __all__ = [
     "FastaConfig",
     "FlipJob",
     "GPT3Config",
+    "InferConfig",
+    "InferDataConfig",
     "LoaderConfig",
     "LocalConfig",
     "MaskedDataConfig",

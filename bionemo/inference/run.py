@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Going through files: parts of the input, each computed by one process and kept, then all of them in one file.
+
+Parts depend on the input alone: however many processes there are, and however often they were stopped, the same parts
+are made, and what is there is not made again.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from bionemo.config.schema import InferDataConfig
+from bionemo.errors import UserError
+from bionemo.inference.lengths import fit, join, too_long
+from bionemo.inference.model import PER_TOKEN, TrainedModel
+from bionemo.inference.records import Records
+from bionemo.inference.tokens import Limits, room, token_ids
+from bionemo.inference.writers import FORMATS, Results, write
+from bionemo.tokenizers import Alphabet
+
+log = logging.getLogger(__name__)
+_LETTERS = {True: 1 << 17, False: 1 << 20}  # of a part, where there is something of each token, and where not
+_POLL = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is computed of what.
+
+    Attributes:
+        records: the input.
+        outputs: names of what is wanted.
+        data: `model.data`.
+        model_path: of the model.
+        precision: `trainer.precision`.
+    """
+
+    records: Records
+    outputs: list[str]
+    data: InferDataConfig
+    model_path: Path
+    precision: str
+
+    @property
+    def output(self) -> Path:
+        """The file."""
+        if self.data.output_fname:
+            return Path(self.data.output_fname).expanduser().absolute()
+        return Path.cwd() / f"{self.records.paths[0].stem}.{self.data.output_format or FORMATS[0]}"
+
+    @property
+    def kind(self) -> str:
+        """Its format.
+
+        Raises:
+            UserError: when it is none of FORMATS.
+        """
+        kind = self.data.output_format or self.output.suffix.removeprefix(".")
+        if kind not in FORMATS:
+            raise UserError(
+                f"model.data.output_fname={self.data.output_fname} ends in none of .{', .'.join(FORMATS)}: choose "
+                "one of these, or set model.data.output_format"
+            )
+        return kind
+
+    @property
+    def directory(self) -> Path:
+        """Where parts are kept until all are there."""
+        return self.output.with_name(f"{self.output.name}.parts")
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Stretches of records [first, last) of about equal numbers of letters."""
+        most = _LETTERS[bool(set(self.outputs) & {*PER_TOKEN})]
+        ends = np.cumsum(self.records.lengths, dtype=np.int64)
+        edges = np.unique(np.searchsorted(ends, np.arange(0, int(ends[-1]), most), side="left"))
+        firsts = [int(edge) for edge in edges if edge < len(ends)]
+        return list(zip(firsts, [*firsts[1:], len(ends)], strict=True))
+
+    def file(self, number: int) -> Path:
+        """Of a part."""
+        return self.directory / f"part-{number:06}.safetensors"
+
+    def identity(self) -> str:
+        """What parts have to agree in to be parts of one whole."""
+        files = [*self.records.paths, *_files_of(self.model_path)]
+        told = [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+        asked = [self.outputs, self.data.long_sequences, self.precision, self.data.data_fields_map]
+        return hashlib.blake2b(json.dumps([told, asked, len(self.records)]).encode(), digest_size=16).hexdigest()
+
+
+def begin(prediction: Prediction, model: TrainedModel) -> None:
+    """See that the output can be written, and leave parts of this very prediction alone there.
+
+    Raises:
+        UserError: when there is something of that name, it cannot be written there, or a protein is too long where
+            that is an error.
+    """
+    proteins, most = isinstance(model.network.vocabulary, Alphabet), room(model.network)  # their letters are tokens
+    if prediction.data.long_sequences == "error" and proteins:
+        long = np.flatnonzero(prediction.records.lengths > most)
+        for record in prediction.records.read(long[0], long[0] + 1) if len(long) else ():
+            raise too_long(f"{record.id} (record {long[0]:,})", len(record.text), most)
+    if prediction.kind == "csv" and (each := set(prediction.outputs) & {*PER_TOKEN}):
+        raise UserError(f"a CSV file has no place for the {', '.join(each)} of each token: choose .parquet or .npz")
+    if prediction.output.exists() and not prediction.data.overwrite:
+        raise UserError(
+            f"{prediction.output} exists: name another model.data.output_fname, or set model.data.overwrite=True"
+        )
+    directory, name = prediction.directory, prediction.directory / "identity"
+    try:
+        if directory.exists() and (not name.exists() or name.read_text() != prediction.identity()):
+            log.warning("%s holds parts of another prediction: they are removed", directory)
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        name.write_text(prediction.identity())
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} cannot be written ({error.strerror}): choose another output_fname"
+        ) from error
+
+
+def follow(prediction: Prediction, patience: float) -> None:
+    """Wait until the first process has begun.
+
+    Raises:
+        UserError: when it has not.
+    """
+    until, name = time.monotonic() + patience, prediction.directory / "identity"
+    while not (name.exists() and name.read_text() == prediction.identity()):
+        if time.monotonic() > until:
+            raise UserError(f"{prediction.directory} has not come for {patience:.0f} s: do all processes see it?")
+        time.sleep(_POLL)
+
+
+def compute_parts(
+    prediction: Prediction, model: TrainedModel, rank: int, ranks: int, advance: Callable[[int], object]
+) -> None:
+    """Compute this process's parts that are not there yet.
+
+    Args:
+        prediction: what is wanted.
+        model: computes it.
+        rank: of this process.
+        ranks: how many there are.
+        advance: told how many sequences are done.
+
+    Raises:
+        UserError: for a sequence that is none, or too long where that is an error.
+    """
+    for number, (first, last) in enumerate(prediction.parts()):
+        if number % ranks == rank:
+            if prediction.file(number).exists():
+                advance(last - first)
+            else:
+                _compute_part(prediction, model, number, range(first, last), advance)
+
+
+def _compute_part(
+    prediction: Prediction, model: TrainedModel, number: int, which: range, advance: Callable[[int], object]
+) -> None:
+    data = prediction.data
+    records = list(prediction.records.read(which.start, which.stop))
+    names = [f"{record.id} (record {number:,})" for number, record in zip(which, records, strict=True)]
+    vocabulary = model.network.vocabulary
+    ids = [token_ids(vocabulary, record.text, name) for record, name in zip(records, names, strict=True)]
+    fitted = fit(ids, names, room(model.network), data.long_sequences)
+    if fitted.long and data.long_sequences != "error":
+        done = {"truncate": "cut", "split": "read in pieces", "drop": "left out"}[data.long_sequences]
+        more = f" and {len(fitted.long) - 1} more" if len(fitted.long) > 1 else ""
+        log.warning("%s%s: more than %d tokens, %s", names[fitted.long[0]], more, room(model.network), done)
+    limits = Limits(data.tokens_per_batch, data.batch_size)
+    computed = list(model.compute(fitted.pieces, prediction.outputs, limits, advance))
+    advance(len(which) - len(fitted.pieces))
+    columns = {
+        name: np.concatenate([each[name] for each in computed]) if computed else np.zeros((0, 1), np.float32)
+        for name in prediction.outputs
+    }
+    columns, tokens = join(columns, fitted)
+    file = prediction.file(number)
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    numbers = which.start + np.array(fitted.kept, np.int64)
+    try:
+        save_file({**columns, "tokens": tokens, "numbers": numbers}, unfinished)
+        os.replace(unfinished, file)
+    except OSError as error:
+        raise UserError(f"{file} could not be written ({error.strerror or error}): make room") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def await_parts(prediction: Prediction, patience: float, still_there: Callable[[], object]) -> None:
+    """Wait for the parts of the other processes.
+
+    Args:
+        prediction: what is wanted.
+        patience: seconds without anything new, after which they are given up.
+        still_there: called again and again; raises when one has failed.
+
+    Raises:
+        UserError: when no new part comes.
+    """
+    missing, since = len(prediction.parts()), time.monotonic()
+    while True:
+        still_there()
+        left = sum(not prediction.file(number).exists() for number in range(len(prediction.parts())))
+        if not left:
+            return
+        if left < missing:
+            missing, since = left, time.monotonic()
+        if time.monotonic() - since > patience:
+            raise UserError(
+                f"{left} parts have not come for {patience:.0f} s (trainer.rank_timeout): see what the other "
+                "processes say; all must see the same directory. The same command goes on from what is there"
+            )
+        time.sleep(_POLL)
+
+
+def abandon(prediction: Prediction) -> None:
+    """Leave no directory behind in which nothing has been computed."""
+    if not list(prediction.directory.glob("part-*")):
+        shutil.rmtree(prediction.directory, ignore_errors=True)
+
+
+def finish(prediction: Prediction) -> int:
+    """Put all parts into the output, and remove them; the number of sequences in it.
+
+    Raises:
+        UserError: when it cannot be written, or no sequence is left; the parts stay.
+    """
+    files = [prediction.file(number) for number in range(len(prediction.parts()))]
+    results = Results([file for file in files if _length(file)], prediction.records, prediction.outputs)
+    if not results.files:
+        raise UserError("every sequence was left out: set model.data.long_sequences to truncate or split")
+    write(prediction.output, prediction.kind, results)
+    count = len(results.tokens)
+    shutil.rmtree(prediction.directory, ignore_errors=True)
+    return count
+
+
+def _length(file: Path) -> int:
+    with safe_open(file, framework="np") as opened:
+        return int(opened.get_slice("tokens").get_shape()[0])
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """Files of a model."""
+    yield from sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that take what was computed, in the order of the input.
+
+    .npz .h5 .pt   `id` [N], `tokens` [N], what there is of each sequence [N, ...], what there is of each token
+                   [tokens of all, ...]; those of sequence i begin at `offsets`[i] and end before `offsets`[i + 1]
+    .parquet       a row for each sequence, lists for vectors
+    .csv           a row for each sequence, a column for each number
+    .pkl           v1's: a list of dictionaries, hiddens [n, D] in each
+
+N sequences. All but .pt and .pkl are written part by part, whatever their size.
+"""
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.lib import format as npy
+from safetensors import safe_open
+
+from bionemo.errors import UserError
+from bionemo.inference.model import PER_TOKEN, Columns
+from bionemo.inference.records import Record, Records
+
+FORMATS = ("npz", "h5", "pt", "csv", "parquet", "pkl")
+
+
+class Part(NamedTuple):
+    """Some sequences, and what was computed of them.
+
+    Attributes:
+        records: their names and texts.
+        tokens: [k] int64 tokens that were read of each.
+        columns: see TrainedModel.compute.
+    """
+
+    records: list[Record]
+    tokens: np.ndarray
+    columns: Columns
+
+
+@dataclass(frozen=True)
+class Results:
+    """All parts, each in a file of its own.
+
+    Attributes:
+        files: in order.
+        records: of the input.
+        outputs: names of the columns.
+    """
+
+    files: list[Path]
+    records: Records
+    outputs: list[str]
+
+    def __iter__(self) -> Iterator[Part]:
+        """Open them one after the other."""
+        for file in self.files:
+            with safe_open(file, framework="np") as opened:
+                numbers = opened.get_tensor("numbers")
+                columns = {name: opened.get_tensor(name) for name in self.outputs}
+                yield Part(self._records(numbers), opened.get_tensor("tokens"), columns)
+
+    def _records(self, numbers: np.ndarray) -> list[Record]:
+        if not len(numbers):
+            return []
+        first = int(numbers[0])
+        wanted = set(numbers.tolist())
+        read = self.records.read(first, int(numbers[-1]) + 1)
+        return [record for number, record in enumerate(read, first) if number in wanted]
+
+    def column(self, name: str) -> Iterator[np.ndarray]:
+        """One column, part by part."""
+        for file in self.files:
+            with safe_open(file, framework="np") as opened:
+                yield opened.get_tensor(name)
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """Names of all sequences."""
+        return [record.id for part in self for record in part.records]
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """[N] int64."""
+        return np.concatenate(list(self.column("tokens")))
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """[N + 1] int64."""
+        return np.concatenate([np.zeros(1, np.int64), self.tokens.cumsum()])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a whole column."""
+        rows = int(self.tokens.sum()) if name in PER_TOKEN else len(self.tokens)
+        return rows, *next(self.column(name)).shape[1:]
+
+
+def write(path: Path, kind: str, results: Results) -> None:
+    """Write everything to a file, which appears when it is complete.
+
+    Raises:
+        UserError: when it cannot be written, or a table of numbers cannot hold it.
+    """
+    if kind == "csv" and (tokens := [name for name in results.outputs if name in PER_TOKEN]):
+        raise UserError(
+            f"a CSV file has a row for each sequence, and no place for {tokens[0]}: write .parquet or .npz"
+        )
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _WRITERS[kind](unfinished, results)
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written ({error.strerror or error}): make room or choose another output_fname"
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _npz(path: Path, results: Results) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+
+        def member(name: str) -> IO[bytes]:
+            return archive.open(f"{name}.npy", "w", force_zip64=True)
+
+        for name, array in _index(results).items():
+            with member(name) as file:
+                npy.write_array(file, array, allow_pickle=False)
+        for name in results.outputs:
+            with member(name) as file:
+                header = {"descr": "<f4", "fortran_order": False, "shape": results.shape(name)}
+                npy.write_array_header_2_0(file, header)
+                for values in results.column(name):
+                    file.write(np.ascontiguousarray(values, "<f4").tobytes())
+
+
+def _h5(path: Path, results: Results) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for name, array in _index(results).items():
+            text = array.dtype.kind == "U"
+            file.create_dataset(name, data=results.ids if text else array, dtype=h5py.string_dtype() if text else None)
+        for name in results.outputs:
+            dataset = file.create_dataset(name, results.shape(name), "float32")
+            begin = 0
+            for values in results.column(name):
+                dataset[begin : begin + len(values)] = values
+                begin += len(values)
+
+
+def _pt(path: Path, results: Results) -> None:
+    numbers = {name: torch.from_numpy(array) for name, array in _index(results).items() if name != "id"}
+    values = {name: torch.from_numpy(np.concatenate(list(results.column(name)))) for name in results.outputs}
+    torch.save({"id": results.ids, **numbers, **values}, path)
+
+
+def _index(results: Results) -> dict[str, np.ndarray]:
+    found = {"id": np.array(results.ids, np.str_), "tokens": results.tokens}
+    return found | ({"offsets": results.offsets} if set(results.outputs) & {*PER_TOKEN} else {})
+
+
+def _csv(path: Path, results: Results) -> None:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    def table(part: Part) -> pa.Table:
+        columns: dict[str, Any] = {"id": [record.id for record in part.records], "tokens": part.tokens}
+        for name, values in part.columns.items():
+            numbers = {name: values} if values.ndim == 1 else {f"{name}_{i}": x for i, x in enumerate(values.T)}
+            columns |= {key: np.ascontiguousarray(x) for key, x in numbers.items()}
+        return pa.table(columns)
+
+    _tables(
+        results,
+        table,
+        lambda schema: csv.CSVWriter(path, schema, write_options=csv.WriteOptions(quoting_style="needed")),
+    )
+
+
+def _parquet(path: Path, results: Results) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def vectors(values: np.ndarray) -> pa.Array:
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+    def table(part: Part) -> pa.Table:
+        offsets = pa.array(np.concatenate([[0], part.tokens.cumsum()]).astype(np.int64))
+        columns: dict[str, Any] = {"id": [record.id for record in part.records], "tokens": part.tokens}
+        for name, values in part.columns.items():
+            rows = vectors(values)
+            columns[name] = pa.LargeListArray.from_arrays(offsets, rows) if name in PER_TOKEN else rows
+        return pa.table(columns)
+
+    _tables(results, table, lambda schema: parquet.ParquetWriter(path, schema))
+
+
+def _tables(results: Results, table: Callable[[Part], Any], opened: Callable[[Any], Any]) -> None:
+    """Write a table of each part with one writer."""
+    parts = iter(results)
+    first = table(next(parts))
+    with opened(first.schema) as writer:
+        writer.write_table(first)
+        for part in parts:
+            writer.write_table(table(part))
+
+
+def _pkl(path: Path, results: Results) -> None:
+    found: list[dict[str, Any]] = []
+    for part in results:
+        rows: Mapping[str, Any] = {
+            name: np.split(values, part.tokens.cumsum()[:-1]) if name in PER_TOKEN else values
+            for name, values in part.columns.items()
+        }
+        found += [
+            {"id": record.id, "sequence": record.text, **{name: np.array(rows[name][i]) for name in rows}}
+            for i, record in enumerate(part.records)
+        ]
+    with path.open("wb") as file:
+        pickle.dump(found, file)
+
+
+_WRITERS: dict[str, Callable[[Path, Results], None]] = {
+    "npz": _npz, "h5": _h5, "pt": _pt, "csv": _csv, "parquet": _parquet, "pkl": _pkl,
+}  # fmt: skip

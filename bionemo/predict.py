@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trained model makes of the sequences in a file: embeddings, hiddens, logits, pseudo-perplexities.
+
+python -m bionemo.predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bionemo.cluster.again import started_again
+from bionemo.cluster.process import this_process
+from bionemo.config import run
+from bionemo.config.durations import seconds
+from bionemo.config.help import Topic
+from bionemo.config.schema import InferConfig
+from bionemo.errors import UserError
+
+_TOPIC = Topic(
+    InferConfig,
+    "model.data.batch_size=64",
+    False,
+    (
+        "model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta "
+        "model.data.output_fname=x.npz",
+        "... model.downstream_task.outputs=[embeddings,hiddens] model.data.output_fname=x.h5 trainer.devices=8",
+        "... model.data.dataset_path='x[000..049].csv' model.data.data_fields_map.sequence=protein",
+        "... model.downstream_task.outputs=[pseudo_perplexity] model.data.output_fname=x.csv",
+        "Stopped, the same command goes on from what is there.",
+    ),
+)
+
+
+def main(config_name: str = "infer", config_dir: str | Path | None = None) -> None:
+    """Compose the configuration that the command line describes, then do what it asks for."""
+    run(predict, config_name, config_dir, _TOPIC)
+
+
+def predict(cfg: InferConfig) -> None:
+    """Compute parts of the input, in as many processes as asked for, and put them together.
+
+    Raises:
+        UserError: for a model, input or output that cannot be used.
+    """
+    from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
+
+    quiet_dependencies()
+    import torch
+
+    from bionemo.inference.open import load
+    from bionemo.inference.records import Records
+    from bionemo.inference.run import Prediction, abandon, await_parts, begin, compute_parts, finish, follow
+
+    our_messages_to_console()
+    task, data = cfg.model.downstream_task, cfg.model.data
+    patience = seconds("trainer.rank_timeout", cfg.trainer.rank_timeout)
+    gpus = 0 if cfg.trainer.accelerator == "cpu" else torch.cuda.device_count()
+    devices = _devices(cfg, gpus)
+    rank, local = _place(cfg, devices)
+    ours = devices if this_process() is None else 1  # processes that this one has to start, itself included
+    if ours > 1 and not gpus:
+        torch.set_num_threads(max(torch.get_num_threads() // ours, 1))
+
+    path = Path(task.restore_from_path)
+    prediction = Prediction(Records(data), list(task.outputs), data, path, str(cfg.trainer.precision))
+    model = load(path, f"cuda:{local}" if gpus else "cpu", prediction.precision)
+    model.see_that_it_has(prediction.outputs)
+    if rank == 0:
+        begin(prediction, model)
+    else:
+        follow(prediction, patience)
+    ranks = cfg.trainer.num_nodes * devices
+    try:
+        with started_again(ours) as see_that_none_has_failed:
+            with _progress(prediction.output.name, len(prediction.records), rank, ranks) as advance:
+
+                def done(count: int) -> None:
+                    see_that_none_has_failed()
+                    advance(count)
+
+                compute_parts(prediction, model, rank, ranks, done)
+            if rank:
+                return
+            await_parts(prediction, patience, see_that_none_has_failed)
+    except UserError:
+        abandon(prediction)
+        raise
+    count = finish(prediction)
+    print(f"{count:,} sequences: {prediction.output}")
+
+
+def _place(cfg: InferConfig, devices: int) -> tuple[int, int]:
+    """Numbers of this process: among all, and on its machine.
+
+    Raises:
+        UserError: when a launcher has started other numbers of them, or none has for several machines.
+    """
+    process = this_process()
+    if process is not None:
+        process.check(cfg.trainer.num_nodes, devices)
+        return process.rank, process.local_rank
+    if cfg.trainer.num_nodes > 1:
+        raise UserError(
+            f"trainer.num_nodes={cfg.trainer.num_nodes}, but no launcher has started this process: start it on all of "
+            "them by torchrun, srun, mpirun or bcprun"
+        )
+    return 0, 0
+
+
+def _devices(cfg: InferConfig, gpus: int) -> int:
+    """Of this machine that are used.
+
+    Raises:
+        UserError: when there are fewer.
+    """
+    asked = cfg.trainer.devices
+    if cfg.trainer.accelerator in ("gpu", "cuda") and not gpus:
+        raise UserError(
+            f"trainer.accelerator={cfg.trainer.accelerator}, but no GPU is usable here: set it to auto or cpu"
+        )
+    if asked in ("auto", -1, "-1"):
+        return max(gpus, 1)
+    count = int(asked) if str(asked).isdecimal() else 0
+    if count < 1 or (gpus and count > gpus):
+        raise UserError(f"trainer.devices={asked}, but there are {max(gpus, 1)}: give a number of these, or auto")
+    return count
+
+
+@contextmanager
+def _progress(name: str, total: int, rank: int, ranks: int) -> Iterator[Callable[[int], object]]:
+    """A bar with the time left, of the first process, whose share stands for all."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("sequences"))
+    console = Console(stderr=True)
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=bool(rank) or not console.is_terminal
+    ) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda count: bar.advance(task, count * ranks)
+
+
+if __name__ == "__main__":
+    main()

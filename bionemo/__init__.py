@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pretrain and apply biomolecular language models.
 
-model = bionemo.load("esm2nv.nemo")
-model.embed(["MKTAYIAKQR"])
+    model = bionemo.load("esm2nv.nemo")
+    model.embed(["MKTAYIAKQR"])
 """
 
 from typing import TYPE_CHECKING, Any
 
+from bionemo.version import __version__
+
 if TYPE_CHECKING:
     from bionemo.inference.open import load
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tune a pretrained model on a labelled task: so far its data is prepared, training comes later."""
+"""Fine-tune a pretrained model on a labelled task: prepare its data, train, test.
+
+python -m bionemo.finetune --config-name=downstream_flip_sec_str model.restore_encoder_path=esm2.nemo
+"""
 
 from pathlib import Path
 
@@ -16,6 +19,8 @@ _TOPIC = Topic(
         "do_training=False model.data.preprocessed_data_path=data/FLIP",
         "do_training=False model.data.task_name=all model.data.preprocessed_data_path=data/FLIP",
         "do_training=False model.data.preprocessing.source=downloads/FLIP model.data.preprocessed_data_path=data/FLIP",
+        "model.restore_encoder_path=esm2.nemo model.data.preprocessed_data_path=data/FLIP",
+        "model.restore_encoder_path=RUN/checkpoints/esm2-8M-last trainer.max_epochs=5 exp_manager.exp_dir=results",
     ),
 )
 
@@ -26,16 +31,29 @@ def main(config_name: str = "downstream_flip_sec_str", config_dir: str | Path | 
 
 
 def carry_out(cfg: DownstreamConfig) -> None:
-    """Prepare the data of the task.
+    """Prepare data, train, test: whichever is asked for; without training, data is prepared, as in v1.
 
     Raises:
-        UserError: when training or testing is asked for.
+        UserError: for what is not built, and for a model or data that cannot be used.
     """
-    if cfg.do_training or cfg.do_testing:
-        raise UserError("fine-tuning is not built yet: for now run with do_training=False do_testing=False")
-    from bionemo.preparation import prepare
+    if cfg.do_preprocessing or not cfg.do_training:
+        from bionemo.preparation import prepare
 
-    prepare(cfg.model.data.preprocessing)
+        prepare(cfg.model.data.preprocessing)
+    if not cfg.do_training:
+        return
+    if not cfg.model.encoder_frozen:
+        raise UserError("model.encoder_frozen=False: not built yet; for now run with model.encoder_frozen=True")
+    from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
+
+    quiet_dependencies()
+    from bionemo.downstream.run import fine_tune_head
+    from bionemo.interop.nemo import log_directory, make_directories
+
+    our_messages_to_console()
+    directory = log_directory(cfg.exp_manager)
+    make_directories(directory)
+    fine_tune_head(cfg, directory)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ PACKAGE = ROOT / "bionemo"
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
          for path in sorted(PACKAGE.rglob("*.py")) if "conf" not in path.relative_to(PACKAGE).parts[:1]}  # fmt: skip
 ENTRY_POINTS = {name for name in FILES if name.count(".") == 1 and FILES[name].name != "__init__.py"} - {
-    "bionemo.errors"
+    "bionemo.errors",
+    "bionemo.version",
 }
 
 

@@ -110,6 +110,6 @@ def _command() -> str:
 
 
 def _version() -> str:
-    from bionemo import __version__
+    from bionemo.version import __version__
 
     return f"bionemo {__version__}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from bionemo import __version__
+from bionemo.version import __version__
 from bionemo.checkpoint import TensorSource
 
 _ABOUT = {

@@ -4,7 +4,7 @@
 import subprocess
 from pathlib import Path
 
-from bionemo import __version__
+from bionemo.version import __version__
 
 
 def revision() -> str:

@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from bionemo import __version__
+from bionemo.version import __version__
 from bionemo.config.schema import RunConfig
 from bionemo.data.samples import Samples
 from bionemo.errors import UserError

@@ -10,7 +10,7 @@ from bionemo.config.targets import resolve
 from bionemo.preparation.flip import TASKS
 from tests.conftest import EXAMPLES, PRETRAINING, ROOT
 
-RUNNABLE = [(path, name) for path in PRETRAINING for name in options(path)]
+RUNNABLE = [(path, name) for path in PRETRAINING for name in options(path) if not name.startswith("finetune")]
 NAMES = [f"{path.parent.name}-{name}" for path, name in RUNNABLE]
 DOWNSTREAM = EXAMPLES / "downstream" / "conf"
 
@@ -48,7 +48,13 @@ def test_every_downstream_task(name):
     assert cfg.model.data.dataset_path == f"/p/{cfg.model.data.task_name}"
 
 
-GROUPS = [group for group in sorted(CONF_DIR.iterdir()) if group.is_dir() and group.name != "preparation"]
+def test_the_properties_of_molecules():
+    cfg = load("finetune_config", ["model.data.task_name=ESOL"], schema=DownstreamConfig)
+    assert cfg.model.data.dataset_path == "./data/physchem/ESOL"
+
+
+ROOTS = ("preparation", "downstream")  # groups of whole configurations
+GROUPS = [group for group in sorted(CONF_DIR.iterdir()) if group.is_dir() and group.name not in ROOTS]
 CHOICES = [(group.name, name) for group in GROUPS for name in options(group)]
 
 

@@ -82,4 +82,4 @@ def test_downstream_flip(tmp_path: Path) -> None:
     ]
     run(*command, "do_training=False", *words)
     assert (tmp_path / "out" / "gb1" / "train" / "x000.csv").read_text() == "id,sequence,target\na,MKV,1e-3\n"
-    assert "not built yet: for now run with do_training=False" in run(*command, *words, status=1)
+    assert "missing value: give model.restore_encoder_path=" in run(*command, *words, status=1)

@@ -1,26 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of a downstream run: a pretrained model, fine-tuned on a labelled task."""
+"""The root of a downstream run: a pretrained model and a labelled task."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from bionemo.config.schema.preparation import FlipJob
+from bionemo.config.schema.data import Files
+from bionemo.config.schema.exp_manager import ExpManagerConfig
+from bionemo.config.schema.optim import OptimConfig
+from bionemo.config.schema.preparation import PreparationConfig
+from bionemo.config.schema.trainer import TrainerConfig
+
+TaskType = Literal["token-level-classification", "classification", "regression"]
+
+
+@dataclass(kw_only=True)
+class TaskFilesConfig:
+    """Files of the splits, in directories of their names: a range such as x[000..004], or a list."""
+
+    train: Files
+    val: Files
+    test: Files
 
 
 @dataclass(kw_only=True)
 class DownstreamDataConfig:
     """A labelled data set."""
 
-    task_name: str | list[str]  # a task of FLIP; several, or all, when data is only prepared
+    task_name: str | list[str]  # several, or all, when data is only prepared
+    task_type: TaskType  # a class for each residue, or for each sequence, or a number
     preprocessed_data_path: str  # directory that holds, or gets, a directory for each task
     dataset_path: str  # directory of the task
-    preprocessing: FlipJob
+    dataset: TaskFilesConfig
+    sequence_column: str
+    target_column: str | list[str]
+    target_sizes: list[int] | None  # classes of the target; None: as many as the training split has
+    mask_column: str | list[str] | None  # which residues are asked of: 1 or 0 for each
+    emb_batch_size: int  # sequences embedded together, at most
+    shuffle: bool
+    preprocessing: PreparationConfig
+
+
+@dataclass(kw_only=True)
+class HeadConfig:
+    """What is trained on top."""
+
+    cnn_dim: int  # token-level: channels between the two convolutions
+    hidden_layer_size: int | list[int]  # of sequences: width of the layer between, or of several
+    dropout: float
 
 
 @dataclass(kw_only=True)
 class DownstreamModelConfig:
-    """What is trained."""
+    """What is trained, and on what."""
 
+    restore_encoder_path: str | None  # a .nemo archive, a checkpoint, or a directory of Hugging Face's
+    encoder_frozen: bool  # its vectors are computed once, and a head is trained on them
+    tensor_model_parallel_size: int
+    pipeline_model_parallel_size: int
+    micro_batch_size: int  # sequences of an update on each device
+    seed: int
+    downstream_task: HeadConfig
     data: DownstreamDataConfig
+    finetuning_optim: OptimConfig
 
 
 @dataclass(kw_only=True)
@@ -31,4 +72,6 @@ class DownstreamConfig:
     do_preprocessing: bool  # prepare the data set
     do_training: bool  # fine-tune; without it data is prepared, as in v1
     do_testing: bool  # run the test set at the end
+    trainer: TrainerConfig
+    exp_manager: ExpManagerConfig
     model: DownstreamModelConfig

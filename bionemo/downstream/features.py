@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model that does not change says of the sequences of a task, computed once.
+
+N sequences, D hidden size.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bionemo.downstream.task import NOT_ASKED, Kind, Split
+from bionemo.errors import UserError
+from bionemo.inference.model import TrainedModel
+from bionemo.inference.tokens import Limits, room, token_ids
+
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Vectors and targets.
+
+    Attributes:
+        vectors: [rows, D] fp32; a row for each sequence, or for each token of each.
+        targets: [rows] int64 of classes, or fp32.
+        lengths: [N] int64, rows of each sequence.
+    """
+
+    vectors: np.ndarray
+    targets: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.lengths)
+
+    def rows_of(self, sequences: np.ndarray) -> np.ndarray:
+        """Numbers of the rows of sequences, in their order."""
+        ends = self.lengths.cumsum()[sequences]
+        lengths = self.lengths[sequences]
+        first = np.repeat(ends - lengths, lengths)
+        within = np.arange(int(lengths.sum())) - np.repeat(lengths.cumsum() - lengths, lengths)
+        return first + within
+
+
+def compute(
+    model: TrainedModel, split: Split, kind: Kind, limits: Limits, file: Path | None = None,
+    advance: Advance = lambda count: None,
+) -> tuple[Features, int]:  # fmt: skip
+    """Compute them; the end of a sequence that the model cannot read has no label.
+
+    Args:
+        model: in evaluation mode.
+        split: sequences and targets.
+        kind: of the task.
+        limits: of what is computed together.
+        file: takes the vectors, which may be too many for memory; None: memory does.
+        advance: told how many sequences are done.
+
+    Returns:
+        The features, and how many sequences were cut.
+
+    Raises:
+        UserError: for a sequence that is none, or whose letters are not its tokens.
+    """
+    tokens, most = kind == "token-level-classification", room(model.network)
+    vocabulary = model.network.vocabulary
+    whole = [token_ids(vocabulary, text, f"sequence {number:,}") for number, text in enumerate(split.texts)]
+    ids = [each[:most] for each in whole]
+    lengths = np.array([len(each) for each in ids] if tokens else [1] * len(ids), np.int64)
+    if tokens:
+        for number, (text, each) in enumerate(zip(split.texts, whole, strict=True)):
+            if len(text) != len(each):
+                raise UserError(
+                    f"sequence {number:,} has {len(text):,} letters and {len(each):,} tokens: remove spaces"
+                )
+        targets = np.concatenate([target[:most] for target in split.targets])
+    else:
+        targets = np.stack(split.targets)
+    shape = int(lengths.sum()), model.hidden_size
+    vectors = np.lib.format.open_memmap(file, "w+", np.float32, shape) if file else np.empty(shape, np.float32)
+    name, begin = "hiddens" if tokens else "embeddings", 0
+    for columns in model.compute(ids, [name], limits, advance):
+        vectors[begin : begin + len(columns[name])] = columns[name]
+        begin += len(columns[name])
+    return Features(vectors, targets, lengths), sum(len(each) > most for each in whole)
+
+
+def batches(features: Features, size: int, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Vectors, targets and lengths of `size` sequences at a time, in an order."""
+    for begin in range(0, len(order), size):
+        chosen = order[begin : begin + size]
+        rows = features.rows_of(chosen)
+        yield features.vectors[rows], features.targets[rows], features.lengths[chosen]
+
+
+def asked(features: Features) -> int:
+    """Rows that have a label."""
+    return int((features.targets != NOT_ASKED).sum()) if features.targets.dtype == np.int64 else len(features.targets)

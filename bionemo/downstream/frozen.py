@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A head trained on vectors that do not change: seconds where the whole model would take hours.
+
+Shapes: R rows, C classes, or 1 for a number.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bionemo.config.schema import OptimConfig
+from bionemo.downstream import metrics
+from bionemo.downstream.features import Features, batches
+from bionemo.downstream.heads import TokenHead
+from bionemo.downstream.task import NOT_ASKED
+from bionemo.errors import UserError
+from bionemo.training.schedules import build_schedule
+
+_AT_ONCE = 256  # sequences of an evaluation
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a head is trained.
+
+    Attributes:
+        epochs: times that all sequences are seen.
+        batch_size: sequences of an update.
+        shuffle: see them in another order each time.
+        seed: of weights, order and dropout.
+        optim: the optimizer and its schedule.
+        clip: largest norm of the gradient; None: any.
+    """
+
+    epochs: int
+    batch_size: int
+    shuffle: bool
+    seed: int
+    optim: OptimConfig
+    clip: float | None = None
+
+
+@dataclass
+class Trained:
+    """A head as it was best on the validation split, and how it came there.
+
+    Attributes:
+        head: the module.
+        best: epoch from 1.
+        history: for each epoch `train_loss` and the metrics of the validation split.
+    """
+
+    head: nn.Module
+    best: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+def train(
+    make_head: Callable[[], nn.Module], data: Features, val: Features | None, recipe: Recipe, device: torch.device,
+    told: Callable[[dict[str, float]], object] = lambda figures: None,
+) -> Trained:  # fmt: skip
+    """Train a new head, and keep it as it was when its validation loss was lowest; without validation, as it ended.
+
+    Nothing outside draws other random numbers afterwards than it would have before.
+
+    Args:
+        make_head: draws its weights.
+        data: what it learns from.
+        val: what it is judged by.
+        recipe: how.
+        device: where.
+        told: given the figures of each epoch.
+
+    Raises:
+        UserError: when the loss is no finite number.
+    """
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+        torch.manual_seed(recipe.seed)
+        return _train(make_head().to(device), data, val, recipe, told)
+
+
+def _train(
+    head: nn.Module, data: Features, val: Features | None, recipe: Recipe, told: Callable[[dict[str, float]], object]
+) -> Trained:
+    steps = recipe.epochs * math.ceil(len(data) / recipe.batch_size)
+    optim = recipe.optim
+    schedule = build_schedule(optim.sched, optim.lr, steps)
+    kind = torch.optim.Adam if optim.name == "adam" else torch.optim.AdamW
+    optimizer = kind(head.parameters(), optim.lr, (optim.betas[0], optim.betas[1]), optim.eps, optim.weight_decay)
+    device = next(head.parameters()).device
+    result, lowest, step = Trained(head), math.inf, 0
+    kept = copy.deepcopy(head.state_dict())
+    for epoch in range(1, recipe.epochs + 1):
+        order = np.arange(len(data))
+        if recipe.shuffle:
+            order = np.random.default_rng([recipe.seed, epoch]).permutation(order)
+        head.train()
+        totals = torch.zeros(2, device=device)
+        for batch in batches(data, recipe.batch_size, order):
+            answers, targets = _answers(head, batch, device)
+            loss, count = summed_loss(answers, targets), len(targets)
+            optimizer.zero_grad()
+            (loss / max(count, 1)).backward()
+            if recipe.clip is not None:
+                nn.utils.clip_grad_norm_(head.parameters(), recipe.clip)
+            for group in optimizer.param_groups:
+                group["lr"] = schedule(step)
+            optimizer.step()
+            step += 1
+            totals += torch.stack((loss.detach(), loss.new_tensor(count)))
+        figures = {"epoch": float(epoch), "train_loss": float(totals[0] / totals[1].clamp_min(1))}
+        if not math.isfinite(figures["train_loss"]):
+            raise UserError(f"epoch {epoch}: the loss is {figures['train_loss']}: lower the learning rate (optim.lr)")
+        if val is not None:
+            figures |= {f"val_{name}": value for name, value in evaluate(head, val).items()}
+        result.history.append(figures)
+        told(figures)
+        if val is None or figures["val_loss"] < lowest:
+            lowest, result.best = figures.get("val_loss", math.inf), epoch
+            kept = copy.deepcopy(head.state_dict())
+    head.load_state_dict(kept)
+    return result
+
+
+def evaluate(head: nn.Module, data: Features) -> dict[str, float]:
+    """Mean loss and metrics."""
+    answers, targets = answers_of(head, data)
+    measure: Any = metrics.of_classes if targets.dtype == torch.int64 else metrics.of_numbers
+    figures = {"loss": float(summed_loss(answers, targets)) / max(len(targets), 1)}
+    return figures | measure(answers if targets.dtype == torch.int64 else answers.squeeze(1), targets)
+
+
+@torch.no_grad()
+def answers_of(head: nn.Module, data: Features) -> tuple[Tensor, Tensor]:
+    """What a head says where it is asked, [R, C], and what it should say, [R]."""
+    device = next(head.parameters()).device
+    head.eval()
+    pairs = [_answers(head, batch, device) for batch in batches(data, _AT_ONCE, np.arange(len(data)))]
+    return torch.cat([answers for answers, _ in pairs]), torch.cat([targets for _, targets in pairs])
+
+
+def _answers(
+    head: nn.Module, batch: tuple[np.ndarray, np.ndarray, np.ndarray], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    vectors, targets, lengths = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in batch)
+    answers = head(vectors, lengths) if isinstance(head, TokenHead) else head(vectors)
+    if targets.dtype == torch.int64:
+        where = targets != NOT_ASKED
+        return answers[where], targets[where]
+    return answers, targets
+
+
+def summed_loss(answers_RC: Tensor, targets_R: Tensor) -> Tensor:
+    """Cross-entropy in nats, or squared error of numbers; the sum over rows."""
+    if targets_R.dtype == torch.int64:
+        return F.cross_entropy(answers_RC.float(), targets_R, reduction="sum")
+    return F.mse_loss(answers_RC.squeeze(1).float(), targets_R, reduction="sum")

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How good answers are, by torchmetrics; R rows, C classes."""
+
+import torch
+from torch import Tensor
+from torchmetrics.functional import (
+    mean_squared_error,
+    pearson_corrcoef,
+    r2_score,
+    spearman_corrcoef,
+)
+from torchmetrics.functional.classification import (
+    multiclass_accuracy,
+    multiclass_confusion_matrix,
+    multiclass_f1_score,
+)
+
+
+def of_classes(logits_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
+    """Share of right answers in percent, as v1 has it; its mean over classes, and the mean F1. Nothing of no rows."""
+    if not len(targets_R):
+        return {}
+    classes = logits_RC.shape[1]
+    found = {
+        "accuracy": 100 * multiclass_accuracy(logits_RC, targets_R, classes, average="micro"),
+        "balanced_accuracy": 100 * multiclass_accuracy(logits_RC, targets_R, classes, average="macro"),
+        "f1": multiclass_f1_score(logits_RC, targets_R, classes, average="macro"),
+    }
+    return {name: float(value) for name, value in found.items()}
+
+
+def of_numbers(answers_R: Tensor, targets_R: Tensor) -> dict[str, float]:
+    """Mean squared error and its root, correlations of values and of ranks, explained variance (if 2 rows or more)."""
+    error = mean_squared_error(answers_R, targets_R)
+    found = {"mse": error, "rmse": error.sqrt()}
+    if len(targets_R) > 1:
+        found["spearman"] = spearman_corrcoef(answers_R, targets_R)
+        found["pearson"] = pearson_corrcoef(answers_R, targets_R)
+        found["r2"] = r2_score(answers_R, targets_R)
+    return {name: float(value) for name, value in found.items()}
+
+
+def confusion(logits_RC: Tensor, targets_R: Tensor) -> list[list[int]]:
+    """How many rows of each class (first index) were taken for which (second)."""
+    counts: Tensor = multiclass_confusion_matrix(logits_RC, targets_R, logits_RC.shape[1])
+    return [[int(value) for value in row] for row in torch.atleast_2d(counts)]

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pretrain and apply biomolecular language models.
-
-    model = bionemo.load("esm2nv.nemo")
-    model.embed(["MKTAYIAKQR"])
-"""
+"""Pretrain and apply biomolecular language models: `bionemo.load("esm2nv.nemo").embed(["MKTAYIAKQR"])`."""
 
 from typing import TYPE_CHECKING, Any
 

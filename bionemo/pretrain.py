@@ -7,6 +7,7 @@ python -m bionemo.pretrain --config-name=pretrain_esm2_8M model.data.dataset_pat
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bionemo.config import run
 from bionemo.config.durations import seconds
@@ -91,6 +92,7 @@ def pretrain(cfg: RunConfig) -> None:
             TrainingProgress(),
             LossCurve(directory, references),
             TimeLimit(cfg.exp_manager.max_time_per_run),
+            *_downstream_validation(cfg),
             checkpoints,
         ],
     )
@@ -117,6 +119,15 @@ def pretrain(cfg: RunConfig) -> None:
             report.conclude_test(trainer)
     if checkpoints.leaving and trainer.is_global_zero:  # the first rank alone: launchers end all when one has failed
         sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete
+
+
+def _downstream_validation(cfg: RunConfig) -> list[Any]:
+    """A callback, where it is asked for."""
+    if not (cfg.do_training and cfg.model.dwnstr_task_validation.enabled):
+        return []
+    from bionemo.downstream.validation import DownstreamValidation
+
+    return [DownstreamValidation(cfg)]
 
 
 if __name__ == "__main__":

@@ -9,54 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from bionemo.config.schema import DownstreamConfig
-from bionemo.config.schema.downstream import DownstreamDataConfig, HeadConfig
-from bionemo.data.shards.ranges import shard_paths
 from bionemo.downstream import frozen, report
+from bionemo.downstream.configured import make_head, read_splits
 from bionemo.downstream.features import Features, asked, compute
-from bionemo.downstream.heads import SequenceHead, TokenHead
-from bionemo.downstream.task import Columns, Example, Kind, classes_of, encode, read
 from bionemo.errors import UserError
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.open import load
 from bionemo.inference.tokens import Limits, room
 
 log = logging.getLogger(__name__)
-SplitName = Literal["train", "val", "test"]
-
-
-def columns_of(data: DownstreamDataConfig) -> Columns:
-    """Where the task stands in its files.
-
-    Raises:
-        UserError: when there are several targets.
-    """
-    target, mask = _single("target_column", data.target_column), _single("mask_column", data.mask_column)
-    if target is None:
-        raise UserError("model.data.target_column names no column: give the one that holds the target")
-    return Columns(data.task_type, data.sequence_column, target, mask)
-
-
-def _single(key: str, given: str | list[str] | None) -> str | None:
-    names = [given] if isinstance(given, str) else given or []
-    if len(names) > 1:
-        raise UserError(f"model.data.{key}={names}: one target at a time: start a run for each")
-    return names[0] if names else None
-
-
-def files_of(data: DownstreamDataConfig, name: SplitName) -> list[Path]:
-    """Files of a split.
-
-    Raises:
-        UserError: naming what is missing.
-    """
-    return shard_paths(Path(data.dataset_path), name, getattr(data.dataset, name), ".csv")
 
 
 def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
@@ -68,11 +34,7 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
     config, data = cfg.model, cfg.model.data
     if config.restore_encoder_path is None:
         raise UserError("missing value: give model.restore_encoder_path=..., the pretrained model")
-    columns = columns_of(data)
-    names: list[SplitName] = ["train", "val", *(["test"] if cfg.do_testing else [])]  # type: ignore[list-item]
-    examples = {name: read(files_of(data, name), columns) for name in names}
-    classes = _classes(data, columns, examples["train"])
-    splits = {name: encode(each, columns, classes) for name, each in examples.items()}
+    splits, classes = read_splits(data, "model.data", ["train", "val", *(["test"] if cfg.do_testing else [])])
     gpu = cfg.trainer.accelerator != "cpu" and torch.cuda.is_available()
     model = load(config.restore_encoder_path, "cuda" if gpu else "cpu", str(cfg.trainer.precision))
     with _features_in(directory) as place:
@@ -80,7 +42,7 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
         features: dict[str, Features] = {}
         for name, split in splits.items():
             with _progress(f"embedding {name}", len(split.texts)) as advance:
-                features[name], cut = compute(model, split, columns.kind, limits, place / f"{name}.npy", advance)
+                features[name], cut = compute(model, split, data.task_type, limits, place / f"{name}.npy", advance)
             if cut:
                 log.warning(
                     "%s: %d sequences are longer than the %d tokens that the model reads, and cut",
@@ -93,24 +55,13 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
             _epochs(cfg), config.micro_batch_size, data.shuffle, config.seed, config.finetuning_optim,
             cfg.trainer.gradient_clip_val,
         )  # fmt: skip
-        make = partial(make_head, config.downstream_task, columns.kind, model.hidden_size, len(classes))
+        head, width = config.downstream_task, config.downstream_task.hidden_layer_size
+        make = partial(
+            make_head, data.task_type, model.hidden_size, len(classes), width=head.cnn_dim, dropout=head.dropout,
+            sizes=(width,) if isinstance(width, int) else tuple(width),
+        )  # fmt: skip
         trained = frozen.train(make, features["train"], features["val"], recipe, model.device, _say_epoch)
         _finish(cfg, directory, model, trained, features, classes)
-
-
-def make_head(config: HeadConfig, kind: Kind, hidden_size: int, classes: int) -> nn.Module:
-    """A new head for a task."""
-    if kind == "token-level-classification":
-        return TokenHead(hidden_size, classes, config.cnn_dim, config.dropout)
-    sizes = config.hidden_layer_size
-    widths = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    return SequenceHead(hidden_size, max(classes, 1), widths, config.dropout)
-
-
-def _classes(data: DownstreamDataConfig, columns: Columns, train: list[Example]) -> tuple[str, ...]:
-    if columns.kind == "regression":
-        return ()
-    return classes_of(train, columns, data.target_sizes[0] if data.target_sizes else None)
 
 
 def _epochs(cfg: DownstreamConfig) -> int:

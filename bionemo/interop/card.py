@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from bionemo.version import __version__
 from bionemo.checkpoint import TensorSource
+from bionemo.version import __version__
 
 _ABOUT = {
     "ESM1nv": ("protein", "a masked language model of protein sequences with learned positions, after ESM-1b"),

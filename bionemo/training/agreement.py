@@ -14,11 +14,11 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from bionemo.version import __version__
 from bionemo.config.schema import RunConfig
 from bionemo.data.samples import Samples
 from bionemo.errors import UserError
 from bionemo.interop.redact import is_secret
+from bionemo.version import __version__
 
 
 def any_rank(trainer: pl.Trainer, pl_module: Any, value: int) -> int:

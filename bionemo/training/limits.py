@@ -18,7 +18,6 @@ def refuse_unbuilt(cfg: RunConfig) -> None:
     """
     model, manager = cfg.model, cfg.exp_manager
     asked: dict[str, tuple[Any, Any]] = {  # key: what it is set to, and what it has to be
-        "model.dwnstr_task_validation.enabled": (model.dwnstr_task_validation.enabled, False),
         "model.validation.validation_enabled": (model.validation.validation_enabled, False),
         "exp_manager.ema.enable": (bool(manager.ema and manager.ema.enable), False),
     }

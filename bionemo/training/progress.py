@@ -17,6 +17,9 @@ def step_of(trainer: pl.Trainer) -> str:
     return f"step {trainer.global_step:,}" + (f" of {trainer.max_steps:,}" if trainer.max_steps > 0 else "")
 
 
+_TOLD = ("val_", "dwnstr_task_", "test_")  # the last of a downstream task: its test split
+
+
 class TrainingProgress(ProgressBar):
     """Loss, learning rate, useful tokens a second and the time left; reads only what was logged anyway."""
 
@@ -61,7 +64,7 @@ class TrainingProgress(ProgressBar):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Print what a validation told, above the bar if there is one."""
-        told = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("val_")}
+        told = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(_TOLD)}
         if self._enabled and told and not trainer.sanity_checking:
             figures = [f"val_loss {told.pop('val_loss'):.4f}", *(f"{name} {v:.3f}" for name, v in told.items())]
             self._console.print(f"step {trainer.global_step:,}  {'  '.join(figures)}", highlight=False, soft_wrap=True)

@@ -113,7 +113,8 @@ class Stop(Exception):
 
 def tiny(*words: str, model: str = "esm2nv") -> list[str]:
     """The words of a tiny run, on made-up data unless they say where data is."""
-    return [*TINY, *([] if any("dataset_path=" in word for word in words) else FAMILIES[model].words), *words]
+    own = any("model.data" in word and "dataset_path=" in word for word in words)
+    return [*TINY, *([] if own else FAMILIES[model].words), *words]
 
 
 def config(directory: Path, *overrides: str, model: str = "esm2nv") -> RunConfig:

@@ -4,8 +4,6 @@
 python -m bionemo.predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from bionemo.cluster.again import started_again
@@ -48,6 +46,7 @@ def predict(cfg: InferConfig) -> None:
     import torch
 
     from bionemo.inference.open import load
+    from bionemo.inference.progress import progress
     from bionemo.inference.records import Records
     from bionemo.inference.run import Prediction, abandon, await_parts, begin, compute_parts, finish, follow
 
@@ -72,11 +71,11 @@ def predict(cfg: InferConfig) -> None:
     ranks = cfg.trainer.num_nodes * devices
     try:
         with started_again(ours) as see_that_none_has_failed:
-            with _progress(prediction.output.name, len(prediction.records), rank, ranks) as advance:
+            with progress(prediction.output.name, len(prediction.records), "sequences", shown=rank == 0) as advance:
 
                 def done(count: int) -> None:
                     see_that_none_has_failed()
-                    advance(count)
+                    advance(count * ranks)  # this process's share stands for all
 
                 compute_parts(prediction, model, rank, ranks, done)
             if rank:
@@ -124,21 +123,6 @@ def _devices(cfg: InferConfig, gpus: int) -> int:
     if count < 1 or (gpus and count > gpus):
         raise UserError(f"trainer.devices={asked}, but there are {max(gpus, 1)}: give a number of these, or auto")
     return count
-
-
-@contextmanager
-def _progress(name: str, total: int, rank: int, ranks: int) -> Iterator[Callable[[int], object]]:
-    """A bar with the time left, of the first process, whose share stands for all."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("sequences"))
-    console = Console(stderr=True)
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=bool(rank) or not console.is_terminal
-    ) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda count: bar.advance(task, count * ranks)
 
 
 if __name__ == "__main__":

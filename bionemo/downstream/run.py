@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from bionemo.downstream.features import Features, asked, compute
 from bionemo.errors import UserError
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.open import load
+from bionemo.inference.progress import progress
 from bionemo.inference.tokens import Limits, room
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
         limits = Limits(sequences=data.emb_batch_size)
         features: dict[str, Features] = {}
         for name, split in splits.items():
-            with _progress(f"embedding {name}", len(split.texts)) as advance:
+            with progress(f"embedding {name}", len(split.texts), "sequences") as advance:
                 features[name], cut = compute(model, split, data.task_type, limits, place / f"{name}.npy", advance)
             if cut:
                 log.warning(
@@ -110,18 +111,6 @@ def _features_in(directory: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], object]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def say(line: str) -> None:

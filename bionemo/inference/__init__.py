@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Using a trained model: `model` holds it, `tokens` is what it reads, `run` goes through files."""
+"""Using a trained model: `open` reads it, `model` is what it computes, `run` goes through files."""

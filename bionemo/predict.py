@@ -29,7 +29,7 @@ _TOPIC = Topic(
 )
 
 
-def main(config_name: str = "infer", config_dir: str | Path | None = None) -> None:
+def main(config_name: str = "predict", config_dir: str | Path | None = None) -> None:
     """Compose the configuration that the command line describes, then do what it asks for."""
     run(predict, config_name, config_dir, _TOPIC)
 

@@ -4,6 +4,8 @@
 A key stands for all keys below it.
 """
 
+from collections.abc import Mapping
+
 _ALWAYS_EXACT = "softmax, norm, GELU and bias are computed one way, the exact one"
 _NO_FUSION_KNOB = "model.compile fuses what can be fused"
 _PACKED = "a token never sees another sequence"
@@ -124,11 +126,32 @@ LEGACY: dict[str, str] = {
 }
 
 
-def replacement(key: str) -> str | None:
-    """What took the place of a key of v1 or of the group it stands in; None for every other key."""
+# Of a prediction alone, which has no experiment: elsewhere some of these are keys.
+_OUTPUT = "the output is all that is written"
+OF_PREDICTIONS: dict[str, str] = {
+    "exp_manager": _OUTPUT,
+    "formatters": _OUTPUT,
+    "handlers": _OUTPUT,
+    "root": _OUTPUT,
+    "disable_existing_loggers": _OUTPUT,
+    "trainer.logger": _OUTPUT,
+    "model.data.num_workers": "files are read in place",
+    "model.data.modify_percent": "nothing is masked",
+    "model.micro_batch_size": "model.data.batch_size",
+}
+
+
+def replacement(key: str, more: Mapping[str, str] | None = None) -> str | None:
+    """What took the place of a key of v1 or of the group it stands in; None for every other key.
+
+    Args:
+        key: of a configuration.
+        more: such keys of one kind of configuration.
+    """
+    known = {**LEGACY, **(more or {})}
     while key:
-        if key in LEGACY:
-            return LEGACY[key]
+        if key in known:
+            return known[key]
         key = key.rpartition(".")[0]
     return None
 

@@ -48,14 +48,15 @@ def source(
     """
     name = (config_name or default_name).removesuffix(".yaml")
     home = Path(default_dir).resolve() if default_dir else config_home(default_name)
+    added = find_config_dir(config_dir) if config_dir else None
+    has = added is not None and has_config(added, name) and not config_path
     if config_path:
         first = find_config_dir(config_path)
     else:
-        first = home if default_dir or has_config(home, name) else config_home(name)
+        first = home if default_dir or has or has_config(home, name) else config_home(name)
     directories = [first]
-    if config_dir:
-        added = find_config_dir(config_dir)
-        directories.insert(0 if has_config(added, name) and not config_path else 1, added)
+    if added is not None:
+        directories.insert(0 if has else 1, added)
     extra = tuple(path for path in dict.fromkeys([*directories, home]) if path != directories[0])
     fallback = Source(default_name, home)
     here = Source(name, directories[0], extra)

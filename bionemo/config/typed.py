@@ -12,8 +12,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from bionemo.config.explain import explain_interpolation
 from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
-from bionemo.config.legacy import replacement
-from bionemo.config.schema import SCHEMAS
+from bionemo.config.legacy import OF_PREDICTIONS, replacement
+from bionemo.config.schema import SCHEMAS, InferConfig
 from bionemo.config.targets import resolve
 from bionemo.errors import UserError
 
@@ -33,10 +33,12 @@ class Reader:
         self.problems: list[str] = []
         self.legacy: dict[str, str] = {}
         self._unknown: list[str] = []
+        self._of_kind: dict[str, str] = {}
         self._consequences: dict[str, str] = {}  # why a value that repeats others has none -> the first such problem
 
     def read(self, cfg: DictConfig, schema: type[T]) -> T | None:
         """Give the typed config, or None when there are problems."""
+        self._of_kind = OF_PREDICTIONS if schema is InferConfig else {}
         result = self._group(cfg, schema, "")
         if self._unknown:
             keys = [*all_keys(_schema(cfg, schema)), *_model_keys(cfg)]
@@ -98,7 +100,7 @@ class Reader:
     def _strange(self, cfg: DictConfig, name: str, key: str) -> None:
         """Sort a key that the schema lacks into known to v1 and unknown to all, down to the key that was typed."""
         node = OmegaConf.to_container(cfg, resolve=False).get(name)  # type: ignore[union-attr]
-        if instead := replacement(key):
+        if instead := replacement(key, self._of_kind):
             self.legacy[key] = instead
         elif isinstance(node, dict) and node:
             for below in node:

@@ -5,12 +5,13 @@ import pytest
 
 from bionemo.config.compose import load, typed
 from bionemo.config.paths import CONF_DIR, options, source
-from bionemo.config.schema import DownstreamConfig, ESM1nvConfig, ESM2nvConfig, PreparationConfig
+from bionemo.config.schema import DownstreamConfig, ESM1nvConfig, ESM2nvConfig, InferConfig, PreparationConfig
 from bionemo.config.targets import resolve
 from bionemo.preparation.flip import TASKS
 from tests.conftest import EXAMPLES, PRETRAINING, ROOT
 
-RUNNABLE = [(path, name) for path in PRETRAINING for name in options(path) if not name.startswith("finetune")]
+OTHERS = ("finetune", "infer")  # of other commands
+RUNNABLE = [(path, name) for path in PRETRAINING for name in options(path) if not name.startswith(OTHERS)]
 NAMES = [f"{path.parent.name}-{name}" for path, name in RUNNABLE]
 DOWNSTREAM = EXAMPLES / "downstream" / "conf"
 
@@ -46,6 +47,14 @@ def test_every_downstream_task(name):
     assert cfg.model.data.preprocessing.task_name in TASKS
     assert cfg.model.data.preprocessing.output == "/p"
     assert cfg.model.data.dataset_path == f"/p/{cfg.model.data.task_name}"
+
+
+@pytest.mark.parametrize("directory", [path for path in PRETRAINING if "infer" in options(path)], ids=str)
+def test_every_prediction(directory):
+    words = ["model.downstream_task.restore_from_path=/m", "model.data.dataset_path=/d"]
+    cfg = load("infer", words, directory, InferConfig)
+    assert cfg.model.downstream_task.outputs == ["embeddings"]
+    assert (directory.parent / "infer.py").is_file()
 
 
 def test_the_properties_of_molecules():

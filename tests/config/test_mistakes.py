@@ -156,7 +156,9 @@ def test_mistake_in_a_file(text, told, tmp_path):
 
 
 def test_misspelt_config_names_the_nearest_and_all():
-    with pytest.raises(UserError, match=r"did you mean pretrain_small\?\): there are base_config, pretrain_small"):
+    with pytest.raises(
+        UserError, match=r"did you mean pretrain_small\?\): there are base_config, infer, pretrain_small"
+    ):
         load("pretrain_smal", [], HOME)
 
 

@@ -69,7 +69,7 @@ def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[str]:
 def go(model: Path, data: Path, output: Path, *words: str) -> None:
     given = [f"model.downstream_task.restore_from_path={model}", f"model.data.dataset_path='{data}'",
              f"model.data.output_fname={output}", "trainer.accelerator=cpu"]  # fmt: skip
-    predict(load("infer", [*given, *words], schema=InferConfig))
+    predict(load("predict", [*given, *words], schema=InferConfig))
 
 
 def expected(theirs: EsmForMaskedLM, text: str, tokens: Callable[[str], list[int]]) -> dict[str, np.ndarray]:

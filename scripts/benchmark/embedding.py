@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Residues a second that are embedded, fp32: ours, or transformers' EsmModel on batches padded to the longest.
+
+python embedding.py make DIR                  an ESM2-8M of random weights, as transformers save it
+python embedding.py bionemo DIR [--fasta F]   and hf DIR
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from proteins import proteins
+
+SIZES = {"8M": (6, 320, 20), "35M": (12, 480, 20), "150M": (30, 640, 20), "650M": (33, 1280, 20)}
+TOKENS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
+WARM_UP, LONGEST = 8, 1022
+
+
+def make(path: Path, size: str) -> None:
+    from transformers import EsmConfig, EsmForMaskedLM
+
+    layers, hidden, heads = SIZES[size]
+    torch.manual_seed(0)
+    EsmForMaskedLM(
+        EsmConfig(
+            vocab_size=33,
+            hidden_size=hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            intermediate_size=4 * hidden,
+            max_position_embeddings=1026,
+            position_embedding_type="rotary",
+            token_dropout=True,
+            mask_token_id=32,
+            pad_token_id=1,
+            layer_norm_eps=1e-5,
+            emb_layer_norm_before=False,
+        )  # fmt: skip
+    ).save_pretrained(path)
+
+
+def ours(path: Path, texts: list[str], device: str) -> tuple[NDArray[np.float32], float]:
+    import bionemo
+
+    model = bionemo.load(path, device)
+    model.embed(texts[:WARM_UP])
+    begin = time.perf_counter()
+    found = model.embed(texts)
+    return found, time.perf_counter() - begin
+
+
+@torch.no_grad()
+def theirs(
+    path: Path, texts: list[str], device: str, batch: int, by_length: bool
+) -> tuple[NDArray[np.float32], float]:
+    from transformers import EsmModel, EsmTokenizer
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    (path / "words.txt").write_text("\n".join(TOKENS))
+    tokenizer = EsmTokenizer(str(path / "words.txt"))
+    model = EsmModel.from_pretrained(path, attn_implementation="sdpa", add_pooling_layer=False).to(device).eval()
+
+    def embed(some: list[str]) -> NDArray[np.float32]:
+        given = tokenizer(some, return_tensors="pt", padding=True).to(device)
+        hidden = model(**given).last_hidden_state
+        inside = given.attention_mask.clone()
+        inside[:, 0] = 0
+        inside[torch.arange(len(some)), given.attention_mask.sum(1) - 1] = 0
+        means = (hidden * inside[..., None]).sum(1) / inside.sum(1, keepdim=True)
+        return np.asarray(means.float().cpu().numpy())
+
+    embed(texts[:WARM_UP])
+    begin = time.perf_counter()
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i])) if by_length else list(range(len(texts)))
+    found = np.empty((len(texts), model.config.hidden_size), np.float32)
+    for first in range(0, len(texts), batch):
+        chosen = order[first : first + batch]
+        found[chosen] = embed([texts[i] for i in chosen])
+    return found, time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["make", "bionemo", "hf"])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--size", choices=SIZES, default="8M")
+    parser.add_argument("--fasta")
+    parser.add_argument("--sequences", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=16, help="hf: sequences of a batch")
+    parser.add_argument("--by-length", action="store_true", help="hf: sort them first")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--save", help="a .npy file, to compare the numbers")
+    options = parser.parse_args()
+    if options.what == "make":
+        make(options.model, options.size)
+        return
+    texts = [text[:LONGEST] for text in proteins(options.fasta, options.sequences)[: options.sequences]]
+    if options.what == "bionemo":
+        found, seconds = ours(options.model, texts, options.device)
+    else:
+        found, seconds = theirs(options.model, texts, options.device, options.batch, options.by_length)
+    if options.save:
+        np.save(options.save, found)
+    print(json.dumps({"value": sum(map(len, texts)) / seconds, "unit": "residues/s"}))
+
+
+if __name__ == "__main__":
+    main()

@@ -40,7 +40,7 @@ def make(path: Path, size: str) -> None:
             pad_token_id=1,
             layer_norm_eps=1e-5,
             emb_layer_norm_before=False,
-        )  # fmt: skip
+        )
     ).save_pretrained(path)
 
 

@@ -18,6 +18,13 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "protein"
 PRETRAINING = sorted(path.parent / "conf" for path in ROOT.glob("examples/**/pretrain.py"))  # of every family
+_OTHERS = ("finetune", "infer")  # files of other commands beside those of pretraining
+RUNNABLE = [
+    (directory, path.stem)
+    for directory in PRETRAINING
+    for path in sorted(directory.glob("*.yaml"))
+    if not path.stem.startswith(("_", *_OTHERS))
+]
 
 
 @pytest.fixture(autouse=True)

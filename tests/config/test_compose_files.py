@@ -8,10 +8,8 @@ from bionemo.config.paths import CONF_DIR, options, source
 from bionemo.config.schema import DownstreamConfig, ESM1nvConfig, ESM2nvConfig, InferConfig, PreparationConfig
 from bionemo.config.targets import resolve
 from bionemo.preparation.flip import TASKS
-from tests.conftest import EXAMPLES, PRETRAINING, ROOT
+from tests.conftest import EXAMPLES, PRETRAINING, ROOT, RUNNABLE
 
-OTHERS = ("finetune", "infer")  # of other commands
-RUNNABLE = [(path, name) for path in PRETRAINING for name in options(path) if not name.startswith(OTHERS)]
 NAMES = [f"{path.parent.name}-{name}" for path, name in RUNNABLE]
 DOWNSTREAM = EXAMPLES / "downstream" / "conf"
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from bionemo.config.compose import load
-from bionemo.config.paths import CONF_DIR, options
+from bionemo.config.paths import CONF_DIR
 from bionemo.models.build import model_class
 from bionemo.tokenizers import load_tokenizer
-from tests.conftest import PRETRAINING
+from tests.conftest import RUNNABLE
 
-RUNNABLE = [(path, name) for path in PRETRAINING for name in options(path)]
 ROW = re.compile(r"\| (\w+) \| `(\S+)` \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|")
 TABLE = {
     (example, name): tuple(int(number.replace(",", "")) for number in numbers)

@@ -8,17 +8,16 @@ import torch
 from torch import nn
 
 from bionemo.config.compose import load
-from bionemo.config.paths import options
 from bionemo.config.schema import EncoderConfig
 from bionemo.errors import UserError
 from bionemo.megatron.spec import Block
 from bionemo.planning.layout import Layout, Stage, layout_of
 from bionemo.planning.sizes import layer_matrices, model_parameters, shape_of, stage_parameters
-from tests.conftest import PRETRAINING
+from tests.conftest import RUNNABLE
 
 from .alone import FAMILIES, build, config, one_of
 
-SHIPPED = [(path, name) for path in PRETRAINING for name in options(path)]
+SHIPPED = RUNNABLE
 KNOWN = {("esm2nv", "pretrain_esm2_8M"): 7_542_848, ("esm1nv", "pretrain_small"): 43_612_544}  # of the predecessor
 
 

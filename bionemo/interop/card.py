@@ -71,17 +71,19 @@ def history_of(state: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[st
         state: of the checkpoint.
         manifest: of the checkpoint.
     """
-    data = state.get("SequenceData", {})
-    position = data.get("position", {})
-    facts: dict[str, str] = {}
-    if manifest.get("step"):
-        facts["steps"] = f"{manifest['step']:,}"
-    for key in ("consumed_samples", "consumed_tokens"):
-        if position.get(key):
-            facts[key.replace("_", " ")] = f"{position[key]:,}"
-    facts |= {key: f"{value:,}" for key, value in data.get("stream", {}).items() if key.startswith("training ")
-              and isinstance(value, int)}  # fmt: skip
-    return facts | {name: f"{value:.4f}" for name, value in manifest.get("metrics", {}).items()}
+    data = _mapping(state.get("SequenceData"))
+    position, stream = _mapping(data.get("position")), _mapping(data.get("stream"))
+    counts = {"steps": manifest.get("step")}
+    counts |= {key.replace("_", " "): position.get(key) for key in ("consumed_samples", "consumed_tokens")}
+    counts |= {key: value for key, value in stream.items() if str(key).startswith("training ")}
+    facts = {key: f"{value:,}" for key, value in counts.items() if type(value) is int and value}
+    metrics = _mapping(manifest.get("metrics"))
+    return facts | {name: f"{value:.4f}" for name, value in metrics.items() if type(value) is float}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """What should be one; whoever wrote a checkpoint may have put anything there."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _table(facts: Mapping[str, str]) -> list[str]:

@@ -102,7 +102,11 @@ def open_model(path: Path) -> Model:
     if config is None:
         raise UserError(f"{path} does not hold the configuration of its model, without which it cannot be converted")
     history = history_of(saved.state, saved.manifest)
-    return Model(config, tools.words(saved.state.get("model", {})), saved, history, saved.state.get("contact_head"))
+    try:
+        contact_head = huggingface.checked(saved.state.get("contact_head"), config)
+    except UserError as error:
+        raise UserError(f"checkpoint {path} cannot be used: {error}; take another or remove it") from error
+    return Model(config, tools.words(saved.state.get("model", {})), saved, history, contact_head)
 
 
 def describe(path: Path, every_tensor: bool = False) -> str:

@@ -92,6 +92,18 @@ def test_there_and_back(
         assert (tmp_path / "again" / name).read_bytes() == (hf / name).read_bytes()
 
 
+def test_no_file_but_a_vocabulary_is_handed_on(tmp_path: Path) -> None:
+    """A configuration may come from anywhere, and name any file of whoever exports the model."""
+    (tmp_path / "key").write_text("private")
+    os.mkfifo(tmp_path / "pipe")
+    model = model_of()
+    for vocabulary, merges in (("key", "key"), ("pipe", "pipe"), ("none", "key")):
+        config = asdict(model.config)
+        config["tokenizer"] |= {"vocab_file": str(tmp_path / vocabulary), "merge_file": str(tmp_path / merges)}
+        write(tmp_path / "hf", config, WORDS, TensorsInMemory(tmp_path, weights_of(model)))
+        assert sorted(os.listdir(tmp_path / "hf")) == ["README.md", "config.json", "model.safetensors"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_types_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     model = model_of()

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, EsmForMaskedLM, EsmModel
 from transformers import EsmConfig as TheirConfig
 
 import bionemo
-from bionemo.checkpoint import Checkpoint, TensorsInMemory
+from bionemo.checkpoint import Checkpoint, TensorsInMemory, tools
 from bionemo.errors import UserError
 from bionemo.interop.convert import convert, open_model
 from bionemo.interop.huggingface import HuggingFaceModel, write
@@ -181,6 +181,27 @@ def test_what_is_not_read_is_refused(settings: dict[str, Any], told: str, tmp_pa
     with pytest.raises(UserError) as caught:
         HuggingFaceModel(tmp_path)
     assert told in str(caught.value)
+
+
+NO_HEADS: list[Any] = [
+    1,
+    {},
+    {"weight": [0.0] * 7, "bias": 0.0},
+    {"weight": [0.0] * 7 + ["x"], "bias": 0.0},
+    {"weight": [0.0] * 8, "bias": float("nan")},
+    {"weight": "x" * 8, "bias": 0.0},
+]
+
+
+@pytest.mark.parametrize("head", NO_HEADS)
+def test_a_contact_head_that_is_none(head: object, tmp_path: Path) -> None:
+    theirs(tmp_path / "hf")
+    source = HuggingFaceModel(tmp_path / "hf")
+    state = {"config": source.config, "model": {"words": 33}, "contact_head": head}
+    weights = ((name, source.read(f"weights/{name}")) for name in source.shapes("weights"))
+    tools.write_weights(tmp_path / "x", state, weights)
+    with pytest.raises(UserError, match="its contact head is none of a weight for each head of each layer"):
+        open_model(tmp_path / "x")
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:

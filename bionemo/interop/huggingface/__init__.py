@@ -4,7 +4,7 @@
 `names` says how weights correspond, `esm` and `gpt2` are kinds of models, `directory` the files.
 """
 
-from bionemo.interop.huggingface.contacts import ContactHead
+from bionemo.interop.huggingface.contacts import ContactHead, checked
 from bionemo.interop.huggingface.directory import ARCHITECTURES, HuggingFaceModel, is_directory, write
 
-__all__ = ["ARCHITECTURES", "ContactHead", "HuggingFaceModel", "is_directory", "write"]
+__all__ = ["ARCHITECTURES", "ContactHead", "HuggingFaceModel", "checked", "is_directory", "write"]

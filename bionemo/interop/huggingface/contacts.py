@@ -4,6 +4,7 @@
 It is no part of the network here: of a checkpoint it is a part of what is known of its model.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bionemo.checkpoint import Piece
+from bionemo.errors import UserError
 from bionemo.interop.fit import MOST_LAYERS, Shape, size_of
 
 ContactHead = Mapping[str, Any]  # {"weight": of the heads of the first layer, the second, ..., "bias"}
@@ -32,6 +34,22 @@ def contact_shapes(name: str, config: Mapping[str, Any]) -> dict[str, Shape]:
 def to_head(weight: Tensor, bias: Tensor) -> ContactHead:
     """Plain numbers, in which every value of fp32, fp16 and bf16 is exact."""
     return {"weight": weight.float().flatten().tolist(), "bias": bias.float().item()}
+
+
+def checked(head: object, config: Mapping[str, Any]) -> ContactHead | None:
+    """What a checkpoint says is one, of whoever's making.
+
+    Raises:
+        UserError: when it is none for a model of this configuration.
+    """
+    if head is None:
+        return None
+    match head:
+        case {"weight": list(weight), "bias": float(bias)}:
+            heads = size_of(config, "num_layers", MOST_LAYERS) * size_of(config, "num_attention_heads")
+            if len(weight) == heads and all(type(each) is float and math.isfinite(each) for each in [*weight, bias]):
+                return {"weight": weight, "bias": bias}
+    raise UserError("its contact head is none of a weight for each head of each layer, and a bias")
 
 
 def to_pieces(shapes: Mapping[str, Shape], head: ContactHead | None, dtype: torch.dtype) -> list[Piece]:

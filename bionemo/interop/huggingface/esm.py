@@ -113,9 +113,12 @@ def _tokenizer(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_tokenizer(directory: Path) -> dict[str, Any]:
-    file = directory / _VOCABULARY
-    if file.is_file() and tuple(file.read_text(errors="replace").split()) != esm2nv().tokens:
-        raise UserError(f"its {_VOCABULARY} is not ESM-2's: it reads other letters")
+    file, expected = directory / _VOCABULARY, "\n".join(esm2nv().tokens)
+    if file.is_file():
+        with file.open("rb") as opened:
+            found = opened.read(2 * len(expected))  # whatever is longer is another
+        if found.split() != expected.encode().split():
+            raise UserError(f"its {_VOCABULARY} is not ESM-2's: it reads other letters")
     return {}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from bionemo.errors import UserError
 from bionemo.interop.fit import MOST_LAYERS, size_of
 from bionemo.interop.huggingface.names import Architecture, Modules
+from bionemo.tokenizers.gpt2 import read_gpt2
 
 _OURS, _CLASS, _TYPE = "bionemo.models.gpt3.GPT3", "GPT2LMHeadModel", "gpt2"
 _FILES = {"vocab.json": "vocab_file", "merges.txt": "merge_file"}
@@ -91,23 +92,24 @@ def _to_settings(config: Mapping[str, Any], words: int) -> dict[str, Any]:
 
 
 def _tokenizer(config: Mapping[str, Any]) -> dict[str, str]:
-    """The user's files, where they still are."""
+    """The user's files, where they still are and are a vocabulary: a configuration may name any file of theirs."""
     given = config.get("tokenizer") or {}
-    paths = {name: Path(given[key]) for name, key in _FILES.items() if given.get(key)}
-    if len(paths) < len(_FILES) or not all(path.is_file() for path in paths.values()):
+    if not all(given.get(key) and Path(given[key]).is_file() for key in _FILES.values()):
+        return {}
+    try:
+        read_gpt2(*(given[key] for key in _FILES.values()))
+    except UserError:
         return {}
     settings = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": config["max_position_embeddings"]}
-    texts = {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+    texts = {name: Path(given[key]).read_text(encoding="utf-8") for name, key in _FILES.items()}
     return texts | {"tokenizer_config.json": json.dumps(settings, indent=2) + "\n"}
 
 
 def _read_tokenizer(directory: Path) -> dict[str, Any]:
-    paths = {key: directory / name for name, key in _FILES.items()}
-    return (
-        {"tokenizer": {key: str(path) for key, path in paths.items()}}
-        if all(map(Path.is_file, paths.values()))
-        else {}
-    )
+    paths = {key: directory.absolute() / name for name, key in _FILES.items()}
+    if not all(path.is_file() for path in paths.values()):
+        return {}
+    return {"tokenizer": {key: str(path) for key, path in paths.items()}}
 
 
 GPT2 = Architecture(

@@ -6,9 +6,11 @@ python -m bionemo.finetune --config-name=downstream_flip_sec_str model.restore_e
 
 from pathlib import Path
 
+from bionemo.cluster.process import this_process
 from bionemo.config import run
 from bionemo.config.help import Topic
 from bionemo.config.schema import DownstreamConfig
+from bionemo.config.schema.downstream import DownstreamModelConfig
 from bionemo.errors import UserError
 
 _TOPIC = Topic(
@@ -21,6 +23,8 @@ _TOPIC = Topic(
         "do_training=False model.data.preprocessing.source=downloads/FLIP model.data.preprocessed_data_path=data/FLIP",
         "model.restore_encoder_path=esm2.nemo model.data.preprocessed_data_path=data/FLIP",
         "model.restore_encoder_path=RUN/checkpoints/esm2-8M-last trainer.max_epochs=5 exp_manager.exp_dir=results",
+        "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.freeze_layers=-2",
+        "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.peft.enabled=True",
     ),
 )
 
@@ -42,18 +46,47 @@ def carry_out(cfg: DownstreamConfig) -> None:
         prepare(cfg.model.data.preprocessing)
     if not cfg.do_training:
         return
-    if not cfg.model.encoder_frozen:
-        raise UserError("model.encoder_frozen=False: not built yet; for now run with model.encoder_frozen=True")
+    _see_that_it_fits(cfg.model)
     from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
 
     quiet_dependencies()
-    from bionemo.downstream.run import fine_tune_head
     from bionemo.interop.nemo import log_directory, make_directories
 
+    quiet_dependencies()
     our_messages_to_console()
     directory = log_directory(cfg.exp_manager)
-    make_directories(directory)
-    fine_tune_head(cfg, directory)
+    if cfg.model.encoder_frozen:
+        process = this_process()
+        if process is not None and process.rank:  # the work of one: seconds, once the vectors are there
+            return
+        from bionemo.downstream.run import fine_tune_head
+
+        make_directories(directory)
+        fine_tune_head(cfg, directory)
+    else:
+        from bionemo.downstream.tuned import fine_tune
+
+        fine_tune(cfg, directory)
+
+
+def _see_that_it_fits(config: DownstreamModelConfig) -> None:
+    """Refuse what contradicts itself.
+
+    Raises:
+        UserError: naming the keys.
+    """
+    if config.restore_encoder_path is None:
+        raise UserError("missing value: give model.restore_encoder_path=..., the pretrained model")
+    tuned = {"model.peft.enabled=True": config.peft.enabled, "model.freeze_layers": config.freeze_layers}
+    for key, given in tuned.items():
+        if config.encoder_frozen and given:
+            raise UserError(f"{key} has no effect on an encoder that is frozen: set model.encoder_frozen=False")
+    if config.peft.enabled and config.freeze_layers:
+        raise UserError("model.freeze_layers: with model.peft.enabled=True all layers stay: leave one of them out")
+    if config.peft.lora_tuning.adapter_dim < 1:
+        raise UserError(
+            f"model.peft.lora_tuning.adapter_dim={config.peft.lora_tuning.adapter_dim}, expected 1 or more"
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained model makes of the sequences in a file: embeddings, hiddens, logits, pseudo-perplexities.
+"""What a trained model makes of the sequences in a file: embeddings, hiddens, logits, pseudo-perplexities, molecules.
 
 python -m bionemo.predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
 """
@@ -24,6 +24,8 @@ _TOPIC = Topic(
         "... model.downstream_task.outputs=[embeddings,hiddens] model.data.output_fname=x.h5 trainer.devices=8",
         "... model.data.dataset_path='x[000..049].csv' model.data.data_fields_map.sequence=protein",
         "... model.downstream_task.outputs=[pseudo_perplexity] model.data.output_fname=x.csv",
+        "... model.downstream_task.outputs=[samples] model.downstream_task.sampling.num_samples=10 "
+        "model.data.output_fname=x.csv",
         "Stopped, the same command goes on from what is there.",
     ),
 )
@@ -45,6 +47,7 @@ def predict(cfg: InferConfig) -> None:
     quiet_dependencies()
     import torch
 
+    from bionemo.inference.generation import ways
     from bionemo.inference.open import load
     from bionemo.inference.progress import progress
     from bionemo.inference.records import Records
@@ -60,9 +63,9 @@ def predict(cfg: InferConfig) -> None:
     if ours > 1 and not gpus:
         torch.set_num_threads(max(torch.get_num_threads() // ours, 1))
 
-    path = Path(task.restore_from_path)
-    prediction = Prediction(Records(data), list(task.outputs), data, path, str(cfg.trainer.precision))
-    model = load(path, f"cuda:{local}" if gpus else "cpu", prediction.precision)
+    ways(task)  # a mistake in them is told before anything is read
+    prediction = Prediction(Records(data), task, data, str(cfg.trainer.precision))
+    model = load(prediction.model_path, f"cuda:{local}" if gpus else "cpu", prediction.precision)
     model.see_that_it_has(prediction.outputs)
     if rank == 0:
         begin(prediction, model)
@@ -84,8 +87,7 @@ def predict(cfg: InferConfig) -> None:
     except UserError:
         abandon(prediction)
         raise
-    count = finish(prediction)
-    print(f"{count:,} sequences: {prediction.output}")
+    print("\n".join(finish(prediction)))
 
 
 def _place(cfg: InferConfig, devices: int) -> tuple[int, int]:

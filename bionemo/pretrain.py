@@ -4,13 +4,11 @@
 python -m bionemo.pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
 """
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bionemo.config import run
-from bionemo.config.durations import seconds
 from bionemo.config.schema import RunConfig
 from bionemo.data.files import name_missing_files
 from bionemo.errors import UserError
@@ -50,75 +48,34 @@ def prepare_data(cfg: RunConfig) -> None:
 
 
 def pretrain(cfg: RunConfig) -> None:
-    """Data, model, trainer; then train from the newest checkpoint or from the beginning."""
+    """Data and model of a run; `training/run.py` does the rest."""
     name_missing_files(cfg.model.data)  # before anything heavy is imported
     # Imported here, so that --help and every mistake in the configuration are answered before torch is loaded.
     from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
 
     quiet_dependencies()
     from bionemo.data.module import SequenceData
-    from bionemo.interop.nemo import checkpoint_directory, log_directory, make_directories, start_experiment
     from bionemo.models.build import model_class
     from bionemo.tokenizers import load_tokenizer
-    from bionemo.training import report
-    from bionemo.training.agreement import Agreement
-    from bionemo.training.checkpointing import Checkpoints
-    from bionemo.training.failure import Watch, one_voice
-    from bionemo.training.loss_curve import LossCurve
     from bionemo.training.module import TrainingModule
     from bionemo.training.objectives import masked_lm
-    from bionemo.training.precision import precision_for_host
-    from bionemo.training.progress import TrainingProgress
-    from bionemo.training.start import find_start, find_weights
-    from bionemo.training.time_limit import TimeLimit
-    from bionemo.training.trainer import build_trainer, one_line_mistakes
+    from bionemo.training.precision import Precision
+    from bionemo.training.run import Work, train
+    from bionemo.training.start import find_weights
 
     quiet_dependencies()
     our_messages_to_console()
     note_ineffective(cfg)
-    precision = precision_for_host(cfg.trainer.precision)
-    directory = log_directory(cfg.exp_manager)
-    saved = checkpoint_directory(cfg.exp_manager, directory)
-    start = find_start(cfg, saved, directory)
 
-    checkpoints = Checkpoints(saved, cfg.exp_manager)
-    watch = Watch(seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
-    references: dict[str, float] = {}  # known when the data is
-    trainer = build_trainer(
-        cfg,
-        [
-            watch,
-            Agreement(cfg, start),
-            TrainingProgress(),
-            LossCurve(directory, references),
-            TimeLimit(cfg.exp_manager.max_time_per_run),
-            *_downstream_validation(cfg),
-            checkpoints,
-        ],
-    )
-    with one_voice(watch, trainer), one_line_mistakes():
+    def make(trainer: Any, precision: Precision, start: Path | None) -> Work:
         Model = model_class(cfg.model._target_)
         vocabulary = load_tokenizer(Model.tokenizer, cfg.model.tokenizer)
         data = SequenceData(cfg.model, cfg.trainer, vocabulary, Model.samples)
-        references |= data.reference_losses()
         weights = find_weights(cfg.restore_from_path, cfg.model.max_position_embeddings) if start is None else None
-        module = TrainingModule(
-            partial(Model, cfg.model, vocabulary), masked_lm, cfg.model, cfg.trainer, precision, weights
-        )
+        build = partial(Model, cfg.model, vocabulary)
+        return Work(data, TrainingModule(build, masked_lm, cfg.model, cfg.trainer, precision, weights))
 
-        make_directories(directory, saved)  # nothing is written before here
-        start_experiment(trainer, cfg.exp_manager, directory)
-        report.save_config(cfg, trainer, directory)
-
-        if cfg.do_training:
-            report.announce(cfg, trainer, module.num_parameters(), precision.name, start)
-            trainer.fit(module, data, ckpt_path=start)
-            report.conclude(trainer, module, references, directory)
-        if cfg.do_testing and not checkpoints.leaving:
-            trainer.test(module, data, ckpt_path=None if cfg.do_training else start, verbose=False)
-            report.conclude_test(trainer)
-    if checkpoints.leaving and trainer.is_global_zero:  # the first rank alone: launchers end all when one has failed
-        sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete
+    train(cfg, make, _downstream_validation(cfg))
 
 
 def _downstream_validation(cfg: RunConfig) -> list[Any]:

@@ -18,7 +18,12 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "protein"
 PRETRAINING = sorted(path.parent / "conf" for path in ROOT.glob("examples/**/pretrain.py"))  # of every family
-_OTHERS = ("finetune", "infer")  # files of other commands beside those of pretraining
+_OTHERS = (
+    "finetune",
+    "infer",
+    "downstream_flip",
+    "downstream_sec_str",
+)  # files of other commands beside those of pretraining
 RUNNABLE = [
     (directory, path.stem)
     for directory in PRETRAINING

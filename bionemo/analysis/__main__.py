@@ -43,18 +43,23 @@ def _parser() -> ArgumentParser:
     _add_contacts(commands.add_parser("contacts", help="predict which residues touch"))
     _add_fit(commands.add_parser("contacts-fit", help="fit what tells contacts from attention"))
     _add_map(commands.add_parser("map", help="bring embeddings of many sequences to two dimensions"))
+    _add_label(commands.add_parser("label", help="answer for new sequences what `bionemo.finetune` has learned"))
     return parser
 
 
-def _add_model(parser: ArgumentParser, required: bool = True) -> None:
+def _add_model(parser: ArgumentParser, required: bool = True, told: str = "") -> None:
     parser.add_argument(
         "--model", type=Path, required=required, metavar="PATH",
-        help="a checkpoint, a .nemo archive, or a directory of Hugging Face's",
+        help=f"a checkpoint, a .nemo archive, or a directory of Hugging Face's {told}".strip(),
     )  # fmt: skip
     parser.add_argument("--device", help="such as cpu or cuda:1 (the first GPU, where there is one)")
     parser.add_argument(
         "--precision", default="32", choices=["32", "bf16-mixed", "16-mixed"], help="of products (%(default)s)"
     )
+    parser.add_argument(
+        "--longest", type=int, metavar="TOKENS",
+        help="that a sequence may have with begin and end, if more than the model was trained with (rotary models)",
+    )  # fmt: skip
 
 
 def _add_variants(parser: ArgumentParser) -> None:
@@ -102,6 +107,13 @@ def _add_map(parser: ArgumentParser) -> None:
     parser.add_argument("--color", help="column of --table, array of the .npz, or key of the headers (Tax=...)")
     parser.add_argument("--table", type=Path, metavar="CSV", help="with a column id")
     parser.add_argument("--output", type=Path, required=True, help="CSV file; a picture goes beside it, as .png")
+
+
+def _add_label(parser: ArgumentParser) -> None:
+    parser.add_argument("--head", type=Path, required=True, metavar="FILE", help="RUN/head.safetensors")
+    _add_model(parser, required=False, told="(the one that the head was trained on)")
+    parser.add_argument("--input", type=Path, required=True, metavar="FASTA")
+    parser.add_argument("--output", type=Path, required=True, metavar="CSV", help="id, answer, of classes probability")
 
 
 if __name__ == "__main__":

@@ -10,15 +10,17 @@ import numpy as np
 
 from bionemo.analysis.contact_heads import read_head, write_head
 from bionemo.analysis.contacts import as_contacts, fit_contact_head, precision, predict_contacts
-from bionemo.analysis.files import finished, is_fasta, read_fasta, read_sequence, read_table, write_table
+from bionemo.analysis.files import finished, is_fasta, read_fasta, read_filled, read_sequence, write_table
 from bionemo.analysis.maps import read_embeddings, reducer, to_plane
 from bionemo.analysis.pictures import draw_contacts, draw_map, draw_scan, draw_scores
 from bionemo.analysis.residues import read_protein
 from bionemo.analysis.variant_files import measured, rank_correlation, read_variants, wild_type
 from bionemo.analysis.variants import AMINO_ACIDS, mutations, scan, score_variants
+from bionemo.downstream.trained import answer, read_trained_head
 from bionemo.errors import UserError
-from bionemo.inference.model import Floats, TrainedModel
+from bionemo.inference.model import TrainedModel
 from bionemo.inference.open import load
+from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import progress
 from bionemo.inference.tokens import room, token_ids
 
@@ -35,10 +37,10 @@ def _variants(arguments: Namespace) -> None:
     table, sequences = read_variants(arguments.variants)
     if "zero_shot" in table.columns:
         raise UserError(f"{table.path} has a column 'zero_shot' already: give it another name")
-    variants = table.column(arguments.column, "--column")
+    variants = table.column(arguments.column, "name one with --column")
     name = arguments.score_column or "score"
     known = arguments.score_column is not None or name in table.columns
-    values = measured(table, table.column(name, "--score-column")) if known else None
+    values = measured(table, table.column(name, "name one with --score-column")) if known else None
     if arguments.sequence is not None:
         sequence = read_sequence(arguments.sequence)
     elif sequences is not None:
@@ -138,7 +140,24 @@ def _map(arguments: Namespace) -> None:
     print(f"{len(ids):,} sequences: {arguments.output}, {picture}")
 
 
-COMMANDS = {"variants": _variants, "contacts": _contacts, "contacts-fit": _fit, "map": _map}
+def _label(arguments: Namespace) -> None:
+    trained, records = read_trained_head(arguments.head), read_fasta(arguments.input)
+    arguments.model = arguments.model or trained.encoder
+    with finished(arguments.output) as file:
+        model, rows = _model(arguments), []
+        with progress("answering", len(records), "sequences") as advance:
+            for first in range(0, len(records), _AT_ONCE):
+                some = records[first : first + _AT_ONCE]
+                answers = answer(model, trained, [record["sequence"] for record in some])
+                rows += [[record["id"], *each] for record, each in zip(some, answers, strict=True)]
+                advance(len(some))
+        columns = ["id", "answer", "probability"]
+        filled = 3 if any(row[2] for row in rows) else 2
+        write_table(file, columns[:filled], [row[:filled] for row in rows])
+    print(f"{len(rows):,} sequences: {arguments.output}")
+
+
+COMMANDS = {"variants": _variants, "contacts": _contacts, "contacts-fit": _fit, "map": _map, "label": _label}
 
 
 def _embedded(arguments: Namespace, color: str | None) -> tuple[list[str], Floats, list[str] | None]:
@@ -169,15 +188,16 @@ def _embedded(arguments: Namespace, color: str | None) -> tuple[list[str], Float
 
 def _colors_of_table(arguments: Namespace, ids: list[str]) -> list[str]:
     """Cells of the column to colour by; nothing for a sequence that is not in the table."""
-    table = read_table(arguments.table)
-    cells = dict(zip(table.column("id", "that name"), table.column(arguments.color, "--color"), strict=True))
+    table = read_filled(arguments.table)
+    known, colors = table.column("id", "call the ids so"), table.column(arguments.color, "name one with --color")
+    cells = dict(zip(known, colors, strict=True))
     if not cells.keys() & set(ids):
         raise UserError(f"{arguments.table}: none of its ids is in {arguments.input}: do both name the same?")
     return [cells.get(each, "") for each in ids]
 
 
 def _model(arguments: Namespace) -> TrainedModel:
-    return load(arguments.model, arguments.device, arguments.precision)
+    return load(arguments.model, arguments.device, arguments.precision, arguments.longest)
 
 
 def _short(values: Floats) -> list[str]:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from bionemo.analysis.residues import read_protein
 from bionemo.errors import UserError
-from bionemo.inference.model import Floats, TrainedModel
+from bionemo.inference.model import TrainedModel
+from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import Advance, silent
 from bionemo.interop.huggingface.contacts import ContactHead
 from bionemo.megatron.attention import PackedAttention, Segments, rotate

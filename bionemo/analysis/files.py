@@ -8,66 +8,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.table import Table, read_table
 from bionemo.errors import UserError
 
 
-class Table(NamedTuple):
-    """Rows of a file, every cell as the text it is.
-
-    Attributes:
-        path: where it was read from.
-        columns: their names.
-        rows: as many cells each.
-        places: where each row stands, for messages: `file:line`.
-    """
-
-    path: Path
-    columns: list[str]
-    rows: list[list[str]]
-    places: list[str]
-
-    def column(self, name: str, option: str) -> list[str]:
-        """Cells of a column.
-
-        Raises:
-            UserError: when there is none, with the option that names one.
-        """
-        if name not in self.columns:
-            there = ", ".join(map(repr, self.columns[:8]))
-            raise UserError(f"{self.path} has no column {name!r}, but {there}: name one with {option}")
-        number = self.columns.index(name)
-        return [row[number] for row in self.rows]
-
-
-def read_table(path: Path) -> Table:
-    """Read a CSV file with a header, or a .tsv file; empty lines do not count.
+def read_filled(path: Path) -> Table:
+    """Read a table that has rows.
 
     Raises:
-        UserError: when it cannot be read, or a row has other columns than the header.
+        UserError: as `read_table`, and when there are none.
     """
-    rows, places = [], []
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-            columns = next(reader, [])
-            for row in filter(None, reader):
-                if len(row) != len(columns):
-                    raise UserError(
-                        f"{path}:{reader.line_num}: {len(row)} cells under {len(columns)} columns: a cell that holds "
-                        "a ',' is written in double quotes"
-                    )
-                rows.append(row)
-                places.append(f"{path}:{reader.line_num}")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no CSV file ({error})") from error
-    if not rows:
+    table = read_table(path)
+    if not table.rows:
         raise UserError(f"{path} has no rows below a header: is that the file?")
-    return Table(path, columns, rows, places)
+    return table
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -95,7 +52,7 @@ def read_fasta(path: Path) -> list[dict[str, str]]:
     """Read `id` (its number, if there is none), `sequence` and each `key=value` of the headers.
 
     Raises:
-        UserError: when it cannot be read, or is no FASTA file; when a record begins within a line.
+        UserError: when it cannot be read, or is no FASTA file.
     """
     with TemporaryDirectory() as aside:  # an index beside the file would serve one reading
         source = FastaSource([path], index_mapping_dir=aside)
@@ -103,10 +60,6 @@ def read_fasta(path: Path) -> list[dict[str, str]]:
     for number, record in enumerate(records, 1):
         record["id"] = record["id"] or str(number)
         record["sequence"] = "".join(record["sequence"].split())
-    if any(">" in record["sequence"] for record in records):
-        lines = path.read_bytes().split(b"\n")
-        line = next(n for n, text in enumerate(lines, 1) if b">" in text and not text.startswith(b">"))
-        raise UserError(f"{path}:{line}: a '>' within a sequence: put a line end before the record that begins there")
     return records
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from bionemo.errors import UserError
-from bionemo.inference.model import Floats
+from bionemo.inference.outputs import Floats
 
 METHODS = ("umap", "pca")
 _FEWEST = 4  # sequences: UMAP's first guess needs two eigenvectors beside the constant one

@@ -10,7 +10,7 @@ import numpy as np
 
 from bionemo.analysis.variant_files import Measured
 from bionemo.analysis.variants import AMINO_ACIDS
-from bionemo.inference.model import Floats
+from bionemo.inference.outputs import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -38,7 +38,8 @@ def read_protein(model: TrainedModel, sequence: str, name: str = "the sequence")
     network = model.network
     if not isinstance(network, MaskedLanguageModel):
         raise UserError(
-            f"{model.path} is of {type(network).__name__}, no masked language model: take one of ESM1nv or ESM2nv"
+            f"{model.path} is of {type(network).__name__}, no masked language model: take one of ESM1nv, ESM1b or "
+            "ESM2nv"
         )
     letters = "".join(sequence.split())
     ids, most = token_ids(network.vocabulary, letters, name), room(network)

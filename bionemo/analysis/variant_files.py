@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.analysis.files import Table, is_fasta, read_fasta, read_table
+from bionemo.analysis.files import is_fasta, read_fasta, read_filled
 from bionemo.analysis.variants import mutations, place_of
+from bionemo.data.table import Table
 from bionemo.errors import UserError
-from bionemo.inference.model import Floats
+from bionemo.inference.outputs import Floats
 
 Measured = NDArray[np.float64]
 _FASTA_COLUMNS = ["index", "name", "variant", "score"]
@@ -28,7 +29,7 @@ def read_variants(path: Path) -> tuple[Table, list[str] | None]:
         UserError: when the file cannot be read, or a header is another.
     """
     if not is_fasta(path):
-        return read_table(path), None
+        return read_filled(path), None
     records = read_fasta(path)
     rows, places = [], []
     for record in records:

@@ -14,7 +14,8 @@ import torch
 
 from bionemo.analysis.residues import Protein, read_protein
 from bionemo.errors import UserError
-from bionemo.inference.model import Floats, TrainedModel
+from bionemo.inference.model import TrainedModel
+from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import Advance, silent
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

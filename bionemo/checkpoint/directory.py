@@ -25,17 +25,17 @@ def unfinished(path: Path) -> Path:
 def publish(path: Path) -> None:
     """Give what is complete its name, durably; what had it before stays whole until then, and findable."""
     new, replaced = unfinished(path), path.with_name(path.name + _REPLACED)
-    _flush(new)
+    flush(new)
     if path.exists():
         delete(replaced)
         os.rename(path, replaced)
     os.rename(new, path)
-    _flush(path.parent)
+    flush(path.parent)
     if replaced.exists():
         remove(replaced)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """See that a file, or the names in a directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -68,7 +68,7 @@ def _link_or_copy(file: Path, new: Path) -> None:
         os.link(file, new)
     except OSError:
         shutil.copyfile(file, new)
-        _flush(new)
+        flush(new)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bionemo.checkpoint.manifest import check
 from bionemo.checkpoint.reader import Checkpoint
+from bionemo.checkpoint.source import Shape
 from bionemo.checkpoint.tensors import Piece
 from bionemo.checkpoint.writer import save
 from bionemo.errors import UserError
@@ -37,16 +38,24 @@ def describe(path: Path, every_tensor: bool = False) -> str:
         "step": f"{saved.manifest['step']:,}",
         "metrics": ", ".join(f"{name} {value:.4f}" for name, value in saved.manifest["metrics"].items()) or "none",
         "model": str(model.get("model._target_", "not said")),
-        "parameters": f"{sum(math.prod(shape) for shape in shapes.values()):,} in {len(shapes)} tensors",
+        "parameters": parameters(shapes),
         "vocabulary": "not said" if (count := words(model)) is None else f"{count:,} tokens",
         "optimizer": ", ".join(slots) or "none: weights alone",
         "data": _position(saved.state.get("SequenceData", {}).get("position", {})),
         "files": f"{sum(files.values()) / 1e6:,.1f} MB of tensors in {len(files)} files",
     }
-    text = [f"{name:12} {value}" for name, value in lines.items()]
-    if every_tensor:
-        text += [f"  {name}  {' x '.join(map(str, shape))}" for name, shape in shapes.items()]
-    return "\n".join(text)
+    return in_lines(lines, shapes if every_tensor else {})
+
+
+def parameters(shapes: Mapping[str, Shape]) -> str:
+    """How many there are."""
+    return f"{sum(map(math.prod, shapes.values())):,} in {len(shapes)} tensors"
+
+
+def in_lines(said: Mapping[str, str], shapes: Mapping[str, Shape]) -> str:
+    """What is said of a model, a line each, and its tensors below."""
+    tensors = (f"  {name}  {' x '.join(map(str, shape))}" for name, shape in shapes.items())
+    return "\n".join([*(f"{name:12} {value}" for name, value in said.items()), *tensors])
 
 
 def words(model: dict[str, Any]) -> int | None:

@@ -21,9 +21,10 @@ from omegaconf.errors import OmegaConfBaseException
 from bionemo.config.check import check
 from bionemo.config.explain import explain
 from bionemo.config.legacy import notice
+from bionemo.config.legacy_downstream import chooses_task, make_room, take_places
 from bionemo.config.overrides import rewrite
 from bionemo.config.paths import Source, source
-from bionemo.config.schema import RunConfig
+from bionemo.config.schema import DownstreamConfig, RunConfig
 from bionemo.config.search_path import register
 from bionemo.config.typed import Reader
 from bionemo.errors import UserError
@@ -76,28 +77,37 @@ def sweep_jobs(where: Source, words: Sequence[str]) -> list[list[str]]:
         return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
 
 
-def compose(where: Source, words: Sequence[str]) -> tuple[DictConfig, list[str]]:
+def compose(where: Source, words: Sequence[str], schema: type = RunConfig) -> tuple[DictConfig, list[str]]:
     """Compose rewritten overrides: the config, and what the user should know about it.
 
-    A config that chooses no model is a complete file of v1, which knows nothing of our groups, or a handful of keys:
-    it is laid over the command's own config.
+    A config that chooses no model, or no task, is a complete file of v1, which knows nothing of our groups, or a
+    handful of keys: it is laid over the command's own config.
 
     Raises:
         UserError: when it cannot be composed.
     """
     with _hydra(where):
         cfg = hydra_compose(where.name, list(words))
-    model = cfg.get("model") if "model" in cfg else None
-    complete = "_target_" in cfg or (
-        model is not None and not (isinstance(model, DictConfig) and "_target_" not in model)
-    )
+    downstream = schema is DownstreamConfig
+    complete = chooses_task(cfg) if downstream else _chooses_model(cfg)
+    notes = take_places(cfg, complete) if downstream else []
     if where.fallback is None or complete:
-        return cfg, []
+        return cfg, notes
     with _hydra(where.fallback):
         base = hydra_compose(where.fallback.name)
+    notes.insert(
+        0, f"'{where.name}' chooses no {'task' if downstream else 'model'}: it is laid over '{where.fallback.name}'"
+    )
+    if downstream:
+        notes += make_room(base, cfg)
     with open_dict(base):
         base.merge_with(cfg)
-    return base, [f"'{where.name}' chooses no model: it is laid over '{where.fallback.name}'"]
+    return base, notes
+
+
+def _chooses_model(cfg: DictConfig) -> bool:
+    model = cfg.get("model") if "model" in cfg else None
+    return "_target_" in cfg or (model is not None and not (isinstance(model, DictConfig) and "_target_" not in model))
 
 
 def typed(
@@ -110,7 +120,7 @@ def typed(
     Raises:
         UserError: at any mistake.
     """
-    composed, notes = compose(where, words)
+    composed, notes = compose(where, words, schema)
     reader = Reader()
     cfg = reader.read(composed, schema)
     problems = reader.problems if cfg is None else check(cfg) if isinstance(cfg, RunConfig) else []

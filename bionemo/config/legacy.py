@@ -15,6 +15,7 @@ _OVERLAP = "what can run beside the computation does"
 _SINGLE = "spans are single residues, drawn at random"
 _LAUNCHER = "the launcher is recognised by its environment"
 _CALLBACKS = "progress, metrics and metadata are always written"
+_INITIAL = ("column_init_method", "row_init_method")
 _FSDP = ("", "_sharding_strategy", "_grad_reduce_dtype", "_sharded_checkpoint")
 _FP8 = ("", "_e4m3", "_hybrid", "_margin", "_interval", "_amax_history_len", "_amax_compute_algo", "_wgrad")
 
@@ -102,6 +103,13 @@ LEGACY: dict[str, str] = {
     "model.optim.overlap_grad_sync": _OVERLAP,
     "model.optim.overlap_param_sync": _OVERLAP,
     "model.optim.contiguous_grad_buffer": "gradients are always reduced in buckets",
+    # low-rank adapters
+    "model.peft.restore_from_path": "a run goes on by itself",
+    **{f"model.peft.lora_tuning.{key}": "adapters add nothing at first" for key in _INITIAL},
+    "model.peft.lora_tuning.adapter_dropout": "model.downstream_task.dropout",
+    "model.peft.lora_tuning.layer_selection": "model.peft.lora_tuning.target_modules",
+    "model.peft.lora_tuning.weight_tying": "every layer has its own",
+    "model.peft.lora_tuning.position_embedding_strategy": "every layer has its own",
     # the data
     "model.data.data_prefix": "model.data.dataset_path",
     "model.data.reset_position_ids": _PACKED,

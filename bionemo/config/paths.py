@@ -66,6 +66,8 @@ def source(
 def config_home(name: str) -> Path:
     """Directory of a config that is named without one: `conf` beside the running script, ours, or an example's.
 
+    Of several examples it is the one that the name begins with.
+
     Raises:
         UserError: when several examples have one of this name.
     """
@@ -74,6 +76,7 @@ def config_home(name: str) -> Path:
     if first := next((path for path in (beside, CONF_DIR) if has_config(path, name)), None):
         return first
     found = [path for path in sorted(_EXAMPLES.glob("**/conf")) if has_config(path, name)]
+    found = [path for path in found if name.startswith(f"{path.parent.name}_")] or found
     if len(found) > 1:
         several = ", ".join(path.parent.name for path in found)
         raise UserError(f"there is a config '{name}' in each of {several}: say which, as in --config-path={found[0]}")

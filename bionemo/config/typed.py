@@ -13,11 +13,13 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from bionemo.config.explain import explain_interpolation
 from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
 from bionemo.config.legacy import OF_PREDICTIONS, replacement
-from bionemo.config.schema import SCHEMAS, InferConfig
+from bionemo.config.legacy_downstream import OF_DOWNSTREAM
+from bionemo.config.schema import SCHEMAS, DownstreamConfig, InferConfig
 from bionemo.config.targets import resolve
 from bionemo.errors import UserError
 
 T = TypeVar("T")
+_OF_KIND: dict[type, dict[str, str]] = {InferConfig: OF_PREDICTIONS, DownstreamConfig: OF_DOWNSTREAM}
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -38,7 +40,7 @@ class Reader:
 
     def read(self, cfg: DictConfig, schema: type[T]) -> T | None:
         """Give the typed config, or None when there are problems."""
-        self._of_kind = OF_PREDICTIONS if schema is InferConfig else {}
+        self._of_kind = _OF_KIND.get(schema, {})
         result = self._group(cfg, schema, "")
         if self._unknown:
             keys = [*all_keys(_schema(cfg, schema)), *_model_keys(cfg)]

@@ -21,7 +21,7 @@ from bionemo.data.collate import Collator, Parts, assemble, disassemble
 from bionemo.data.files import SplitName
 from bionemo.data.packing import pack, pad
 from bionemo.data.sampler import Position, SampleOrder, StepSampler
-from bionemo.data.samples import Samples
+from bionemo.data.samples import KindOfSamples, Samples
 from bionemo.tokenizers import Vocabulary
 
 _AT_ONCE = 1 << 16  # tokens built in one go: enough to outweigh calls, few enough to stay in the cache
@@ -104,7 +104,7 @@ class SequenceData(pl.LightningDataModule):
     """
 
     def __init__(
-        self, config: ModelConfig, trainer_config: TrainerConfig, vocabulary: Vocabulary, kind: type[Samples]
+        self, config: ModelConfig, trainer_config: TrainerConfig, vocabulary: Vocabulary, kind: KindOfSamples
     ) -> None:
         super().__init__()
         self.config, self.trainer_config, self.vocabulary, self.kind = config, trainer_config, vocabulary, kind

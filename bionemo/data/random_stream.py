@@ -76,6 +76,18 @@ def below(words: Words, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
     return (scaled >> np.uint64(32)).astype(np.int64)
 
 
+def uniform(words: Words) -> NDArray[np.float32]:
+    """Turn words into numbers in [0, 1), multiples of 2^-24."""
+    return ((words >> np.uint64(40)) * 2.0**-24).astype(np.float32)
+
+
+def normal(words: Words) -> NDArray[np.float64]:
+    """Turn words [k] into standard normal numbers [2 k], two of the halves of each (Box and Muller 1958)."""
+    radius = np.sqrt(-2 * np.log(((words >> np.uint64(32)) + np.uint64(1)) * 2.0**-32))
+    angle = (words & np.uint64(2**32 - 1)) * (2 * np.pi * 2.0**-32)
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1).reshape(-1)
+
+
 def permute(indices: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
     """Where a random permutation of range(size) puts each index: no table, so any size at any position costs the same.
 

@@ -92,14 +92,6 @@ class Samples(Protocol):
     @property
     def identity(self) -> dict[str, Any]: ...  # noqa: D102
 
-    @classmethod
-    def open(cls, config: Any, vocabulary: Any, name: SplitName) -> "Samples":
-        """Open a split of the data that a model's configuration names.
-
-        Raises:
-            UserError: for data that is missing, cannot be read, or is not what the model needs.
-        """
-
     def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
         """Make samples [k] into tokens; what comes out for one depends on its epoch and record alone.
 
@@ -107,8 +99,18 @@ class Samples(Protocol):
         `source`.
         """
 
-    @staticmethod
-    def reference_losses(train: Any, val: Any, batches: Iterable[PackedBatch]) -> dict[str, float]:
+
+class KindOfSamples(Protocol):
+    """What opens the splits of a kind of data: most often the class of its samples."""
+
+    def open(self, config: Any, vocabulary: Any, name: SplitName) -> Samples:
+        """Open a split of the data that a model's configuration names.
+
+        Raises:
+            UserError: for data that is missing, cannot be read, or is not what the model needs.
+        """
+
+    def reference_losses(self, train: Any, val: Any, batches: Iterable[PackedBatch]) -> dict[str, float]:
         """Losses to hold a run's own against, in nats per asked token.
 
         Args:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a configuration says of a task: its files and columns, and the head that answers it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from torch import nn
-
-from bionemo.config.schema.downstream import DownstreamDataConfig
+from bionemo.config.schema.downstream import DownstreamDataConfig, HeadConfig
 from bionemo.config.schema.model import DownstreamDatasetConfig
 from bionemo.data.shards.ranges import shard_paths
-from bionemo.downstream.heads import SequenceHead, TokenHead
+from bionemo.downstream.heads import Head, SequenceHead, TokenHead
 from bionemo.downstream.task import Columns, Kind, Split, classes_of, encode, read
 from bionemo.errors import UserError
 
@@ -57,7 +56,7 @@ def _single(key: str, given: str | list[str] | None) -> str | None:
 
 def make_head(
     kind: Kind, hidden_size: int, classes: int, *, width: int, sizes: tuple[int, ...], dropout: float
-) -> nn.Module:
+) -> Head:
     """A new head for a task.
 
     Args:
@@ -71,3 +70,10 @@ def make_head(
     if kind == "token-level-classification":
         return TokenHead(hidden_size, classes, width, dropout)
     return SequenceHead(hidden_size, max(classes, 1), sizes, dropout)
+
+
+def head_of(config: HeadConfig, kind: Kind, hidden_size: int, classes: int) -> Callable[[], Head]:
+    """What makes new heads for a task, as the configuration says."""
+    width = config.hidden_layer_size
+    sizes = (width,) if isinstance(width, int) else tuple(width)
+    return partial(make_head, kind, hidden_size, classes, width=config.cnn_dim, sizes=sizes, dropout=config.dropout)

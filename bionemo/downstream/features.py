@@ -7,13 +7,15 @@ N sequences, D hidden size.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from bionemo.downstream.task import NOT_ASKED, Kind, Split
 from bionemo.errors import UserError
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.tokens import Limits, room, token_ids
+from bionemo.inference.tokens import Ids, Limits, room, token_ids
+from bionemo.tokenizers import Vocabulary
 
 Advance = Callable[[int], object]
 
@@ -45,6 +47,22 @@ class Features:
         return first + within
 
 
+def token_ids_of(split: Split, kind: Kind, vocabulary: Vocabulary) -> list[Ids]:
+    """Tokens of N sequences, without begin and end.
+
+    Raises:
+        UserError: for a sequence that is none, or whose letters, which have labels, are not its tokens.
+    """
+    found = [token_ids(vocabulary, text, f"sequence {number:,}") for number, text in enumerate(split.texts)]
+    if kind == "token-level-classification":
+        for number, (text, ids) in enumerate(zip(split.texts, found, strict=True)):
+            if len(text) != len(ids):
+                raise UserError(
+                    f"sequence {number:,} has {len(text):,} letters and {len(ids):,} tokens: remove spaces"
+                )
+    return found
+
+
 def compute(
     model: TrainedModel, split: Split, kind: Kind, limits: Limits, file: Path | None = None,
     advance: Advance = lambda count: None,
@@ -66,19 +84,10 @@ def compute(
         UserError: for a sequence that is none, or whose letters are not its tokens.
     """
     tokens, most = kind == "token-level-classification", room(model.network)
-    vocabulary = model.network.vocabulary
-    whole = [token_ids(vocabulary, text, f"sequence {number:,}") for number, text in enumerate(split.texts)]
+    whole = token_ids_of(split, kind, model.network.vocabulary)
     ids = [each[:most] for each in whole]
     lengths = np.array([len(each) for each in ids] if tokens else [1] * len(ids), np.int64)
-    if tokens:
-        for number, (text, each) in enumerate(zip(split.texts, whole, strict=True)):
-            if len(text) != len(each):
-                raise UserError(
-                    f"sequence {number:,} has {len(text):,} letters and {len(each):,} tokens: remove spaces"
-                )
-        targets = np.concatenate([target[:most] for target in split.targets])
-    else:
-        targets = np.stack(split.targets)
+    targets = np.concatenate([target[:most] for target in split.targets]) if tokens else np.stack(split.targets)
     shape = int(lengths.sum()), model.hidden_size
     vectors = np.lib.format.open_memmap(file, "w+", np.float32, shape) if file else np.empty(shape, np.float32)
     name, begin = "hiddens" if tokens else "embeddings", 0
@@ -88,12 +97,21 @@ def compute(
     return Features(vectors, targets, lengths), sum(len(each) > most for each in whole)
 
 
-def batches(features: Features, size: int, order: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Vectors, targets and lengths of `size` sequences at a time, in an order."""
+class Batch(NamedTuple):
+    """Some of them."""
+
+    sequences: np.ndarray  # [n] their numbers
+    vectors: np.ndarray  # [rows, D]
+    targets: np.ndarray  # [rows]
+    lengths: np.ndarray  # [n]
+
+
+def batches(features: Features, size: int, order: np.ndarray) -> Iterator[Batch]:
+    """`size` sequences at a time, in an order."""
     for begin in range(0, len(order), size):
         chosen = order[begin : begin + size]
         rows = features.rows_of(chosen)
-        yield features.vectors[rows], features.targets[rows], features.lengths[chosen]
+        yield Batch(chosen, features.vectors[rows], features.targets[rows], features.lengths[chosen])
 
 
 def asked(features: Features) -> int:

@@ -8,17 +8,16 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bionemo.config.schema import OptimConfig
+from bionemo.data.random_stream import purpose_key, sample_keys
 from bionemo.downstream import metrics
-from bionemo.downstream.features import Features, batches
-from bionemo.downstream.heads import TokenHead
+from bionemo.downstream.features import Batch, Features, batches
+from bionemo.downstream.heads import Head
 from bionemo.downstream.task import NOT_ASKED
 from bionemo.errors import UserError
 from bionemo.training.schedules import build_schedule
@@ -57,13 +56,13 @@ class Trained:
         history: for each epoch `train_loss` and the metrics of the validation split.
     """
 
-    head: nn.Module
+    head: Head
     best: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
 
 
 def train(
-    make_head: Callable[[], nn.Module], data: Features, val: Features | None, recipe: Recipe, device: torch.device,
+    make_head: Callable[[], Head], data: Features, val: Features | None, recipe: Recipe, device: torch.device,
     told: Callable[[dict[str, float]], object] = lambda figures: None,
 ) -> Trained:  # fmt: skip
     """Train a new head, and keep it as it was when its validation loss was lowest; without validation, as it ended.
@@ -87,7 +86,7 @@ def train(
 
 
 def _train(
-    head: nn.Module, data: Features, val: Features | None, recipe: Recipe, told: Callable[[dict[str, float]], object]
+    head: Head, data: Features, val: Features | None, recipe: Recipe, told: Callable[[dict[str, float]], object]
 ) -> Trained:
     steps = recipe.epochs * math.ceil(len(data) / recipe.batch_size)
     optim = recipe.optim
@@ -104,8 +103,8 @@ def _train(
         head.train()
         totals = torch.zeros(2, device=device)
         for batch in batches(data, recipe.batch_size, order):
-            answers, targets = _answers(head, batch, device)
-            loss, count = summed_loss(answers, targets), len(targets)
+            answers, targets = _answers(head, batch, device, _keys(recipe.seed, epoch, batch.sequences))
+            loss, count = metrics.summed_loss(answers, targets), len(targets)
             optimizer.zero_grad()
             (loss / max(count, 1)).backward()
             if recipe.clip is not None:
@@ -129,16 +128,13 @@ def _train(
     return result
 
 
-def evaluate(head: nn.Module, data: Features) -> dict[str, float]:
+def evaluate(head: Head, data: Features) -> dict[str, float]:
     """Mean loss and metrics."""
-    answers, targets = answers_of(head, data)
-    measure: Any = metrics.of_classes if targets.dtype == torch.int64 else metrics.of_numbers
-    figures = {"loss": float(summed_loss(answers, targets)) / max(len(targets), 1)}
-    return figures | measure(answers if targets.dtype == torch.int64 else answers.squeeze(1), targets)
+    return metrics.figures_of(*answers_of(head, data))
 
 
 @torch.no_grad()
-def answers_of(head: nn.Module, data: Features) -> tuple[Tensor, Tensor]:
+def answers_of(head: Head, data: Features) -> tuple[Tensor, Tensor]:
     """What a head says where it is asked, [R, C], and what it should say, [R]."""
     device = next(head.parameters()).device
     head.eval()
@@ -146,19 +142,15 @@ def answers_of(head: nn.Module, data: Features) -> tuple[Tensor, Tensor]:
     return torch.cat([answers for answers, _ in pairs]), torch.cat([targets for _, targets in pairs])
 
 
-def _answers(
-    head: nn.Module, batch: tuple[np.ndarray, np.ndarray, np.ndarray], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    vectors, targets, lengths = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in batch)
-    answers = head(vectors, lengths) if isinstance(head, TokenHead) else head(vectors)
+def _keys(seed: int, epoch: int, sequences: np.ndarray) -> Tensor:
+    words = sample_keys(purpose_key(seed, "dropout"), np.full(len(sequences), epoch, np.int64), sequences)
+    return torch.from_numpy(words.view(np.int64))
+
+
+def _answers(head: Head, batch: Batch, device: torch.device, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    vectors, targets = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in batch[1:3])
+    answers = head(vectors, batch.lengths.tolist(), None if keys is None else keys.to(device))
     if targets.dtype == torch.int64:
         where = targets != NOT_ASKED
         return answers[where], targets[where]
     return answers, targets
-
-
-def summed_loss(answers_RC: Tensor, targets_R: Tensor) -> Tensor:
-    """Cross-entropy in nats, or squared error of numbers; the sum over rows."""
-    if targets_R.dtype == torch.int64:
-        return F.cross_entropy(answers_RC.float(), targets_R, reduction="sum")
-    return F.mse_loss(answers_RC.squeeze(1).float(), targets_R, reduction="sum")

@@ -1,63 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
 """What answers a task from a trained model's vectors; of the predecessor's form and size.
 
-Shapes: N sequences, M tokens of all of them, D hidden size, C classes, or 1 for a number.
+Shapes: N sequences, M tokens of all of them, R rows (a sequence's or a token's), D hidden size, C classes, or 1 for a
+number. Dropout is addressed by a key of each sequence (megatron/dropout.py); without keys nothing is dropped.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from bionemo.megatron.dropout import TASK_HEAD, dropout, token_keys
 
 _REACH = 3  # residues to either side that a convolution sees
 
 
-class TokenHead(nn.Module):
+class Head(nn.Module):
+    """Answers from vectors."""
+
+    per_token: bool  # its rows are tokens, not sequences
+
+    def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
+        """Logits or numbers, [R, C].
+
+        Args:
+            vectors_RD: of the tokens, sequence after sequence, or of the sequences.
+            lengths: N numbers of tokens, known to the host: nothing waits for a device.
+            keys_N: int64, of each sequence, when it is trained.
+        """
+        raise NotImplementedError
+
+
+class TokenHead(Head):
     """Two convolutions along the sequence, of 7 residues each: D -> `width` -> ReLU -> dropout -> C.
 
     After ProtTrans' ConvNet (Elnaggar et al. 2021), whose two dimensions are one of length 1 here.
     """
 
+    per_token = True
+
     def __init__(self, hidden_size: int, classes: int, width: int = 32, dropout: float = 0.25) -> None:
         super().__init__()
         self.first = nn.Conv1d(hidden_size, width, 2 * _REACH + 1, padding=_REACH)
         self.second = nn.Conv1d(width, classes, 2 * _REACH + 1, padding=_REACH)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
-    def forward(self, vectors_MD: Tensor, lengths_N: Tensor) -> Tensor:
-        """Logits of every token, [M, C].
-
-        Args:
-            vectors_MD: of the tokens, sequence after sequence.
-            lengths_N: tokens of each sequence.
-        """
-        index = self._places(lengths_N)
-        size = int(index[-1]) + 1 if len(index) else 0
-        apart = vectors_MD.new_zeros(size, vectors_MD.shape[1]).index_copy(0, index, vectors_MD)
-        inner = torch.relu(self.first(apart.T[None]))
-        outside = torch.ones(size, dtype=torch.bool, device=inner.device).index_fill(0, index, False)
-        inner = self.dropout(inner).masked_fill(outside, 0.0)  # beyond an end there is nothing
-        logits: Tensor = self.second(inner)[0].T
+    def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
+        """See Head; R = M."""
+        device, sizes = vectors_RD.device, np.asarray(lengths, np.int64)
+        numbers = np.repeat(np.arange(len(sizes)), sizes)
+        apart = np.arange(len(numbers)) + _REACH * numbers  # so far that no convolution sees two sequences
+        size = int(apart[-1]) + 1 if len(apart) else 1  # a rank may have no sequences
+        index = torch.from_numpy(apart).to(device, non_blocking=True)
+        spread = vectors_RD.new_zeros(size, vectors_RD.shape[1]).index_copy(0, index, vectors_RD)
+        inner_MW = torch.relu(self.first(spread.T[None]))[0].T.index_select(0, index)
+        if keys_N is not None and self.dropout:
+            positions = np.arange(len(numbers)) - np.repeat(sizes.cumsum() - sizes, sizes)
+            places = torch.from_numpy(np.stack([numbers, positions])).to(device, non_blocking=True)
+            inner_MW = dropout(inner_MW, token_keys(keys_N, places[0], places[1]), TASK_HEAD, self.dropout)
+        spread = inner_MW.new_zeros(size, inner_MW.shape[1]).index_copy(0, index, inner_MW)  # between them is nothing
+        logits: Tensor = self.second(spread.T[None])[0].T
         return logits.index_select(0, index)
 
-    @staticmethod
-    def _places(lengths_N: Tensor) -> Tensor:
-        """Places [M] that keep sequences so far apart that no convolution sees two of them."""
-        gaps = torch.arange(len(lengths_N), device=lengths_N.device) * _REACH
-        return torch.arange(int(lengths_N.sum()), device=lengths_N.device) + gaps.repeat_interleave(lengths_N)
 
-
-class SequenceHead(nn.Module):
+class SequenceHead(Head):
     """Layer norm, then D -> `sizes` -> C with ReLU and dropout between."""
+
+    per_token = False
 
     def __init__(self, hidden_size: int, outputs: int, sizes: tuple[int, ...] = (256,), dropout: float = 0.1) -> None:
         super().__init__()
         layers: list[nn.Module] = [nn.LayerNorm(hidden_size)]
         for size, following in pairwise((hidden_size, *sizes)):
-            layers += [nn.Linear(size, following), nn.ReLU(), nn.Dropout(dropout)]
+            layers += [nn.Linear(size, following), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1] if sizes else hidden_size, outputs))
+        self.dropout = dropout
 
-    def forward(self, vectors_ND: Tensor) -> Tensor:
-        """Logits or numbers of every sequence, [N, C]."""
-        outputs: Tensor = self.layers(vectors_ND)
-        return outputs
+    def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
+        """See Head; R = N."""
+        for depth, layer in enumerate(self.layers):
+            vectors_RD = layer(vectors_RD)
+            if isinstance(layer, nn.ReLU) and keys_N is not None and self.dropout:
+                vectors_RD = dropout(vectors_RD, keys_N + depth, TASK_HEAD, self.dropout)
+        return vectors_RD

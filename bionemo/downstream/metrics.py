@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How good answers are, by torchmetrics; R rows, C classes."""
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics.functional import (
     mean_squared_error,
@@ -14,6 +17,21 @@ from torchmetrics.functional.classification import (
     multiclass_confusion_matrix,
     multiclass_f1_score,
 )
+
+
+def summed_loss(answers_RC: Tensor, targets_R: Tensor) -> Tensor:
+    """Cross-entropy in nats of classes (int64), squared error of numbers; the sum over rows."""
+    if targets_R.dtype == torch.int64:
+        return F.cross_entropy(answers_RC.float(), targets_R, reduction="sum")
+    return F.mse_loss(answers_RC.squeeze(1).float(), targets_R, reduction="sum")
+
+
+def figures_of(answers_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
+    """Mean loss, and all that follows here."""
+    classes = targets_R.dtype == torch.int64
+    measure: Any = of_classes if classes else of_numbers
+    loss = float(summed_loss(answers_RC, targets_R)) / max(len(targets_R), 1)
+    return {"loss": loss, **measure(answers_RC if classes else answers_RC.squeeze(1), targets_R)}
 
 
 def of_classes(logits_RC: Tensor, targets_R: Tensor) -> dict[str, float]:

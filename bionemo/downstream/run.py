@@ -1,24 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The story of a downstream run whose encoder is frozen: read, embed once, train a head, test, report."""
 
-import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from bionemo.config.schema import DownstreamConfig
-from bionemo.downstream import frozen, report
-from bionemo.downstream.configured import make_head, read_splits
+from bionemo.downstream import frozen
+from bionemo.downstream.configured import head_of, read_splits
 from bionemo.downstream.features import Features, asked, compute
+from bionemo.downstream.outcome import Outcome, keep, say
 from bionemo.errors import UserError
-from bionemo.inference.model import TrainedModel
 from bionemo.inference.open import load
 from bionemo.inference.progress import progress
 from bionemo.inference.tokens import Limits, room
@@ -33,11 +29,11 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
         UserError: for a model or data that cannot be used.
     """
     config, data = cfg.model, cfg.model.data
-    if config.restore_encoder_path is None:
-        raise UserError("missing value: give model.restore_encoder_path=..., the pretrained model")
     splits, classes = read_splits(data, "model.data", ["train", "val", *(["test"] if cfg.do_testing else [])])
     gpu = cfg.trainer.accelerator != "cpu" and torch.cuda.is_available()
-    model = load(config.restore_encoder_path, "cuda" if gpu else "cpu", str(cfg.trainer.precision))
+    model = load(
+        str(config.restore_encoder_path), "cuda" if gpu else "cpu", str(cfg.trainer.precision), config.seq_length
+    )
     with _features_in(directory) as place:
         limits = Limits(sequences=data.emb_batch_size)
         features: dict[str, Features] = {}
@@ -56,41 +52,17 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
             _epochs(cfg), config.micro_batch_size, data.shuffle, config.seed, config.finetuning_optim,
             cfg.trainer.gradient_clip_val,
         )  # fmt: skip
-        head, width = config.downstream_task, config.downstream_task.hidden_layer_size
-        make = partial(
-            make_head, data.task_type, model.hidden_size, len(classes), width=head.cnn_dim, dropout=head.dropout,
-            sizes=(width,) if isinstance(width, int) else tuple(width),
-        )  # fmt: skip
+        make = head_of(config.downstream_task, data.task_type, model.hidden_size, len(classes))
         trained = frozen.train(make, features["train"], features["val"], recipe, model.device, _say_epoch)
-        _finish(cfg, directory, model, trained, features, classes)
+        test = frozen.answers_of(trained.head, features["test"]) if "test" in features else None
+        outcome = Outcome(model.path, trained.head, trained.best, trained.history, test)
+        keep(outcome, cfg, directory, classes)
 
 
 def _epochs(cfg: DownstreamConfig) -> int:
     if not cfg.trainer.max_epochs or cfg.trainer.max_epochs < 1:
         raise UserError(f"trainer.max_epochs={cfg.trainer.max_epochs}: a head is trained for 1 epoch or more")
     return cfg.trainer.max_epochs
-
-
-def _finish(
-    cfg: DownstreamConfig, directory: Path, model: TrainedModel, trained: frozen.Trained,
-    features: dict[str, Features], classes: tuple[str, ...],
-) -> None:  # fmt: skip
-    """Keep the head, test it, and report."""
-    best = trained.history[trained.best - 1]
-    figures = {"name": cfg.name, "encoder": str(model.path), "epoch": trained.best}
-    figures |= {name: value for name, value in best.items() if name.startswith("val_")}
-    answers = targets = None
-    if "test" in features:
-        answers, targets = frozen.answers_of(trained.head, features["test"])
-        figures |= {f"test_{name}": value for name, value in frozen.evaluate(trained.head, features["test"]).items()}
-    told = {"classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": str(model.path)}
-    unfinished = directory / f".head.{os.getpid()}"
-    save_file(trained.head.state_dict(), unfinished, {"task": json.dumps(told)})
-    os.replace(unfinished, directory / "head.safetensors")
-    report.write(directory, figures, trained.history, answers, targets, classes)
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name.startswith("test_"))
-    say(f"best epoch {trained.best}{': ' + shown if shown else ''}")
-    say(f"head, report and picture are in {directory}")
 
 
 def _say_epoch(figures: dict[str, float]) -> None:
@@ -111,8 +83,3 @@ def _features_in(directory: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
-
-
-def say(line: str) -> None:
-    """Tell the user."""
-    print(line, flush=True)

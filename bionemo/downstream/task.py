@@ -4,7 +4,6 @@
 N sequences.
 """
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from bionemo.data.table import incomplete, read_table
 from bionemo.errors import UserError
 
 Kind = Literal["token-level-classification", "classification", "regression"]
@@ -70,35 +70,25 @@ def read(paths: Sequence[Path], columns: Columns) -> list[Example]:
     """Read the files of a split.
 
     Raises:
-        UserError: when a file or a column is missing, a row is incomplete, or labels or masks are not as long as their
-            sequence.
+        UserError: when a file or a column is missing, a file has no rows, a row is incomplete, or labels or masks are
+            not as long as their sequence.
     """
-    found = [example for path in paths for example in _rows(path, columns)]
-    if not found:
-        raise UserError(f"{paths[0]} holds no examples: check the dataset's files")
-    return found
+    return [example for path in paths for example in _examples(path, columns)]
 
 
-def _rows(path: Path, columns: Columns) -> Iterator[Example]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            wanted = [columns.sequence, columns.target, *([columns.mask] if columns.mask else [])]
-            for name in wanted:
-                if name not in (rows.fieldnames or ()):
-                    there = ", ".join(map(repr, (rows.fieldnames or ())[:_SHOWN])) or "nothing"
-                    raise UserError(f"{path} has no column {name!r}, but {there}: name the one that is meant")
-            for row in rows:
-                place = f"{path}:{rows.line_num}"
-                if not all(row[name] for name in wanted):
-                    raise UserError(f"{place}: the row is incomplete: fill in {', '.join(wanted)}, or remove it")
-                example = Example(place, row[columns.sequence].strip(), row[columns.target].strip(),
-                                  row[columns.mask].strip() if columns.mask else None)  # fmt: skip
-                _see_that_it_fits(example, columns)
-                yield example
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UserError(f"{path} cannot be read ({reason}): give a CSV file in UTF-8") from error
+def _examples(path: Path, columns: Columns) -> Iterator[Example]:
+    table = read_table(path)
+    wanted = [columns.sequence, columns.target, *([columns.mask] if columns.mask else [])]
+    cells = [table.column(name, "name the one that is meant") for name in wanted]
+    if not table.rows:
+        raise UserError(f"{path} holds no examples: check the dataset's files")
+    for place, *row in zip(table.places, *cells, strict=True):
+        text, target, *mask = (cell.strip() for cell in row)
+        if not (text and target and all(mask)):
+            raise UserError(f"{place}: {incomplete(wanted)}")
+        example = Example(place, text, target, mask[0] if mask else None)
+        _see_that_it_fits(example, columns)
+        yield example
 
 
 def _see_that_it_fits(example: Example, columns: Columns) -> None:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bionemo.errors import UserError
-from bionemo.inference.model import PER_SEQUENCE, Columns
+from bionemo.inference.outputs import PER_SEQUENCE, Columns
 from bionemo.inference.tokens import Ids
 
 Policy = Literal["truncate", "split", "drop", "error"]

@@ -12,24 +12,30 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from bionemo.config.schema import InferDataConfig
+from bionemo.config.schema import InferDataConfig, TaskConfig
 from bionemo.errors import UserError
+from bionemo.inference.generation import ways, written
 from bionemo.inference.lengths import fit, join, too_long
-from bionemo.inference.model import PER_TOKEN, TrainedModel
+from bionemo.inference.model import TrainedModel
+from bionemo.inference.outputs import PER_TOKEN, WRITTEN
+from bionemo.inference.progress import silent
 from bionemo.inference.records import Records
+from bionemo.inference.texts import as_bytes, tally
 from bionemo.inference.tokens import Limits, room, token_ids
 from bionemo.inference.writers import FORMATS, Results, write
 from bionemo.tokenizers import Alphabet
 
 log = logging.getLogger(__name__)
-_LETTERS = {True: 1 << 17, False: 1 << 20}  # of a part, where there is something of each token, and where not
+# Letters of a part, where there is something of each sequence, of each token, or where something is written.
+_LETTERS = {"sequence": 1 << 20, "token": 1 << 17, "text": 1 << 16}
 _POLL = 0.2  # seconds
 
 
@@ -39,17 +45,25 @@ class Prediction:
 
     Attributes:
         records: the input.
-        outputs: names of what is wanted.
+        task: `model.downstream_task`.
         data: `model.data`.
-        model_path: of the model.
         precision: `trainer.precision`.
     """
 
     records: Records
-    outputs: list[str]
+    task: TaskConfig
     data: InferDataConfig
-    model_path: Path
     precision: str
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of what is wanted."""
+        return list(self.task.outputs)
+
+    @property
+    def model_path(self) -> Path:
+        """Of the model."""
+        return Path(self.task.restore_from_path)
 
     @property
     def output(self) -> Path:
@@ -80,7 +94,8 @@ class Prediction:
 
     def parts(self) -> list[tuple[int, int]]:
         """Stretches of records [first, last) of about equal numbers of letters."""
-        most = _LETTERS[bool(set(self.outputs) & {*PER_TOKEN})]
+        wanted = set(self.outputs)
+        most = _LETTERS["text" if wanted & {*WRITTEN} else "token" if wanted & {*PER_TOKEN} else "sequence"]
         ends = np.cumsum(self.records.lengths, dtype=np.int64)
         edges = np.unique(np.searchsorted(ends, np.arange(0, int(ends[-1]), most), side="left"))
         firsts = [int(edge) for edge in edges if edge < len(ends)]
@@ -94,7 +109,9 @@ class Prediction:
         """What parts have to agree in to be parts of one whole."""
         files = [*self.records.paths, *_files_of(self.model_path)]
         told = [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-        asked = [self.outputs, self.data.long_sequences, self.precision, self.data.data_fields_map]
+        asked: list[Any] = [self.outputs, self.data.long_sequences, self.precision, self.data.data_fields_map]
+        asked += [self.task.reconstruction_beam_size] if "reconstruction" in self.outputs else []
+        asked += [asdict(self.task.sampling)] if "samples" in self.outputs else []
         return hashlib.blake2b(json.dumps([told, asked, len(self.records)]).encode(), digest_size=16).hexdigest()
 
 
@@ -112,6 +129,8 @@ def begin(prediction: Prediction, model: TrainedModel) -> None:
             raise too_long(f"{record.id} (record {long[0]:,})", len(record.text), most)
     if prediction.kind == "csv" and (each := set(prediction.outputs) & {*PER_TOKEN}):
         raise UserError(f"a CSV file has no place for the {', '.join(each)} of each token: choose .parquet or .npz")
+    if prediction.data.long_sequences == "split" and (some := [x for x in prediction.outputs if x in WRITTEN]):
+        raise UserError(f"there is no {some[0]} of pieces: set model.data.long_sequences to truncate, drop or error")
     if prediction.output.exists() and not prediction.data.overwrite:
         raise UserError(
             f"{prediction.output} exists: name another model.data.output_fname, or set model.data.overwrite=True"
@@ -179,18 +198,25 @@ def _compute_part(
         more = f" and {len(fitted.long) - 1} more" if len(fitted.long) > 1 else ""
         log.warning("%s%s: more than %d tokens, %s", names[fitted.long[0]], more, room(model.network), done)
     limits = Limits(data.tokens_per_batch, data.batch_size)
-    computed = list(model.compute(fitted.pieces, prediction.outputs, limits, advance))
-    advance(len(which) - len(fitted.pieces))
+    texts = ways(prediction.task)
+    rest = [name for name in prediction.outputs if name not in WRITTEN]
+    computed = list(model.compute(fitted.pieces, rest, limits, silent if texts else advance))
     columns = {
         name: np.concatenate([each[name] for each in computed]) if computed else np.zeros((0, 1), np.float32)
-        for name in prediction.outputs
+        for name in rest
     }
     columns, tokens = join(columns, fitted)
+    numbers = which.start + np.array(fitted.kept, np.int64)
+    molecules: dict[str, np.ndarray] = {}
+    for name, way in texts.items():
+        last = len(molecules) == len(texts) - 1
+        found = as_bytes(written(model, fitted.pieces, way, numbers, limits, advance if last else silent))
+        molecules[name] = found[:, 0] if name == "reconstruction" else found
+    advance(len(which) - len(fitted.pieces))
     file = prediction.file(number)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    numbers = which.start + np.array(fitted.kept, np.int64)
     try:
-        save_file({**columns, "tokens": tokens, "numbers": numbers}, unfinished)
+        save_file({**columns, **molecules, "tokens": tokens, "numbers": numbers}, unfinished)
         os.replace(unfinished, file)
     except OSError as error:
         raise UserError(f"{file} could not be written ({error.strerror or error}): make room") from error
@@ -231,8 +257,8 @@ def abandon(prediction: Prediction) -> None:
         shutil.rmtree(prediction.directory, ignore_errors=True)
 
 
-def finish(prediction: Prediction) -> int:
-    """Put all parts into the output, and remove them; the number of sequences in it.
+def finish(prediction: Prediction) -> list[str]:
+    """Put all parts into the output, and remove them; what there is to tell of it, in lines.
 
     Raises:
         UserError: when it cannot be written, or no sequence is left; the parts stay.
@@ -242,9 +268,10 @@ def finish(prediction: Prediction) -> int:
     if not results.files:
         raise UserError("every sequence was left out: set model.data.long_sequences to truncate or split")
     write(prediction.output, prediction.kind, results)
-    count = len(results.tokens)
+    lines = [f"{len(results.tokens):,} sequences: {prediction.output}"]
+    lines += [tally(name, results.texts(name)) for name in prediction.outputs if name in WRITTEN]
     shutil.rmtree(prediction.directory, ignore_errors=True)
-    return count
+    return lines
 
 
 def _length(file: Path) -> int:

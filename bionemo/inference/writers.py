@@ -2,9 +2,10 @@
 """Files that take what was computed, in the order of the input.
 
     .npz .h5 .pt   `id` [N], `tokens` [N], what there is of each sequence [N, ...], what there is of each token
-                   [tokens of all, ...]; those of sequence i begin at `offsets`[i] and end before `offsets`[i + 1]
-    .parquet       a row for each sequence, lists for vectors
-    .csv           a row for each sequence, a column for each number
+                   [tokens of all, ...]; those of sequence i begin at `offsets`[i] and end before `offsets`[i + 1];
+                   what was written is text, in .pt lists of it
+    .parquet       a row for each sequence, lists for vectors and samples
+    .csv           a row for each sequence, a column for each number or text
     .pkl           v1's: a list of dictionaries, hiddens [n, D] in each
 
 N sequences. All but .pt and .pkl are written part by part, whatever their size.
@@ -25,8 +26,9 @@ from numpy.lib import format as npy
 from safetensors import safe_open
 
 from bionemo.errors import UserError
-from bionemo.inference.model import PER_TOKEN, Columns
+from bionemo.inference.outputs import PER_TOKEN, WRITTEN
 from bionemo.inference.records import Record, Records
+from bionemo.inference.texts import from_bytes
 
 FORMATS = ("npz", "h5", "pt", "csv", "parquet", "pkl")
 
@@ -37,12 +39,12 @@ class Part(NamedTuple):
     Attributes:
         records: their names and texts.
         tokens: [k] int64 tokens that were read of each.
-        columns: see TrainedModel.compute.
+        columns: see TrainedModel.compute; of what was written, text [k] or [k, samples].
     """
 
     records: list[Record]
     tokens: np.ndarray
-    columns: Columns
+    columns: dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Results:
         for file in self.files:
             with safe_open(file, framework="np") as opened:
                 numbers = opened.get_tensor("numbers")
-                columns = {name: opened.get_tensor(name) for name in self.outputs}
+                columns = {name: from_bytes(opened.get_tensor(name)) for name in self.outputs}
                 yield Part(self._records(numbers), opened.get_tensor("tokens"), columns)
 
     def _records(self, numbers: np.ndarray) -> list[Record]:
@@ -79,7 +81,13 @@ class Results:
         """One column, part by part."""
         for file in self.files:
             with safe_open(file, framework="np") as opened:
-                yield opened.get_tensor(name)
+                yield from_bytes(opened.get_tensor(name))
+
+    def texts(self, name: str) -> Iterator[tuple[str, list[str]]]:
+        """What was read of each sequence, and what was written for it."""
+        for part in self:
+            for record, written in zip(part.records, part.columns[name], strict=True):
+                yield record.text.strip(), [written] if written.ndim == 0 else written.tolist()
 
     @cached_property
     def ids(self) -> list[str]:
@@ -100,6 +108,12 @@ class Results:
         """Of a whole column."""
         rows = int(self.tokens.sum()) if name in PER_TOKEN else len(self.tokens)
         return rows, *next(self.column(name)).shape[1:]
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """Of a whole column: fp32, or text as long as the longest."""
+        if name not in WRITTEN:
+            return np.dtype("<f4")
+        return np.result_type(*(values.dtype for values in self.column(name)))
 
 
 def write(path: Path, kind: str, results: Results) -> None:
@@ -135,10 +149,11 @@ def _npz(path: Path, results: Results) -> None:
                 npy.write_array(file, array, allow_pickle=False)
         for name in results.outputs:
             with member(name) as file:
-                header = {"descr": "<f4", "fortran_order": False, "shape": results.shape(name)}
+                dtype = results.dtype(name)
+                header = {"descr": dtype.str, "fortran_order": False, "shape": results.shape(name)}
                 npy.write_array_header_2_0(file, header)
                 for values in results.column(name):
-                    file.write(np.ascontiguousarray(values, "<f4").tobytes())
+                    file.write(np.ascontiguousarray(values, dtype).tobytes())
 
 
 def _h5(path: Path, results: Results) -> None:
@@ -149,16 +164,18 @@ def _h5(path: Path, results: Results) -> None:
             text = array.dtype.kind == "U"
             file.create_dataset(name, data=results.ids if text else array, dtype=h5py.string_dtype() if text else None)
         for name in results.outputs:
-            dataset = file.create_dataset(name, results.shape(name), "float32")
+            text = name in WRITTEN
+            dataset = file.create_dataset(name, results.shape(name), h5py.string_dtype() if text else "float32")
             begin = 0
             for values in results.column(name):
-                dataset[begin : begin + len(values)] = values
+                dataset[begin : begin + len(values)] = values.astype(object) if text else values
                 begin += len(values)
 
 
 def _pt(path: Path, results: Results) -> None:
     numbers = {name: torch.from_numpy(array) for name, array in _index(results).items() if name != "id"}
-    values = {name: torch.from_numpy(np.concatenate(list(results.column(name)))) for name in results.outputs}
+    whole = {name: np.concatenate(list(results.column(name))) for name in results.outputs}
+    values = {name: each.tolist() if name in WRITTEN else torch.from_numpy(each) for name, each in whole.items()}
     torch.save({"id": results.ids, **numbers, **values}, path)
 
 
@@ -215,6 +232,9 @@ def _tables(results: Results, table: Callable[[Part], Any], opened: Callable[[An
 
 
 def _pkl(path: Path, results: Results) -> None:
+    def one(name: str, value: Any) -> Any:
+        return value.tolist() if name in WRITTEN else np.array(value)
+
     found: list[dict[str, Any]] = []
     for part in results:
         rows: Mapping[str, Any] = {
@@ -222,7 +242,7 @@ def _pkl(path: Path, results: Results) -> None:
             for name, values in part.columns.items()
         }
         found += [
-            {"id": record.id, "sequence": record.text, **{name: np.array(rows[name][i]) for name in rows}}
+            {"id": record.id, "sequence": record.text, **{name: one(name, rows[name][i]) for name in rows}}
             for i, record in enumerate(part.records)
         ]
     with path.open("wb") as file:

@@ -16,6 +16,7 @@ from bionemo.version import __version__
 
 _ABOUT = {
     "ESM1nv": ("protein", "a masked language model of protein sequences with learned positions, after ESM-1b"),
+    "ESM1b": ("protein", "a masked language model of protein sequences with learned positions, as ESM-1b and ESM-1v"),
     "ESM2nv": ("protein", "a masked language model of protein sequences with rotary positions, after ESM-2"),
     "ProtT5nv": ("protein", "an encoder-decoder that fills in hidden stretches of protein sequences, after ProtT5"),
     "MegaMolBART": ("chemistry", "an encoder-decoder that writes a molecule's SMILES anew, after Chemformer"),

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Between checkpoints, `.nemo` archives and Hugging Face's directories: any of the three to another."""
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bionemo.checkpoint import Checkpoint, TensorsInMemory, TensorSource, check, tools
+from bionemo.checkpoint import Checkpoint, LanguageModelWithin, TensorsInMemory, TensorSource, check, tools
 from bionemo.errors import UserError
 from bionemo.interop import huggingface, nemo_archive
 from bionemo.interop.card import card, history_of
@@ -106,7 +105,9 @@ def open_model(path: Path) -> Model:
         contact_head = huggingface.checked(saved.state.get("contact_head"), config)
     except UserError as error:
         raise UserError(f"checkpoint {path} cannot be used: {error}; take another or remove it") from error
-    return Model(config, tools.words(saved.state.get("model", {})), saved, history, contact_head)
+    known = dict(saved.state["model"]) if isinstance(saved.state.get("model"), dict) else {}
+    own: TensorSource = LanguageModelWithin(saved) if "task" in known else saved
+    return Model(config, tools.words(known), own, history, contact_head)
 
 
 def describe(path: Path, every_tensor: bool = False) -> str:
@@ -123,15 +124,12 @@ def describe(path: Path, every_tensor: bool = False) -> str:
     lines = {
         {NEMO: "archive", HUGGING_FACE: "Hugging Face"}[kind]: str(path),
         "model": str(model.config["_target_"]),
-        "parameters": f"{sum(map(math.prod, shapes.values())):,} in {len(shapes)} tensors",
+        "parameters": tools.parameters(shapes),
         "vocabulary": f"{model.words:,} tokens",
         "layers": str(model.config.get("num_layers", "not said")),
         "hidden size": str(model.config.get("hidden_size", "not said")),
     }
-    text = [f"{name:12} {value}" for name, value in lines.items()]
-    if every_tensor:
-        text += [f"  {name}  {' x '.join(map(str, shape))}" for name, shape in shapes.items()]
-    return "\n".join(text)
+    return tools.in_lines(lines, shapes if every_tensor else {})
 
 
 def kind_of(path: Path) -> str:

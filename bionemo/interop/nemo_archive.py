@@ -23,6 +23,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from bionemo.checkpoint.directory import flush
 from bionemo.errors import UserError
 from bionemo.interop.safe_load import load_settings, load_tensors
 from bionemo.interop.safe_tar import BLOCK, Member, opened
@@ -95,7 +96,7 @@ def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Ten
             parts[CARD] = lambda file: file.write(card.encode())
         _write(unfinished, parts | {WEIGHTS: lambda file: torch.save(state, file)})
         os.replace(unfinished, path)
-        _flush(path.parent)
+        flush(path.parent)
     except UserError as error:
         raise UserError(f"{path} is not written: {error}") from error
     except (OSError, RuntimeError) as error:  # torch hides the one in the other
@@ -143,11 +144,3 @@ def _write(path: Path, parts: Mapping[str, Callable[[BinaryIO], object]]) -> Non
         file.write(bytes(tarfile.RECORDSIZE - file.tell() % tarfile.RECORDSIZE + tarfile.RECORDSIZE))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _flush(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,8 @@ def quiet_dependencies() -> None:
     warnings.filterwarnings("ignore")
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else the end of one rank is a wall of frames from others
+    if "inline" in os.environ.get("MPLBACKEND", ""):  # behind `!` in a notebook: a terminal that cannot redraw a line
+        os.environ.setdefault("TTY_COMPATIBLE", "0")  # rich then draws no bars
     logging.getLogger("nv_one_logger").setLevel(logging.CRITICAL)  # telemetry that is off, and says so
     for name in _TALKATIVE:
         logger = logging.getLogger(name)

@@ -22,8 +22,8 @@ _COLUMNS = 1 << 20  # counters a site has for one token
 _LEVELS = 1 << 16  # dropout probabilities are multiples of 1 / 65,536
 _AT_ONCE = 1 << 19  # activations for which a CPU draws at a time: their words are a megabyte, and stay in the cache
 
-# A site is a place where activations are dropped. Every layer has five; site 0 is of no layer: the embedding.
-EMBEDDING = 0
+# A site is a place where activations are dropped. Every layer has five; these are of none.
+EMBEDDING, TASK_HEAD = 0, 1
 PROBABILITIES, ATTENTION_OUTPUT, CROSS_PROBABILITIES, CROSS_OUTPUT, MLP_OUTPUT = range(5)
 
 

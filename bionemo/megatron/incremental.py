@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from bionemo.megatron.spec import Block, Memory
 
+_GRAIN = 64  # places of a padded memory come in multiples of it: sums over a ragged number end in other bits
+
 
 @contextmanager
 def undivided_sequences(model: nn.Module) -> Iterator[None]:
@@ -45,6 +47,7 @@ class IncrementalDecoder:
         lengths = torch.tensor(memory.segments.lengths, device=memory.hidden.device)
         hidden_SD = memory.hidden.squeeze(1)[: int(lengths.sum())].split(memory.segments.lengths)
         padded_SND = nn.utils.rnn.pad_sequence(list(hidden_SD))
+        padded_SND = F.pad(padded_SND, (0, 0, 0, 0, 0, -len(padded_SND) % _GRAIN))
         places = torch.arange(len(padded_SND), device=lengths.device)
         self._mask_N11S = (places < lengths[:, None])[:, None, None]
         self._cross = [_heads(layer.cross_attention, padded_SND) for layer in block.layers]

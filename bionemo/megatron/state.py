@@ -22,7 +22,12 @@ WEIGHTS = "weights"
 
 def weight_pieces(model: ParallelModel) -> list[Piece]:
     """What this process writes of the weights: every part of the model is written by exactly one process."""
-    return [piece for part in _to_write(model) for piece in _pieces(WEIGHTS, part, part.parameter)]
+    trained = [piece for part in _to_write(model) for piece in _pieces(WEIGHTS, part, part.parameter)]
+    still = [(p, place) for p, place in model.places.items() if place.ours and not p.requires_grad]
+    return trained + [
+        Piece(f"{WEIGHTS}/{place.name}", place.shape, place.offset, parameter.detach())
+        for parameter, place in still[groups.data_rank() :: groups.data_size()]
+    ]
 
 
 def optimizer_pieces(model: ParallelModel, optimizer: Optimizer) -> list[Piece]:

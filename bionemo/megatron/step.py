@@ -45,7 +45,7 @@ class Part:
 
 
 class ParallelModel:
-    """A model in Megatron's gradient buffers, ready for training steps.
+    """A model in Megatron's gradient buffers, ready for training steps; what requires no gradient stays as it is.
 
     Args:
         model: this process's part of it.
@@ -153,8 +153,9 @@ class ParallelModel:
 
 def _wholes(places: dict[nn.Parameter, Placement]) -> Iterator[Part]:
     for parameter, place in places.items():
-        gradient: Tensor = vars(parameter)["main_grad"]
-        yield Part(parameter, gradient, parameter, place, 0)
+        if parameter.requires_grad:
+            gradient: Tensor = vars(parameter)["main_grad"]
+            yield Part(parameter, gradient, parameter, place, 0)
 
 
 def _shares(model: DistributedDataParallel, places: dict[nn.Parameter, Placement]) -> Iterator[Part]:

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bionemo.data.random_stream import Words, draw, uniform
 from bionemo.megatron.incremental import IncrementalDecoder, undivided_sequences
 from bionemo.megatron.spec import Memory
 from bionemo.megatron.vocabulary import whole_vocabulary
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.tokenizers import TokenTable
 
-Choose = Callable[[Tensor], Tensor]  # from log-probabilities [N, V], the next tokens [N]
+# From log-probabilities [N, V], the numbers of the sequences [N] and of the place, the next tokens [N].
+Choose = Callable[[Tensor, Tensor, int], Tensor]
 _LOOK = 8  # tokens between looks at which sequences have ended
 
 
@@ -35,39 +37,41 @@ class Written:
     complete: bool
 
 
-def greedy(log_probabilities_NV: Tensor) -> Tensor:
+def greedy(log_probabilities_NV: Tensor, sequences_N: Tensor, place: int) -> Tensor:
     """The likeliest token."""
     return log_probabilities_NV.argmax(-1)
 
 
-def sampled(
-    generator: torch.Generator, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
-) -> Choose:
-    """Draw tokens at random.
+def sampled(keys: Words, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Choose:
+    """Draw tokens at random, each as a function of its sequence's key and of its place.
 
     Args:
-        generator: draws.
+        keys: uint64 [N], one for each sequence.
         temperature: divides the logits: below 1 likely tokens become likelier.
         top_k: only so many of the likeliest tokens are drawn from (Fan et al. 2018).
         top_p: only the likeliest tokens that together have this probability are (Holtzman et al. 2020).
     """
 
-    def choose(log_probabilities_NV: Tensor) -> Tensor:
-        values, tokens = (log_probabilities_NV.float() / temperature).sort(-1, descending=True)
+    def choose(log_probabilities_NV: Tensor, sequences_N: Tensor, place: int) -> Tensor:
+        values, tokens = (log_probabilities_NV.float() / temperature).sort(dim=-1, descending=True, stable=True)
         shares = values.softmax(-1)
         if top_p is not None:
             shares = shares.masked_fill(shares.cumsum(-1) - shares >= top_p, 0.0)
         if top_k is not None:
             shares = shares.clone()
             shares[:, top_k:] = 0.0
-        drawn = torch.multinomial(shares, 1, generator=generator)
-        return tokens.gather(-1, drawn).squeeze(-1)
+        reached = shares.cumsum(-1)
+        drawn_N = torch.from_numpy(uniform(draw(keys, place))).to(sequences_N.device)[sequences_N]
+        which = torch.searchsorted(reached, drawn_N[:, None] * reached[:, -1:], right=True)
+        return tokens.gather(-1, which).squeeze(-1)
 
     return choose
 
 
 @torch.no_grad()
-def write(model: EncoderDecoder, memory: Memory, choose: Choose = greedy, longest: int | None = None) -> list[Written]:
+def write(
+    model: EncoderDecoder, memory: Memory, choose: Choose = greedy, longest: int | None = None, least: int = 1
+) -> list[Written]:
     """Write one sequence for each that the memory holds.
 
     Args:
@@ -75,6 +79,8 @@ def write(model: EncoderDecoder, memory: Memory, choose: Choose = greedy, longes
         memory: what `model.encode` gives, or vectors of another origin in its place.
         choose: the next tokens.
         longest: most tokens to write, the end included; by default what there are positions for.
+        least: so many sequences stay side by side, if need be some that have ended: products of few rows end in
+            other bits.
     """
     vocabulary, device = model.vocabulary, memory.hidden.device
     count, longest = len(memory.segments.lengths), _room(model, longest)
@@ -86,15 +92,17 @@ def write(model: EncoderDecoder, memory: Memory, choose: Choose = greedy, longes
         last = torch.full((count,), vocabulary.bos_id, device=device)
         for place in range(longest):
             chances_NV = _next(model, state, last)
-            chosen = choose(chances_NV)
+            chosen = choose(chances_NV, alive, place)
             ended = last == vocabulary.eos_id  # these say nothing any more
             last = torch.where(ended, last, chosen)
             tokens[alive, place] = torch.where(ended, vocabulary.pad_id, chosen)
             scores[alive] += chances_NV.gather(-1, chosen[:, None]).squeeze(-1).masked_fill(ended, 0.0)
             if place % _LOOK == _LOOK - 1:  # to see which have ended is to wait for the device
-                left = (last != vocabulary.eos_id).nonzero().squeeze(-1)
-                if not len(left):
+                ended = last == vocabulary.eos_id
+                going = int((~ended).sum())
+                if not going:
                     break
+                left = ended.argsort(stable=True)[: max(going, least)]
                 if len(left) < len(last):
                     state.select(left)
                     alive, last = alive[left], last[left]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training needs of a model, and what all of them share: embedding -> Megatron transformer block -> head.
+"""What all of the models share: embedding -> Megatron transformer block -> head.
 
 Shapes: T tokens of a pack, D hidden size, M asked positions, V vocabulary.
 """
@@ -13,19 +13,20 @@ from torch import Tensor, nn
 
 from bionemo.config.schema import ModelConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.data.samples import Samples
+from bionemo.data.samples import KindOfSamples
 from bionemo.megatron import groups
 from bionemo.megatron.attention import Segments, rotary_angles
 from bionemo.megatron.dropout import EMBEDDING, dropout, token_keys
 from bionemo.megatron.placement import placements
 from bionemo.megatron.spec import Block, Kind
 from bionemo.megatron.vocabulary import over_sequence, whole_sequence, word_table
+from bionemo.models.trainable import Trainable
 from bionemo.tokenizers import Vocabulary
 
 _INTO_RESIDUAL = ("linear_proj.weight", "linear_fc2.weight")
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Trainable):
     """One stack of layers that says something of the tokens it has read.
 
     Subclasses name their vocabulary and their data, and make a head; where they differ in more, they override
@@ -33,7 +34,7 @@ class LanguageModel(nn.Module):
     """
 
     tokenizer: ClassVar[str]  # name of its vocabulary, for load_tokenizer
-    samples: ClassVar[type[Samples]]  # kind of its data
+    samples: ClassVar[KindOfSamples]  # kind of its data
     stack: ClassVar[str]  # what the block of layers is called, in checkpoints too
     kind: ClassVar[Kind]
     base: ClassVar[str]  # one of its sizes in conf/model
@@ -50,7 +51,7 @@ class LanguageModel(nn.Module):
         if self.pre_process or self.post_process:
             self.word_embeddings = word_table(self.rows, config.hidden_size)
         if self.pre_process and not self.rotary:
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self.position_embeddings = self.make_positions()
         self.add_stacks()
         self.transformer_config = self.blocks()[0].config
 
@@ -60,13 +61,13 @@ class LanguageModel(nn.Module):
         if self.post_process:
             self.lm_head = self.make_head()
 
+    def make_positions(self) -> nn.Module:
+        """Make what turns numbers of positions [T], from 0 on, into learned vectors [T, D]."""
+        return nn.Embedding(self.config.max_position_embeddings, self.config.hidden_size)
+
     def make_head(self) -> nn.Module:
         """Make what turns vectors [M, D] and the word table into logits [M, V]."""
         raise NotImplementedError
-
-    def blocks(self) -> list[Block]:
-        """Stacks of layers."""
-        return [module for module in self.children() if isinstance(module, Block)]
 
     def embed(self, batch: PackedBatch, keys_T: Tensor | None) -> Tensor:
         """Turn tokens into vectors, [T, D]: word plus position; `keys_T` are for dropout."""
@@ -127,12 +128,8 @@ class LanguageModel(nn.Module):
         logits: Tensor = self.lm_head(hidden_MD, self.word_embeddings.weight)
         return logits
 
-    def evaluate(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """What a validation should tell beside the loss: under each name a sum and a count, fp32 [2]."""
-        return {}
-
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
-        """Take what the pipeline stage before this one sent; Megatron's schedules call this before every forward."""
+        """See Trainable."""
         self.blocks()[0].set_input_tensor(tensors[0])
 
     def shared_embedding_or_output_weight(self) -> Tensor | None:

@@ -127,9 +127,15 @@ def stream(step: Step, layout: Layout, tokens: int) -> int:
 
 
 def embedding(step: Step, layout: Layout, stack: Stack) -> int:
-    """What the embedding keeps: dropout's keys; of a rotary model, which tokens are visible."""
-    drops = step.shape.hidden_dropout or step.shape.attention_dropout
-    return (8 * drops + 4 * step.shape.rotary) * stack.tokens.count(layout.rows)
+    """What the embedding keeps.
+
+    Dropout's keys; which tokens are visible; where in its table a position is, unless that is its number; the input of
+    its norm (4D) with mean and deviation.
+    """
+    shape = step.shape
+    drops = shape.hidden_dropout or shape.attention_dropout
+    each = 8 * drops + 4 * shape.token_dropout + 4 * (shape.before > 0) + (4 * shape.hidden + 8) * shape.normed
+    return each * stack.tokens.count(layout.rows)
 
 
 def head(step: Step, layout: Layout, stack: Stack) -> int:

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from bionemo.config.schema import (
     EncoderDecoderConfig,
+    ESM1bConfig,
     ESM1nvConfig,
     ESM2nvConfig,
     GPT3Config,
@@ -31,6 +32,7 @@ class Family(NamedTuple):
 
 _FAMILIES: dict[type, Family] = {
     ESM1nvConfig: Family("esm1nv", ("encoder",)),
+    ESM1bConfig: Family("esm2nv", ("encoder",)),
     ESM2nvConfig: Family("esm2nv", ("encoder",)),
     GPT3Config: Family("gpt2", ("causal",)),
     ProtT5nvConfig: Family("prott5nv", ("encoder", "decoder")),
@@ -52,6 +54,9 @@ class Shape:
         words: in the vocabulary.
         rows: of the word table, padding included.
         positions: rows of the position table; 0: positions are rotary.
+        before: rows of it that are of no position.
+        normed: whether the embedding ends with a norm.
+        token_dropout: whether it is scaled by the share of tokens that are not masked.
         dense: whether the head begins with a dense layer and a norm.
         tied: whether the head's table is that of the embedding.
         bias: whether the head has one for each word.
@@ -68,6 +73,9 @@ class Shape:
     words: int
     rows: int
     positions: int
+    before: int
+    normed: bool
+    token_dropout: bool
     dense: bool
     tied: bool
     bias: bool
@@ -93,9 +101,10 @@ def shape_of(config: ModelConfig) -> Shape:
     """
     family = next((family for kind, family in _FAMILIES.items() if isinstance(config, kind)), None)
     if family is None:
-        known = ", ".join(each.vocabulary.replace("gpt2", "gpt3") for each in _FAMILIES.values())
+        known = ", ".join(kind.__name__.removesuffix("Config").lower() for kind in _FAMILIES)
         raise UserError(f"there is no plan for {config._target_}: only {known} are known")
     vocabulary = load_tokenizer(family.vocabulary, config.tokenizer)
+    before = vocabulary.pad_id + 1 if isinstance(config, ESM1bConfig) else 0
     tied = not isinstance(config, EncoderDecoderConfig) or config.share_decoder_tokens_head_embeddings
     return Shape(
         stacks=family.stacks,
@@ -106,7 +115,10 @@ def shape_of(config: ModelConfig) -> Shape:
         ffn=config.ffn_hidden_size,
         words=vocabulary.vocab_size,
         rows=vocabulary.padded_vocab_size(config.make_vocab_size_divisible_by),
-        positions=0 if isinstance(config, ESM2nvConfig) else config.max_position_embeddings,
+        positions=0 if isinstance(config, ESM2nvConfig) else before + config.max_position_embeddings,
+        before=before,
+        normed=isinstance(config, ESM1bConfig) and config.embedding_layer_norm,
+        token_dropout=isinstance(config, ESM1bConfig | ESM2nvConfig) and config.embedding_token_dropout,
         dense=family.stacks == ("encoder",),
         tied=tied,
         bias=tied and family.stacks != ("causal",),
@@ -151,6 +163,7 @@ def stage_parameters(shape: Shape, layout: Layout, stage: Stage) -> dict[str, in
     return {
         "word table": rows * d if ends else 0,
         "positions": shape.positions * d if stage.first else 0,
+        "embedding norm": shape.normed * 2 * d if stage.first else 0,
         **{
             f"{NAMES[kind]} layers": layout.layers(shape.layers) * layer_parameters(shape, kind, layout.tensor)
             for kind in shape.stacks

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bionemo.config.schema.preparation import FlipJob
+from bionemo.data.shards.fasta import RAN_TOGETHER
 from bionemo.errors import UserError
 from bionemo.preparation.download import is_url, join, locate, public
 from bionemo.preparation.inputs import read_small
@@ -159,6 +160,8 @@ def _records(path: Path, content: bytes) -> Iterator[tuple[str, Record]]:
         if not line.startswith(">"):
             if not line.isascii():
                 raise UserError(f"{path}:{number}: letters beyond ASCII: correct the line")
+            if ">" in line:
+                raise UserError(f"{path}:{number}: {RAN_TOGETHER}")
             if line and header is None:
                 raise UserError(f"{path}:{number}: text before the first '>': begin the file with a header")
             parts.append(line)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.data.shards.blocks import Block, blocks
-from bionemo.data.shards.fasta import whole_records
+from bionemo.data.shards.fasta import RAN_TOGETHER, mark_in_sequence, whole_records
 from bionemo.errors import UserError
 
 _NEWLINE, _MARK, _SPACE, _TAB = b"\n> \t"
@@ -93,7 +93,7 @@ def fasta_records(path: Path, shown: str, start: int, stop: int, first: int, lin
         line: number of its line, from 1.
 
     Raises:
-        UserError: a carriage return inside a line.
+        UserError: a carriage return inside a line, or a '>' inside one of a sequence.
     """
     for block in blocks(path, whole_records, start=start, stop=stop):
         records, lines = _fasta_block(block, shown, first, line)
@@ -112,6 +112,9 @@ def _fasta_block(block: Block, shown: str, first: int, line: int) -> tuple[Recor
     stops = np.flatnonzero(text == _NEWLINE)
     starts = np.append(0, stops[:-1] + 1)
     header = np.flatnonzero(text[starts] == _MARK)  # which of the lines
+    if (mark := mark_in_sequence(text, starts, header)) is not None:
+        place = line + int(np.searchsorted(stops, mark))
+        raise UserError(f"{shown}:{place}: {RAN_TOGETHER}")
     begin, end = starts[header] + 1, stops[header]
     names = column(text, begin, _word_end(text, begin, end, b"\t" in data))
 

@@ -39,7 +39,7 @@ class Checkpoints(pl.Callback):
         key = "exp_manager.checkpoint_callback_params.train_time_interval"
         interval = self.config.train_time_interval
         self._interval = seconds(key, interval) if interval else None
-        self._saved_at, self._saved_step = time.monotonic(), -1
+        self._saved_at, self._saved_step, self._validated_step = time.monotonic(), -1, -1
         self._archive = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
         self.leaving = 0  # number of the signal that ends the run
         self._trainer: pl.Trainer | None = None
@@ -84,6 +84,7 @@ class Checkpoints(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save with the fresh value of the monitored metric."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._validated_step = trainer.global_step
             self.save(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -127,8 +128,9 @@ class Checkpoints(pl.Callback):
         return re.sub(r"\{(\w+)(?::([^}]*))?\}", fill, self.config.filename or "{step}")
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, state: dict[str, Any]) -> None:
-        """Put the monitored value into the manifest, where pruning finds it."""
-        if (value := trainer.callback_metrics.get(self.config.monitor or "")) is not None:
+        """Put the monitored value into the manifest, where pruning finds it; not that of an earlier step's weights."""
+        value = trainer.callback_metrics.get(self.config.monitor or "")
+        if value is not None and self._validated_step == trainer.global_step:
             state["metrics"] = {self.config.monitor: float(value)}
 
     def _prune(self, last: Path, name: str) -> None:
@@ -148,10 +150,12 @@ class Checkpoints(pl.Callback):
 
     def _export(self) -> None:
         """Write the .nemo file from the newest checkpoint, or from the best."""
-        chosen = self._saved()
-        if self.config.save_best_model:
-            chosen = self._ranked({path: self._value(path) for path in chosen}) or chosen
-        export(chosen[0], self._archive)
+        best = self.best() if self.config.save_best_model else None
+        export(best or self._saved()[0], self._archive)
+
+    def best(self) -> Path | None:
+        """The checkpoint with the best value of the monitored metric, if one has any."""
+        return next(iter(self._ranked({path: self._value(path) for path in self._saved()})), None)
 
     def _value(self, path: Path) -> float | None:
         value: float | None = checkpoint.manifest_of(path).get("metrics", {}).get(self.config.monitor or "")

@@ -20,8 +20,8 @@ from bionemo.megatron import groups
 from bionemo.megatron.placement import materialise, placements
 from bionemo.megatron.state import load_weights
 from bionemo.megatron.step import Objective, ParallelModel
-from bionemo.models.language_model import LanguageModel
-from bionemo.training.identity import identity, refuse_another_model
+from bionemo.models.trainable import Trainable
+from bionemo.training.identity import refuse_another_model
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.position import loops_at
 from bionemo.training.precision import LossScaler, Precision
@@ -37,7 +37,7 @@ class TrainingModule(pl.LightningModule):
 
     def __init__(
         self,
-        build_model: Callable[[], LanguageModel],
+        build_model: Callable[[], Trainable],
         objective: Objective,
         config: ModelConfig,
         trainer_config: TrainerConfig,
@@ -55,7 +55,7 @@ class TrainingModule(pl.LightningModule):
         self.throughput = Throughput()
         self._loss_and_norm = torch.zeros(2)  # of the last step, on the device
         self.report: dict[str, float] = {}  # what was logged last, for the progress bar and the loss curve
-        self.model: LanguageModel | None = None
+        self.model: Trainable | None = None
 
     def configure_model(self) -> None:
         """Build the model once the process groups are there, directly on this rank's device."""
@@ -74,11 +74,11 @@ class TrainingModule(pl.LightningModule):
         self.model = model
         self.parallel = ParallelModel(model, sharded=self.config.optim.name == "distributed_fused_adam")
 
-    def _on_meta(self) -> LanguageModel:
+    def _on_meta(self) -> Trainable:
         with torch.device("meta"):
             return self._build_model()
 
-    def _built(self) -> LanguageModel:
+    def _built(self) -> Trainable:
         assert self.model is not None
         return self.model
 
@@ -196,7 +196,8 @@ class TrainingModule(pl.LightningModule):
         sums = torch.stack([sum(each, torch.zeros(2, device=self.device)) for each in self._sums.values()])
         totals, counts = groups.sum_over_data(sums).unbind(1)
         means = dict(zip(self._sums, (totals / counts.clamp_min(1)).tolist(), strict=True))
-        means = {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0)), **means}
+        if self._built().perplexity:
+            means = {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0)), **means}
         metrics = {f"{stage}_{name}": mean for name, mean in means.items()}
         self.log_dict(metrics, logger=False)  # for callbacks: early stopping, checkpoints
         if not self.trainer.sanity_checking:
@@ -216,7 +217,7 @@ class TrainingModule(pl.LightningModule):
         del state["loops"]
         state["epoch"] = 0
         state["schedule_step"] = self.schedule_step
-        state["model"] = identity(self._built())
+        state["model"] = self._built().identity
         state["config"] = asdict(self.config)
         state["loss_scaler"] = self.scaler.state_dict()
 

@@ -129,7 +129,7 @@ def test_what_cannot_be_scored(model: TrainedModel) -> None:
         scan(model, "123")
     with pytest.raises(UserError, match="method='esm' is unknown: choose of masked-marginal, wild-type-marginal"):
         scan(model, SEQUENCE, "esm")
-    with pytest.raises(UserError, match="x is of GPT3, no masked language model: take one of ESM1nv or ESM2nv"):
+    with pytest.raises(UserError, match="x is of GPT3, no masked language model: take one of ESM1nv, ESM1b or ESM2nv"):
         scan(TrainedModel(ours("gpt3"), Path("x")), SEQUENCE)
 
 

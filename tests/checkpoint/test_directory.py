@@ -118,8 +118,8 @@ def test_without_hard_links_a_copy_is_made_and_flushed(
     two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[str] = []
-    flush = directory._flush
-    monkeypatch.setattr(directory, "_flush", lambda path: (flushed.append(path.name), flush(path)))
+    flush = directory.flush
+    monkeypatch.setattr(directory, "flush", lambda path: (flushed.append(path.name), flush(path)))
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError("no hard links here")

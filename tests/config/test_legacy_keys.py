@@ -2,27 +2,14 @@
 """Command lines and files of v1 keep working."""
 
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
 from bionemo.config.compose import load, rewritten, typed
 from bionemo.config.legacy import LEGACY, notice, replacement
 from bionemo.config.paths import source
+from tests.config.v1 import v1_overrides
 from tests.conftest import EXAMPLES, ROOT
-
-
-def v1_overrides(model):
-    """The table as `++key=value`."""
-    section, group, words = "", "", []
-    for line in (Path(__file__).parent / "v1_keys.txt").read_text().splitlines():
-        if line.startswith("["):
-            section = line.strip("[]")
-        elif section == model and line.startswith(" "):
-            words.append(f"++{'' if group == 'top' else group + '.'}{line.strip()}")
-        else:
-            group = line
-    return words
 
 
 def flat(value, prefix=""):

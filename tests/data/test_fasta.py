@@ -99,6 +99,9 @@ def test_shards_of_different_make_are_one_source(tmp_path):
         (">a\nMKV\n>é\nMKV\nM\xc9V\n", 5, "byte 0xc3 in a sequence"),
         (b">a\nMKV\n>\xe9\nMKV\n", 3, "not UTF-8"),
         (">a\nMKV\nM\rV\n", 3, "carriage return"),
+        (">a\nMKV>b\nMK\n", 2, "a '>' within a sequence: put a line end before the record that begins there"),
+        (">a > c\nMKV\n>b >\nMKV\n\nM >c\nMK\n>d\nM\n", 6, "a '>' within a sequence"),
+        (">a\r\nMKV\r\n>b\r\nMKV>c", 4, "a '>' within a sequence"),
     ],
 )
 @pytest.mark.parametrize("block", [4, 1 << 20])

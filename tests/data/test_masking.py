@@ -167,3 +167,21 @@ def test_another_epoch_or_seed_masks_elsewhere() -> None:
         key = sample_keys(purpose_key(seed, "mask"), np.array([epoch]), np.array([record]))
         masks.add(tuple(masking(tokens.copy(), key, lengths)[0].tolist()))
     assert len(masks) == 4
+
+
+@pytest.mark.parametrize("shares", [(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.5, 0.0), (0.2, 0.5)])
+def test_what_frequencies_alone_can_say_is_what_counting_says(shares: tuple[float, float]) -> None:
+    """Of two million masked residues: the entropy of the true one, given what stands there."""
+    alphabet, rng = load_tokenizer("esm2nv"), np.random.default_rng(0)
+    frequencies = rng.dirichlet(np.full(20, 2.0))
+    masking = Masking(alphabet, 1.0, *shares)
+    residues = alphabet.residue_ids[:20]
+    truth = rng.choice(residues, 2_000_000, p=frequencies)
+    tokens = np.concatenate([[alphabet.bos_id], truth, [alphabet.eos_id]]).astype(np.uint8)
+    index, answers = masking(tokens, np.array([7], np.uint64), np.array([len(tokens)]))
+    together = np.zeros((256, 256))
+    np.add.at(together, (answers, tokens[index]), 1.0)
+    together /= together.sum()
+    held = together > 0
+    counted = -(together[held] * np.log((together / together.sum(0).clip(1e-300))[held])).sum()
+    assert masking.loss_of_frequencies(frequencies) == pytest.approx(counted, abs=5e-3)

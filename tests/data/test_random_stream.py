@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import kstest
 
-from bionemo.data.random_stream import below, draw, draw_runs, permute, purpose_key, sample_keys
+from bionemo.data.random_stream import below, draw, draw_runs, normal, permute, purpose_key, sample_keys, uniform
 
 WORD = 2**64
 CHI_255 = (170, 355)  # what chi-square with 255 degrees of freedom leaves with a chance of about 1 in 30,000
@@ -149,3 +150,22 @@ def test_a_permutation_keeps_nothing_of_the_order(size: int) -> None:
     ramp = np.arange(size) - (size - 1) / 2
     correlation = (keyed - (size - 1) / 2) @ ramp / (ramp @ ramp)
     assert abs((correlation**2).mean() * (size - 1) - 1) < 0.36
+
+
+def test_words_become_normal_numbers() -> None:
+    """Kolmogorov and Smirnov's test; the two numbers of a word have nothing to do with each other."""
+    words = draw_runs(np.array([7], np.uint64), np.array([50_000]))
+    numbers = normal(words)
+    assert numbers.shape == (100_000,)
+    assert kstest(numbers, "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(numbers[::2], numbers[1::2])[0, 1]) < 0.02
+    assert abs(np.corrcoef(numbers[::2] ** 2, numbers[1::2] ** 2)[0, 1]) < 0.02
+    edges = normal(np.array([0, WORD - 1], np.uint64))
+    assert np.isfinite(edges).all()
+    assert np.abs(edges).max() == pytest.approx((64 * np.log(2)) ** 0.5)
+
+
+def test_words_become_numbers_below_one() -> None:
+    words = draw_runs(np.array([9], np.uint64), np.array([50_000]))
+    assert kstest(uniform(words), "uniform").pvalue > 1e-3
+    assert uniform(np.array([0, WORD - 1], np.uint64)).tolist() == [0.0, 1 - 2.0**-24]

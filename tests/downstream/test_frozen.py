@@ -24,8 +24,6 @@ from bionemo.errors import UserError
 from bionemo.finetune import carry_out
 from bionemo.inference.tokens import Limits
 
-from ..interop.test_huggingface_esm import theirs
-
 ADAM = OptimConfig(
     name="adam", lr=1e-2, weight_decay=0.0, betas=[0.9, 0.999], eps=1e-8,
     sched=SchedConfig(name="WarmupAnnealing", warmup_steps=2, min_lr=1e-4),
@@ -63,17 +61,6 @@ def test_classes_of_tokens_are_learned() -> None:
 def test_numbers_are_learned() -> None:
     trained = frozen.train(lambda: SequenceHead(8, 1, (32,), 0.0), numbers(400, 0), numbers(50, 1), RECIPE, CPU)
     assert frozen.evaluate(trained.head, numbers(50, 2))["spearman"] > 0.95
-
-
-def test_tokens_that_are_not_asked_of_count_nowhere() -> None:
-    """What stands in their place changes neither the head nor a figure."""
-    data, val = tokens(60, 0), tokens(20, 1)
-    one = frozen.train(lambda: TokenHead(8, 3, dropout=0.0), data, val, RECIPE, CPU)
-    answers, targets = frozen.answers_of(one.head, val)
-    assert len(answers) == (val.targets != NOT_ASKED).sum()
-    assert not (targets == NOT_ASKED).any()
-    nothing = Features(data.vectors, np.full_like(data.targets, NOT_ASKED), data.lengths)
-    assert frozen.evaluate(one.head, nothing)["loss"] == 0.0
 
 
 def test_the_best_epoch_is_kept() -> None:
@@ -126,13 +113,6 @@ def test_figures_are_those_of_other_libraries() -> None:
 
 
 # with a model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "hf"
-    theirs(path)
-    return path
 
 
 def test_features_are_what_the_model_says(model: Path, tmp_path: Path) -> None:

@@ -56,7 +56,11 @@ def test_several_files_are_one_split(tmp_path: Path) -> None:
         (TOKENS, "sequence,3state,resolved\nMK,HH,1\n", "x.csv:2: 1 digits in the mask for 2 residues"),
         (TOKENS, "sequence,3state,resolved\nMK,HH,12\n", "x.csv:2: the mask holds '2', expected 1"),
         (TOKENS, "sequence,3state,resolved\nMK,HH,11\nMKT,,\n", "x.csv:3: the row is incomplete"),
+        (TOKENS, "sequence,3state,resolved\nMK,HH,11\nMKT, ,111\n", "x.csv:3: the row is incomplete"),
         (CLASSES, "sequence,label\nMK\n", "x.csv:2: the row is incomplete: fill in sequence, label"),
+        (CLASSES, "sequence,label\nMK,Cell, membrane\n", "x.csv:2: 3 cells under 2 columns: a cell that holds a ','"),
+        (CLASSES, 'sequence,label\nMK,"a\nMT,b\n', "x.csv is no CSV file"),
+        (CLASSES, "sequence,label,label\nMK,a,b\n", "x.csv has 2 columns 'label': leave one of them"),
         (NUMBERS, "sequence,target\nMK,high\n", "x.csv:2: the target is 'high', expected a number"),
         (NUMBERS, "sequence,target\nMK,inf\n", "x.csv:2: the target is 'inf', expected a number"),
     ],
@@ -66,6 +70,12 @@ def test_files_that_do_not_fit(columns: Columns, text: str, told: str, tmp_path:
     with pytest.raises(UserError) as caught:
         encode(read(files, columns), columns, ("H",))
     assert told in str(caught.value)
+
+
+def test_a_file_of_a_split_without_rows(tmp_path: Path) -> None:
+    files = [written(tmp_path / f"{n}.csv", "sequence,target\n" + "MK,1\n" * n)[0] for n in (1, 0)]
+    with pytest.raises(UserError, match=r"0\.csv holds no examples"):
+        read(files, NUMBERS)
 
 
 def test_files_that_are_no_text(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_names_of_old_files(tmp_path: Path) -> None:
-    """As on the hub: names of today, frequencies and positions that are computed, the word table again."""
+    """As on the hub: frequencies and positions that are computed, a table of positions, the word table again."""
     model = theirs(tmp_path / "hf")
     file = tmp_path / "hf" / "model.safetensors"
     tensors = {name: tensor for name, tensor in model.state_dict().items() if "inv_freq" not in name}
@@ -106,6 +106,7 @@ def test_names_of_old_files(tmp_path: Path) -> None:
         f"esm.encoder.layer.{layer}.attention.self.rotary_embeddings.inv_freq": torch.ones(4) for layer in range(2)
     }
     tensors["esm.embeddings.position_ids"] = torch.arange(98)[None]
+    tensors["esm.embeddings.position_embeddings.weight"] = torch.ones(98, 32)
     tensors["lm_head.decoder.weight"] = tensors["esm.embeddings.word_embeddings.weight"].clone()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     compute_the_same(tmp_path / "hf", model)
@@ -158,7 +159,7 @@ def test_the_contact_head_travels_beside_the_weights(tmp_path: Path) -> None:
 
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"position_embedding_type": "absolute"}, "its position_embedding_type is 'absolute': ESM-2's"),
+    ({"position_embedding_type": "relative_key"}, "type is 'relative_key': rotary and absolute are read"),
     ({"position_embedding_type": None}, "its position_embedding_type is 'None'"),
     ({"emb_layer_norm_before": True}, "says emb_layer_norm_before: 'True', of which False alone is read"),
     ({"is_folding_model": True}, "says is_folding_model: 'True'"),

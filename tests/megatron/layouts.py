@@ -25,7 +25,7 @@ from bionemo.tokenizers import load_tokenizer
 from bionemo.training.objectives import masked_lm
 from bionemo.training.optimizers import build_optimizer
 
-from ..training.runs import FAMILIES, FORK, tiny
+from ..training.runs import FORK, MODELS, tiny
 
 ROWS = 8  # of a global batch
 
@@ -47,7 +47,7 @@ class Layout:
         return f"tp{self.tensor}-pp{self.pipeline}-dp{self.data}{marks}"
 
     def config(self, model: str) -> RunConfig:
-        family = FAMILIES[model]
+        family = MODELS[model]
         return load(
             family.name,
             tiny(

@@ -68,6 +68,32 @@ def hf_esm2(config: object, vocab: int, mask_id: int, pad_id: int) -> EsmForMask
     return model.eval()
 
 
+def hf_esm1b(config: object, vocab: int, mask_id: int, pad_id: int) -> EsmForMaskedLM:
+    """EsmForMaskedLM of the same shape, whose positions are learned."""
+    model = EsmForMaskedLM(
+        EsmConfig(
+            vocab_size=vocab, hidden_size=config.hidden_size, num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_attention_heads, intermediate_size=config.ffn_hidden_size,
+            max_position_embeddings=config.max_position_embeddings + 2, position_embedding_type="absolute",
+            token_dropout=config.embedding_token_dropout, emb_layer_norm_before=config.embedding_layer_norm,
+            mask_token_id=mask_id, pad_token_id=pad_id, layer_norm_eps=config.layernorm_epsilon,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager",
+        )
+    )  # fmt: skip
+    return model.eval()
+
+
+def to_hf_esm1b(values: dict[str, Tensor], num_layers: int, heads: int, vocab: int) -> dict[str, Tensor]:
+    """As to_hf, with what ESM-1b has before its layers."""
+    names = {
+        "position_embeddings.table.weight": "esm.embeddings.position_embeddings.weight",
+        "embedding_layernorm.weight": "esm.embeddings.layer_norm.weight",
+        "embedding_layernorm.bias": "esm.embeddings.layer_norm.bias",
+    }
+    found = {theirs: values[ours] for ours, theirs in names.items() if ours in values}
+    return to_hf(values, num_layers, heads, vocab) | found
+
+
 class TorchBert(nn.Module):
     """Pre-LN BERT from torch's own TransformerEncoderLayer, learned positions, tied head; no dropout."""
 

@@ -3,12 +3,14 @@
 
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Parts, Stream, assemble
+from bionemo.data.random_stream import Words, purpose_key, sample_keys
 from bionemo.megatron.spec import Memory
 from bionemo.models.decoding import Written, beam_search, greedy, sampled, write
 from bionemo.models.encoder_decoder import EncoderDecoder
@@ -106,12 +108,15 @@ def test_beams_that_lose_nothing_find_the_best_of_all(model: EncoderDecoder, mem
     assert found.score == pytest.approx(best[0], rel=1e-4)
 
 
+def keys(seed: int, count: int) -> Words:
+    return sample_keys(purpose_key(seed, "test"), np.zeros(count, np.int64), np.arange(count))
+
+
 def test_samples_come_as_often_as_the_model_says(model: EncoderDecoder, memory: Memory) -> None:
     expected = chances(model, memory, 0, []).exp()
-    generator = torch.Generator().manual_seed(0)
     counts = torch.zeros(len(expected))
-    for _ in range(400):
-        for number, written in enumerate(write(model, memory, sampled(generator), 1)):
+    for seed in range(400):
+        for number, written in enumerate(write(model, memory, sampled(keys(seed, len(LENGTHS))), 1)):
             if number == 0:
                 counts[written.tokens[0] if written.tokens else model.vocabulary.eos_id] += 1
     assert float((counts / 400 - expected).abs().max()) < 0.12
@@ -120,9 +125,8 @@ def test_samples_come_as_often_as_the_model_says(model: EncoderDecoder, memory: 
 
 def test_few_tokens_to_draw_from() -> None:
     shares = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).repeat(500, 1).log()
-    generator = torch.Generator().manual_seed(0)
     drawn = {
-        name: set(sampled(generator, **options)(shares).tolist())
+        name: set(sampled(keys(0, 500), **options)(shares, torch.arange(500), 0).tolist())
         for name, options in {
             "all": {}, "one": {"top_k": 1}, "two": {"top_k": 2}, "most": {"top_p": 0.6}, "least": {"top_p": 0.1},
             "cold": {"temperature": 0.01}, "both": {"top_k": 3, "top_p": 0.99},
@@ -131,6 +135,20 @@ def test_few_tokens_to_draw_from() -> None:
     assert drawn == {
         "all": {0, 1, 2, 3}, "one": {0}, "two": {0, 1}, "most": {0, 1}, "least": {0}, "cold": {0}, "both": {0, 1, 2},
     }  # fmt: skip
+
+
+def test_a_sequence_draws_for_itself() -> None:
+    """What is drawn is of a sequence and a place, whoever else is still there; other places draw others."""
+    shares = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).repeat(500, 1).log()
+    choose = sampled(keys(0, 500))
+    whole = choose(shares, torch.arange(500), 3)
+    some = torch.tensor([7, 3, 499])
+    assert torch.equal(choose(shares[:3], some, 3), whole[some])
+    assert 0.2 < float((choose(shares, torch.arange(500), 4) == whole).float().mean()) < 0.55  # by chance 0.365
+
+
+def test_those_that_have_ended_may_stay(model: EncoderDecoder, memory: Memory) -> None:
+    assert [each.tokens for each in write(model, memory, least=6)] == [each.tokens for each in write(model, memory)]
 
 
 def test_what_is_written_has_neither_begin_nor_end(model: EncoderDecoder, memory: Memory) -> None:

@@ -43,7 +43,8 @@ def test_every_way_to_write_gives_smiles(model: MegaMolBART) -> None:
         memory = model.encode(model.source_of(["CCO<MASK>", "c1ccccc1"]))
     generator = torch.Generator().manual_seed(0)
     moved = memory._replace(hidden=memory.hidden + 0.1 * torch.randn(memory.hidden.shape, generator=generator))
-    for choose in (greedy, sampled(generator, top_k=5), sampled(generator, top_p=0.9)):
+    keys = np.array([1, 2], np.uint64)
+    for choose in (greedy, sampled(keys, top_k=5), sampled(keys, top_p=0.9)):
         written = write(model, moved, choose, longest=9)
         assert [len(each.tokens) <= 9 for each in written] == [True, True]
         assert model.smiles_of(written) == [

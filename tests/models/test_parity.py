@@ -17,13 +17,15 @@ from bionemo.models.build import model_class
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import Vocabulary, load_tokenizer
 
-from ..training.runs import FAMILIES
+from ..training.runs import MODELS
 from .reference import (
     TorchBert,
     TorchSeq2Seq,
+    hf_esm1b,
     hf_esm2,
     hf_gpt2,
     to_hf,
+    to_hf_esm1b,
     to_hf_gpt2,
     to_torch_bert,
     to_torch_seq2seq,
@@ -64,6 +66,7 @@ def seq2seq(model: nn.Module, tokens: Tensor, padding: Tensor, source: Tensor, s
 
 REFERENCES = {
     "esm1nv": Reference(lambda c, v: TorchBert(c, v.vocab_size), to_torch_bert, bert),
+    "esm1b": Reference(lambda c, v: hf_esm1b(c, v.vocab_size, v.mask_id, v.pad_id), to_hf_esm1b, hugging_face),
     "esm2nv": Reference(lambda c, v: hf_esm2(c, v.vocab_size, v.mask_id, v.pad_id), to_hf, hugging_face),
     "prott5nv": Reference(lambda c, v: TorchSeq2Seq(c, v.vocab_size), to_torch_seq2seq, seq2seq),
     "megamolbart": Reference(lambda c, v: TorchSeq2Seq(c, v.vocab_size), to_torch_seq2seq, seq2seq),
@@ -71,9 +74,10 @@ REFERENCES = {
 }
 
 
-def ours(name: str) -> LanguageModel:
-    family = FAMILIES[name]
-    cfg = load(family.name, [*family.words, *SMALL, "model.make_vocab_size_divisible_by=8"], family.directory / "conf")
+def ours(name: str, *words: str) -> LanguageModel:
+    family = MODELS[name]
+    small = [*family.words, *SMALL, "model.make_vocab_size_divisible_by=8", *words]
+    cfg = load(family.name, small, family.directory / "conf")
     kind = model_class(cfg.model._target_)
     model = kind(cfg.model, load_tokenizer(kind.tokenizer, cfg.model.tokenizer))
     model.initialise(seed=1)
@@ -128,10 +132,17 @@ def without_keys(name: str, gradient: Tensor) -> list[Tensor]:
     return [gradient]
 
 
+CASES = [
+    *((name, ()) for name in MODELS),
+    ("esm1b", ("model.embedding_layer_norm=False",)),  # ESM-1v
+    ("esm1b", ("model.embedding_token_dropout=False",)),
+]
+
+
 @pytest.mark.parametrize("rows", [3, 6], ids=["packed", "padded"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_logits_and_gradients_equal_the_reference(name: str, rows: int) -> None:
-    model = ours(name).train()
+@pytest.mark.parametrize(("name", "words"), CASES)
+def test_logits_and_gradients_equal_the_reference(name: str, words: tuple[str, ...], rows: int) -> None:
+    model = ours(name, *words).train()
     config, vocabulary = model.config, model.vocabulary
     kind = REFERENCES[name]
     shape = (config.num_layers, config.num_attention_heads, vocabulary.vocab_size)

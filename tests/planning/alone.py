@@ -33,6 +33,7 @@ from ..tokenizers.bpe import write_bpe
 
 FAMILIES = {  # directory of the examples, configuration, data
     "esm1nv": ("protein/esm1nv", "pretrain_small", "mock"),
+    "esm1b": ("protein/esm1b", "pretrain_esm1b_small", "mock"),
     "esm2nv": ("protein/esm2nv", "pretrain_esm2_8M", "mock"),
     "gpt3": ("gpt3", "pretrain_gpt3_126m", "mock_text"),
     "prott5nv": ("protein/prott5nv", "pretrain_small", "mock"),

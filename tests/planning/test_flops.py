@@ -18,6 +18,7 @@ from .test_memory import CHANGES
     ("name", "what"),
     [
         *(("esm1nv", what) for what in ("none", "block")),
+        ("esm1b", "none"),
         *(("esm2nv", what) for what in ("none", "selective", "uniform-3")),
         *(("gpt3", what) for what in ("none", "selective", "block", "apart")),
         *(("prott5nv", what) for what in ("none", "selective", "block", "uniform-3")),

@@ -47,6 +47,7 @@ CHANGES: dict[str, Words] = {
     "narrow": {"hidden_size": 256, "ffn_hidden_size": 64, "seq_length": 64, "micro_batch_size": 1},
     "apart": {"reset_attention_mask": True},
     "own table": {"share_decoder_tokens_head_embeddings": False},
+    "bare": {"embedding_layer_norm": False, "embedding_token_dropout": False},
     "undropped": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
     "all words": {"all_words": True},
     "tensor": TENSOR,
@@ -72,6 +73,7 @@ def close(found: float, expected: float, tolerance: float) -> None:
 KEPT = [
     *(("esm1nv", True, what) for what in ("none", "block-4")),
     *(("esm1nv", False, what) for what in ("none", "selective", "long rows")),
+    *(("esm1b", half, what) for half, what in ((True, "none"), (False, "bare"))),
     *(("esm2nv", True, what) for what in ("none", "selective", "uniform-3", "block", "long rows")),
     *(("esm2nv", False, what) for what in ("none", "uniform")),
     *(("gpt3", True, what) for what in ("none", "selective", "uniform", "all words")),
@@ -163,6 +165,7 @@ STEPS = [  # and the rank
     ("esm1nv", True, "sequence", 1),
     ("esm1nv", False, "none", 0),
     ("esm1nv", False, "tensor", 1),
+    *(("esm1b", True, what, 0) for what in ("none", "stages")),
     *(("esm2nv", True, what, 0) for what in ("none", "selective", "uniform", "block", "long rows", *DIVIDED)),
     *(("esm2nv", False, what, 1) for what in ("sequence", "stages")),
     *(("gpt3", True, what, 0) for what in ("none", "long rows", "narrow", "undropped", "all words", *DIVIDED)),

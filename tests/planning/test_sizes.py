@@ -33,6 +33,7 @@ def test_every_shipped_model(directory: Path, name: str) -> None:
         "final norms": [block.final_layernorm for block in model.blocks()],
         "head": [model.lm_head],
         **({"positions": [model.position_embeddings]} if shape.positions else {}),
+        **({"embedding norm": [model.embedding_layernorm]} if shape.normed else {}),
         **{f"{part} layers": [block.layers] for part, block in model.named_children() if isinstance(block, Block)},
     }
     for part, modules in held.items():
@@ -53,6 +54,7 @@ def count(module: nn.Module) -> int:
     ("name", "tensor", "pipeline"),
     [
         *((name, *ways) for name in ("esm1nv", "esm2nv", "gpt3") for ways in ((2, 1), (4, 1), (1, 2), (1, 4), (2, 2))),
+        *(("esm1b", *ways) for ways in ((2, 1), (1, 2))),
         *((name, *ways) for name in ("prott5nv", "megamolbart") for ways in ((2, 1), (4, 1))),
     ],
 )

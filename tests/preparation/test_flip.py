@@ -157,6 +157,7 @@ def test_the_source_may_be_the_directory_of_the_only_task(tmp_path: Path, source
         (f">a TARGET=1 {TRAIN}\nMK\n>\nMK\n", 3, "a record without an id"),
         (f">a TARGET=1 {TRAIN}\nMK\n>a TARGET=2 {TEST}\nMK\n", 3, "a is there twice, first at .*two_vs_rest.fasta:1:"),
         (f">a TARGET=1 {TRAIN}\nMK\nMÄ\n", 3, "letters beyond ASCII"),
+        (f">a TARGET=1 {TRAIN}\nMK\nMK>b TARGET=1 {TRAIN}\nMK\n", 3, "a '>' within a sequence: put a line end"),
         (">a TARGET=1\nMK\n", 1, "SET= must be train, val or test"),
         (">a TARGET=1 SET=validation VALIDATION=True\nMK\n", 1, "SET=validation must be train, val or test"),
         (">a TARGET=1 SET=train\nMK\n", 1, "VALIDATION= must be True or False"),

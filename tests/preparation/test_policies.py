@@ -56,6 +56,7 @@ def strange(letters: str, shown: str, strip: str | None = None, keep: bool = Tru
 CASES = {
     "text at the top": Case("\n\nMKV\n>a\nMKV\n", (":3: text before the first '>'",)),
     "a blank at the top": Case(" \n>a\nMKV\n", (":1: text before the first '>'",)),
+    "records that ran together": Case(">a >\nMKV\n>b more\nMK\nV>c\nVLA\n", (":5: a '>' within a sequence: put",)),
     "no record": Case("\n\n\n", (" holds no records",)),
     "no sequence": Case(
         ">a\nMKV\n>b more\n\n\n>c\nVLA\n",

@@ -24,6 +24,7 @@ from bionemo.checkpoint import Checkpoint, manifest_of
 from bionemo.checkpoint.tree import encode
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
+from bionemo.finetune import main as fine_tune
 from bionemo.pretrain import main, pretrain
 from bionemo.training.module import TrainingModule
 
@@ -102,6 +103,9 @@ FAMILIES = {
     "megamolbart": Example(ROOT / "examples" / "molecule" / "megamolbart", "pretrain_xsmall_span_aug", SMILES),
     "gpt3": Example(ROOT / "examples" / "gpt3", "pretrain_gpt3_126m", TEXT),
 }
+# Some train as a family does that is in every test already, one is a labelled task whose data a test brings.
+TASK = Example(EXAMPLES / "downstream", "downstream_flip_sec_str", [])
+MODELS = FAMILIES | {"esm1b": Example(EXAMPLES / "esm1b", "pretrain_esm1b_small", MOCK)}
 # A server that has imported everything and trained nothing is forked for each command: seconds less than a new Python.
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["bionemo.interop.nemo", "bionemo.training.module", "bionemo.pretrain", __name__])
@@ -113,12 +117,14 @@ class Stop(Exception):
 
 def tiny(*words: str, model: str = "esm2nv") -> list[str]:
     """The words of a tiny run, on made-up data unless they say where data is."""
+    if model == "task":
+        return ["trainer.accelerator=cpu", "trainer.log_every_n_steps=1", *words]
     own = any("model.data" in word and "dataset_path=" in word for word in words)
-    return [*TINY, *([] if own else FAMILIES[model].words), *words]
+    return [*TINY, *([] if own else MODELS[model].words), *words]
 
 
 def config(directory: Path, *overrides: str, model: str = "esm2nv") -> RunConfig:
-    family = FAMILIES[model]
+    family = MODELS[model]
     words = tiny(f"exp_manager.exp_dir={directory}", *overrides, model=model)
     return load(family.name, words, family.directory / "conf")
 
@@ -181,7 +187,7 @@ class Command:
     def __init__(self, output: Path, *words: str, model: str = "esm2nv", **environment: str) -> None:
         self._output = output
         self.process: ForkServerProcess = FORK.Process(
-            target=_main, args=(FAMILIES[model], tiny(*words, model=model), output, environment)
+            target=_main, args=((MODELS | {"task": TASK})[model], tiny(*words, model=model), output, environment)
         )
         self.process.start()
 
@@ -206,7 +212,7 @@ def _main(family: Example, words: list[str], console: Path, environment: dict[st
         os.cpu_count = lambda: int(processors)
     os.chdir(family.directory)
     sys.argv = ["pretrain.py", *words]
-    main(family.name, family.directory / "conf")
+    (fine_tune if family == TASK else main)(family.name, family.directory / "conf")
 
 
 def run(directory: Path, *words: str, model: str = "esm2nv", **environment: str) -> tuple[int, list[str]]:

@@ -177,7 +177,8 @@ def test_another_vocabulary_or_class_is_refused(tmp_path: Path, trained: tuple[s
 @pytest.mark.parametrize(("words", "fits"), [(33, True), (None, True), (34, False)])
 def test_a_converted_checkpoint_knows_how_many_words_it_has(words: int | None, fits: bool) -> None:
     alphabet = load_tokenizer("esm2nv")
-    model: Any = SimpleNamespace(config=SimpleNamespace(_target_="bionemo.models.esm2nv.ESM2nv"), vocabulary=alphabet)
-    saved = {"model._target_": model.config._target_, "words": words}
+    known = {"model._target_": "bionemo.models.esm2nv.ESM2nv", "vocabulary": alphabet.identity}
+    model: Any = SimpleNamespace(identity=known, vocabulary=alphabet)
+    saved = {"model._target_": known["model._target_"], "words": words}
     with nullcontext() if fits else pytest.raises(UserError, match="its words is 34, not 33"):
         refuse_another_model(saved, model)

@@ -33,10 +33,11 @@ from bionemo.config.schema.data import (
 )
 from bionemo.config.schema.downstream import DownstreamConfig
 from bionemo.config.schema.exp_manager import ExpManagerConfig
-from bionemo.config.schema.infer import InferConfig, InferDataConfig
+from bionemo.config.schema.infer import InferConfig, InferDataConfig, SamplingConfig, TaskConfig
 from bionemo.config.schema.model import (
     EncoderConfig,
     EncoderDecoderConfig,
+    ESM1bConfig,
     ESM1nvConfig,
     ESM2nvConfig,
     GPT3Config,
@@ -63,6 +64,7 @@ from bionemo.config.schema.trainer import TrainerConfig
 # A class that stands not here is imported and asked for the type of its `config` argument.
 SCHEMAS: dict[str, type] = {
     "bionemo.models.esm1nv.ESM1nv": ESM1nvConfig,
+    "bionemo.models.esm1b.ESM1b": ESM1bConfig,
     "bionemo.models.esm2nv.ESM2nv": ESM2nvConfig,
     "bionemo.models.prott5nv.ProtT5nv": ProtT5nvConfig,
     "bionemo.models.megamolbart.MegaMolBART": MegaMolBARTConfig,
@@ -91,6 +93,7 @@ __all__ = [
     "DataConfig",
     "DataImplConfig",
     "DownstreamConfig",
+    "ESM1bConfig",
     "ESM1nvConfig",
     "ESM2nvConfig",
     "EncoderConfig",
@@ -117,12 +120,14 @@ __all__ = [
     "ProteinDataConfig",
     "RayConfig",
     "RunConfig",
+    "SamplingConfig",
     "SchedConfig",
     "SequencesJob",
     "ShardDataConfig",
     "SlurmConfig",
     "SpanDataConfig",
     "SplitConfig",
+    "TaskConfig",
     "TextDataConfig",
     "TextJob",
     "TokenizerConfig",

@@ -50,14 +50,36 @@ class HeadConfig:
 
 
 @dataclass(kw_only=True)
+class LoraConfig:
+    """Low-rank adapters, under NeMo's names."""
+
+    adapter_dim: int  # rank of each
+    target_modules: list[Literal["attention_qkv", "attention_dense", "mlp_fc1", "mlp_fc2"]]  # of each layer
+
+
+@dataclass(kw_only=True)
+class PeftConfig:
+    """Train few parameters beside the model's own, which stay."""
+
+    enabled: bool
+    peft_scheme: Literal["lora"]
+    lora_tuning: LoraConfig
+
+
+@dataclass(kw_only=True)
 class DownstreamModelConfig:
     """What is trained, and on what."""
 
+    seq_length: int | None  # tokens it has to read, if more than it was trained with; learned positions have no more
     restore_encoder_path: str | None  # a .nemo archive, a checkpoint, or a directory of Hugging Face's
     encoder_frozen: bool  # its vectors are computed once, and a head is trained on them
+    freeze_layers: int  # unfrozen: the first n layers stay, and the embedding; below 0: all but the last n
+    peft: PeftConfig
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int
+    sequence_parallel: bool
     micro_batch_size: int  # sequences of an update on each device
+    global_batch_size: int | None  # unfrozen: of an update on all devices; None: as many as there are at once
     seed: int
     downstream_task: HeadConfig
     data: DownstreamDataConfig

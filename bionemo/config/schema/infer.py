@@ -7,7 +7,14 @@ from typing import Literal
 from bionemo.config.schema.data import CsvFieldsConfig, FastaConfig
 from bionemo.config.schema.trainer import Precision
 
-Output = Literal["embeddings", "begin", "hiddens", "logits", "pseudo_perplexity"]
+Output = Literal["embeddings", "begin", "hiddens", "logits", "pseudo_perplexity", "reconstruction", "samples"]
+SamplingMethod = Literal[
+    "greedy-perturbate",
+    "topkp-perturbate",
+    "beam-search-perturbate",
+    "beam-search-single-sample",
+    "beam-search-perturbate-sample",
+]
 
 
 @dataclass(kw_only=True)
@@ -22,11 +29,28 @@ class InferTrainerConfig:
 
 
 @dataclass(kw_only=True)
+class SamplingConfig:
+    """How molecules near one that was read are drawn, in v1's words: noise on its vectors, then what is written."""
+
+    sampling_method: SamplingMethod
+    num_samples: int  # perturbations; of single-sample: beams of one perturbation, all of which are kept
+    scaled_radius: float  # standard deviation of the noise; 0: none
+    top_k: int  # topkp: tokens are drawn from so many likeliest ones; 0: from all
+    top_p: float  # topkp: and from the likeliest that together have this probability; 0: from all
+    temperature: float  # topkp: below 1 likely tokens become likelier
+    beam_size: int  # of beam searches; perturbate-sample keeps all beams of every perturbation
+    beam_alpha: float  # length penalty of beam searches; 0: none
+    seed: int
+
+
+@dataclass(kw_only=True)
 class TaskConfig:
     """What is asked of which model."""
 
     restore_from_path: str  # a .nemo archive, a checkpoint, or a directory of Hugging Face's
     outputs: list[Output]
+    reconstruction_beam_size: int  # 1: greedy
+    sampling: SamplingConfig
 
 
 @dataclass(kw_only=True)

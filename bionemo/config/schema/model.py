@@ -134,6 +134,15 @@ class ESM1nvConfig(EncoderConfig):
 
 
 @dataclass(kw_only=True)
+class ESM1bConfig(EncoderConfig):
+    """ESM-1b and ESM-1v: learned positions, token dropout."""
+
+    position_embedding_type: Literal["learned_absolute"]
+    embedding_token_dropout: bool  # as ESM-2nv's
+    embedding_layer_norm: bool  # before the first layer; ESM-1b has it, ESM-1v does not
+
+
+@dataclass(kw_only=True)
 class ESM2nvConfig(EncoderConfig):
     """ESM-2nv: rotary positions, token dropout."""
 

@@ -66,6 +66,22 @@ class Masking:
         tokens[index] = self._replacements(answers, words[index])
         return index, answers
 
+    def loss_of_frequencies(self, shares: NDArray[np.floating[Any]]) -> float:
+        """Nats per asked residue of a predictor that knows the residues' frequencies [k], and what it is shown there.
+
+        Of a mask it can say no more than the frequencies; a residue that is shown is the true one or another.
+        """
+        residues = len(self.alphabet.residue_ids)  # of which some may never occur, but are shown
+        same = 1 - self.mask_percent - self.perturb_percent
+        shown = np.full((len(shares), max(residues, len(shares))), self.perturb_percent / (residues - 1))
+        np.fill_diagonal(shown, same)
+        shown *= shares[:, None]  # of the true and the shown one together
+        known = shown > 0
+        total = np.broadcast_to(shown.sum(0), shown.shape)
+        visible = -(shown[known] * np.log(shown[known] / total[known])).sum()
+        held = shares[shares > 0]
+        return float(visible - self.mask_percent * (held * np.log(held)).sum())
+
     def lowest_loss(self, batches: Iterable[PackedBatch]) -> float:
         """Nats per asked residue of the best possible predictor, on masked batches of the mock language."""
         others = len(self.alphabet.residue_ids) - 1
@@ -160,7 +176,7 @@ class MaskedSamples(ProteinSamples):
 
         The latter for exactly the masks that validation uses.
         """
-        references = {"residue frequencies alone": train.residues.split.unigram_entropy}
+        references = {"residue frequencies alone": val.masking.loss_of_frequencies(train.residues.split.shares)}
         if isinstance(val.residues.split.source, MockSource):
             references["best possible"] = val.masking.lowest_loss(batches)
         return references

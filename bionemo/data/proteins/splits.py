@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bionemo.config.schema import ProteinDataConfig, SplitConfig
 from bionemo.data.clusters import Clusters, open_clusters
@@ -27,10 +28,15 @@ class Split:
     clusters: Clusters | None = None  # of the source's records, where a sample is one of a cluster
 
     @property
+    def shares(self) -> NDArray[np.float64]:
+        """How often each letter that occurs does, of all."""
+        shares: NDArray[np.float64] = self.letters[self.letters > 0] / self.letters.sum()
+        return shares
+
+    @property
     def unigram_entropy(self) -> float:
         """Nats per residue: the loss of a model that knows nothing but the residues' frequencies."""
-        shares = self.letters[self.letters > 0] / self.letters.sum()
-        return float(-(shares * np.log(shares)).sum())
+        return float(-(self.shares * np.log(self.shares)).sum())
 
 
 def open_split(config: ProteinDataConfig, name: SplitName, room: int, alphabet: Alphabet) -> Split:

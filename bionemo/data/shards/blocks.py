@@ -10,7 +10,7 @@ import numpy as np
 
 from bionemo.errors import UserError
 
-BLOCK = 2 << 20  # bytes: what is computed from a block of this size stays in the cache and on recycled pages
+BLOCK = 1 << 20  # bytes: what is computed from a block of this size stays in the cache and on recycled pages
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

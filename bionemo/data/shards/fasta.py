@@ -13,6 +13,7 @@ from bionemo.data.shards.text_shards import Advance, TextShards
 from bionemo.errors import UserError
 
 _NEWLINE, _RETURN, _MARK = b"\n\r>"
+RAN_TOGETHER = "a '>' within a sequence: put a line end before the record that begins there"
 _TOP = 1 << 20  # bytes in which the first record must begin
 _NOTE = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")  # `n=3 Tax=Bacillus subtilis TaxID=1423`
 
@@ -84,6 +85,30 @@ def first_record(path: Path, shown: str | None = None) -> int:
     return place
 
 
+def mark_in_sequence(
+    text: np.ndarray, start: np.ndarray, header: np.ndarray, scratch: np.ndarray | None = None
+) -> int | None:
+    """Find a '>' within a line of a sequence: the line end before its record is missing.
+
+    Args:
+        text: uint8 [n], whole lines.
+        start: integer [k], where each begins.
+        header: integer [h], which of them are headers; these may hold more of them.
+        scratch: bool [n] to write over, which spares fresh memory.
+
+    Returns:
+        Place of the first; None: there is none.
+    """
+    marks = np.equal(text, _MARK, out=scratch)
+    marks[start[header]] = False
+    if not marks.any():
+        return None
+    places = np.flatnonzero(marks)
+    line = np.searchsorted(start, places, side="right") - 1
+    inside = places[~np.isin(line, header)]
+    return int(inside[0]) if len(inside) else None
+
+
 def _table(path: Path, block: Block, crlf: bool) -> Table:
     """Find the records of a block; everything is computed per line, and there is one line in about 60 bytes."""
 
@@ -91,7 +116,8 @@ def _table(path: Path, block: Block, crlf: bool) -> Table:
         return UserError(f"{path}:{line_number(path, block.base + int(place))}: {problem}")
 
     text = block.letters
-    stop = np.flatnonzero(text == _NEWLINE)
+    found = text == _NEWLINE
+    stop = np.flatnonzero(found)
     start = np.empty_like(stop)
     start[0], start[1:] = 0, stop[:-1] + 1
     is_header = text[start] == _MARK
@@ -107,6 +133,9 @@ def _table(path: Path, block: Block, crlf: bool) -> Table:
     size = stop - start
 
     header = np.flatnonzero(is_header)
+    if (place := mark_in_sequence(text, start, header, found)) is not None:
+        raise fail(place, RAN_TOGETHER)
+    del found  # its memory is taken again below
     after = np.append(header[1:], len(start))  # line of the next header
     total = np.cumsum(size)
     letters = total[after - 1] - total[header]
@@ -114,7 +143,7 @@ def _table(path: Path, block: Block, crlf: bool) -> Table:
         raise fail(
             start[header[np.flatnonzero(letters == 0)[0]]], "a record without a sequence: remove or complete it"
         )
-    if not block.data.isascii():
+    if text.max() >= 128:
         _check_bytes(text, block, start, is_header, fail)
 
     # Lines are even if each is as long as the one before it, or shorter and the last of its record.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2  # since 2, no sequence of a FASTA file holds a '>'
 UNWRAPPED = int(np.iinfo(np.int32).max)
 _SAMPLES = 18  # head, tail and sixteen between
 _SAMPLE_BYTES = 16 << 10

@@ -28,11 +28,11 @@ from bionemo.errors import UserError
 from bionemo.interop.card import card
 from bionemo.interop.fit import Shape, compare, first_few, short
 from bionemo.interop.huggingface.contacts import ContactHead, contact_shapes, to_head, to_pieces
-from bionemo.interop.huggingface.esm import ESM2
+from bionemo.interop.huggingface.esm import ESM1B, ESM2
 from bionemo.interop.huggingface.gpt2 import GPT2
 from bionemo.interop.huggingface.names import Architecture
 
-ARCHITECTURES = (ESM2, GPT2)
+ARCHITECTURES = (ESM2, ESM1B, GPT2)
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CARD = "README.md"
 _PICKLED = "pytorch_model*.bin*"
@@ -71,7 +71,7 @@ class HuggingFaceModel:
         self.path = path
         try:
             settings = _json(path / CONFIG)
-            self.architecture = _architecture("its model_type is", "model_type", settings.get("model_type"))
+            self.architecture = _to_read(settings)
             self.config, self.words = self.architecture.to_config(settings)
             self.config |= self.architecture.read_tokenizer(path)
             self.contact_head: ContactHead | None = None
@@ -162,7 +162,7 @@ def write(
     """
     new = unfinished(path)
     try:
-        architecture = _architecture("it is of the class", "ours", config.get("_target_"))
+        [architecture] = _architectures("it is of the class", "ours", config.get("_target_"))
         table = architecture.table(config, words)
         settings = architecture.to_settings(config, words)
         compare({name: weight.shape for name, weight in table.items()}, source.shapes("weights"))
@@ -201,12 +201,21 @@ def _today(name: str) -> str:
     return f"{module}.{_OLD.get(kind, kind)}"
 
 
-def _architecture(says: str, key: str, value: object) -> Architecture:
-    for architecture in ARCHITECTURES:
-        if getattr(architecture, key) == value:
-            return architecture
-    known = ", ".join(getattr(architecture, key) for architecture in ARCHITECTURES)
+def _architectures(says: str, key: str, value: object) -> list[Architecture]:
+    if found := [architecture for architecture in ARCHITECTURES if getattr(architecture, key) == value]:
+        return found
+    known = ", ".join(dict.fromkeys(getattr(architecture, key) for architecture in ARCHITECTURES))
     raise UserError(f"{says} {str(value)[:100]!r}; what can be converted is {known}")
+
+
+def _to_read(settings: Mapping[str, Any]) -> Architecture:
+    found = _architectures("its model_type is", "model_type", settings.get("model_type"))
+    kind = settings.get("position_embedding_type", "absolute")  # what is meant when nothing is said
+    for architecture in found:
+        if architecture.positions in ("", kind):
+            return architecture
+    known = " and ".join(architecture.positions for architecture in found)
+    raise UserError(f"its position_embedding_type is {str(kind)[:50]!r}: {known} are read")
 
 
 def _files(path: Path) -> list[str]:

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ESM-2, after transformers' EsmConfig and EsmForMaskedLM; there and in the published weights the words are ours."""
+"""ESM-2, and ESM-1b and ESM-1v before it, after transformers' EsmConfig and EsmForMaskedLM.
+
+There and in the published weights the words are ours.
+"""
 
 import json
-import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bionemo.errors import UserError
 from bionemo.interop.fit import MOST_LAYERS, size_of
 from bionemo.interop.huggingface.names import Architecture, Modules
+from bionemo.interop.huggingface.settings import (
+    Shares,
+    read_shares,
+    refuse_other_heads,
+    refuse_other_values,
+    refuse_uneven_heads,
+    write_shares,
+)
 from bionemo.tokenizers.esm import esm2nv
 
-_OURS, _CLASS, _TYPE = "bionemo.models.esm2nv.ESM2nv", "EsmForMaskedLM", "esm"
+_CLASS, _TYPE = "EsmForMaskedLM", "esm"
 _VOCABULARY, _MULTIPLE = "vocab.txt", "make_vocab_size_divisible_by"
-_BEFORE = 2  # their positions begin behind that of padding; none of them has a weight
+_BEFORE = esm2nv().pad_id + 1  # their positions begin behind that of padding
 _ENDS: Modules = {
     "word_embeddings": ("embeddings.word_embeddings", "VH", ""),
     "encoder.final_layernorm": ("encoder.emb_layer_norm_after", "H", "H"),
@@ -32,62 +43,96 @@ _LAYER: Modules = {
     "mlp.linear_fc1": ("intermediate.dense", "FH", "F"),
     "mlp.linear_fc2": ("output.dense", "HF", "H"),
 }
+_POSITIONS: Modules = {"position_embeddings.table": ("embeddings.position_embeddings", "LH", "")}
+_NORM: Modules = {"embedding_layernorm": ("embeddings.layer_norm", "H", "H")}
 # The only values under which the weights mean what they mean here; they are also what is meant when nothing is said.
 _ONLY = {
-    "hidden_act": "gelu", "rope_theta": 10000.0, "emb_layer_norm_before": False, "is_folding_model": False,
-    "is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True,
+    "hidden_act": "gelu", "is_folding_model": False, "is_decoder": False, "add_cross_attention": False,
+    "tie_word_embeddings": True,
 }  # fmt: skip
 _SIZES = {"hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads"}
-_SHARES = {  # ours -> theirs, and EsmConfig's default
+_SHARES: Shares = {  # ours -> theirs, and EsmConfig's default
     "hidden_dropout": ("hidden_dropout_prob", 0.1), "attention_dropout": ("attention_probs_dropout_prob", 0.1),
     "layernorm_epsilon": ("layer_norm_eps", 1e-12), "init_method_std": ("initializer_range", 0.02),
 }  # fmt: skip
 
 
-def _to_config(settings: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    for key, value in _ONLY.items():
-        said = settings.get(key, value)
-        if said != value and not (said is None and value is False):
-            raise UserError(f"its config.json says {key}: {str(said)[:50]!r}, of which {value} alone is read")
-    if (kind := settings.get("position_embedding_type", "absolute")) != "rotary":
-        raise UserError(f"its position_embedding_type is {str(kind)[:50]!r}: ESM-2's, which is read, is 'rotary'")
-    if type(dropout := settings.get("token_dropout", False)) is not bool:
-        raise UserError(f"its token_dropout is {str(dropout)[:50]!r}, neither true nor false")
+class _Form(NamedTuple):
+    """What differs between them.
+
+    Attributes:
+        name: for messages.
+        ours: what our configuration says of every model of this form.
+        positions: their position_embedding_type.
+        only: as _ONLY, of this form alone.
+        flags: ours -> theirs.
+    """
+
+    name: str
+    ours: Mapping[str, Any]
+    positions: str
+    only: Mapping[str, Any]
+    flags: Mapping[str, str]
+
+
+_FORM_2 = _Form(
+    name="ESM-2",
+    ours={
+        "_target_": "bionemo.models.esm2nv.ESM2nv",
+        "position_embedding_type": "rope",
+        "mask_token_id": esm2nv().mask_id,
+    },
+    positions="rotary",
+    only=_ONLY | {"rope_theta": 10000.0, "emb_layer_norm_before": False},
+    flags={"embedding_token_dropout": "token_dropout"},
+)
+_FORM_1B = _Form(
+    name="ESM-1b",
+    ours={"_target_": "bionemo.models.esm1b.ESM1b", "position_embedding_type": "learned_absolute"},
+    positions="absolute",
+    only=_ONLY,
+    flags={"embedding_token_dropout": "token_dropout", "embedding_layer_norm": "emb_layer_norm_before"},
+)
+
+
+def _to_config(form: _Form, settings: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    refuse_other_values(settings, form.only)
     vocabulary = esm2nv()
     ids = {"vocab_size": vocabulary.vocab_size, "mask_token_id": vocabulary.mask_id, "pad_token_id": vocabulary.pad_id}
     for key, value in ids.items():
         if (said := settings.get(key)) != value:
-            raise UserError(f"its {key} is {str(said)[:50]!r}, of ESM-2's vocabulary {value}: it reads other letters")
-    config: dict[str, Any] = {"_target_": _OURS, "position_embedding_type": "rope", "kv_channels": None}
+            raise UserError(
+                f"its {key} is {str(said)[:50]!r}, of {form.name}'s vocabulary {value}: it reads other letters"
+            )
+    config: dict[str, Any] = {**form.ours, "kv_channels": None, "activation": "gelu"}
     config |= {ours: size_of(settings, theirs) for ours, theirs in _SIZES.items()}
-    if config["hidden_size"] % config["num_attention_heads"]:
-        raise UserError(
-            f"its hidden_size {config['hidden_size']} is not divisible by its num_attention_heads "
-            f"{config['num_attention_heads']}"
-        )
+    refuse_uneven_heads(settings, "hidden_size", "num_attention_heads")
     config["num_layers"] = size_of(settings, "num_hidden_layers", MOST_LAYERS)
     config["ffn_hidden_size"] = size_of(settings, "intermediate_size")
     length = max(size_of(settings, "max_position_embeddings") - _BEFORE, 1)
     config["seq_length"] = config["encoder_seq_length"] = config["max_position_embeddings"] = length
-    config |= {"activation": "gelu", "embedding_token_dropout": dropout, "mask_token_id": vocabulary.mask_id}
-    for ours, (theirs, default) in _SHARES.items():
-        value = settings.get(theirs, default)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise UserError(f"its {theirs} is {str(value)[:50]!r}, no number from 0 on")
-        config[ours] = value
+    config |= {ours: _flag(settings, theirs) for ours, theirs in form.flags.items()}
+    config |= read_shares(settings, _SHARES)
     config[_MULTIPLE] = size_of({_MULTIPLE: 128, **settings}, _MULTIPLE)
     return config, vocabulary.vocab_size
 
 
-def _to_settings(config: Mapping[str, Any], words: int) -> dict[str, Any]:
-    hidden, heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
-    if config.get("kv_channels") not in (None, hidden // heads) or hidden % heads:
-        raise UserError(f"its heads are of {config.get('kv_channels')}, ESM-2's of hidden_size / num_attention_heads")
+def _flag(settings: Mapping[str, Any], key: str) -> bool:
+    said = settings.get(key)
+    if said is None:  # as EsmConfig has it when nothing is said
+        return False
+    if type(said) is not bool:
+        raise UserError(f"its {key} is {str(said)[:50]!r}, neither true nor false")
+    return said
+
+
+def _to_settings(form: _Form, config: Mapping[str, Any], words: int) -> dict[str, Any]:
+    refuse_other_heads(config, form.name)
     if (activation := config.get("activation", "gelu")) != "gelu":
-        raise UserError(f"its activation is {str(activation)[:50]!r}, ESM-2's is gelu")
+        raise UserError(f"its activation is {str(activation)[:50]!r}, {form.name}'s is gelu")
     vocabulary = esm2nv()
     if words != vocabulary.vocab_size:
-        raise UserError(f"its vocabulary has {words} tokens, ESM-2's {vocabulary.vocab_size}")
+        raise UserError(f"its vocabulary has {words} tokens, {form.name}'s {vocabulary.vocab_size}")
     return {
         "architectures": [_CLASS],
         "model_type": _TYPE,
@@ -99,10 +144,10 @@ def _to_settings(config: Mapping[str, Any], words: int) -> dict[str, Any]:
         "num_hidden_layers": config["num_layers"],
         "intermediate_size": config["ffn_hidden_size"],
         "max_position_embeddings": size_of(config, "max_position_embeddings") + _BEFORE,
-        "position_embedding_type": "rotary",
-        "token_dropout": bool(config.get("embedding_token_dropout", True)),
-        **{name: config.get(ours, default) for ours, (name, default) in _SHARES.items()},
-        **_ONLY,
+        "position_embedding_type": form.positions,
+        **{theirs: bool(config.get(ours, True)) for ours, theirs in form.flags.items()},
+        **write_shares(config, _SHARES),
+        **form.only,
     }
 
 
@@ -122,11 +167,28 @@ def _read_tokenizer(directory: Path) -> dict[str, Any]:
     return {}
 
 
-ESM2 = Architecture(
-    ours=_OURS, model_type=_TYPE, name=_CLASS, to_settings=_to_settings, to_config=_to_config, prefix="esm.",
-    ends=_ENDS, outside=_HEAD, stack=("encoder.layers", "encoder.layer"), layer=_LAYER,
-    computed=(r".*rotary_embeddings\.inv_freq", r"embeddings\.position_ids"),
-    copies={"lm_head.decoder.weight": "esm.embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
+def _architecture(form: _Form, **others: Any) -> Architecture:
+    return Architecture(
+        ours=form.ours["_target_"], model_type=_TYPE, name=_CLASS, positions=form.positions, prefix="esm.",
+        to_settings=partial(_to_settings, form), to_config=partial(_to_config, form), outside=_HEAD,
+        stack=("encoder.layers", "encoder.layer"), layer=_LAYER, contacts="esm.contact_head.regression",
+        copies={"lm_head.decoder.weight": "esm.embeddings.word_embeddings.weight",
+                "lm_head.decoder.bias": "lm_head.bias"},
+        tokenizer=_tokenizer, read_tokenizer=_read_tokenizer, **others,
+    )  # fmt: skip
+
+
+ESM2 = _architecture(
+    _FORM_2,
+    ends=_ENDS,
+    # the published files still hold a table of positions, with which transformers compute nothing
+    computed=(r".*rotary_embeddings\.inv_freq", r"embeddings\.position_(ids|embeddings\.weight)"),
     frequencies="esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq",
-    contacts="esm.contact_head.regression", tokenizer=_tokenizer, read_tokenizer=_read_tokenizer,
-)  # fmt: skip
+)
+ESM1B = _architecture(
+    _FORM_1B,
+    ends={**_ENDS, **_POSITIONS},
+    before=_BEFORE,
+    optional={"embedding_layer_norm": _NORM},
+    computed=(r"embeddings\.position_ids",),
+)

@@ -2,7 +2,6 @@
 """GPT-2, after transformers' GPT2Config and GPT2LMHeadModel, whose matrices lie as of a convolution: inputs first."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,14 @@ from typing import Any
 from bionemo.errors import UserError
 from bionemo.interop.fit import MOST_LAYERS, size_of
 from bionemo.interop.huggingface.names import Architecture, Modules
+from bionemo.interop.huggingface.settings import (
+    Shares,
+    read_shares,
+    refuse_other_heads,
+    refuse_other_values,
+    refuse_uneven_heads,
+    write_shares,
+)
 from bionemo.tokenizers.gpt2 import read_gpt2
 
 _OURS, _CLASS, _TYPE = "bionemo.models.gpt3.GPT3", "GPT2LMHeadModel", "gpt2"
@@ -35,41 +42,32 @@ _ONLY = {
 }  # fmt: skip
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}  # the first is GPT-2's own
 _SIZES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "max_position_embeddings": "n_positions"}
-_SHARES = {  # ours -> theirs, and GPT2Config's default
+_SHARES: Shares = {  # ours -> theirs, and GPT2Config's default
     "hidden_dropout": ("resid_pdrop", 0.1), "attention_dropout": ("attn_pdrop", 0.1),
     "layernorm_epsilon": ("layer_norm_epsilon", 1e-5), "init_method_std": ("initializer_range", 0.02),
 }  # fmt: skip
 
 
 def _to_config(settings: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    for key, value in _ONLY.items():
-        if (said := settings.get(key, value)) is not value:
-            raise UserError(f"its config.json says {key}: {str(said)[:50]!r}, of which {value} alone is read")
+    refuse_other_values(settings, _ONLY)
     activation = settings.get("activation_function", "gelu_new")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise UserError(f"its activation_function is {str(activation)[:50]!r}: {', '.join(_ACTIVATIONS)} are read")
     config: dict[str, Any] = {"_target_": _OURS, "position_embedding_type": "learned_absolute", "kv_channels": None}
     config |= {ours: size_of(settings, theirs) for ours, theirs in _SIZES.items()}
-    if config["hidden_size"] % config["num_attention_heads"]:
-        raise UserError(f"its n_embd {settings['n_embd']} is not divisible by its n_head {settings['n_head']}")
+    refuse_uneven_heads(settings, "n_embd", "n_head")
     config["num_layers"] = size_of(settings, "n_layer", MOST_LAYERS)
     inner = settings.get("n_inner")
     config["ffn_hidden_size"] = 4 * config["hidden_size"] if inner is None else size_of(settings, "n_inner")
     config["seq_length"] = config["encoder_seq_length"] = config["max_position_embeddings"]
     config["activation"] = _ACTIVATIONS[activation]
-    for ours, (theirs, default) in _SHARES.items():
-        value = settings.get(theirs, default)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise UserError(f"its {theirs} is {str(value)[:50]!r}, no number from 0 on")
-        config[ours] = value
+    config |= read_shares(settings, _SHARES)
     config[_MULTIPLE] = size_of({_MULTIPLE: 128, **settings}, _MULTIPLE)
     return config, size_of(settings, "vocab_size")
 
 
 def _to_settings(config: Mapping[str, Any], words: int) -> dict[str, Any]:
-    hidden, heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
-    if config.get("kv_channels") not in (None, hidden // heads) or hidden % heads:
-        raise UserError(f"its heads are of {config.get('kv_channels')}, GPT-2's of hidden_size / num_attention_heads")
+    refuse_other_heads(config, "GPT-2")
     theirs = {ours: name for name, ours in reversed(_ACTIVATIONS.items())}
     if (activation := config.get("activation")) not in theirs:
         raise UserError(f"its activation {str(activation)[:50]!r} is none of {', '.join(theirs)}")
@@ -83,7 +81,7 @@ def _to_settings(config: Mapping[str, Any], words: int) -> dict[str, Any]:
         "n_layer": config["num_layers"],
         "n_inner": config["ffn_hidden_size"],
         "activation_function": theirs[activation],
-        **{name: config.get(ours, default) for ours, (name, default) in _SHARES.items()},
+        **write_shares(config, _SHARES),
         "embd_pdrop": config.get("hidden_dropout", 0.1),
         "bos_token_id": end,
         "eos_token_id": end,

@@ -7,6 +7,7 @@ the other or apart. Matrices: some of theirs lie transposed. Values are moved, n
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,10 +82,13 @@ class Architecture:
         prefix: before names of weights, which files of the bare model leave out.
         ends: what there is besides the layers.
         outside: of that, what has no prefix.
+        optional: what else there is, unless this key of our configuration says no.
+        positions: the position_embedding_type by which it differs from others of its model_type; "": there are none.
+        before: rows of the table of positions that are of none.
         stack: our name of the layers, and theirs.
         layer: one of them.
         transposed: matrices of the layers are.
-        computed: patterns of names there that are no weights.
+        computed: patterns of names there that are no weights, or of no use.
         copies: names there under which a weight may stand again, and its own.
         frequencies: name of the angles of rotary positions in a layer, which are computed, but not missed by some
             versions without a warning; "": there are none.
@@ -103,6 +107,9 @@ class Architecture:
     stack: tuple[str, str]
     layer: Modules
     outside: Modules = field(default_factory=dict)
+    optional: Mapping[str, Modules] = field(default_factory=dict)
+    positions: str = ""
+    before: int = 0
     transposed: bool = False
     computed: Sequence[str] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
@@ -136,7 +143,7 @@ class Architecture:
             "H": hidden,
             "Q": 3 * hidden,
             "F": size_of(config, "ffn_hidden_size"),
-            "L": size_of(config, "max_position_embeddings"),
+            "L": self.before + size_of(config, "max_position_embeddings"),
             "V": -(-words // multiple) * multiple,
         }
         heads = size_of(config, "num_attention_heads")
@@ -153,7 +160,8 @@ class Architecture:
                         transposed=transposed and len(letters) == 2,
                     )
 
-        for ours, (theirs, *shapes) in self.ends.items():
+        chosen = [self.ends, *(modules for key, modules in self.optional.items() if config.get(key, True))]
+        for ours, (theirs, *shapes) in chain.from_iterable(modules.items() for modules in chosen):
             add(ours, theirs, (shapes[0], shapes[1]), False)
         for ours, (theirs, *shapes) in self.outside.items():
             add(ours, theirs, (shapes[0], shapes[1]), False, "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MegaMolBART's encoder makes of the sequences in a file: `python infer.py --help`."""
+"""What MegaMolBART makes of the molecules in a file: `python infer.py --help`."""
 
 from bionemo.predict import main
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of a downstream run: the head, and a report of how good it is."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bionemo.config.schema import DownstreamConfig
+from bionemo.downstream import metrics, report
+from bionemo.downstream.heads import Head
+
+
+class Outcome(NamedTuple):
+    """What training came to.
+
+    Attributes:
+        encoder: the model that the head reads.
+        head: as it was best.
+        best: number from 1, in the history.
+        history: for each validation, or epoch, its `epoch`, `train_loss`, and figures of the validation split.
+        test: answers [R, C] and targets [R] of the test split.
+        more: what else the report tells.
+    """
+
+    encoder: Path
+    head: Head
+    best: int
+    history: Sequence[Mapping[str, float]]
+    test: tuple[Tensor, Tensor] | None
+    more: Mapping[str, Any] = {}
+
+
+def keep(outcome: Outcome, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...]) -> None:
+    """Write `head.safetensors`, `report.json` and `report.png`, and tell."""
+    history = outcome.history
+    figures: dict[str, Any] = {"name": cfg.name, "encoder": str(outcome.encoder), **outcome.more}
+    if outcome.best:
+        best = history[outcome.best - 1]
+        figures["epoch"] = best["epoch"]
+        figures |= {name: value for name, value in best.items() if name.startswith("val_")}
+    answers, targets = outcome.test or (None, None)
+    if outcome.test:
+        figures |= {f"test_{name}": value for name, value in metrics.figures_of(*outcome.test).items()}
+    told = {"classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": str(outcome.encoder)}
+    unfinished = directory / f".head.{os.getpid()}"
+    save_file(outcome.head.state_dict(), unfinished, {"task": json.dumps(told)})
+    os.replace(unfinished, directory / "head.safetensors")
+    report.write(directory, figures, history, answers, targets, classes)
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name.startswith("test_"))
+    say(f"best epoch {figures['epoch']:.4g}{': ' + shown if shown else ''}" if outcome.best else shown)
+    say(f"head, report and picture are in {directory}")
+
+
+def say(line: str) -> None:
+    """Tell the user."""
+    print(line, flush=True)

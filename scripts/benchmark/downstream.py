@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pretraining is worth: secondary structure from a pretrained model, the same of random weights, and one-hot.
+
+python scripts/benchmark/downstream.py --pretrained RUN/checkpoints/X --random RUN0/checkpoints/Y --data FLIP --out DIR
+
+Every cell is a run of the public command; finished ones are not run again. Prints test accuracy in percent, the mean
+and the lowest and highest of the seeds.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bionemo.config.compose import load
+from bionemo.config.schema import DownstreamConfig
+from bionemo.downstream import frozen
+from bionemo.downstream.configured import make_head, read_splits
+from bionemo.downstream.features import Features
+
+LETTERS = "ACDEFGHIKLMNPQRSTVWYX"
+COMMON = ["--config-name=downstream_flip_sec_str", "model.micro_batch_size=16",
+          "model.data.task_name=secondary_structure",
+          "exp_manager.create_tensorboard_logger=False"]  # fmt: skip
+TUNED = ["model.encoder_frozen=False", "trainer.log_every_n_steps=50"]
+WAYS = {
+    "frozen": ["trainer.max_epochs=20", "model.finetuning_optim.lr=2e-3"],
+    "unfrozen": [*TUNED, "trainer.max_epochs=8", "model.finetuning_optim.lr=2e-3"],
+    "LoRA": [*TUNED, "trainer.max_epochs=12", "model.finetuning_optim.lr=1e-2", "model.peft.enabled=True",
+             "model.peft.lora_tuning.adapter_dim=4"],
+}  # fmt: skip
+
+
+def run(encoder: Path, way: str, seed: int, data: Path, directory: Path) -> dict[str, float]:
+    """One run of the command; what its report says."""
+    report = directory / "report.json"
+    if not report.exists():
+        words = [*COMMON, *WAYS[way], f"model.restore_encoder_path={encoder}", f"exp_manager.exp_dir={directory}",
+                 f"model.data.preprocessed_data_path={data}", f"model.seed={seed}"]  # fmt: skip
+        subprocess.run([sys.executable, "-m", "bionemo.finetune", *words], check=True, capture_output=True)
+    figures: dict[str, float] = json.loads(report.read_text())
+    return figures
+
+
+def one_hot(seed: int, data: Path) -> float:
+    """The same head on the letters themselves."""
+    words = [*COMMON[1:3], *WAYS["frozen"], f"model.data.preprocessed_data_path={data}"]
+    cfg = load("downstream_flip_sec_str", words, schema=DownstreamConfig)
+    splits, classes = read_splits(cfg.model.data, "model.data", ["train", "val", "test"])
+
+    def features(name: str) -> Features:
+        texts = splits[name].texts
+        ids = [LETTERS.find(letter) % len(LETTERS) for letter in "".join(texts)]
+        lengths = np.array([len(text) for text in texts], np.int64)
+        return Features(np.eye(len(LETTERS), dtype=np.float32)[ids], np.concatenate(splits[name].targets), lengths)
+
+    recipe = frozen.Recipe(
+        cfg.trainer.max_epochs or 1, 16, True, seed, cfg.model.finetuning_optim, cfg.trainer.gradient_clip_val
+    )
+    head = partial(
+        make_head, "token-level-classification", len(LETTERS), len(classes), width=32, sizes=(), dropout=0.25
+    )
+    trained = frozen.train(head, features("train"), features("val"), recipe, torch.device("cpu"))
+    return frozen.evaluate(trained.head, features("test"))["accuracy"]
+
+
+def told(values: list[float]) -> str:
+    """Mean and range."""
+    return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def main() -> None:
+    """Run what has not been run, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("pretrained", "random", "data", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
+    given = parser.parse_args()
+    encoders = {"pretrained": given.pretrained, "random": given.random}
+    jobs = [(seed, way, name) for seed in range(given.seeds) for way in WAYS for name in encoders]
+    with ThreadPoolExecutor(given.at_once) as pool:
+        found = dict(zip(jobs, pool.map(
+            lambda job: run(encoders[job[2]], job[1], job[0], given.data, given.out / "-".join(map(str, job))), jobs
+        ), strict=True))  # fmt: skip
+    print("| | pretrained | random weights | learns, with head |\n|---|---|---|---|")
+    for way in WAYS:
+        cells = [told([found[seed, way, name]["test_accuracy"] for seed in range(given.seeds)]) for name in encoders]
+        figures = found[0, way, "pretrained"]
+        share = ""
+        if "parameters" in figures:
+            whole, learn, head = (figures[f"parameters{end}"] for end in ("", "_that_learn", "_of_the_head"))
+            share = f"{(learn - head) / (whole - head):.2%} of the model, {learn / whole:.2%}"
+        print(f"| {way} | {' | '.join(cells)} | {share} |")
+    letters = [one_hot(seed, given.data) for seed in range(given.seeds)]
+    print(f"| one-hot | {told(letters)} | | |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A MegaMolBART so small that it learns six molecules by heart in seconds."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from bionemo.checkpoint import tools
+from bionemo.config.compose import load
+from bionemo.data.batch import PackedBatch
+from bionemo.data.collate import Parts, Stream, assemble
+from bionemo.models.megamolbart import MegaMolBART
+from bionemo.tokenizers import SmilesTokenizer, load_tokenizer
+
+from ..training.runs import FAMILIES
+
+KNOWN = ["CCO", "c1ccccc1", "CC(=O)Nc1ccccc1", "C1CCNCC1", "OB(O)c1ccccc1", "N#CCCl"]
+ROOM = 24  # tokens
+_SIZES = ["model.num_layers=1", "model.hidden_size=32", "model.num_attention_heads=2", "model.ffn_hidden_size=64",
+          f"model.seq_length={ROOM}", "model.hidden_dropout=0", "model.attention_dropout=0"]  # fmt: skip
+_STEPS = 80
+
+
+def said(model: MegaMolBART, texts: list[list[int]], sources: list[str]) -> PackedBatch:
+    """What a decoder is given that has written some tokens; what comes next is asked at every place."""
+    vocabulary = model.vocabulary
+    lengths = np.array([len(text) + 1 for text in texts])
+    inputs = np.concatenate([[vocabulary.bos_id, *text] for text in texts])
+    answers = np.concatenate([[*text, vocabulary.eos_id] for text in texts])
+    keys = np.zeros(len(texts), np.uint64)
+    read = [vocabulary.encode(text) for text in sources]
+    source = Stream(np.concatenate(read), np.array([len(each) for each in read]), keys, ROOM)
+    return assemble(Parts(Stream(inputs, lengths, keys, ROOM), np.arange(len(inputs)), answers, source=source))
+
+
+def trained(path: Path) -> None:
+    """Write a checkpoint of one that has learned what is KNOWN, as it stands."""
+    family = FAMILIES["megamolbart"]
+    cfg = load(family.name, [*family.words, *_SIZES], family.directory / "conf")
+    vocabulary = load_tokenizer(MegaMolBART.tokenizer, cfg.model.tokenizer)
+    assert isinstance(vocabulary, SmilesTokenizer)
+    model = MegaMolBART(cfg.model, vocabulary)
+    model.initialise(seed=1)
+    batch = said(model, [vocabulary.encode(text).tolist() for text in KNOWN], KNOWN)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(_STEPS):
+        loss = F.cross_entropy(model(batch), batch.target_ids)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    config = asdict(cfg.model)
+    known = {"model._target_": config["_target_"], "words": vocabulary.vocab_size}
+    tools.write_weights(path, {"config": config, "model": known}, dict(model.named_parameters()).items())

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions of sequences that the tests share."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bionemo.config.compose import load
+from bionemo.config.schema import InferConfig
+from bionemo.inference import run as running
+from bionemo.predict import predict
+
+RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
+LENGTHS = (10, 1, 57, 90, 33, 2, 130, 41, 200, 12)  # the model reads 94
+ALL = "model.downstream_task.outputs=[embeddings,begin,hiddens,logits,pseudo_perplexity]"
+
+
+def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[str]:
+    rng = np.random.default_rng(0)
+    return ["".join(rng.choice(list(RESIDUES), length)) for length in lengths]
+
+
+def go(model: Path, data: Path, output: Path, *words: str) -> None:
+    given = [f"model.downstream_task.restore_from_path={model}", f"model.data.dataset_path='{data}'",
+             f"model.data.output_fname={output}", "trainer.accelerator=cpu"]  # fmt: skip
+    predict(load("predict", [*given, *words], schema=InferConfig))
+
+
+def command(model: Path, data: Path, output: Path, *words: str) -> list[str]:
+    given = [f"model.downstream_task.restore_from_path={model}", f"model.data.dataset_path={data}",
+             f"model.data.output_fname={output}", "trainer.accelerator=cpu", ALL]  # fmt: skip
+    return [sys.executable, "-m", "bionemo.predict", *given, *words]
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two .npz files hold the same, to the last bit."""
+    a, b = np.load(one), np.load(other)
+    return bool(a.files == b.files and all(np.array_equal(a[key], b[key]) for key in a.files))
+
+
+def parts_of_150_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the parts, of which a prediction is put together, small."""
+    monkeypatch.setattr(running, "_LETTERS", dict.fromkeys(running._LETTERS, 150))

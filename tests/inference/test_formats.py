@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every format of a prediction holds the same."""
+
+import pickle
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+
+from .samples import go, sequences
+
+
+@pytest.mark.parametrize("kind", ["h5", "pt", "parquet", "pkl"])
+def test_formats_hold_the_same(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
+    words = ["model.downstream_task.outputs=[embeddings,hiddens,pseudo_perplexity]"]
+    go(model, fasta, tmp_path / "x.npz", *words)
+    go(model, fasta, tmp_path / f"x.{kind}", *words)
+    one = np.load(tmp_path / "x.npz")
+    read = {"h5": from_h5, "pt": from_pt, "parquet": from_parquet, "pkl": from_pkl}[kind]
+    for key, values in read(tmp_path / f"x.{kind}").items():
+        assert np.array_equal(one[key], values), key
+
+
+def from_h5(path: Path) -> dict[str, np.ndarray]:
+    with h5py.File(path) as file:
+        assert set(file) == {"id", "tokens", "offsets", "embeddings", "hiddens", "pseudo_perplexity"}
+        return {name: np.array(each.asstr()[:] if name == "id" else each) for name, each in file.items()}
+
+
+def from_pt(path: Path) -> dict[str, np.ndarray]:
+    found = torch.load(path, weights_only=True)
+    assert len(found) == 6
+    return {name: np.array(each) for name, each in found.items()}
+
+
+def from_parquet(path: Path) -> dict[str, np.ndarray]:
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    assert [len(row["hiddens"]) for row in rows] == [row["tokens"] for row in rows]
+    return {
+        "id": np.array([row["id"] for row in rows]),
+        "tokens": np.array([row["tokens"] for row in rows]),
+        "embeddings": np.array([row["embeddings"] for row in rows], np.float32),
+        "pseudo_perplexity": np.array([row["pseudo_perplexity"] for row in rows], np.float32),
+        "hiddens": np.concatenate([np.array(row["hiddens"], np.float32) for row in rows]),
+    }
+
+
+def from_pkl(path: Path) -> dict[str, np.ndarray]:
+    """As v1 has it; it is our own."""
+    rows = pickle.loads(path.read_bytes())
+    assert [row["sequence"] for row in rows] == sequences()
+    return {
+        "id": np.array([row["id"] for row in rows]),
+        "embeddings": np.stack([row["embeddings"] for row in rows]),
+        "pseudo_perplexity": np.stack([row["pseudo_perplexity"] for row in rows]),
+        "hiddens": np.concatenate([row["hiddens"] for row in rows]),
+    }
+
+
+def test_a_table_of_numbers(model: Path, fasta: Path, tmp_path: Path) -> None:
+    words = ["model.downstream_task.outputs=[embeddings,pseudo_perplexity]"]
+    go(model, fasta, tmp_path / "x.npz", *words)
+    go(model, fasta, tmp_path / "x.csv", *words)
+    one, table = np.load(tmp_path / "x.npz"), pyarrow.csv.read_csv(tmp_path / "x.csv")
+    assert table.column_names[:3] == ["id", "tokens", "embeddings_0"]
+    assert table["id"].to_pylist() == one["id"].tolist()
+    columns = [table[f"embeddings_{i}"].to_numpy().astype(np.float32) for i in range(32)]
+    assert np.array_equal(np.stack(columns, 1), one["embeddings"])
+    assert np.array_equal(table["pseudo_perplexity"].to_numpy().astype(np.float32), one["pseudo_perplexity"])

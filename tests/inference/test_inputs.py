@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of every form mean the same."""
+
+from pathlib import Path
+
+import pytest
+
+from .samples import go, same, sequences
+
+
+@pytest.mark.parametrize("kind", ["csv", "named.csv", "tsv", "v1.csv", "shards"])
+def test_inputs_mean_the_same(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
+    go(model, fasta, tmp_path / "one.npz")
+    rows = list(enumerate(sequences()))
+    words, path = [], tmp_path / f"x.{kind}"
+    match kind:
+        case "csv":
+            path.write_text("name,sequence,id\n" + "".join(f"-,{text},p{n}\n" for n, text in rows))
+        case "named.csv":
+            path.write_text("protein,letters\n" + "".join(f"p{n},{text}\n" for n, text in rows))
+            words = ["model.data.data_fields_map.sequence=letters", "model.data.data_fields_map.id=protein"]
+        case "tsv":
+            path.write_text("id\tsequence\n" + "".join(f"p{n}\t{text}\n" for n, text in rows))
+        case "v1.csv":
+            path.write_text("a,b,c\n" + "".join(f"p{n},,{text}\n" for n, text in rows))
+            words = ["model.data.data_impl=csv_fields_mmap",
+                     "model.data.data_impl_kwargs.csv_fields_mmap.data_fields={id: 0, sequence: 2}"]  # fmt: skip
+        case "shards":
+            for shard in range(5):
+                lines = "".join(f"p{n},{text}\n" for n, text in rows[2 * shard : 2 * shard + 2])
+                (tmp_path / f"s{shard}.csv").write_text("id,sequence\n" + lines)
+            path = tmp_path / "s[0..4].csv"
+    go(model, path, tmp_path / "two.npz", *words)
+    assert same(tmp_path / "one.npz", tmp_path / "two.npz")

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prediction that cannot be is told on one line, before anything is written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bionemo.errors import UserError
+
+from .samples import go
+
+
+def mistake(model: Path, data: Path, output: Path, *words: str) -> str:
+    """The one line that is told; nothing is left behind."""
+    before = sorted(output.parent.iterdir()) if output.parent.exists() else None
+    with pytest.raises(UserError) as caught:
+        go(model, data, output, *words)
+    after = (
+        sorted(path for path in output.parent.iterdir() if ".idx-" not in path.name) if before is not None else None
+    )
+    assert after == before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) has no letter that the model knows ('123')"),
+        ("x.csv", "id,sequence\na,MKT\nb,\n", "a record without a sequence|b .record 1. is empty"),
+        ("x.csv", "id,seq\na,MKT\n", "has no column 'sequence', but 'id', 'seq': name it"),
+        ("x.csv", "id,sequence\n", "holds no records beyond its 1 header line"),
+        ("x.fasta", "id,sequence\na,MKT\n", "text before the first '>': is this a FASTA file?"),
+        ("x.fasta", ">a\nMKT>b\nMKT\n", "x.fasta:2: a '>' within a sequence: put a line end before the record"),
+        ("x.pdb", "ATOM\n", "what kind of file is that? Known are .fasta, .fa"),
+        ("x.csv.gz", "MKT", "what kind of file is that?"),
+    ],
+)
+def test_files_of_the_wrong_kind(name: str, content: str, told: str, model: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    (tmp_path / "out").mkdir()
+    said = mistake(model, tmp_path / name, tmp_path / "out" / "x.npz")
+    assert any(part in said for part in told.replace(".record 1.", "(record 1)").split("|")), said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model.data.long_sequences=error"], "p6 (record 6) has 130 tokens, the model reads 94 at most"),
+        (
+            ["model.downstream_task.outputs=[hidden]"],
+            "model.downstream_task.outputs is ['hidden'], expected a list of",
+        ),
+        (["model.data.output_format=xlsx"], "model.data.output_format is 'xlsx', expected one of npz"),
+        (["model.data.output_format=csv", "model.downstream_task.outputs=[hiddens]"], "a CSV file has no place for"),
+        (["trainer.num_nodes=2"], "no launcher has started this process"),
+        (["trainer.devices=0"], "trainer.devices=0, but there are 1"),
+        (["model.data.dataset_path=none.fasta"], "none.fasta is missing (model.data.dataset_path)"),
+        (["model.downstream_task.restore_from_path=none"], "none: there is no such checkpoint, .nemo archive"),
+    ],
+)
+def test_mistakes(words: list[str], told: str, model: Path, fasta: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert told in mistake(model, fasta, tmp_path / "out" / "x.npz", *words)
+
+
+def test_what_is_there_stays(model: Path, fasta: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "x.npz"
+    output.write_text("mine")
+    assert f"{output} exists: name another" in mistake(model, fasta, output)
+    assert output.read_text() == "mine"
+    go(model, fasta, output, "model.data.overwrite=True")
+    assert len(np.load(output)["id"]) == 10
+    assert "ends in none of .npz, .h5" in mistake(model, fasta, tmp_path / "out" / "x.foo")

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m bionemo.predict` with outputs that are text: in every format what the model writes, in the same order."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+
+import bionemo
+from bionemo.config.compose import load
+from bionemo.config.schema import InferConfig
+from bionemo.errors import UserError
+from bionemo.inference import run as running
+from bionemo.inference.writers import FORMATS
+from bionemo.interop.convert import convert
+from bionemo.predict import predict
+
+from ..conftest import ROOT
+from ..interop.test_huggingface_esm import theirs
+from .molecules import KNOWN
+
+TEXTS = [*KNOWN, "CCN", "c1ccncc1O", "O", "CC(C)(C)C"]
+BOTH = ["model.downstream_task.outputs=[reconstruction,embeddings,samples]",
+        "model.downstream_task.sampling.num_samples=3", "model.downstream_task.sampling.scaled_radius=3"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_LETTERS", dict.fromkeys(running._LETTERS, 20))
+
+
+@pytest.fixture
+def smiles(tmp_path: Path) -> Path:
+    path = tmp_path / "x.smi"
+    path.write_text("".join(f"{text}\tm{number}\n" for number, text in enumerate(TEXTS)))
+    return path
+
+
+def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
+    return [f"model.downstream_task.restore_from_path={model}", f"model.data.dataset_path={data}",
+            f"model.data.output_fname={output}", "trainer.accelerator=cpu", *more]  # fmt: skip
+
+
+def go(model: Path, data: Path, output: Path, *more: str) -> None:
+    predict(load("predict", words(model, data, output, *more), schema=InferConfig))
+
+
+def lists(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: [row[name] for row in rows] for name in ("id", "reconstruction", "samples")}
+
+
+def from_npz(path: Path) -> dict[str, Any]:
+    found = np.load(path)
+    return {name: found[name].tolist() for name in ("id", "reconstruction", "samples")}
+
+
+def from_h5(path: Path) -> dict[str, Any]:
+    with h5py.File(path) as file:
+        return {name: file[name].asstr()[:].tolist() for name in ("id", "reconstruction", "samples")}
+
+
+def from_pt(path: Path) -> dict[str, Any]:
+    found = torch.load(path, weights_only=True)
+    return {name: found[name] for name in ("id", "reconstruction", "samples")}
+
+
+def from_csv(path: Path) -> dict[str, Any]:
+    options = pyarrow.csv.ConvertOptions(strings_can_be_null=False)
+    table = pyarrow.csv.read_csv(path, convert_options=options)
+    assert table.column_names[:3] == ["id", "tokens", "reconstruction"]
+    assert table.column_names[-3:] == ["samples_0", "samples_1", "samples_2"]
+    columns = zip(*(table[f"samples_{i}"].to_pylist() for i in range(3)), strict=True)
+    names = {name: table[name].to_pylist() for name in ("id", "reconstruction")}
+    return {**names, "samples": [list(each) for each in columns]}
+
+
+READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "npz": from_npz, "h5": from_h5, "pt": from_pt, "csv": from_csv,
+    "parquet": lambda path: lists(pyarrow.parquet.read_table(path).to_pylist()),
+    "pkl": lambda path: lists(pickle.loads(path.read_bytes())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_holds_what_the_model_writes(
+    kind: str, writer: Path, smiles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go(writer, smiles, tmp_path / f"x.{kind}", *BOTH)
+    model = bionemo.load(writer, "cpu")
+    assert READERS[kind](tmp_path / f"x.{kind}") == {
+        "id": [f"m{number}" for number in range(len(TEXTS))],
+        "reconstruction": model.reconstruct(TEXTS),
+        "samples": model.sample(TEXTS, num_samples=3, scaled_radius=3.0),
+    }
+    first, one, many = capsys.readouterr().out.splitlines()
+    assert first == f"10 sequences: {tmp_path / 'x'}.{kind}"
+    assert one.startswith("reconstruction: 10 molecules, ")
+    assert one.endswith("the molecule that was read")
+    assert many.startswith("samples: 30 molecules, ")
+
+
+def test_any_number_of_processes_and_any_batch_write_the_same(writer: Path, smiles: Path, tmp_path: Path) -> None:
+    """The second process and a batch of one token change nothing, nor does it that some are left out."""
+    go(writer, smiles, tmp_path / "one.npz", *BOTH)
+    more = [*BOTH, "trainer.devices=2", "model.data.tokens_per_batch=1"]
+    command = [sys.executable, "-m", "bionemo.predict", *words(writer, smiles, tmp_path / "two.npz", *more)]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    one, two = np.load(tmp_path / "one.npz"), np.load(tmp_path / "two.npz")
+    assert all(np.array_equal(one[key], two[key]) for key in one.files)
+    smiles.write_text(smiles.read_text().replace(f"\n{TEXTS[1]}\t", f"\n{'C' * 30}\t"))
+    go(writer, smiles, tmp_path / "less.npz", *BOTH, "model.data.long_sequences=drop")
+    less = np.load(tmp_path / "less.npz")
+    assert np.array_equal(np.delete(one["samples"], 1, 0), less["samples"])
+
+
+def test_what_is_stopped_goes_on_and_other_samples_are_not_taken(
+    writer: Path, smiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compute, computed = running._compute_part, []
+
+    def stop(prediction: Any, model: Any, number: int, *rest: Any) -> None:
+        if len(computed) == 2:
+            computed.append(-1)
+            raise SystemError
+        computed.append(number)
+        compute(prediction, model, number, *rest)
+
+    monkeypatch.setattr(running, "_compute_part", stop)
+    with pytest.raises(SystemError):
+        go(writer, smiles, tmp_path / "x.npz", *BOTH)
+    go(writer, smiles, tmp_path / "x.npz", *BOTH)
+    assert computed[:3] == [0, 1, -1]
+    assert computed[3:] == list(range(2, 2 + len(computed[3:])))
+    assert from_npz(tmp_path / "x.npz")["reconstruction"][:6] == KNOWN
+    with pytest.raises(SystemError):
+        computed.clear()
+        go(writer, smiles, tmp_path / "y.npz", *BOTH)
+    go(writer, smiles, tmp_path / "y.npz", *BOTH, "model.downstream_task.sampling.seed=7")
+    assert "holds parts of another prediction: they are removed" in capsys.readouterr().err
+    assert from_npz(tmp_path / "x.npz")["samples"] != from_npz(tmp_path / "y.npz")["samples"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["sampling.sampling_method=beam"], "sampling.sampling_method is 'beam', expected one of greedy-perturbate"),
+        (["sampling.num_samples=0"], "model.downstream_task.sampling.num_samples is 0, expected at least 1"),
+        (["sampling.top_p=2"], "model.downstream_task.sampling.top_p is 2.0, expected a probability"),
+        (["reconstruction_beam_size=0"], "model.downstream_task.reconstruction_beam_size is 0, expected at least 1"),
+        (["sampling.topk=3"], "unknown key model.downstream_task.sampling.topk"),
+    ],
+)
+def test_mistakes(more: list[str], told: str, writer: Path, smiles: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        go(writer, smiles, tmp_path / "x.npz", *BOTH, *(f"model.downstream_task.{word}" for word in more))
+    assert told in str(caught.value)
+    assert not list(tmp_path.glob("x.npz*"))
+
+
+def test_there_are_no_molecules_of_pieces(writer: Path, smiles: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no reconstruction of pieces: set"):
+        go(writer, smiles, tmp_path / "x.npz", *BOTH, "model.data.long_sequences=split")
+
+
+def test_a_model_without_a_decoder(smiles: Path, tmp_path: Path) -> None:
+    theirs(tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "model")
+    with pytest.raises(UserError, match="ESM2nv has no decoder, and so no reconstruction"):
+        go(tmp_path / "model", smiles, tmp_path / "x.npz", *BOTH)

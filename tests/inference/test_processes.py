@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions by several processes, and by those that are killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bionemo.inference import run as running
+
+from ..conftest import EXAMPLES, ROOT
+from .samples import ALL, command, go, parts_of_150_letters, same, sequences
+
+
+def test_any_number_of_processes_writes_the_same_file(model: Path, fasta: Path, tmp_path: Path) -> None:
+    go(model, fasta, tmp_path / "one.npz", ALL)
+    told = subprocess.run(
+        command(model, fasta, tmp_path / "two.npz", "trainer.devices=2"), cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stdout) == (0, f"10 sequences: {tmp_path / 'two.npz'}\n"), told.stderr
+    assert same(tmp_path / "one.npz", tmp_path / "two.npz")
+
+
+def test_a_killed_prediction_goes_on(
+    model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in its third part; the other two are not computed again."""
+    computed: list[int] = []
+    stopped: list[int] = []
+    compute = running._compute_part
+
+    def stop(prediction: Any, model: Any, number: int, *rest: Any) -> None:
+        if number == 2 and not stopped:
+            stopped.append(number)
+            raise SystemError
+        computed.append(number)
+        compute(prediction, model, number, *rest)
+
+    monkeypatch.setattr(running, "_compute_part", stop)
+    with pytest.raises(SystemError):
+        go(model, fasta, tmp_path / "x.npz")
+    assert not (tmp_path / "x.npz").exists()
+    go(model, fasta, tmp_path / "x.npz", "model.data.batch_size=1")
+    assert computed == sorted(set(computed))
+    go(model, fasta, tmp_path / "whole.npz")
+    assert same(tmp_path / "x.npz", tmp_path / "whole.npz")
+    assert not (tmp_path / "x.npz.parts").exists()
+
+
+def test_parts_of_another_prediction_are_not_taken(
+    model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(running, "finish", lambda prediction: [])
+    monkeypatch.setattr("bionemo.predict.print", lambda *words: None, raising=False)
+    go(model, fasta, tmp_path / "x.npz")
+    assert len(list((tmp_path / "x.npz.parts").glob("part-*"))) > 2
+    monkeypatch.undo()
+    parts_of_150_letters(monkeypatch)
+    fasta.write_text(">a\nMKT\n")
+    go(model, fasta, tmp_path / "x.npz")
+    assert "holds parts of another prediction: they are removed" in capsys.readouterr().err
+    assert np.load(tmp_path / "x.npz")["id"].tolist() == ["a"]
+
+
+def test_a_process_that_dies_ends_all(model: Path, fasta: Path, tmp_path: Path) -> None:
+    """The second of two is killed as soon as it is there."""
+    fasta.write_text("".join(f">{n}\n{text}\n" for n, text in enumerate(sequences((90,) * 4000))))
+    process = subprocess.Popen(
+        command(model, fasta, tmp_path / "x.npz", "trainer.devices=2"), cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        until = time.monotonic() + 60
+        while not (child := _child(process.pid)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert child
+        os.kill(child, signal.SIGKILL)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert told.splitlines()[-1] == "error: process 1 of 2 has ended with status -9"
+
+
+def _child(pid: int) -> int | None:
+    """A process of the same program that this one has started."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state = file.read_text().rsplit(")", 1)[1].split()
+            if int(state[1]) == pid and b"bionemo.predict" in (file.parent / "cmdline").read_bytes():
+                return int(file.parent.name)
+        except OSError:
+            continue
+    return None
+
+
+def test_the_name_that_v1_had(model: Path, fasta: Path, tmp_path: Path) -> None:
+    """Its command line, with its own words."""
+    words = ["--config-dir", str(EXAMPLES / "esm2nv" / "conf"), "--config-name", "infer.yaml",
+             f"++model.downstream_task.restore_from_path={model}", f"++model.data.dataset_path={fasta}",
+             f"++model.data.output_fname={tmp_path}/x.pkl", "++model.data.long_sequences=truncate"]  # fmt: skip
+    line = [sys.executable, "-m", "bionemo.model.infer", *words]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"10 sequences: {tmp_path}/x.pkl" in done.stdout

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The notebooks run from top to bottom, each by itself, come out as they say, and are stored without outputs."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+from .conftest import ROOT
+
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+
+# What is asked of the variables of each notebook when it has run, and how many pictures it shows.
+OUTCOMES = {
+    "pretrain": (
+        """
+        assert best < reached < frequencies - 0.05
+        steps, losses = zip(*curves["val_loss"])
+        assert list(steps) == [40, 80, 120]
+        assert losses[-1] == min(losses)
+        assert any("continuing from" in line for line in lines)
+        assert Path("run/checkpoints/esm2-mock.nemo").is_file()
+        """,
+        2,
+    ),
+    "embed": (
+        """
+        assert embeddings.shape == (120, 128) and [each.shape for each in hiddens] == [(10, 128), (19, 128)]
+        assert agreement > 0.6
+        assert np.allclose(arrays["embeddings"], embeddings, atol=1e-5)
+        assert not np.allclose(arrays["begin"], embeddings, atol=1e-2)
+        assert arrays["id"].tolist() == [f"protein{number}" for number in range(120)]
+        assert (natural < mixed).mean() > 0.6
+        """,
+        1,
+    ),
+    "finetune": (
+        """
+        assert alone > commonest + 5
+        assert report["test_accuracy"] > alone + 3
+        assert Path("head/head.safetensors").is_file()
+        """,
+        1,
+    ),
+    "variants": (
+        """
+        assert masked.shape == unmasked.shape == (90, 20)
+        assert inside < outside - 0.5
+        assert correlation > 0.7
+        one, two, both, wild = score_variants(model, sequence, ["V31D", "G33A", "V31D:G33A", "wt"])
+        assert abs(one + two - both) < 1e-4 and wild == 0 and abs(one - masked.loc[31, "D"]) < 1e-4
+        assert area > 0.75
+        """,
+        4,
+    ),
+}
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncKernelManager]:
+    """The Python that runs the tests, whatever kernels are installed, over sockets in a directory of its own."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # a compiler that is not used, and takes seconds to import
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # whose paths must be short
+        yield AsyncKernelManager(
+            kernel_name="python3",
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+            connection_file=f"{sockets}/kernel.json",
+            transport="ipc",
+        )
+
+
+def test_each_has_its_outcome() -> None:
+    assert [path.stem for path in NOTEBOOKS] == sorted(OUTCOMES)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path: Path, kernel: AsyncKernelManager, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    outcome, pictures = OUTCOMES[path.stem]
+    notebook.cells.append(nbformat.v4.new_code_cell(f"if True:{outcome}"))
+    here = tmp_path / "here"
+    here.mkdir()
+    NotebookClient(notebook, km=kernel, timeout=300, resources={"metadata": {"path": here}}).execute(cleanup_kc=True)
+    assert not list(here.iterdir()), "it writes beside itself"
+    outputs = [output for cell in notebook.cells[:-1] if cell.cell_type == "code" for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
+    said = "".join(output.get("text", "") for output in outputs)
+    assert not [word for word in ("Traceback", "error:", "Warning", "\x1b") if word in said], said
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_stored_without_what_came_out(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert 6 <= len(code) <= 12
+    assert not any(cell.outputs or cell.execution_count for cell in code)
+    assert not any(cell.metadata for cell in notebook.cells)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    kinds = [cell.cell_type for cell in notebook.cells]
+    assert kinds[0] == "markdown"

@@ -15,15 +15,11 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as interop/quiet.py doe
 # scripts say `python`, `shellcheck`: those of this environment, activated or not
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
+RANKS = "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"  # of a launcher
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "protein"
 PRETRAINING = sorted(path.parent / "conf" for path in ROOT.glob("examples/**/pretrain.py"))  # of every family
-_OTHERS = (
-    "finetune",
-    "infer",
-    "downstream_flip",
-    "downstream_sec_str",
-)  # files of other commands beside those of pretraining
+_OTHERS = "finetune", "infer", "downstream_flip", "downstream_sec_str"  # files of other commands beside pretraining's
 RUNNABLE = [
     (directory, path.stem)
     for directory in PRETRAINING
@@ -33,13 +29,21 @@ RUNNABLE = [
 
 
 @pytest.fixture(autouse=True)
-def no_process_group_stays() -> Iterator[None]:
-    """End the process groups of runs inside a test: each keeps threads that wake up a hundred times a second."""
+def nothing_stays_of_runs() -> Iterator[None]:
+    """End the process groups of runs inside a test: each keeps threads that wake up a hundred times a second.
+
+    And take out of the environment what they put there: other tests' processes would take themselves for theirs.
+    """
+    before = {name: os.environ.get(name) for name in RANKS}
     yield
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
         distributed.destroy_process_group()
-        os.environ.pop("MASTER_PORT", None)
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def checkpoint_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

@@ -94,17 +94,17 @@ def speaks_for_all(environment: Mapping[str, str] = os.environ) -> bool:
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if name in environment:
             return environment[name] == "0"
-    if {"NODE_RANK", "LOCAL_RANK"} & environment.keys():  # what Lightning starts, in a job of Slurm's too
+    if {"NODE_RANK", "LOCAL_RANK"} & environment.keys() and not _one_of_many_tasks(environment):  # Lightning starts it
         return {environment.get("NODE_RANK", "0"), environment.get("LOCAL_RANK", "0")} == {"0"}
     return environment.get("SLURM_PROCID", "0") == "0"
 
 
 def first_of_node(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this is the first process of its node, before there are process groups; one that cannot tell is."""
-    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"):
-        if name in environment:
-            return environment[name] == "0"
-    return True
+    names = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"]
+    if "RANK" not in environment and _one_of_many_tasks(environment):
+        names = names[1:]
+    return next((environment[name] == "0" for name in names if name in environment), True)
 
 
 def _torchrun(environment: Mapping[str, str]) -> Process | None:
@@ -159,15 +159,17 @@ def _by_rank(environment: Mapping[str, str]) -> Process | None:
     return Process(launcher, rank, local_rank, node, size, local_size, address, number("MASTER_PORT", 29500))
 
 
+def _one_of_many_tasks(environment: Mapping[str, str]) -> bool:
+    """Of a step; what runs in a batch script without srun is none, nor is a shell in an interactive step."""
+    told = {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= environment.keys()
+    return told and environment["SLURM_STEP_NUM_TASKS"] != "1"
+
+
 def _srun(environment: Mapping[str, str]) -> Process | None:
-    """A task of a step; what runs in a batch script without srun is none, nor is a shell in an interactive step."""
-    if not {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= environment.keys():
+    if not _one_of_many_tasks(environment):
         return None
     number = _numbers("srun", environment)
-    size = number("SLURM_STEP_NUM_TASKS")
-    if size == 1:
-        return None
-    node = number("SLURM_NODEID")
+    size, node = number("SLURM_STEP_NUM_TASKS"), number("SLURM_NODEID")
     tasks = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     host = first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
     address = environment.get("MASTER_ADDR") or host or "127.0.0.1"

@@ -40,6 +40,20 @@ def test_nobody_but_a_shell() -> None:
     assert this_process({"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}) is None
 
 
+def test_a_task_of_srun_is_not_taken_for_one_that_lightning_starts() -> None:
+    """Who submits a job may have such variables in the shell: sbatch passes all of them on."""
+    task = {**SRUN, "LOCAL_RANK": "0", "NODE_RANK": "0"}
+    found = this_process(task)
+    assert found is not None
+    assert (found.launcher, found.rank) == ("srun", 3)
+    assert not speaks_for_all(task)
+    assert not first_of_node(task)
+    alone = {**task, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "LOCAL_RANK": "1"}
+    assert this_process(alone) is None
+    assert not speaks_for_all(alone)
+    assert not first_of_node(alone)
+
+
 @pytest.mark.parametrize(("inner", "outer"), [("torchrun", "srun"), ("mpirun", "srun"), ("bcprun", "srun")])
 def test_the_innermost_launcher_counts(inner: str, outer: str) -> None:
     found = this_process({**LAUNCHERS[outer], **LAUNCHERS[inner]})

@@ -168,6 +168,20 @@ def test_every_run_gives_the_same_bits_on_any_number_of_threads(dropout: Attenti
         assert torch.equal(gradient, results[0][1])
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numbers_too_small_to_be_fast_count_as_zero_here_and_nowhere_else(threads: int) -> None:
+    """Whatever the number of threads: sharp attention makes many of them, and each costs a hundred times a sum."""
+    tiny = torch.full((20, 1, 8), 1e-40)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        out = packed_attention(torch.zeros_like(tiny), torch.zeros_like(tiny), tiny, (20,), 1.0)
+    finally:
+        torch.set_num_threads(before)
+    assert not out.any()
+    assert (tiny * 1.0).any()
+
+
 @WAYS
 def test_tensor_ranks_with_half_of_the_heads_each_drop_as_one_with_all(way: Way) -> None:
     q, k, v = projection(torch.float32).detach().split(16, dim=-1)

@@ -26,14 +26,14 @@ from bionemo.downstream.configured import make_head, read_splits
 from bionemo.downstream.features import Features
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYX"
-COMMON = ["--config-name=downstream_flip_sec_str", "model.micro_batch_size=16",
-          "model.data.task_name=secondary_structure",
-          "exp_manager.create_tensorboard_logger=False"]  # fmt: skip
+TASK = ["model.micro_batch_size=8", "model.data.task_name=secondary_structure"]
+COMMON = ["--config-name=downstream_flip_sec_str", "exp_manager.create_tensorboard_logger=False",
+          "model.seq_length=1024"]  # so no sequence is cut, however long those of pretraining were  # fmt: skip
 TUNED = ["model.encoder_frozen=False", "trainer.log_every_n_steps=50"]
 WAYS = {
-    "frozen": ["trainer.max_epochs=20", "model.finetuning_optim.lr=2e-3"],
-    "unfrozen": [*TUNED, "trainer.max_epochs=8", "model.finetuning_optim.lr=2e-3"],
-    "LoRA": [*TUNED, "trainer.max_epochs=12", "model.finetuning_optim.lr=1e-2", "model.peft.enabled=True",
+    "frozen": ["trainer.max_epochs=30", "model.finetuning_optim.lr=3e-3"],
+    "unfrozen": [*TUNED, "trainer.max_epochs=5", "model.finetuning_optim.lr=1e-3"],
+    "LoRA": [*TUNED, "trainer.max_epochs=6", "model.finetuning_optim.lr=5e-3", "model.peft.enabled=True",
              "model.peft.lora_tuning.adapter_dim=4"],
 }  # fmt: skip
 
@@ -42,28 +42,31 @@ def run(encoder: Path, way: str, seed: int, data: Path, directory: Path) -> dict
     """One run of the command; what its report says."""
     report = directory / "report.json"
     if not report.exists():
-        words = [*COMMON, *WAYS[way], f"model.restore_encoder_path={encoder}", f"exp_manager.exp_dir={directory}",
-                 f"model.data.preprocessed_data_path={data}", f"model.seed={seed}"]  # fmt: skip
+        words = [*COMMON, *TASK, *WAYS[way], f"model.restore_encoder_path={encoder}", f"model.seed={seed}",
+                 f"model.data.preprocessed_data_path={data}", f"exp_manager.exp_dir={directory}"]  # fmt: skip
         subprocess.run([sys.executable, "-m", "bionemo.finetune", *words], check=True, capture_output=True)
     figures: dict[str, float] = json.loads(report.read_text())
     return figures
 
 
 def one_hot(seed: int, data: Path) -> float:
-    """The same head on the letters themselves."""
-    words = [*COMMON[1:3], *WAYS["frozen"], f"model.data.preprocessed_data_path={data}"]
+    """The same head on the letters themselves, as vectors of the length that a layer norm would give them."""
+    words = [*TASK, *WAYS["frozen"], f"model.data.preprocessed_data_path={data}"]
     cfg = load("downstream_flip_sec_str", words, schema=DownstreamConfig)
     splits, classes = read_splits(cfg.model.data, "model.data", ["train", "val", "test"])
+
+    vectors = np.eye(len(LETTERS), dtype=np.float32) * np.float32(len(LETTERS) ** 0.5)
 
     def features(name: str) -> Features:
         texts = splits[name].texts
         ids = [LETTERS.find(letter) % len(LETTERS) for letter in "".join(texts)]
         lengths = np.array([len(text) for text in texts], np.int64)
-        return Features(np.eye(len(LETTERS), dtype=np.float32)[ids], np.concatenate(splits[name].targets), lengths)
+        return Features(vectors[ids], np.concatenate(splits[name].targets), lengths)
 
     recipe = frozen.Recipe(
-        cfg.trainer.max_epochs or 1, 16, True, seed, cfg.model.finetuning_optim, cfg.trainer.gradient_clip_val
-    )
+        cfg.trainer.max_epochs or 1, cfg.model.micro_batch_size, True, seed, cfg.model.finetuning_optim,
+        cfg.trainer.gradient_clip_val,
+    )  # fmt: skip
     head = partial(
         make_head, "token-level-classification", len(LETTERS), len(classes), width=32, sizes=(), dropout=0.25
     )

@@ -18,9 +18,36 @@ _REACH = 3  # residues to either side that a convolution sees
 
 
 class Head(nn.Module):
-    """Answers from vectors."""
+    """Answers from vectors.
 
-    per_token: bool  # its rows are tokens, not sequences
+    Attributes:
+        per_token: its rows are tokens, not sequences.
+        mean: [D] fp32, subtracted from what it reads; None: nothing is.
+        scale: [D] fp32, by which that is multiplied.
+    """
+
+    per_token: bool
+    mean: Tensor | None
+    scale: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+        self.register_buffer("scale", None)
+
+    def standardise(self, mean_D: Tensor, scale_D: Tensor) -> None:
+        """Read vectors by how they differ from those that it learns from; part of its state from then on.
+
+        The means over a protein and over its single variants differ by a thousandth of their length, which no head
+        learns to see.
+        """
+        self.mean, self.scale = mean_D, scale_D
+
+    def standard(self, vectors_RD: Tensor) -> Tensor:
+        """Vectors as it reads them."""
+        if self.mean is None or self.scale is None:
+            return vectors_RD
+        return (vectors_RD - self.mean) * self.scale
 
     def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
         """Logits or numbers, [R, C].
@@ -54,6 +81,7 @@ class TokenHead(Head):
         apart = np.arange(len(numbers)) + _REACH * numbers  # so far that no convolution sees two sequences
         size = int(apart[-1]) + 1 if len(apart) else 1  # a rank may have no sequences
         index = torch.from_numpy(apart).to(device, non_blocking=True)
+        vectors_RD = self.standard(vectors_RD)
         spread = vectors_RD.new_zeros(size, vectors_RD.shape[1]).index_copy(0, index, vectors_RD)
         inner_MW = torch.relu(self.first(spread.T[None]))[0].T.index_select(0, index)
         if keys_N is not None and self.dropout:
@@ -80,6 +108,7 @@ class SequenceHead(Head):
 
     def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
         """See Head; R = N."""
+        vectors_RD = self.standard(vectors_RD)
         for depth, layer in enumerate(self.layers):
             vectors_RD = layer(vectors_RD)
             if isinstance(layer, nn.ReLU) and keys_N is not None and self.dropout:

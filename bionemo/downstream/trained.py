@@ -41,6 +41,8 @@ def read_trained_head(path: Path) -> TrainedHead:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         classes, encoder = tuple(map(str, told["classes"])), Path(str(told["encoder"]))
         head = _shaped(weights, max(len(classes), 1))
+        if "mean" in weights:
+            head.standardise(weights["mean"], weights["scale"])
         head.load_state_dict(weights)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the path") from error
@@ -56,7 +58,7 @@ def _shaped(weights: dict[str, Tensor], answers: int) -> Head:
     if "first.weight" in weights:
         width, hidden_size, _ = weights["first.weight"].shape
         return TokenHead(hidden_size, answers, width)
-    numbers = sorted({int(name.split(".")[1]) for name in weights})
+    numbers = sorted({int(name.split(".")[1]) for name in weights if name.startswith("layers.")})
     sizes = tuple(len(weights[f"layers.{number}.weight"]) for number in numbers[1:-1])
     return SequenceHead(len(weights["layers.0.weight"]), answers, sizes)
 

@@ -63,6 +63,26 @@ def test_numbers_are_learned() -> None:
     assert frozen.evaluate(trained.head, numbers(50, 2))["spearman"] > 0.95
 
 
+def test_numbers_are_learned_from_vectors_that_hardly_differ() -> None:
+    """As the means over a protein and over its single variants do."""
+    where = np.random.default_rng(3).standard_normal(8).astype(np.float32) * 10
+    near = [replace(each, vectors=where + each.vectors / 500) for each in (numbers(400, 0), numbers(50, 1))]
+    trained = frozen.train(lambda: SequenceHead(8, 1, (32,), 0.0), near[0], near[1], RECIPE, CPU)
+    assert frozen.evaluate(trained.head, near[1])["spearman"] > 0.95
+
+
+@pytest.mark.parametrize("rows_at_once", [7, 1000])
+def test_mean_and_scale_of_vectors(rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "_ROWS_AT_ONCE", rows_at_once)
+    vectors = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32) * [1, 5, 0.01, 0] + [0, 1, 1000, 3]
+    mean, scale = frozen.standard(vectors.astype(np.float32))
+    exact = vectors.astype(np.float32).astype(np.float64)
+    np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(scale[:3], 1 / exact.std(0)[:3], rtol=1e-5)
+    assert scale[3] == pytest.approx(1000 / exact.std(0).max())  # no difference is made large
+    assert (frozen.standard(np.ones((3, 2), np.float32))[1] == 1).all()
+
+
 def test_the_best_epoch_is_kept() -> None:
     """With a rate at which it learns the training split by heart, that is not the last."""
     rng = np.random.default_rng(0)

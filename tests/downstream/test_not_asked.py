@@ -43,7 +43,7 @@ def test_labels_that_are_masked_change_no_bit(tmp_path: Path) -> None:
     targets = one.targets.copy()
     targets[0] = (targets[0] + 1) % 3
     heads = [
-        frozen.train(lambda: TokenHead(8, 3), data, data, replace(RECIPE, epochs=2), CPU).head.state_dict()
+        dict(frozen.train(lambda: TokenHead(8, 3), data, data, replace(RECIPE, epochs=2), CPU).head.named_parameters())
         for data in (one, other, replace(one, targets=targets))
     ]
     assert all(torch.equal(heads[0][name], heads[1][name]) for name in heads[0])
@@ -69,10 +69,11 @@ def test_tokens_that_are_not_asked_of_count_nowhere() -> None:
 def cross_entropy(head: TokenHead, data: Features) -> float:
     """In nats, fp64, each sequence by itself, over the rows that are asked of alone."""
     first, second = head.first, head.second
+    mean, scale = (each.numpy() for each in (head.mean, head.scale) if each is not None)
     losses: list[float] = []
     for end, length in zip(data.lengths.cumsum(), data.lengths, strict=True):
         rows = slice(end - length, end)
-        inner = np.maximum(convolved(data.vectors[rows], first), 0.0)
+        inner = np.maximum(convolved((data.vectors[rows] - mean) * scale, first), 0.0)
         logits, targets = convolved(inner, second), data.targets[rows]
         losses += (special.logsumexp(row) - row[said] for row, said in zip(logits, targets, strict=True) if said >= 0)
     return float(np.mean(losses))

@@ -22,8 +22,14 @@ HEADS: dict[str, tuple[Any, list[str]]] = {
     "classes": (lambda: SequenceHead(32, 3, (16, 8)), ["one", "three", "two"]),
     "numbers": (lambda: SequenceHead(32, 1, (16,)), []),
     "a layer": (lambda: SequenceHead(32, 1, ()), []),
+    "standardised": (lambda: standardised(SequenceHead(32, 1, (16,))), []),
 }
 PROTEINS = {"a": "MKTAYIAKQR", "b": "G", "c": "ACDEFGHIKLMNPQRSTVWY" * 3}
+
+
+def standardised(head: Head) -> Head:
+    head.standardise(torch.randn(32), torch.rand(32) + 1)
+    return head
 
 
 def kept(path: Path, name: str, encoder: Path) -> Head:

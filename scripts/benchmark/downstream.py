@@ -31,9 +31,9 @@ COMMON = ["--config-name=downstream_flip_sec_str", "exp_manager.create_tensorboa
           "model.seq_length=1024"]  # so no sequence is cut, however long those of pretraining were  # fmt: skip
 TUNED = ["model.encoder_frozen=False", "trainer.log_every_n_steps=50"]
 WAYS = {
-    "frozen": ["trainer.max_epochs=30", "model.finetuning_optim.lr=3e-3"],
-    "unfrozen": [*TUNED, "trainer.max_epochs=5", "model.finetuning_optim.lr=1e-3"],
-    "LoRA": [*TUNED, "trainer.max_epochs=6", "model.finetuning_optim.lr=5e-3", "model.peft.enabled=True",
+    "frozen": ["trainer.max_epochs=30", "model.finetuning_optim.lr=1e-3"],
+    "unfrozen": [*TUNED, "trainer.max_epochs=3", "model.finetuning_optim.lr=1e-3"],
+    "LoRA": [*TUNED, "trainer.max_epochs=4", "model.finetuning_optim.lr=5e-3", "model.peft.enabled=True",
              "model.peft.lora_tuning.adapter_dim=4"],
 }  # fmt: skip
 

@@ -24,10 +24,10 @@ from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import RidgeCV
 
 WAYS = {
-    "head alone": ["trainer.max_epochs=40", "model.finetuning_optim.lr=2e-3"],
-    "whole model": ["model.encoder_frozen=False", "trainer.max_epochs=4", "model.finetuning_optim.lr=1e-3",
+    "head alone": ["trainer.max_epochs=40", "model.finetuning_optim.lr=1e-3"],
+    "whole model": ["model.encoder_frozen=False", "trainer.max_epochs=2", "model.finetuning_optim.lr=1e-3",
                     "trainer.log_every_n_steps=50"],
-    "LoRA": ["model.encoder_frozen=False", "trainer.max_epochs=4", "model.finetuning_optim.lr=1e-2",
+    "LoRA": ["model.encoder_frozen=False", "trainer.max_epochs=2", "model.finetuning_optim.lr=5e-3",
              "trainer.log_every_n_steps=50", "model.peft.enabled=True", "model.peft.lora_tuning.adapter_dim=4"],
 }  # fmt: skip
 Rows = list[dict[str, str]]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bionemo.config.schema import OptimConfig
@@ -24,7 +23,6 @@ from bionemo.errors import UserError
 from bionemo.training.schedules import build_schedule
 
 _AT_ONCE = 256  # sequences of an evaluation
-_ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def train(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(recipe.seed)
         head = make_head().to(device)
-        head.standardise(*(torch.from_numpy(each).to(device) for each in standard(data.vectors)))
+        head.standardise(data.vectors)
         return _train(head, data, val, recipe, told)
 
 
@@ -130,24 +128,6 @@ def _train(
             kept = copy.deepcopy(head.state_dict())
     head.load_state_dict(kept)
     return result
-
-
-def standard(vectors: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and reciprocal standard deviation, [D] each, of [R, D], which need not fit into memory.
-
-    Where the vectors hardly differ there is nothing but rounding: it is not made larger than the rest.
-    """
-    if not len(vectors):
-        return np.zeros(vectors.shape[1], np.float32), np.ones(vectors.shape[1], np.float32)
-    origin, sums, squares = vectors[0].astype(np.float64), np.float64(0), np.float64(0)
-    for begin in range(0, len(vectors), _ROWS_AT_ONCE):
-        part = vectors[begin : begin + _ROWS_AT_ONCE] - origin
-        sums, squares = sums + part.sum(0), squares + np.square(part).sum(0)
-    mean = sums / len(vectors)
-    deviation = np.sqrt(np.maximum(squares / len(vectors) - mean**2, 0))
-    least = deviation.max(initial=0) / 1000
-    scale = 1 / np.maximum(deviation, least) if least else np.ones_like(deviation)
-    return (mean + origin).astype(np.float32), scale.astype(np.float32)
 
 
 def evaluate(head: Head, data: Features) -> dict[str, float]:

@@ -10,11 +10,13 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bionemo.megatron.dropout import TASK_HEAD, dropout, token_keys
 
 _REACH = 3  # residues to either side that a convolution sees
+_ROWS_AT_ONCE = 1 << 16
 
 
 class Head(nn.Module):
@@ -22,31 +24,39 @@ class Head(nn.Module):
 
     Attributes:
         per_token: its rows are tokens, not sequences.
-        mean: [D] fp32, subtracted from what it reads; None: nothing is.
+        mean: [D] fp32, subtracted from what it reads; told, not learned.
         scale: [D] fp32, by which that is multiplied.
     """
 
     per_token: bool
-    mean: Tensor | None
-    scale: Tensor | None
 
-    def __init__(self) -> None:
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.register_buffer("mean", None)
-        self.register_buffer("scale", None)
+        self.mean = nn.Parameter(torch.zeros(hidden_size), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(hidden_size), requires_grad=False)
 
-    def standardise(self, mean_D: Tensor, scale_D: Tensor) -> None:
-        """Read vectors by how they differ from those that it learns from; part of its state from then on.
+    @torch.no_grad()
+    def standardise(self, vectors: NDArray[np.float32]) -> None:
+        """Read vectors from here on by how they differ from these, [R, D], which need not fit into memory.
 
         The means over a protein and over its single variants differ by a thousandth of their length, which no head
-        learns to see.
+        learns to see. Where vectors hardly differ there is nothing but rounding: it is not made larger than the rest.
         """
-        self.mean, self.scale = mean_D, scale_D
+        if not len(vectors):
+            return
+        origin, sums, squares = vectors[0].astype(np.float64), np.float64(0), np.float64(0)
+        for begin in range(0, len(vectors), _ROWS_AT_ONCE):
+            part = vectors[begin : begin + _ROWS_AT_ONCE] - origin
+            sums, squares = sums + part.sum(0), squares + np.square(part).sum(0)
+        mean = sums / len(vectors)
+        deviation = np.sqrt(np.maximum(squares / len(vectors) - mean**2, 0))
+        least = deviation.max(initial=0) / 1000
+        scale = 1 / np.maximum(deviation, least) if least else np.ones_like(deviation)
+        self.mean.copy_(torch.from_numpy(mean + origin))
+        self.scale.copy_(torch.from_numpy(scale))
 
     def standard(self, vectors_RD: Tensor) -> Tensor:
         """Vectors as it reads them."""
-        if self.mean is None or self.scale is None:
-            return vectors_RD
         return (vectors_RD - self.mean) * self.scale
 
     def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
@@ -69,7 +79,7 @@ class TokenHead(Head):
     per_token = True
 
     def __init__(self, hidden_size: int, classes: int, width: int = 32, dropout: float = 0.25) -> None:
-        super().__init__()
+        super().__init__(hidden_size)
         self.first = nn.Conv1d(hidden_size, width, 2 * _REACH + 1, padding=_REACH)
         self.second = nn.Conv1d(width, classes, 2 * _REACH + 1, padding=_REACH)
         self.dropout = dropout
@@ -99,7 +109,7 @@ class SequenceHead(Head):
     per_token = False
 
     def __init__(self, hidden_size: int, outputs: int, sizes: tuple[int, ...] = (256,), dropout: float = 0.1) -> None:
-        super().__init__()
+        super().__init__(hidden_size)
         layers: list[nn.Module] = [nn.LayerNorm(hidden_size)]
         for size, following in pairwise((hidden_size, *sizes)):
             layers += [nn.Linear(size, following), nn.ReLU()]

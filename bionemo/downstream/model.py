@@ -5,11 +5,12 @@ Shapes: T tokens of a pack, N sequences, M their tokens without begin and end, D
 """
 
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bionemo.checkpoint import TensorSource
@@ -49,16 +50,18 @@ class FineTuned(Trainable):
         weights: of the language model.
         kind: of the task.
         tuning: what learns.
+        sample: sequences of the training split, on which the head sees what vectors are like.
     """
 
     perplexity = False
 
     def __init__(
-        self, encoder: LanguageModel, make_head: Callable[[], Head], weights: TensorSource, kind: Kind, tuning: Tuning
-    ) -> None:
+        self, encoder: LanguageModel, make_head: Callable[[], Head], weights: TensorSource, kind: Kind, tuning: Tuning,
+        sample: Sequence[PackedBatch] = (),
+    ) -> None:  # fmt: skip
         super().__init__()
         self.encoder, self.head = encoder, make_head()
-        self._make_head, self._weights, self.kind = make_head, weights, kind
+        self._make_head, self._weights, self._sample, self.kind = make_head, weights, sample, kind
         self.config, self.vocabulary = encoder.config, encoder.vocabulary
         self.transformer_config = encoder.transformer_config
         self.pre_process = self.post_process = True
@@ -89,26 +92,39 @@ class FineTuned(Trainable):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.head.load_state_dict(self._make_head().state_dict())
+        self._standardise()
 
-    def forward(self, batch: PackedBatch) -> Tensor:
-        """What the head says where it is asked, [R, C]: of tokens that have a label, or of each sequence."""
+    @torch.no_grad()
+    def _standardise(self) -> None:
+        """Tell the head what vectors are like before anything is learned: on every process the same."""
+        training, device = self.training, self.head.mean.device
+        self.eval()
+        read = [self._vectors(batch.to(device), _lengths(batch, self.encoder.ends)) for batch in self._sample]
+        self.train(training)
+        if read:
+            self.head.standardise(torch.cat(read).float().cpu().numpy())
+
+    def _vectors(self, batch: PackedBatch, lengths: NDArray[np.int64]) -> Tensor:
+        """What the head reads, [M, D] or [N, D]; `lengths` are those of the sequences without begin and end."""
         hidden_TD = self.encoder.represent(batch)
-        ends = int(self.encoder.ends)
-        sizes = np.array(batch.lengths, np.int64)
-        lengths = sizes - 2 * ends
+        ends, sizes = int(self.encoder.ends), np.array(batch.lengths, np.int64)
         begins = sizes.cumsum() - sizes + ends
         inside = np.repeat(begins - (lengths.cumsum() - lengths), lengths) + np.arange(int(lengths.sum()))
         inside_MD = hidden_TD.index_select(0, torch.from_numpy(inside).to(hidden_TD.device, non_blocking=True))
-        keys_N = batch.segment_keys[: len(sizes)] if self.training else None
+        if self.head.per_token:
+            return inside_MD
+        counts = torch.from_numpy(lengths).to(hidden_TD.device, non_blocking=True)
+        return torch.segment_reduce(inside_MD.float(), "mean", lengths=counts, unsafe=True)
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """What the head says where it is asked, [R, C]: of tokens that have a label, or of each sequence."""
+        lengths = _lengths(batch, self.encoder.ends)
+        keys_N = batch.segment_keys[: len(lengths)] if self.training else None
+        said_RC: Tensor = self.head(self._vectors(batch, lengths), lengths, keys_N)
         if not self.head.per_token:
-            counts = torch.from_numpy(lengths).to(hidden_TD.device, non_blocking=True)
-            pooled_ND = torch.segment_reduce(inside_MD.float(), "mean", lengths=counts, unsafe=True)
-            answers_RC: Tensor = self.head(pooled_ND, lengths, keys_N)
-            return answers_RC
-        said_MC = self.head(inside_MD, lengths, keys_N)
-        before = (2 * batch.segment_ids.index_select(0, batch.target_index) + 1) * ends  # begins and ends so far
-        answers_RC = said_MC.index_select(0, batch.target_index - before)
-        return answers_RC
+            return said_RC
+        before = (2 * batch.segment_ids.index_select(0, batch.target_index) + 1) * int(self.encoder.ends)
+        return said_RC.index_select(0, batch.target_index - before)  # less the begins and ends so far
 
     def evaluate(self, batch: PackedBatch) -> dict[str, Tensor]:
         """The share of right answers in percent, of classes; see Trainable."""
@@ -116,6 +132,11 @@ class FineTuned(Trainable):
             return {}
         right = (self(batch).argmax(1) == batch.target_ids).sum()
         return {"accuracy": torch.stack((100.0 * right, right.new_tensor(len(batch.target_ids)))).float()}
+
+
+def _lengths(batch: PackedBatch, ends: bool) -> NDArray[np.int64]:
+    """Tokens of each sequence, without begin and end."""
+    return np.array(batch.lengths, np.int64) - 2 * int(ends)
 
 
 def objective(answers_RC: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:

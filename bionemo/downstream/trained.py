@@ -41,8 +41,6 @@ def read_trained_head(path: Path) -> TrainedHead:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         classes, encoder = tuple(map(str, told["classes"])), Path(str(told["encoder"]))
         head = _shaped(weights, max(len(classes), 1))
-        if "mean" in weights:
-            head.standardise(weights["mean"], weights["scale"])
         head.load_state_dict(weights)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the path") from error

@@ -2,7 +2,7 @@
 """The story of a downstream run in which the model itself learns: as pretraining, with a task instead of words."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 from bionemo import checkpoint
 from bionemo.config.check import check
 from bionemo.config.schema import DownstreamConfig, LocalConfig, ModelConfig, RunConfig
+from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Collator
 from bionemo.data.module import SequenceData
 from bionemo.downstream.configured import head_of, read_splits
@@ -32,6 +33,8 @@ from bionemo.training.checkpointing import Checkpoints
 from bionemo.training.module import TrainingModule
 from bionemo.training.precision import Precision
 from bionemo.training.run import Work, train
+
+_SAMPLE = 256  # sequences that tell the head what vectors are like
 
 
 def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
@@ -61,20 +64,22 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         if isinstance(run.trainer.val_check_interval, float):  # of an epoch, where Lightning sees one of all epochs
             trainer.val_check_interval = max(1, round(updates * run.trainer.val_check_interval))
             trainer.check_val_every_n_epoch = None
-        build = partial(_build, cfg, kind, model, vocabulary, make_head, saved)
+        sample = list(_batches(data, "train", _SAMPLE))
+        build = partial(_build, cfg, kind, model, vocabulary, make_head, saved, sample)
         return Work(data, TrainingModule(build, objective, model, run.trainer, precision))
 
     train(run, make, [Conclusion(cfg, directory, classes)])
 
 
 def _build(
-    cfg: DownstreamConfig, kind: Any, model: ModelConfig, vocabulary: Any, make_head: Callable[[], Head], saved: Model
-) -> FineTuned:
+    cfg: DownstreamConfig, kind: Any, model: ModelConfig, vocabulary: Any, make_head: Callable[[], Head], saved: Model,
+    sample: Sequence[PackedBatch],
+) -> FineTuned:  # fmt: skip
     lora = cfg.model.peft.lora_tuning
     tuning = Tuning(
         cfg.model.freeze_layers, lora.adapter_dim if cfg.model.peft.enabled else None, tuple(lora.target_modules)
     )
-    return FineTuned(kind(model, vocabulary), make_head, saved.weights, cfg.model.data.task_type, tuning)
+    return FineTuned(kind(model, vocabulary), make_head, saved.weights, cfg.model.data.task_type, tuning, sample)
 
 
 def _model_config(cfg: DownstreamConfig, found: ModelConfig) -> ModelConfig:
@@ -169,7 +174,7 @@ class Conclusion(pl.Callback):
         model: FineTuned = pl_module.model
         sizes = {parameter: math.prod(place.shape) for parameter, place in pl_module.parallel.places.items()}
         learning = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
-        head = sum(parameter.numel() for parameter in model.head.parameters())
+        head = sum(parameter.numel() for parameter in model.head.parameters() if parameter.requires_grad)
         more = {"parameters": sum(sizes.values()), "parameters_that_learn": learning, "parameters_of_the_head": head}
         keep(Outcome(path, model.head, best, self.history, test, more), self.cfg, self.directory, self.classes)
 
@@ -192,17 +197,25 @@ class Conclusion(pl.Callback):
         return data
 
 
+def _batches(data: SequenceData, name: Any, most: int | None = None) -> Iterator[PackedBatch]:
+    """Sequences of a split as batches, each once, in their order: all, or so many, evenly spread."""
+    samples, rows = data.samples(name), data.config.micro_batch_size
+    collate = Collator(samples, rows, data.vocabulary.pad_id, compact=True)
+    records = samples.records
+    if most is not None and len(records) > most:
+        records = records[np.linspace(0, len(records) - 1, most).astype(np.int64)]
+    for begin in range(0, len(records), rows):
+        some = records[begin : begin + rows]
+        yield collate([(np.zeros(len(some), np.int64), some)])
+
+
 @torch.no_grad()
 def answers_of(module: TrainingModule, data: SequenceData, name: Any) -> tuple[Tensor, Tensor]:
     """What the model says of a split where it is asked, [R, C], and what it should say, [R]."""
-    samples, rows = data.samples(name), module.config.micro_batch_size
-    collate = Collator(samples, rows, data.vocabulary.pad_id, compact=True)
     model: Any = module.model
     model.eval()
     answers, targets = [], []
-    for begin in range(0, len(samples.records), rows):
-        records = samples.records[begin : begin + rows]
-        batch = collate([(np.zeros(len(records), np.int64), records)]).to(module.device)
+    for batch in (each.to(module.device) for each in _batches(data, name)):
         with module.precision.autocast(module.device):
             answers.append(model(batch).float())
         targets.append(targets_of(batch, model.kind))

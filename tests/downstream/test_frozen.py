@@ -16,7 +16,7 @@ from sklearn import metrics as reference
 import bionemo
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig, OptimConfig, SchedConfig
-from bionemo.downstream import frozen, metrics
+from bionemo.downstream import frozen, heads, metrics
 from bionemo.downstream.features import Features, compute
 from bionemo.downstream.heads import SequenceHead, TokenHead
 from bionemo.downstream.task import NOT_ASKED, Split
@@ -73,14 +73,17 @@ def test_numbers_are_learned_from_vectors_that_hardly_differ() -> None:
 
 @pytest.mark.parametrize("rows_at_once", [7, 1000])
 def test_mean_and_scale_of_vectors(rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "_ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(heads, "_ROWS_AT_ONCE", rows_at_once)
     vectors = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32) * [1, 5, 0.01, 0] + [0, 1, 1000, 3]
-    mean, scale = frozen.standard(vectors.astype(np.float32))
+    head = SequenceHead(4, 1)
+    head.standardise(vectors.astype(np.float32))
+    mean, scale = head.mean.numpy(), head.scale.numpy()
     exact = vectors.astype(np.float32).astype(np.float64)
     np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(scale[:3], 1 / exact.std(0)[:3], rtol=1e-5)
     assert scale[3] == pytest.approx(1000 / exact.std(0).max())  # no difference is made large
-    assert (frozen.standard(np.ones((3, 2), np.float32))[1] == 1).all()
+    head.standardise(np.ones((3, 4), np.float32))
+    assert (head.scale == 1).all()
 
 
 def test_the_best_epoch_is_kept() -> None:

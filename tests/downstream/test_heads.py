@@ -9,7 +9,7 @@ from bionemo.downstream.heads import SequenceHead, TokenHead
 
 
 def parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def test_sizes_are_those_of_v1() -> None:

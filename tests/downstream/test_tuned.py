@@ -86,14 +86,14 @@ def test_it_begins_with_the_answers_of_the_frozen_model(kind: Kind, tuning: Tuni
     def head() -> Any:
         return make_head(kind, ours.hidden_size, classes, width=8, sizes=(8,), dropout=0.5)
 
+    batch = Collator(samples, 3, ours.network.vocabulary.pad_id, compact=True)([(np.zeros(3, np.int64), np.arange(3))])
     saved = TensorsInMemory(model, {name: tensor.clone() for name, tensor in ours.network.state_dict().items()})
     with torch.device("meta"):
         network = type(ours.network)(ours.network.config, ours.network.vocabulary)  # type: ignore[arg-type]
-        found = FineTuned(network, head, saved, kind, tuning)
+        found = FineTuned(network, head, saved, kind, tuning, [batch])
     materialise(found, torch.device("cpu"))
     found.initialise(7)
     found.eval()
-    batch = Collator(samples, 3, ours.network.vocabulary.pad_id, compact=True)([(np.zeros(3, np.int64), np.arange(3))])
     with torch.no_grad():
         answers = found(batch)
         if kind == "token-level-classification":
@@ -101,7 +101,10 @@ def test_it_begins_with_the_answers_of_the_frozen_model(kind: Kind, tuning: Tuni
             expected = found.head(vectors, [5, 30, 1])[torch.from_numpy(np.concatenate(split.targets)) >= 0]
         else:
             expected = found.head(torch.from_numpy(ours.embed(split.texts)), [1, 1, 1])
-    torch.testing.assert_close(answers, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(answers, expected, rtol=1e-5, atol=1e-4)
+    read = np.concatenate(ours.hiddens(split.texts)) if found.head.per_token else ours.embed(split.texts)
+    np.testing.assert_allclose(found.head.mean.numpy(), read.mean(0), atol=1e-5)
+    np.testing.assert_allclose(1 / found.head.scale.numpy(), read.std(0), rtol=1e-3)
     asked = np.concatenate([np.atleast_1d(target) for target in split.targets])
     loss, count = objective(answers, batch)
     if kind == "regression":

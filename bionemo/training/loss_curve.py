@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss curve as a picture beside the logs."""
 
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 
+log = logging.getLogger(__name__)
 _POINTS = 2000  # a picture shows no more; older points are thinned
 
 
@@ -60,7 +63,13 @@ class LossCurve(pl.Callback):
                 axes.annotate(
                     label, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
                 )
-            axes.set(xlabel="step", ylabel="loss, nats per asked residue")
+            axes.set(xlabel="step", ylabel="loss")
             axes.legend(frameon=False)
             axes.spines[["top", "right"]].set_visible(False)
-            figure.savefig(self.path, dpi=120)
+            unfinished = self.path.with_name(f".{os.getpid()}.{self.path.name}")
+            try:
+                figure.savefig(unfinished, dpi=120)
+                os.replace(unfinished, self.path)
+            except OSError as error:  # no reason to end a run
+                log.warning("%s cannot be drawn (%s)", self.path, error.strerror or error)
+                unfinished.unlink(missing_ok=True)

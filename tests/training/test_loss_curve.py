@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss curve: a whole picture or the one before, and no reason to end a run."""
+
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from bionemo.training.loss_curve import LossCurve
+
+
+def draw(curve: LossCurve) -> None:
+    trainer: Any = SimpleNamespace(
+        is_global_zero=True, global_step=10, callback_metrics={"val_loss": torch.tensor(2.0)},
+        sanity_checking=False, state=SimpleNamespace(fn="fit"),
+    )  # fmt: skip
+    module: Any = SimpleNamespace(throughput=SimpleNamespace(paused=nullcontext))
+    curve.train.append([10, 2.5])
+    curve.on_validation_end(trainer, module)
+
+
+def test_it_is_drawn_and_nothing_else_is_left(tmp_path: Path) -> None:
+    draw(LossCurve(tmp_path, {"frequencies alone": 2.8}))
+    assert [path.name for path in tmp_path.iterdir()] == ["loss_curve.png"]
+    with Image.open(tmp_path / "loss_curve.png") as image:
+        assert image.size == (840, 480)
+
+
+def test_a_directory_that_has_gone_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("bionemo"), "propagate", True)
+    curve = LossCurve(tmp_path / "gone", {})
+    draw(curve)
+    assert curve.validation == [[10, 2.0]]
+    assert f"{tmp_path}/gone/loss_curve.png cannot be drawn (No such file or directory)" in caplog.text

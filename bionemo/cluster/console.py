@@ -2,6 +2,7 @@
 """What a command says to its user: once, however many processes it is."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +20,13 @@ def tell(*notes: str) -> None:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr and status 1 when the user made a mistake."""
+    """End the process with one line on stderr: status 1 when the user made a mistake, 130 when it was interrupted."""
     try:
         yield
-    except UserError as error:
+    except (UserError, KeyboardInterrupt) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
+        by_hand = isinstance(error, KeyboardInterrupt)
         if speaks_for_all():
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(1)
+            print("\ninterrupted" if by_hand else f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT if by_hand else 1)

@@ -83,7 +83,7 @@ def train(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(recipe.seed)
         head = make_head().to(device)
-        head.standardise(data.vectors)
+        head.standardise(data.vectors, data.targets)
         return _train(head, data, val, recipe, told)
 
 

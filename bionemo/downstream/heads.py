@@ -7,6 +7,7 @@ number. Dropout is addressed by a key of each sequence (megatron/dropout.py); wi
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,11 +37,15 @@ class Head(nn.Module):
         self.scale = nn.Parameter(torch.ones(hidden_size), requires_grad=False)
 
     @torch.no_grad()
-    def standardise(self, vectors: NDArray[np.float32]) -> None:
-        """Read vectors from here on by how they differ from these, [R, D], which need not fit into memory.
+    def standardise(self, vectors: NDArray[np.float32], targets: NDArray[Any]) -> None:
+        """Read vectors from here on by how they differ from these, and answer numbers as these are spread.
 
         The means over a protein and over its single variants differ by a thousandth of their length, which no head
         learns to see. Where vectors hardly differ there is nothing but rounding: it is not made larger than the rest.
+
+        Args:
+            vectors: [R, D], which need not fit into memory.
+            targets: [R] fp32 of numbers; of classes nothing is taken.
         """
         if not len(vectors):
             return
@@ -104,7 +109,13 @@ class TokenHead(Head):
 
 
 class SequenceHead(Head):
-    """Layer norm, then D -> `sizes` -> C with ReLU and dropout between."""
+    """Layer norm, then D -> `sizes` -> C with ReLU and dropout between.
+
+    Attributes:
+        answer_mean: scalar fp32, of the numbers that it answers; told, not learned: temperatures in degrees would
+            else be out of reach of a rate that suits energies.
+        answer_scale: scalar fp32, their standard deviation.
+    """
 
     per_token = False
 
@@ -115,6 +126,16 @@ class SequenceHead(Head):
             layers += [nn.Linear(size, following), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1] if sizes else hidden_size, outputs))
         self.dropout = dropout
+        self.answer_mean = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.answer_scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    @torch.no_grad()
+    def standardise(self, vectors: NDArray[np.float32], targets: NDArray[Any]) -> None:
+        """See Head."""
+        super().standardise(vectors, targets)
+        if len(targets) and targets.dtype == np.float32:
+            self.answer_mean.fill_(float(targets.mean(dtype=np.float64)))
+            self.answer_scale.fill_(float(targets.std(dtype=np.float64)) or 1.0)
 
     def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
         """See Head; R = N."""
@@ -123,4 +144,4 @@ class SequenceHead(Head):
             vectors_RD = layer(vectors_RD)
             if isinstance(layer, nn.ReLU) and keys_N is not None and self.dropout:
                 vectors_RD = dropout(vectors_RD, keys_N + depth, TASK_HEAD, self.dropout)
-        return vectors_RD
+        return vectors_RD * self.answer_scale + self.answer_mean

@@ -53,8 +53,9 @@ def of_numbers(answers_R: Tensor, targets_R: Tensor) -> dict[str, float]:
     found = {"mse": error, "rmse": error.sqrt()}
     if len(targets_R) > 1:
         found["spearman"] = spearman_corrcoef(answers_R, targets_R)
-        found["pearson"] = pearson_corrcoef(answers_R, targets_R)
-        found["r2"] = r2_score(answers_R, targets_R)
+        spread = targets_R.double().std().clamp_min(1e-30)  # torchmetrics takes what is small in its unit for nothing
+        said, true = ((each.double() - targets_R.double().mean()) / spread for each in (answers_R, targets_R))
+        found["pearson"], found["r2"] = pearson_corrcoef(said, true), r2_score(said, true)
     return {name: float(value) for name, value in found.items()}
 
 

@@ -34,11 +34,13 @@ class Tuning(NamedTuple):
         freeze_layers: this many of the first layers stay, and the embedding; a negative number: all but the last.
         adapter_rank: of low-rank adapters, beside which all else stays; None: there are none.
         adapted: what has adapters, of lora.MODULES.
+        encoder_rate: learning rate of the language model's own weights, as a multiple of the head's.
     """
 
     freeze_layers: int = 0
     adapter_rank: int | None = None
     adapted: Collection[str] = ("attention_qkv",)
+    encoder_rate: float = 1.0
 
 
 class FineTuned(Trainable):
@@ -62,6 +64,7 @@ class FineTuned(Trainable):
         super().__init__()
         self.encoder, self.head = encoder, make_head()
         self._make_head, self._weights, self._sample, self.kind = make_head, weights, sample, kind
+        self._encoder_rate = tuning.encoder_rate
         self.config, self.vocabulary = encoder.config, encoder.vocabulary
         self.transformer_config = encoder.transformer_config
         self.pre_process = self.post_process = True
@@ -78,6 +81,10 @@ class FineTuned(Trainable):
     def blocks(self) -> list[Block]:
         """Stacks of layers."""
         return self.encoder.blocks()
+
+    def rate_of(self, name: str) -> float:
+        """See Trainable; what is drawn here learns at the run's own."""
+        return 1.0 if name.startswith("head.") or name.endswith((DOWN, UP)) else self._encoder_rate
 
     def initialise(self, seed: int) -> None:
         """Take the language model's weights, and draw those of the head and of adapters."""
@@ -102,7 +109,8 @@ class FineTuned(Trainable):
         read = [self._vectors(batch.to(device), _lengths(batch, self.encoder.ends)) for batch in self._sample]
         self.train(training)
         if read:
-            self.head.standardise(torch.cat(read).float().cpu().numpy())
+            targets = torch.cat([labelled.targets_of(batch, self.kind) for batch in self._sample])
+            self.head.standardise(torch.cat(read).float().cpu().numpy(), targets.cpu().numpy())
 
     def _vectors(self, batch: PackedBatch, lengths: NDArray[np.int64]) -> Tensor:
         """What the head reads, [M, D] or [N, D]; `lengths` are those of the sequences without begin and end."""

@@ -77,8 +77,9 @@ def _build(
 ) -> FineTuned:  # fmt: skip
     lora = cfg.model.peft.lora_tuning
     tuning = Tuning(
-        cfg.model.freeze_layers, lora.adapter_dim if cfg.model.peft.enabled else None, tuple(lora.target_modules)
-    )
+        cfg.model.freeze_layers, lora.adapter_dim if cfg.model.peft.enabled else None, tuple(lora.target_modules),
+        cfg.model.encoder_lr_scale,
+    )  # fmt: skip
     return FineTuned(kind(model, vocabulary), make_head, saved.weights, cfg.model.data.task_type, tuning, sample)
 
 

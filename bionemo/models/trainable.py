@@ -38,6 +38,10 @@ class Trainable(nn.Module):
         """Draw all weights, the same for every layout."""
         raise NotImplementedError
 
+    def rate_of(self, name: str) -> float:
+        """Learning rate of a parameter, as a multiple of the run's."""
+        return 1.0
+
     def evaluate(self, batch: PackedBatch) -> dict[str, Tensor]:
         """What a validation should tell beside the loss: under each name a sum and a count, fp32 [2]."""
         return {}

@@ -88,7 +88,7 @@ class TrainingModule(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One optimizer; its schedule is ours to step."""
-        return build_optimizer(self.config.optim, self.parallel.parts)
+        return build_optimizer(self.config.optim, self.parallel.parts, self._built().rate_of)
 
     def on_train_start(self) -> None:
         """Start the clock."""
@@ -106,7 +106,7 @@ class TrainingModule(pl.LightningModule):
             self.parallel.scale_gradients((limit / (norm + 1e-6)).clamp(max=1.0))
         rate = self.schedule(self.schedule_step)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["rate"]
         self._update(optimizer, norm)
         self.parallel.after_update()
 

@@ -32,8 +32,8 @@ COMMON = ["--config-name=downstream_flip_sec_str", "exp_manager.create_tensorboa
 TUNED = ["model.encoder_frozen=False", "trainer.log_every_n_steps=50"]
 WAYS = {
     "frozen": ["trainer.max_epochs=30", "model.finetuning_optim.lr=1e-3"],
-    "unfrozen": [*TUNED, "trainer.max_epochs=3", "model.finetuning_optim.lr=1e-4"],
-    "LoRA": [*TUNED, "trainer.max_epochs=4", "model.finetuning_optim.lr=1e-3", "model.peft.enabled=True",
+    "unfrozen": [*TUNED, "trainer.max_epochs=6", "model.finetuning_optim.lr=1e-3", "model.encoder_lr_scale=0.1"],
+    "LoRA": [*TUNED, "trainer.max_epochs=6", "model.finetuning_optim.lr=1e-3", "model.peft.enabled=True",
              "model.peft.lora_tuning.adapter_dim=4"],
 }  # fmt: skip
 

@@ -26,7 +26,7 @@ from sklearn.linear_model import RidgeCV
 TUNED = ["model.encoder_frozen=False", "trainer.log_every_n_steps=20"]
 WAYS = {
     "head alone": ["model.finetuning_optim.lr=1e-3"],
-    "whole model": [*TUNED, "model.finetuning_optim.lr=1e-4"],
+    "whole model": [*TUNED, "model.finetuning_optim.lr=1e-3", "model.encoder_lr_scale=0.1"],
     "LoRA": [*TUNED, "model.finetuning_optim.lr=1e-3", "model.peft.enabled=True",
              "model.peft.lora_tuning.adapter_dim=4"],
 }  # fmt: skip

@@ -71,19 +71,34 @@ def test_numbers_are_learned_from_vectors_that_hardly_differ() -> None:
     assert frozen.evaluate(trained.head, near[1])["spearman"] > 0.95
 
 
+def test_numbers_are_learned_in_any_unit() -> None:
+    """Units change neither what is learned nor how it is judged."""
+    data, val = numbers(400, 0), numbers(50, 1)
+    figures = []
+    for factor, origin in ((1.0, 0.0), (0.001, 0.0), (20.0, 300.0)):
+        given = [replace(each, targets=(each.targets * factor + origin).astype(np.float32)) for each in (data, val)]
+        trained = frozen.train(lambda: SequenceHead(8, 1, (32,), 0.0), given[0], given[1], RECIPE, CPU)
+        figures.append(frozen.evaluate(trained.head, given[1])["r2"])
+    assert min(figures) > 0.8
+    assert max(figures) - min(figures) < 0.02
+
+
 @pytest.mark.parametrize("rows_at_once", [7, 1000])
 def test_mean_and_scale_of_vectors(rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads, "_ROWS_AT_ONCE", rows_at_once)
     vectors = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32) * [1, 5, 0.01, 0] + [0, 1, 1000, 3]
     head = SequenceHead(4, 1)
-    head.standardise(vectors.astype(np.float32))
+    numbers = np.array([70, 40, 40, 50], np.float32)
+    head.standardise(vectors.astype(np.float32), numbers)
     mean, scale = head.mean.numpy(), head.scale.numpy()
     exact = vectors.astype(np.float32).astype(np.float64)
     np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(scale[:3], 1 / exact.std(0)[:3], rtol=1e-5)
     assert scale[3] == pytest.approx(1000 / exact.std(0).max())  # no difference is made large
-    head.standardise(np.ones((3, 4), np.float32))
+    assert (float(head.answer_mean), float(head.answer_scale)) == (50, pytest.approx(150**0.5))
+    head.standardise(np.ones((3, 4), np.float32), np.full(3, 7, np.float32))
     assert (head.scale == 1).all()
+    assert (float(head.answer_mean), float(head.answer_scale)) == (7, 1)
 
 
 def test_the_best_epoch_is_kept() -> None:
@@ -128,7 +143,10 @@ def test_figures_are_those_of_other_libraries() -> None:
     assert found["f1"] == pytest.approx(reference.f1_score(targets, said, average="macro"), rel=1e-5)
     assert metrics.confusion(logits, targets) == reference.confusion_matrix(targets, said).tolist()
     x, y = torch.randn(2, 100, generator=generator)
+    in_small_units = metrics.of_numbers(x / 1000 + 1, (x + y) / 1000 + 1)
     figures = metrics.of_numbers(x, x + y)
+    for name in ("spearman", "pearson", "r2"):
+        assert in_small_units[name] == pytest.approx(figures[name], rel=2e-3)
     assert figures["spearman"] == pytest.approx(stats.spearmanr(x, x + y).statistic, rel=1e-4)
     assert figures["pearson"] == pytest.approx(stats.pearsonr(x, x + y).statistic, rel=1e-4)
     assert figures["mse"] == pytest.approx(float((y**2).mean()), rel=1e-4)

@@ -29,7 +29,8 @@ PROTEINS = {"a": "MKTAYIAKQR", "b": "G", "c": "ACDEFGHIKLMNPQRSTVWY" * 3}
 
 
 def standardised(head: Head) -> Head:
-    head.standardise(np.random.default_rng(0).standard_normal((9, 32)).astype(np.float32) * 3 + 1)
+    rng = np.random.default_rng(0)
+    head.standardise(rng.standard_normal((9, 32)).astype(np.float32) * 3 + 1, np.arange(9, dtype=np.float32))
     return head
 
 

@@ -105,6 +105,8 @@ def test_it_begins_with_the_answers_of_the_frozen_model(kind: Kind, tuning: Tuni
     read = np.concatenate(ours.hiddens(split.texts)) if found.head.per_token else ours.embed(split.texts)
     np.testing.assert_allclose(found.head.mean.numpy(), read.mean(0), atol=1e-5)
     np.testing.assert_allclose(1 / found.head.scale.numpy(), read.std(0), rtol=1e-3)
+    if kind == "regression":
+        assert float(found.head.answer_scale) == pytest.approx(np.std([-1.5, 0.0, 3e-8]))
     asked = np.concatenate([np.atleast_1d(target) for target in split.targets])
     loss, count = objective(answers, batch)
     if kind == "regression":
@@ -136,6 +138,18 @@ def test_layers_that_are_frozen_stay(tuned: Callable[[str], Path], model: Path) 
     before, after = bionemo.load(model).network.state_dict(), weights(tuned("last"))
     changed = {name for name, tensor in before.items() if not torch.equal(after[f"encoder.{name}"], tensor)}
     assert changed == {name for name in before if name.startswith(("encoder.layers.1.", "encoder.final_layernorm."))}
+
+
+def test_pretrained_weights_learn_at_their_own_rate(model: Path, data: Path, tmp_path: Path) -> None:
+    """Adam's first update is in proportion to the rate; a head's is the same whatever becomes of the rest."""
+    for scale in (0.125, 1):
+        tune(tmp_path / str(scale), *words(model, data, f"model.encoder_lr_scale={scale}", "trainer.max_steps=1"))
+    eighth, whole = weights(tmp_path / "0.125"), weights(tmp_path / "1")
+    for name, before in bionemo.load(model).network.state_dict().items():
+        moved = [after[f"encoder.{name}"] - before for after in (eighth, whole)]
+        torch.testing.assert_close(8 * moved[0], moved[1], rtol=1e-3, atol=1e-6)
+    assert all(torch.equal(eighth[name], whole[name]) for name in eighth if name.startswith("head."))
+    assert any(not torch.equal(eighth[name], whole[name]) for name in eighth)
 
 
 def test_of_adapters_everything_else_stays(tuned: Callable[[str], Path], model: Path) -> None:
@@ -216,6 +230,9 @@ def test_a_run_goes_on_where_it_was_left(model: Path, data: Path, tmp_path: Path
         (["model.encoder_frozen=True", "model.peft.enabled=True"], "no effect on an encoder that is frozen"),
         (["model.encoder_frozen=True", "model.freeze_layers=1"], "no effect on an encoder that is frozen"),
         (["model.freeze_layers=1", "model.peft.enabled=True"], "leave one of them out"),
+        (["model.encoder_lr_scale=0.1", "model.encoder_frozen=True"], "no effect on an encoder that is frozen"),
+        (["model.encoder_lr_scale=0.1", "model.peft.enabled=True"], "leave it out"),
+        (["model.encoder_lr_scale=0"], "expected above 0"),
         (["model.freeze_layers=3"], "model.freeze_layers=3: the model has 2 layers"),
         (["model.peft.enabled=True", "model.peft.lora_tuning.adapter_dim=0"], "adapter_dim=0, expected 1 or more"),
         (["model.peft.enabled=True", "model.peft.lora_tuning.target_modules=[qkv]"], "attention_qkv"),

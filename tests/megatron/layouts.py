@@ -79,7 +79,7 @@ class Run:
         module = kind(cfg.model, vocabulary)
         module.initialise(seed=1)
         self.model = ParallelModel(module, layout.sharded)
-        self.optimizer = build_optimizer(cfg.model.optim, self.model.parts)
+        self.optimizer = build_optimizer(cfg.model.optim, self.model.parts, self.model.model.rate_of)
         data = SequenceData(cfg.model, cfg.trainer, vocabulary, kind.samples)
         data._rank_and_size = lambda: (groups.data_rank(), groups.data_size())  # type: ignore[method-assign]
         self._data, self._micro_batches = data, cfg.trainer.accumulate_grad_batches

@@ -144,7 +144,7 @@ def train(cfg: RunConfig, rank: int, half: bool, monkeypatch: pytest.MonkeyPatch
         model = build(cfg).train()
         model.initialise(1)
         parallel = ParallelModel(model, layout.sharded)
-        optimizer = build_optimizer(cfg.model.optim, parallel.parts)
+        optimizer = build_optimizer(cfg.model.optim, parallel.parts, model.rate_of)
         with Live() as live:
             parallel.forward_backward([given] * layout.micro_batches, masked_lm, partial(cast, half))
         optimizer.step()

@@ -74,6 +74,7 @@ class DownstreamModelConfig:
     restore_encoder_path: str | None  # a .nemo archive, a checkpoint, or a directory of Hugging Face's
     encoder_frozen: bool  # its vectors are computed once, and a head is trained on them
     freeze_layers: int  # unfrozen: the first n layers stay, and the embedding; below 0: all but the last n
+    encoder_lr_scale: float  # unfrozen: learning rate of the pretrained weights, as a multiple of the head's
     peft: PeftConfig
     tensor_model_parallel_size: int
     pipeline_model_parallel_size: int

@@ -25,6 +25,7 @@ _TOPIC = Topic(
         "model.restore_encoder_path=esm2.nemo model.data.preprocessed_data_path=data/FLIP",
         "model.restore_encoder_path=RUN/checkpoints/esm2-8M-last trainer.max_epochs=5 exp_manager.exp_dir=results",
         "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.freeze_layers=-2",
+        "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.restore_head_path=RUN/head.safetensors",
         "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.peft.enabled=True",
     ),
 )
@@ -82,6 +83,7 @@ def _see_that_it_fits(config: DownstreamModelConfig) -> None:
         "model.peft.enabled=True": config.peft.enabled,
         "model.freeze_layers": config.freeze_layers,
         "model.encoder_lr_scale": config.encoder_lr_scale != 1,
+        "model.restore_head_path": config.restore_head_path is not None,
     }
     for key, given in tuned.items():
         if config.encoder_frozen and given:

@@ -5,7 +5,7 @@ Shapes: T tokens of a pack, N sequences, M their tokens without begin and end, D
 """
 
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,19 +52,20 @@ class FineTuned(Trainable):
         weights: of the language model.
         kind: of the task.
         tuning: what learns.
-        sample: sequences of the training split, on which the head sees what vectors are like.
+        sample: sequences of the training split, on which a new head sees what vectors are like.
+        head_weights: of a trained head, to begin with; None: a new one is drawn.
     """
 
     perplexity = False
 
     def __init__(
         self, encoder: LanguageModel, make_head: Callable[[], Head], weights: TensorSource, kind: Kind, tuning: Tuning,
-        sample: Sequence[PackedBatch] = (),
+        sample: Sequence[PackedBatch] = (), head_weights: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.encoder, self.head = encoder, make_head()
         self._make_head, self._weights, self._sample, self.kind = make_head, weights, sample, kind
-        self._encoder_rate = tuning.encoder_rate
+        self._encoder_rate, self._head_weights = tuning.encoder_rate, head_weights
         self.config, self.vocabulary = encoder.config, encoder.vocabulary
         self.transformer_config = encoder.transformer_config
         self.pre_process = self.post_process = True
@@ -87,7 +88,7 @@ class FineTuned(Trainable):
         return 1.0 if name.startswith("head.") or name.endswith((DOWN, UP)) else self._encoder_rate
 
     def initialise(self, seed: int) -> None:
-        """Take the language model's weights, and draw those of the head and of adapters."""
+        """Take the language model's weights and a trained head's, and draw what is new: adapters, or the head."""
         own = {}
         for parameter, place in placements(self.encoder).items():
             if place.name.endswith((DOWN, UP)):
@@ -96,6 +97,9 @@ class FineTuned(Trainable):
             else:
                 own[parameter] = place
         load_weights(own, self._weights)
+        if self._head_weights is not None:
+            self.head.load_state_dict(self._head_weights)
+            return
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.head.load_state_dict(self._make_head().state_dict())

@@ -2,7 +2,7 @@
 """The story of a downstream run in which the model itself learns: as pretraining, with a task instead of words."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from bionemo.downstream.heads import Head
 from bionemo.downstream.labelled import LabelledData, targets_of
 from bionemo.downstream.model import FineTuned, Tuning, objective
 from bionemo.downstream.outcome import Outcome, keep
+from bionemo.downstream.trained import read_trained_head
 from bionemo.errors import UserError
 from bionemo.inference.open import model_config, saved_model, vocabulary_of
 from bionemo.interop.convert import Model
@@ -52,6 +53,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     labelled = LabelledData(splits, cfg.model.data.task_type, kind)
     vocabulary = vocabulary_of(kind, model, saved, path)
     make_head = head_of(cfg.model.downstream_task, cfg.model.data.task_type, model.hidden_size, len(classes))
+    head_weights = _head_weights(cfg.model.restore_head_path, make_head, classes)
     run = _run_config(cfg, model, len(splits["train"].texts))
 
     def make(trainer: pl.Trainer, precision: Precision, start: Path | None) -> Work:
@@ -64,8 +66,8 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         if isinstance(run.trainer.val_check_interval, float):  # of an epoch, where Lightning sees one of all epochs
             trainer.val_check_interval = max(1, round(updates * run.trainer.val_check_interval))
             trainer.check_val_every_n_epoch = None
-        sample = list(_batches(data, "train", _SAMPLE))
-        build = partial(_build, cfg, kind, model, vocabulary, make_head, saved, sample)
+        sample = list(_batches(data, "train", _SAMPLE)) if head_weights is None else []
+        build = partial(_build, cfg, kind, model, vocabulary, make_head, saved, sample, head_weights)
         return Work(data, TrainingModule(build, objective, model, run.trainer, precision))
 
     train(run, make, [Conclusion(cfg, directory, classes)])
@@ -73,14 +75,42 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
 
 def _build(
     cfg: DownstreamConfig, kind: Any, model: ModelConfig, vocabulary: Any, make_head: Callable[[], Head], saved: Model,
-    sample: Sequence[PackedBatch],
+    sample: Sequence[PackedBatch], head_weights: Mapping[str, Tensor] | None,
 ) -> FineTuned:  # fmt: skip
     lora = cfg.model.peft.lora_tuning
     tuning = Tuning(
         cfg.model.freeze_layers, lora.adapter_dim if cfg.model.peft.enabled else None, tuple(lora.target_modules),
         cfg.model.encoder_lr_scale,
     )  # fmt: skip
-    return FineTuned(kind(model, vocabulary), make_head, saved.weights, cfg.model.data.task_type, tuning, sample)
+    return FineTuned(
+        kind(model, vocabulary), make_head, saved.weights, cfg.model.data.task_type, tuning, sample, head_weights
+    )
+
+
+def _head_weights(
+    path: str | None, make_head: Callable[[], Head], classes: tuple[str, ...]
+) -> dict[str, Tensor] | None:
+    """Those of the head that a run with a frozen encoder has left.
+
+    The first updates of a whole model under a new head spoil what it knows: a trained one spares it that (Kumar et al.
+    2022, "Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution", LP-FT).
+
+    Raises:
+        UserError: when there is none, or it answers something else.
+    """
+    if path is None:
+        return None
+    trained = read_trained_head(Path(path))
+    forms = [
+        {name: weight.shape for name, weight in head.state_dict().items()} for head in (make_head(), trained.head)
+    ]
+    if trained.classes != classes or forms[0] != forms[1]:
+        answers = f"answers {', '.join(trained.classes[:8]) or 'a number'}"
+        raise UserError(
+            f"model.restore_head_path={path}: it {answers}, or is of another size: give the head of a run on this "
+            "task and this model, with the same model.downstream_task"
+        )
+    return trained.head.state_dict()
 
 
 def _model_config(cfg: DownstreamConfig, found: ModelConfig) -> ModelConfig:

@@ -152,6 +152,26 @@ def test_pretrained_weights_learn_at_their_own_rate(model: Path, data: Path, tmp
     assert any(not torch.equal(eighth[name], whole[name]) for name in eighth)
 
 
+def test_it_goes_on_with_a_head_that_was_trained_on_the_frozen_model(model: Path, data: Path, tmp_path: Path) -> None:
+    """A step that moves nothing leaves what the head has come to; another task's head is refused."""
+    given = words(model, data, "model.seq_length=1024")
+    tune(tmp_path / "frozen", *given, "model.encoder_frozen=True")
+    head = f"model.restore_head_path={tmp_path}/frozen/head.safetensors"
+    still = [
+        "trainer.max_steps=1",
+        "trainer.val_check_interval=1",
+        "model.finetuning_optim.lr=1e-12",
+        "model.finetuning_optim.sched.min_lr=0",
+    ]
+    tune(tmp_path / "whole", *given, head, *still)
+    reports = [json.loads((tmp_path / each / "report.json").read_text()) for each in ("frozen", "whole")]
+    for figure in ("val_loss", "test_loss", "test_accuracy"):
+        assert reports[1][figure] == pytest.approx(reports[0][figure], rel=1e-4)
+    status, console = run(tmp_path / "other", *given, head, "model.downstream_task.cnn_dim=16", model="task")
+    assert (status, len(console)) == (1, 1)
+    assert "model.restore_head_path=" in console[0]
+
+
 def test_of_adapters_everything_else_stays(tuned: Callable[[str], Path], model: Path) -> None:
     """And what is exported has them merged: the head says on its vectors what the report says."""
     directory = tuned("lora")
@@ -232,6 +252,8 @@ def test_a_run_goes_on_where_it_was_left(model: Path, data: Path, tmp_path: Path
         (["model.freeze_layers=1", "model.peft.enabled=True"], "leave one of them out"),
         (["model.encoder_lr_scale=0.1", "model.encoder_frozen=True"], "no effect on an encoder that is frozen"),
         (["model.encoder_lr_scale=0.1", "model.peft.enabled=True"], "leave it out"),
+        (["model.restore_head_path=x", "model.encoder_frozen=True"], "no effect on an encoder that is frozen"),
+        (["model.restore_head_path=none/head.safetensors"], "none/head.safetensors cannot be read"),
         (["model.encoder_lr_scale=0"], "expected above 0"),
         (["model.freeze_layers=3"], "model.freeze_layers=3: the model has 2 layers"),
         (["model.peft.enabled=True", "model.peft.lora_tuning.adapter_dim=0"], "adapter_dim=0, expected 1 or more"),

@@ -72,6 +72,7 @@ class DownstreamModelConfig:
 
     seq_length: int | None  # tokens it has to read, if more than it was trained with; learned positions have no more
     restore_encoder_path: str | None  # a .nemo archive, a checkpoint, or a directory of Hugging Face's
+    restore_head_path: str | None  # unfrozen: begin with head.safetensors of a run whose encoder was frozen
     encoder_frozen: bool  # its vectors are computed once, and a head is trained on them
     freeze_layers: int  # unfrozen: the first n layers stay, and the embedding; below 0: all but the last n
     encoder_lr_scale: float  # unfrozen: learning rate of the pretrained weights, as a multiple of the head's

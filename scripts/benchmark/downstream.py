@@ -3,8 +3,8 @@
 
 python scripts/benchmark/downstream.py --pretrained RUN/checkpoints/X --random RUN0/checkpoints/Y --data FLIP --out DIR
 
-Every cell is a run of the public command; finished ones are not run again. Prints test accuracy in percent, the mean
-and the lowest and highest of the seeds.
+Every cell is a run of the public command; finished ones are not run again. Whole models and adapters begin with the
+head of the frozen run. Prints test accuracy in percent, the mean and the lowest and highest of the seeds.
 """
 
 import argparse
@@ -39,7 +39,7 @@ WAYS = {
 
 
 def run(encoder: Path, name: str, way: str, seed: int, data: Path, out: Path) -> dict[str, float]:
-    """One run of the command, which begins with the head of the frozen one when it is another; what its report says."""
+    """One run of the command, after a frozen one with its head; what its report says."""
     directory = out / f"{seed}-{way}-{name}"
     report = directory / "report.json"
     if not report.exists():

@@ -4,10 +4,10 @@
 python scripts/benchmark/regression.py variants --model CHECKPOINT --file P62593_variants.fasta --out DIR
 python scripts/benchmark/regression.py esol --model CHECKPOINT --file ESOL.csv --out DIR
 
-`variants` splits them at random (80/10/10), fine-tunes head, whole model and adapters, and scores the test split
-without measurements too; the baseline is a ridge regression on which residue stands where. `esol` prepares the file as
-the command does; baselines are ridge and random forest on Morgan fingerprints (radius 2, 2,048 bits). Every run is one
-of the public commands; finished ones are not run again.
+`variants` splits them at random (80/10/10), and scores the test split without measurements too; the baseline is a
+ridge regression on which residue stands where. `esol` prepares the file as the command does; baselines are ridge and
+random forest on Morgan fingerprints (radius 2, 2,048 bits). In both a head is trained, then the whole model, or
+adapters, with that head. Every run is one of the public commands; finished ones are not run again.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from sklearn.linear_model import RidgeCV
 TUNED = ["model.encoder_frozen=False", "trainer.log_every_n_steps=20"]
 WAYS = {
     "head alone": ["model.finetuning_optim.lr=1e-3"],
-    "whole model": [*TUNED, "model.finetuning_optim.lr=1e-3", "model.encoder_lr_scale=0.1"],
+    "whole model": [*TUNED, "model.finetuning_optim.lr=3e-4", "model.encoder_lr_scale=0.3"],
     "LoRA": [*TUNED, "model.finetuning_optim.lr=1e-3", "model.peft.enabled=True",
              "model.peft.lora_tuning.adapter_dim=4"],
 }  # fmt: skip
@@ -65,7 +65,8 @@ def fine_tuned(name: str, words: list[str], out: Path, epochs: int) -> dict[str,
         epochs = EPOCHS_OF_HEAD
     report = out / name.replace(" ", "-") / "report.json"
     if not report.exists():
-        command("finetune", *words, *WAYS[name], f"trainer.max_epochs={epochs}",
+        more = [] if name == "head alone" else [f"model.restore_head_path={out / 'head-alone' / 'head.safetensors'}"]
+        command("finetune", *words, *WAYS[name], *more, f"trainer.max_epochs={epochs}",
                 f"exp_manager.exp_dir={report.parent}", "exp_manager.create_tensorboard_logger=False")  # fmt: skip
     figures: dict[str, float] = json.loads(report.read_text())
     return figures

@@ -33,7 +33,7 @@ TUNED = ["model.encoder_frozen=False", "trainer.log_every_n_steps=50"]
 WAYS = {
     "frozen": ["trainer.max_epochs=30", "model.finetuning_optim.lr=1e-3"],
     "unfrozen": [*TUNED, "trainer.max_epochs=3", "model.finetuning_optim.lr=3e-4", "model.encoder_lr_scale=0.3"],
-    "LoRA": [*TUNED, "trainer.max_epochs=3", "model.finetuning_optim.lr=1e-3", "model.peft.enabled=True",
+    "LoRA": [*TUNED, "trainer.max_epochs=3", "model.finetuning_optim.lr=3e-4", "model.peft.enabled=True",
              "model.peft.lora_tuning.adapter_dim=4"],
 }  # fmt: skip
 

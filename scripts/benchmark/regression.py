@@ -27,7 +27,7 @@ TUNED = ["model.encoder_frozen=False", "trainer.log_every_n_steps=20"]
 WAYS = {
     "head alone": ["model.finetuning_optim.lr=1e-3"],
     "whole model": [*TUNED, "model.finetuning_optim.lr=3e-4", "model.encoder_lr_scale=0.3"],
-    "LoRA": [*TUNED, "model.finetuning_optim.lr=1e-3", "model.peft.enabled=True",
+    "LoRA": [*TUNED, "model.finetuning_optim.lr=3e-4", "model.peft.enabled=True",
              "model.peft.lora_tuning.adapter_dim=4"],
 }  # fmt: skip
 EPOCHS_OF_HEAD = 40

@@ -11,7 +11,8 @@ from bionemo.cluster.console import one_line_errors
 from bionemo.errors import UserError
 
 WAITING = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from bionemo.cluster.console import one_line_errors
 
 with one_line_errors():

@@ -52,7 +52,7 @@ def carry_out(cfg: DownstreamConfig) -> None:
     from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
 
     quiet_dependencies()
-    from bionemo.interop.nemo import log_directory, make_directories
+    from bionemo.interop.nemo import log_directory
 
     quiet_dependencies()
     our_messages_to_console()
@@ -63,7 +63,6 @@ def carry_out(cfg: DownstreamConfig) -> None:
             return
         from bionemo.downstream.run import fine_tune_head
 
-        make_directories(directory)
         fine_tune_head(cfg, directory)
     else:
         from bionemo.downstream.tuned import fine_tune

@@ -18,6 +18,7 @@ from bionemo.errors import UserError
 from bionemo.inference.open import load
 from bionemo.inference.progress import progress
 from bionemo.inference.tokens import Limits, room
+from bionemo.interop.nemo import make_directories
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +29,13 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
     Raises:
         UserError: for a model or data that cannot be used.
     """
-    config, data = cfg.model, cfg.model.data
+    config, data, epochs = cfg.model, cfg.model.data, _epochs(cfg)
     splits, classes = read_splits(data, "model.data", ["train", "val", *(["test"] if cfg.do_testing else [])])
     gpu = cfg.trainer.accelerator != "cpu" and torch.cuda.is_available()
     model = load(
         str(config.restore_encoder_path), "cuda" if gpu else "cpu", str(cfg.trainer.precision), config.seq_length
     )
+    make_directories(directory)  # not before the data and the model have been seen to fit
     with _features_in(directory) as place:
         limits = Limits(sequences=data.emb_batch_size)
         features: dict[str, Features] = {}
@@ -49,7 +51,7 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
                 )
         say(f"{cfg.name}: {', '.join(f'{len(f):,} {name} ({asked(f):,} labels)' for name, f in features.items())}")
         recipe = frozen.Recipe(
-            _epochs(cfg), config.micro_batch_size, data.shuffle, config.seed, config.finetuning_optim,
+            epochs, config.micro_batch_size, data.shuffle, config.seed, config.finetuning_optim,
             cfg.trainer.gradient_clip_val,
         )  # fmt: skip
         make = head_of(config.downstream_task, data.task_type, model.hidden_size, len(classes))

@@ -1,10 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception meant for people."""
+"""Errors caused by users, files or machines, and how they read on one line."""
+
+import errno
+import re
+
+_RETRY = "run the command again"
+_HINTS = {
+    errno.ENOSPC: f"free disk space or choose another output directory, then {_RETRY}",
+    errno.EDQUOT: f"free disk space or raise the quota, then {_RETRY}",
+    errno.EACCES: "check the permissions and the owner",
+    errno.EPERM: "check the permissions and the owner",
+    errno.EROFS: "choose an output directory on a writable file system",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "give a file",
+    errno.EMFILE: "raise `ulimit -n`",
+    errno.ENFILE: "close other programs, or raise the limit of open files",
+    errno.EIO: f"check the disk or the network file system, then {_RETRY}",
+    errno.ESTALE: f"check the network file system, then {_RETRY}",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ENOMEM: "free memory or use a smaller model or batch",
+}
+# errors of libraries that a file or the machine causes: full name of the class, text of the message, advice
+_OF_LIBRARIES = [
+    (r"(torch\.\w+|builtins\.RuntimeError)", r"out of memory|can't allocate memory", "reduce model.micro_batch_size"),
+    (r"builtins\.RuntimeError", r"DataLoader worker", "check memory and /dev/shm, or set model.data.num_workers=0"),
+    (r"builtins\.RuntimeError", r"PytorchStreamWriter|file write failed|unexpected pos", _HINTS[errno.ENOSPC]),
+    (r"builtins\.RuntimeError", r"No space left on device|unable to .*(shm|shared memory)", _HINTS[errno.ENOSPC]),
+    (r"safetensors\..*", r"", "the file is damaged: use another one, or write it again"),
+    (r"pyarrow\..*", r"", "check the file"),
+]
 
 
 class UserError(Exception):
-    """Something the user can mend: one line that says what is wrong, where, and what to do.
+    """An error that the user can fix; its text is one line that says what is wrong, where, and what to do.
 
-    Entry points print its text on one line and exit with status 1; every other exception is a defect of ours and
-    keeps its traceback.
+    Commands print the text and exit with status 1.
     """
+
+
+def describe(error: BaseException) -> str | None:
+    """Describe an error in one line; None for one that only a defect of this project explains.
+
+    A UserError describes itself. For others this is the last resort at the entry of a command: code that knows which
+    setting to change raises a UserError.
+    """
+    if isinstance(error, UserError):
+        text = str(error)
+    elif isinstance(error, OSError):
+        text = _os_error(error)
+    elif isinstance(error, MemoryError):
+        text = f"out of memory: {_HINTS[errno.ENOMEM]}"
+    else:
+        name, message = f"{type(error).__module__}.{type(error).__qualname__}", str(error).strip()
+        known = [hint for kind, words, hint in _OF_LIBRARIES if re.fullmatch(kind, name) and re.search(words, message)]
+        if not known:
+            return None
+        text = f"{message.splitlines()[0] if message else name}: {known[0]}"
+    return " ".join(text.split())
+
+
+def _os_error(error: OSError) -> str:
+    files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    reason = error.strerror or str(error) or type(error).__name__
+    hint = _HINTS.get(error.errno or 0, f"check the file system, then {_RETRY}")
+    return f"{files}: {reason}: {hint}" if files else f"{reason}: {hint}"

@@ -4,11 +4,14 @@
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bionemo.cluster.process import speaks_for_all
-from bionemo.errors import UserError
+from bionemo.errors import describe
+
+DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
 
 
 def tell(*notes: str) -> None:
@@ -20,13 +23,32 @@ def tell(*notes: str) -> None:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr: status 1 when the user made a mistake, 130 when it was interrupted."""
+    """End the process with one line on stderr when the user, a file or the machine caused an error.
+
+    The exit status is 1, or 130 after Ctrl-C. Any other exception is a defect of this project: it keeps its traceback,
+    followed by a line that asks to report it.
+    """
     try:
         yield
-    except (UserError, KeyboardInterrupt) as error:
+    except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        by_hand = isinstance(error, KeyboardInterrupt)
+        if isinstance(error, BrokenPipeError) and error.filename is None:  # the reader of the output has closed it
+            _discard_output()
+            sys.exit(128 + signal.SIGPIPE)
+        line = describe(error)
+        if line is None:
+            traceback.print_exception(error)
+            print(f"error: {DEFECT}", file=sys.stderr)
+        elif speaks_for_all():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
         if speaks_for_all():
-            print("\ninterrupted" if by_hand else f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT if by_hand else 1)
+            print("\ninterrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def _discard_output() -> None:
+    """Let the interpreter flush stdout at exit without another error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

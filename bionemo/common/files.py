@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Durable and atomic writes, and directories that record that this project created them."""
+
+import errno
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from bionemo.errors import UserError
+
+MARKER = ".bionemo.json"
+_CANNOT_SYNC_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EISDIR, errno.EACCES}
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a directory, to disk.
+
+    Some network and FUSE file systems reject fsync on a directory; that is accepted, an error of a file is not.
+
+    Raises:
+        OSError: when a file cannot be flushed.
+    """
+    directory = path.is_dir()
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not (directory and error.errno in _CANNOT_SYNC_DIRECTORIES):
+            raise
+
+
+def write_atomic(path: Path, data: str | bytes) -> None:
+    """Write a file under a temporary name beside it, flush it, and rename it; on failure the old file remains.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes it private
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    sync(path.parent)
+
+
+def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = None) -> None:
+    """Create a directory, or take over an empty one, and record in it that this project created it.
+
+    Args:
+        path: the directory.
+        kind: what it holds, such as "features"; other kinds are not touched by `remove_owned`.
+        identity: the settings that determine its content, as JSON; `identity_of` returns them.
+
+    Raises:
+        UserError: when it exists, is not empty and was not created by this project.
+        OSError: when it cannot be created.
+    """
+    if identity_of(path, kind) is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(
+            f"{path} exists and was not created by bionemo: move it away or choose another output (it is needed for "
+            f"{kind})"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomic(path / MARKER, json.dumps({"kind": kind, "identity": dict(identity or {})}, indent=1, default=str))
+
+
+def identity_of(path: Path, kind: str) -> dict[str, Any] | None:
+    """The identity of a directory of this kind that this project created; None for any other path."""
+    if path.is_symlink():
+        return None
+    try:
+        match json.loads((path / MARKER).read_text()):
+            case {"kind": str(found), "identity": dict(identity)} if found == kind:
+                return identity
+    except (OSError, ValueError, RecursionError):
+        pass
+    return None
+
+
+def remove_owned(path: Path, kind: str, names: str) -> None:
+    """Delete the files of a directory that this project created; do nothing where there is no such path.
+
+    Args:
+        path: the directory.
+        kind: what it holds, as given to `create_owned`.
+        names: regular expression of the whole names of files that this project writes there. Other files stay, and
+            the directory with them.
+
+    Raises:
+        UserError: when it exists and this project did not create it.
+        OSError: when something cannot be deleted.
+    """
+    if not (path.exists() or path.is_symlink()):
+        return
+    if identity_of(path, kind) is None:
+        raise UserError(
+            f"{path} was not created by bionemo and is left as it is: move it away or choose another output"
+        )
+    for file in path.iterdir():
+        if re.fullmatch(names, file.name) and (file.is_symlink() or file.is_file()):
+            file.unlink()
+    (path / MARKER).unlink()
+    with suppress(OSError):  # something else is in it
+        path.rmdir()

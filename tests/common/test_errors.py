@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One line for errors of users, files and machines; a traceback for defects of the project."""
+
+import errno
+
+import pytest
+
+from bionemo.cluster.console import DEFECT, one_line_errors
+from bionemo.errors import UserError, describe
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (UserError("a\n b"), "a b"),
+        (OSError(errno.ENOSPC, "No space left on device", "x.pt"), "x.pt: No space left on device: free disk space"),
+        (OSError(errno.EACCES, "Permission denied", "x.pt"), "x.pt: Permission denied: check the permissions"),
+        (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
+            "DataLoader worker (pid 7) is killed",
+        ),
+        (MemoryError(), "out of memory"),
+    ],
+)
+def test_one_line(error: BaseException, expected: str) -> None:
+    line = describe(error)
+    assert line is not None
+    assert line.startswith(expected)
+    assert "\n" not in line
+
+
+def test_a_safetensors_error_is_of_the_file() -> None:
+    from safetensors import SafetensorError
+
+    assert "damaged" in (describe(SafetensorError("header too large")) or "")
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("shape mismatch"), AssertionError()])
+def test_a_defect_keeps_its_traceback(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    assert describe(error) is None
+    with pytest.raises(SystemExit) as end, one_line_errors():
+        raise error
+    assert end.value.code == 1
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert told.rstrip().endswith(DEFECT)

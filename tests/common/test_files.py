@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owned directories and durable writes."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from bionemo.common.files import create_owned, identity_of, remove_owned, sync, write_atomic
+from bionemo.errors import UserError
+
+
+def test_a_directory_of_the_user_is_neither_taken_nor_removed(tmp_path: Path) -> None:
+    theirs = tmp_path / "features"
+    theirs.mkdir()
+    (theirs / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="was not created by bionemo"):
+        create_owned(theirs, "features")
+    with pytest.raises(UserError, match="was not created by bionemo"):
+        remove_owned(theirs, "features", ".*")
+    assert (theirs / "notes.txt").read_text() == "mine"
+
+
+def test_an_owned_directory_keeps_its_identity_and_the_files_of_others(tmp_path: Path) -> None:
+    ours = tmp_path / "features"
+    create_owned(ours, "features", {"column": 3})
+    assert identity_of(ours, "features") == {"column": 3}
+    assert identity_of(ours, "parts") is None
+    (ours / "part-0.npy").write_text("x")
+    (ours / "notes.txt").write_text("mine")
+    remove_owned(ours, "features", r"part-\d+\.npy")
+    assert [path.name for path in ours.iterdir()] == ["notes.txt"]
+    (ours / "notes.txt").unlink()
+    create_owned(ours, "features")
+    remove_owned(ours, "features", r"part-\d+\.npy")
+    assert not ours.exists()
+
+
+def test_a_link_to_an_owned_directory_is_not_followed(tmp_path: Path) -> None:
+    create_owned(tmp_path / "real", "features")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(UserError):
+        remove_owned(tmp_path / "link", "features", ".*")
+    assert identity_of(tmp_path / "real", "features") == {}
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.yaml"
+    write_atomic(file, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(file, "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert file.read_text() == "old"
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_directory_sync_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuses(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(os, "fsync", refuses)
+    sync(tmp_path)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        sync(tmp_path / "file")

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from bionemo.checkpoint.manifest import INDEX, STATE, manifest_of
+from bionemo.checkpoint.state_schema import check_state
 from bionemo.checkpoint.tree import decode
 from bionemo.errors import UserError
 
@@ -39,6 +40,7 @@ class Checkpoint:
         """Everything but the tensors of the model and the optimizer."""
         with self._reading(STATE):
             state: dict[str, Any] = decode(json.loads((self.path / STATE).read_text()))
+            check_state(state)
         return state
 
     @cached_property

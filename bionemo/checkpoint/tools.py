@@ -12,6 +12,7 @@ from torch import Tensor
 from bionemo.checkpoint.manifest import check
 from bionemo.checkpoint.reader import Checkpoint
 from bionemo.checkpoint.source import Shape
+from bionemo.checkpoint.state_schema import missing_to_resume
 from bionemo.checkpoint.tensors import Piece
 from bionemo.checkpoint.writer import save
 from bionemo.errors import UserError
@@ -71,7 +72,7 @@ def words(model: dict[str, Any]) -> int | None:
 
 
 def _position(position: dict[str, int]) -> str:
-    if not position:
+    if missing_to_resume({"SequenceData": {"position": position}}, "SequenceData.position"):
         return "not said"
     samples, tokens = position["consumed_samples"], position["consumed_tokens"]
     return (

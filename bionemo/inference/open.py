@@ -14,8 +14,9 @@ from bionemo.config.typed import Reader
 from bionemo.errors import UserError
 from bionemo.inference.model import TrainedModel
 from bionemo.interop.convert import Model, open_model
+from bionemo.interop.fit import refuse_interpolations, short
 from bionemo.megatron.placement import materialise, placements
-from bionemo.megatron.state import load_weights
+from bionemo.megatron.state import load_weights, refuse_other_weights
 from bionemo.models.build import model_class
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import Vocabulary, load_tokenizer
@@ -50,6 +51,7 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     path, saved = saved_model(path)
     model = build(saved, path, longest)
+    refuse_other_weights(placements(model), saved.weights)  # before memory is taken for what a configuration says
     materialise(model, torch.device(device))
     load_weights(placements(model), saved.weights)
     return TrainedModel(model.eval().requires_grad_(False), path, precision, saved.contact_head)
@@ -76,8 +78,11 @@ def build(saved: Model, path: Path, longest: int | None = None) -> LanguageModel
     kind = model_class(str(saved.config["_target_"]))
     config = model_config(kind, saved.config, path, longest)
     vocabulary = vocabulary_of(kind, config, saved, path)
-    with torch.device("meta"):
-        return kind(config, vocabulary)
+    try:
+        with torch.device("meta"):
+            return kind(config, vocabulary)
+    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: invalid model configuration: {short(error)}") from error
 
 
 def vocabulary_of(kind: type[LanguageModel], config: ModelConfig, saved: Model, path: Path) -> Vocabulary:
@@ -108,11 +113,15 @@ def model_config(
     words = saved.get("tokenizer")
     if isinstance(words, Mapping):
         known["tokenizer"] = {key: words[key] for key in _WORDS if words.get(key) is not None}
+    refuse_interpolations(known, "model", path)  # OmegaConf would evaluate them
+    for key in known.get("tokenizer", ()):
+        if key not in composed.model.tokenizer:
+            raise UserError(f"{path}: invalid model configuration: tokenizer.{key} is not a key of {kind.__name__}")
     composed.merge_with({"model": known})
     reader = Reader()
     config = reader.read(composed.model, ModelConfig)
     if config is None:
-        raise UserError(f"{path} says of its model what cannot be: {'; '.join(reader.problems[:3])}")
+        raise UserError(f"{path}: invalid model configuration: {'; '.join(reader.problems[:3])}")
     if longest is None or longest <= config.max_position_embeddings:
         return config
     if not kind.rotary:

@@ -47,7 +47,7 @@ def convert(source: Path, target: Path, to: str | None = None) -> None:
             HUGGING_FACE: "it is Hugging Face's already; without --to=hf a checkpoint is made",
         }
         raise UserError(f"{source} -> {target}: {why[given]}")
-    if wanted != NEMO and target.exists():
+    if target.exists() or target.is_symlink():
         raise UserError(f"{target} exists: name another target, or remove it")
     if wanted == NEMO:
         export(source, target)
@@ -98,7 +98,7 @@ def open_model(path: Path) -> Model:
     check(path)
     saved = Checkpoint(path)
     config = saved.state.get("config")
-    if config is None:
+    if not (config and config.get("_target_")):
         raise UserError(f"{path} does not hold the configuration of its model, without which it cannot be converted")
     history = history_of(saved.state, saved.manifest)
     try:

@@ -2,6 +2,7 @@
 """Whether weights from elsewhere are those that a configuration from elsewhere tells of."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bionemo.errors import UserError
@@ -23,6 +24,27 @@ def compare(expected: Mapping[str, Shape], found: Mapping[str, Sequence[int]]) -
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
             raise UserError(f"its {name} is {tuple(found[name])}, its configuration says {shape}")
+
+
+def refuse_interpolations(value: object, key: str, path: Path) -> None:
+    """Accept plain scalars, lists and mappings in a configuration that came with a model.
+
+    Raises:
+        UserError: for text that OmegaConf would evaluate (`${...}`), or take as a missing value (`???`).
+    """
+    if isinstance(value, Mapping):
+        for name, below in value.items():
+            refuse_interpolations(below, f"{key}.{name}", path)
+    elif isinstance(value, list | tuple):
+        for number, below in enumerate(value):
+            refuse_interpolations(below, f"{key}[{number}]", path)
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        raise UserError(f"{path}: {key} in its configuration is a {type(value).__name__}, expected a plain value")
+    elif isinstance(value, str) and ("${" in value or value == "???"):
+        raise UserError(
+            f"{path}: {key} in its configuration is the interpolation {value[:40]!r}, which is not evaluated: write "
+            "the value itself into the configuration"
+        )
 
 
 def first_few(names: list[str]) -> str:

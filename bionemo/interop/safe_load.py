@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings and tensors out of bytes that nobody vouches for: nothing is called, imported or expanded on the way.
+"""Reads settings and tensors from untrusted bytes: no code in them is called, imported or expanded.
 
-A file of torch.save is a zip of one pickle and the raw storages. The pickle is looked through first: it may name what
-tensors are rebuilt with and nothing else, and each storage must be as long as the pickle says. Then torch reads it
-with `weights_only=True`, which by itself would also call what other packages add to torch's list of safe globals.
+A file of torch.save is a zip archive of one pickle and the raw storages. This module parses it once, with Python's
+zipfile and a restricted unpickler, and builds the tensors from the very records that it has checked. torch.load is not
+used: it has its own zip reader, which may see another archive in the same bytes, and `weights_only=True` also calls
+what other packages add to torch's list of safe globals.
 """
 
 import io
+import math
 import pickle
 import pickletools
 import re
 import zipfile
+from collections.abc import Mapping
 from typing import IO, Any, ClassVar, cast
 
 import torch
@@ -22,6 +25,7 @@ from bionemo.interop.fit import short
 from bionemo.interop.safe_tar import Member
 
 _MOST_YAML, _MOST_PICKLE = 1 << 17, 4 << 20  # bytes; v1 needs some 10 KB, and 200 KB for 600 tensors
+_CHUNK = 1 << 20  # bytes of a storage that are read at a time
 _MOST_TUPLES, _MOST_MEMOS = 20_000, 1 << 20  # tuples in tuples are hashed on C's stack, memos are an array
 _RECORD = re.compile(
     r"[^/]+/(data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id)"
@@ -85,15 +89,13 @@ def load_tensors(member: Member) -> dict[str, Tensor]:
     """Read a state dict that torch.save wrote, alone or under "state_dict"; entries that are None are left out.
 
     Raises:
-        UserError: when it holds anything else than contiguous tensors, or is damaged.
+        UserError: when it holds anything but contiguous tensors, or is damaged.
     """
     try:
-        _look_through(member)
-        member.seek(0)
-        state = torch.load(cast(IO[bytes], member), map_location="cpu", weights_only=True)
+        state = _load(member)
     except UserError:
         raise
-    except Exception as error:  # whatever zipfile, pickle and torch make of hostile bytes
+    except Exception as error:  # whatever zipfile, pickle and torch raise for hostile bytes
         raise UserError(f"its weights cannot be read ({short(error)})") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict):
@@ -102,33 +104,35 @@ def load_tensors(member: Member) -> dict[str, Tensor]:
     for name, value in tensors.items():
         if not isinstance(name, str):
             raise UserError("its weights have an entry without a name")
-        if not (isinstance(value, Tensor) and value.is_contiguous()):
+        if not isinstance(value, Tensor):
             raise UserError(f"its weights hold {name[:80]!r}, which is no plain tensor")
-    return {name: value.detach() for name, value in tensors.items()}
+    return tensors
 
 
-def _look_through(member: Member) -> None:
-    """Refuse a file in which torch.load would find anything but tensors, or more bytes than there are."""
+def _load(member: Member) -> Any:
+    """Check the records of the zip archive and its pickle, then build what the pickle describes."""
     if member.read(4) != b"PK\x03\x04":
         raise UserError("its weights are not in the zip format of torch.save")
-    with zipfile.ZipFile(member) as archive:
+    with zipfile.ZipFile(cast(IO[bytes], member)) as archive:
         records = {record.filename: record for record in archive.infolist()}
         if len(records) != len(archive.infolist()) or len({name.partition("/")[0] for name in records}) != 1:
             raise UserError("its weights have two records of one name")
         for name, record in records.items():
             if not _RECORD.fullmatch(name) or record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
                 raise UserError(f"its weights have a record {name[:80]!r}, which torch.save does not write")
+        if archive.comment or min(record.header_offset for record in records.values()):
+            raise UserError("its weights have bytes around the zip archive, which torch.save does not write")
         if sum(record.file_size for record in records.values()) > member.size:
             raise UserError("its weights claim to be larger than they are")
         top = next(iter(records)).partition("/")[0]
         if records[f"{top}/data.pkl"].file_size > _MOST_PICKLE:
             raise UserError("its weights have too many entries")
+        if f"{top}/byteorder" in records and archive.read(f"{top}/byteorder") != b"little":
+            raise UserError("its weights are big-endian; save them on a little-endian machine")
         pickled = archive.read(f"{top}/data.pkl")
         _only_tensors(pickled)
-        sizes = {name.rpartition("/")[2]: record.file_size for name, record in records.items() if "/data/" in name}
-        _Inspector(io.BytesIO(pickled), sizes).load()
-        if archive.testzip():  # torch does not compare checksums
-            raise UserError("its weights are damaged: a checksum does not match")
+        storages = {name.rpartition("/")[2]: record for name, record in records.items() if "/data/" in name}
+        return _TensorUnpickler(pickled, archive, storages).load()
 
 
 def _only_tensors(pickled: bytes) -> None:
@@ -143,23 +147,61 @@ def _only_tensors(pickled: bytes) -> None:
             raise UserError("its weights have too many entries")
 
 
-class _Inspector(pickle.Unpickler):
-    """Builds nothing; compares the length of each storage with what the pickle says of it."""
+class _TensorUnpickler(pickle.Unpickler):
+    """Builds dicts, numbers and tensors; every global is replaced by a function of this module."""
 
-    def __init__(self, pickled: io.BytesIO, sizes: dict[str, int]) -> None:
-        super().__init__(pickled)
-        self.sizes = sizes
-        self.empty = type("Empty", (dict,), {"__init__": lambda self: None})  # what is asked of it, it is new for
-        self.rebuilt = type("Rebuilt", (), {"__init__": lambda self, *parts: None})
+    def __init__(self, pickled: bytes, archive: zipfile.ZipFile, storages: Mapping[str, zipfile.ZipInfo]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._archive, self._records = archive, storages
+        self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Give a stand-in for each of the few globals."""
+        """Give the replacement of a global; `_only_tensors` has refused all others."""
         if module == "torch":
             return _STORAGES[name]
-        return self.empty if name == "OrderedDict" else self.rebuilt
+        return {"OrderedDict": _Dict, "_rebuild_tensor_v2": _tensor, "_rebuild_parameter": _parameter}[name]
 
-    def persistent_load(self, identity: Any) -> None:
-        """Take a storage's `("storage", type, key, device, length)`."""
+    def persistent_load(self, identity: Any) -> Tensor:
+        """Read the storage `("storage", dtype, key, device, length)` as a flat tensor.
+
+        zipfile compares its checksum, which torch.load does not.
+        """
         _, dtype, key, _, length = identity
-        if type(length) is not int or length * dtype.itemsize != self.sizes[key]:
+        record = self._records[key]
+        if type(length) is not int or length * dtype.itemsize != record.file_size:
             raise UserError("its weights have a storage of another length than they say")
+        if key not in self._storages:
+            values = torch.empty(record.file_size, dtype=torch.uint8)
+            buffer, at = values.numpy().data, 0
+            with self._archive.open(record) as file:
+                while count := file.readinto(buffer[at : at + _CHUNK]):  # type: ignore[attr-defined]
+                    at += count
+            if at != record.file_size:
+                raise UserError("its weights are cut short")
+            self._storages[key] = values
+        return self._storages[key].view(dtype)
+
+
+class _Dict(dict[Any, Any]):
+    """Stands for an OrderedDict; what else the pickle sets on it (a module's `_metadata`) is ignored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _tensor(storage: Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: object) -> Tensor:
+    """Stands for torch._utils._rebuild_tensor_v2: a contiguous part of a storage."""
+    count = math.prod(size)
+    expected = torch.empty(size, device="meta").stride()
+    contiguous = all(a == b for n, a, b in zip(size, stride, expected, strict=True) if n > 1) or count == 0
+    if not (contiguous and 0 <= offset <= offset + count <= len(storage)):
+        raise UserError("its weights hold a tensor that is not contiguous, or larger than its storage")
+    return storage[offset : offset + count].view(size)
+
+
+def _parameter(tensor: Tensor, *_: object) -> Tensor:
+    """Stands for torch._utils._rebuild_parameter."""
+    return tensor

@@ -92,6 +92,13 @@ def _expand(file: BinaryIO, plain: Any) -> None:
 
 
 def _members(file: BinaryIO) -> dict[str, Member]:
+    try:
+        return _scan(file)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # numbers in a header that overflow
+        raise UserError("it has a damaged header") from error
+
+
+def _scan(file: BinaryIO) -> dict[str, Member]:
     size, position = file.seek(0, os.SEEK_END), 0
     found: dict[str, Member] = {}
     pax: dict[str, str] = {}

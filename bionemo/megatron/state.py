@@ -41,11 +41,11 @@ def optimizer_pieces(model: ParallelModel, optimizer: Optimizer) -> list[Piece]:
     ]
 
 
-def load_weights(places: dict[nn.Parameter, Placement], saved: TensorSource) -> None:
-    """Give this process's part of a model its weights.
+def refuse_other_weights(places: dict[nn.Parameter, Placement], saved: TensorSource) -> None:
+    """Compare names and shapes of saved weights with those of this process's part of a model.
 
     Raises:
-        UserError: when they belong to another model; the first difference is named.
+        UserError: naming the first difference.
     """
     shapes = saved.shapes(WEIGHTS)
     for place in places.values():
@@ -55,6 +55,15 @@ def load_weights(places: dict[nn.Parameter, Placement], saved: TensorSource) -> 
             _refuse(saved, f"{place.name} is {there} there and {list(place.shape)} here")
     if groups.stages() == 1 and (others := sorted(shapes.keys() - {place.name for place in places.values()})):
         _refuse(saved, f"{others[0]} is there and not here")
+
+
+def load_weights(places: dict[nn.Parameter, Placement], saved: TensorSource) -> None:
+    """Give this process's part of a model its weights.
+
+    Raises:
+        UserError: when they belong to another model; the first difference is named.
+    """
+    refuse_other_weights(places, saved)
     with torch.no_grad():
         for parameter, place in places.items():
             parameter.copy_(saved.read(f"{WEIGHTS}/{place.name}", place.offset, tuple(parameter.shape)))

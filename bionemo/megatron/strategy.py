@@ -11,6 +11,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
 from bionemo import checkpoint
+from bionemo.checkpoint.state_schema import missing_to_resume
+from bionemo.errors import UserError
 from bionemo.megatron import groups
 from bionemo.megatron.saving import Saver
 from bionemo.megatron.state import load_optimizer, load_weights, optimizer_pieces, optimizer_slots, weight_pieces
@@ -85,6 +87,10 @@ class MegatronStrategy(DDPStrategy):
         """
         self._saved = checkpoint.Checkpoint(Path(checkpoint_path))
         optimizer_slots(self._saved)
+        if missing := missing_to_resume(self._saved.state):
+            raise UserError(
+                f"checkpoint {checkpoint_path} has no {missing}: a run cannot resume from it; take another"
+            )
         return dict(self._saved.state)
 
     def load_model_state_dict(self, checkpoint_: Mapping[str, Any], strict: bool = True) -> None:

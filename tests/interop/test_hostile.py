@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import bionemo
 from bionemo.errors import UserError
+from bionemo.interop.convert import convert
 from bionemo.interop.nemo_archive import read
 
 from .archives import CONFIG, GOOD, MARK, OURS, WEIGHTS, archive, as_yaml, entry, refuse, same, tar, tiny
@@ -220,3 +222,38 @@ CLASSES = [["os.system"], {"a": 1}, 3, True, 1.5, "os.system", "bionemo.models.b
 @pytest.mark.parametrize("target", CLASSES, ids=lambda target: ascii(target)[:30])
 def test_classes_that_are_not_known(target: Any, key: str, tmp_path: Path) -> None:
     assert "it is of the class" in refuse(archive(tmp_path / "x", as_yaml(tiny() | {key: target}), WEIGHTS))
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "9" * 60_000, "1" + "0" * 4300])
+def test_a_size_of_thousands_of_digits(digits: str, tmp_path: Path) -> None:
+    """Python refuses to make a number of more than 4,300 digits."""
+    data = tar(tmp_path / "x", GOOD).read_bytes().rstrip(b"\0")
+    data += bytes(-len(data) % 512) + pax(record(f"size={digits}")) + header() + bytes(1024)
+    (tmp_path / "x").write_bytes(data)
+    refuse(tmp_path / "x")
+
+
+def test_interpolations_are_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an environment variable is read nor memory taken for what a resolver would make."""
+    monkeypatch.setenv("CANARY_VARIABLE", "canary-value")
+    for key, value in {
+        "activation": "${oc.env:CANARY_VARIABLE}",
+        "layernorm_epsilon": "${multiply:[1],300000000}",
+        "encoder_seq_length": "???",
+        "seq_length": "${.hidden_size}",
+        "tokenizer": {"vocab_file": "${oc.env:CANARY_VARIABLE}"},
+    }.items():
+        path = archive(tmp_path / "x.nemo", as_yaml({**tiny(), "hidden_size": 8, key: value}), WEIGHTS)
+        with pytest.raises(UserError, match="is not evaluated") as caught:
+            bionemo.load(path, "cpu")
+        assert "canary-value" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_existing_archive_is_not_overwritten(tmp_path: Path, sentinel: Path) -> None:
+    (tmp_path / "mine.nemo").write_text("mine")
+    archive(tmp_path / "x.nemo", CONFIG, WEIGHTS)
+    convert(tmp_path / "x.nemo", tmp_path / "weights")
+    with pytest.raises(UserError, match=r"mine\.nemo exists: name another target"):
+        convert(tmp_path / "weights", tmp_path / "mine.nemo")
+    assert (tmp_path / "mine.nemo").read_text() == "mine"

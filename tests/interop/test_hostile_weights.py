@@ -353,3 +353,23 @@ FILES: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("name", FILES)
 def test_files_that_hold_no_weights(name: str, tmp_path: Path) -> None:
     refuse(archive(tmp_path / "x", CONFIG, FILES[name]()))
+
+
+def test_two_archives_in_one_file_are_refused(tmp_path: Path) -> None:
+    """Python's zipfile sees the second archive, torch's reader the first: checked were not the bytes that were loaded.
+
+    Both have one layout, so the offsets in the last end-of-directory record are right for either.
+    """
+    other = {name: weight + 1 for name, weight in STATE.items()}
+    both = saved(other) + saved(STATE)
+    seen_by_torch = torch.load(io.BytesIO(both), weights_only=True)
+    assert all(torch.equal(seen_by_torch[name], other[name]) for name in STATE if not name.endswith("lm_head.bias"))
+    told = refuse(archive(tmp_path / "x", CONFIG, both))
+    assert "bytes around the zip archive" in told
+
+
+def test_a_comment_of_the_zip_archive_is_refused(tmp_path: Path) -> None:
+    buffer = io.BytesIO(saved(STATE))
+    with zipfile.ZipFile(buffer, "a") as file:
+        file.comment = b"x" * 30
+    assert "bytes around" in refuse(archive(tmp_path / "x", CONFIG, buffer.getvalue()))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The types that the entries of state.json must have: a checkpoint may come from anywhere, checksums prove nothing."""
+
+from typing import Any
+
+_COUNT, _NUMBER, _PLAIN = "a whole number from 0", "a number", "plain values"
+_POINTS = [[_NUMBER]]
+# Entries that may be absent; a mapping's "*" stands for all other entries.
+_SCHEMA: dict[str, Any] = {
+    "global_step": _COUNT,
+    "schedule_step": _COUNT,
+    "epoch": _COUNT,
+    "model": {"model._target_": str, "*": _PLAIN},
+    "config": {"_target_": str, "tokenizer": {"*": _PLAIN}, "*": _PLAIN},
+    "SequenceData": {
+        "position": {"window": _COUNT, "row": _COUNT, "consumed_samples": _COUNT, "consumed_tokens": _COUNT},
+        "stream": {"*": _PLAIN},
+    },
+    "loss_scaler": {"*": _NUMBER},
+    "callbacks": {"LossCurve": {"train": _POINTS, "validation": _POINTS}, "*": object},
+    "metrics": {"*": _NUMBER},
+    "optimizer_states": [object],
+    "lr_schedulers": [object],
+    "*": object,
+}
+_TO_RESUME = (
+    "global_step", "schedule_step", "model", "loss_scaler", "callbacks", "optimizer_states", "lr_schedulers",
+    "SequenceData.stream", "SequenceData.position.window", "SequenceData.position.row",
+    "SequenceData.position.consumed_samples", "SequenceData.position.consumed_tokens",
+)  # fmt: skip
+
+
+def check_state(state: Any) -> None:
+    """Check the types of everything in a state.
+
+    Raises:
+        ValueError: naming the entry that has another type.
+    """
+    _check(state, _SCHEMA, "state")
+
+
+def missing_to_resume(state: Any, below: str = "") -> str | None:
+    """The first entry (or of those that begin with `below`) that a run needs to resume and a checked state lacks."""
+    for entry in (entry for entry in _TO_RESUME if entry.startswith(below)):
+        value = state
+        for name in entry.split("."):
+            if name not in value:
+                return entry
+            value = value[name]
+    return None
+
+
+def _check(value: Any, schema: Any, key: str) -> None:
+    if isinstance(schema, dict):
+        _expect(isinstance(value, dict) and all(isinstance(name, str) for name in value), key, "a mapping")
+        for name, below in value.items():
+            if (expected := schema.get(name, schema.get("*"))) is not None:
+                _check(below, expected, f"{key}.{name}")
+    elif isinstance(schema, list):
+        _expect(isinstance(value, list), key, "a list")
+        for number, below in enumerate(value):
+            _check(below, schema[0], f"{key}[{number}]")
+    elif schema == _COUNT:
+        _expect(type(value) is int and 0 <= value < 1 << 63, key, schema)
+    elif schema == _NUMBER:
+        _expect(type(value) in (int, float), key, schema)
+    elif schema == _PLAIN:
+        if isinstance(value, dict | list | tuple):
+            for name, below in value.items() if isinstance(value, dict) else enumerate(value):
+                _expect(isinstance(name, str | int), key, "a mapping")
+                _check(below, schema, f"{key}.{name}")
+        else:
+            _expect(value is None or isinstance(value, bool | int | float | str), key, schema)
+    else:
+        _expect(isinstance(value, schema), key, schema.__name__)
+
+
+def _expect(right: bool, key: str, expected: str) -> None:
+    if not right:
+        raise ValueError(f"{key} is not {expected}")

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A state.json with values of other types: every reader ends in one line."""
+
+import copy
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bionemo.checkpoint.state_schema import check_state, missing_to_resume
+from bionemo.errors import UserError
+from bionemo.inference.open import load
+from bionemo.interop.convert import convert, describe
+from bionemo.megatron.strategy import MegatronStrategy
+
+from ..training.runs import config, last_checkpoint, train
+from .test_forgery import forge
+
+WRONG = [None, "x", -1, 1e308, [], {"$dict": []}, {"$dict": [[1, 1]]}, {"$tensor": [1.0], "dtype": "float32",
+         "shape": [1]}, "${oc.env:HOME}"]  # fmt: skip
+Key = tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    train(config(directory, "trainer.max_steps=2", "trainer.val_check_interval=2", "model.num_layers=1"))
+    return last_checkpoint(directory)
+
+
+def nodes(value: Any, path: Key = ()) -> Iterator[Key]:
+    yield path
+    if isinstance(value, dict | list):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from nodes(below, (*path, key))
+
+
+def replaced(value: Any, path: Key, new: Any) -> Any:
+    if not path:
+        return new
+    value = copy.copy(value)
+    value[path[0]] = replaced(value[path[0]], path[1:], new)
+    return value
+
+
+def test_mutations(trained: Path, tmp_path: Path) -> None:
+    state = json.loads((trained / "state.json").read_text())
+    draw = random.Random(0)
+    refused = 0
+    for number in range(60):
+        path, wrong = draw.choice(list(nodes(state))), draw.choice(WRONG)
+        forged = tmp_path / str(number)
+        shutil.copytree(trained, forged)
+        (forged / "state.json").write_text(json.dumps(replaced(state, path, wrong)))
+        forge(forged)
+        readers: list[Callable[[], object]] = [
+            lambda: describe(forged),  # noqa: B023
+            lambda: load(forged, "cpu"),  # noqa: B023
+            lambda: convert(forged, forged / "x.nemo"),  # noqa: B023
+            lambda: MegatronStrategy().load_checkpoint(forged),  # noqa: B023
+        ]
+        for read in readers:
+            try:
+                read()
+            except UserError as error:  # anything else fails the test
+                assert "\n" not in str(error)
+                refused += 1
+    assert refused > 20
+
+
+def test_a_state_of_a_run_is_accepted(trained: Path) -> None:
+    assert MegatronStrategy().load_checkpoint(trained)["global_step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ([], "state is not a mapping"),
+        ({"global_step": -1}, "state.global_step is not a whole number from 0"),
+        ({"global_step": True}, "state.global_step is not a whole number from 0"),
+        ({"SequenceData": {"position": {"row": 1.5}}}, r"position.row is not a whole number"),
+        ({"config": {"num_layers": object()}}, "state.config.num_layers is not plain values"),
+        ({"callbacks": {"LossCurve": {"train": [[1, "x"]]}}}, r"train\[0\]\[1\] is not a number"),
+    ],
+)
+def test_what_is_refused(state: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        check_state(state)
+
+
+def test_what_resuming_needs() -> None:
+    assert missing_to_resume({}) == "global_step"
+    assert missing_to_resume({"SequenceData": {"position": {"window": 0}}}, "SequenceData.position") == (
+        "SequenceData.position.row"
+    )

@@ -48,6 +48,7 @@ def predict(cfg: InferConfig) -> None:
     import torch
 
     from bionemo.inference.generation import ways
+    from bionemo.inference.identity import of_prediction
     from bionemo.inference.open import load
     from bionemo.inference.progress import progress
     from bionemo.inference.records import Records
@@ -64,9 +65,10 @@ def predict(cfg: InferConfig) -> None:
         torch.set_num_threads(max(torch.get_num_threads() // ours, 1))
 
     ways(task)  # a mistake in them is told before anything is read
-    prediction = Prediction(Records(data), task, data, str(cfg.trainer.precision))
-    model = load(prediction.model_path, f"cuda:{local}" if gpus else "cpu", prediction.precision)
-    model.see_that_it_has(prediction.outputs)
+    records, precision = Records(data), str(cfg.trainer.precision)
+    model = load(task.restore_from_path, f"cuda:{local}" if gpus else "cpu", precision)
+    model.see_that_it_has(task.outputs)
+    prediction = Prediction(records, task, data, of_prediction(task, data, precision, records.paths, model))
     if rank == 0:
         begin(prediction, model)
     else:
@@ -84,8 +86,9 @@ def predict(cfg: InferConfig) -> None:
             if rank:
                 return
             await_parts(prediction, patience, see_that_none_has_failed)
-    except UserError:
-        abandon(prediction)
+    except Exception:
+        if rank == 0:
+            abandon(prediction)
         raise
     print("\n".join(finish(prediction)))
 

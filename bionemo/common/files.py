@@ -6,8 +6,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,41 @@ def write_atomic(path: Path, data: str | bytes) -> None:
             temporary.unlink()
         raise
     sync(path.parent)
+
+
+@contextmanager
+def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
+    """Replace a file by one that the block writes, for writers that need a path.
+
+    The new file is flushed to disk and renamed when the block ends; when the block fails it is deleted and the old
+    file remains.
+
+    Args:
+        path: the file; it need not exist.
+        directory: where the new file is written, on the same file system; None: beside `path`.
+
+    Yields:
+        The path of the new file, which does not exist.
+
+    Raises:
+        OSError: when it cannot be written; it names `path`.
+    """
+    temporary = (directory or path.parent) / f".{path.name[:200]}.{uuid.uuid4().hex[:12]}.tmp"
+    try:
+        try:
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        sync(path.parent)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(temporary)):  # write() and fsync() name no file
+            error.filename = str(path)
+            del error.filename2
+        raise
 
 
 def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = None) -> None:

@@ -5,24 +5,22 @@ Parts depend on the input alone: however many processes there are, and however o
 are made, and what is there is not made again.
 """
 
-import hashlib
-import json
 import logging
-import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
+from bionemo.common.files import create_owned, identity_of, remove_owned
 from bionemo.config.schema import InferDataConfig, TaskConfig
 from bionemo.errors import UserError
+from bionemo.inference import parts
 from bionemo.inference.generation import ways, written
+from bionemo.inference.identity import digest_of
 from bionemo.inference.lengths import fit, join, too_long
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import PER_TOKEN, WRITTEN
@@ -47,23 +45,18 @@ class Prediction:
         records: the input.
         task: `model.downstream_task`.
         data: `model.data`.
-        precision: `trainer.precision`.
+        identity: see `identity.of_prediction`.
     """
 
     records: Records
     task: TaskConfig
     data: InferDataConfig
-    precision: str
+    identity: dict[str, Any]
 
     @property
     def outputs(self) -> list[str]:
         """Names of what is wanted."""
         return list(self.task.outputs)
-
-    @property
-    def model_path(self) -> Path:
-        """Of the model."""
-        return Path(self.task.restore_from_path)
 
     @property
     def output(self) -> Path:
@@ -88,6 +81,11 @@ class Prediction:
         return kind
 
     @property
+    def digest(self) -> str:
+        """A short form of the identity, which every part holds."""
+        return digest_of(self.identity)
+
+    @property
     def directory(self) -> Path:
         """Where parts are kept until all are there."""
         return self.output.with_name(f"{self.output.name}.parts")
@@ -103,16 +101,7 @@ class Prediction:
 
     def file(self, number: int) -> Path:
         """Of a part."""
-        return self.directory / f"part-{number:06}.safetensors"
-
-    def identity(self) -> str:
-        """What parts have to agree in to be parts of one whole."""
-        files = [*self.records.paths, *_files_of(self.model_path)]
-        told = [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-        asked: list[Any] = [self.outputs, self.data.long_sequences, self.precision, self.data.data_fields_map]
-        asked += [self.task.reconstruction_beam_size] if "reconstruction" in self.outputs else []
-        asked += [asdict(self.task.sampling)] if "samples" in self.outputs else []
-        return hashlib.blake2b(json.dumps([told, asked, len(self.records)]).encode(), digest_size=16).hexdigest()
+        return self.directory / parts.name_of(number)
 
 
 def begin(prediction: Prediction, model: TrainedModel) -> None:
@@ -131,21 +120,23 @@ def begin(prediction: Prediction, model: TrainedModel) -> None:
         raise UserError(f"a CSV file has no place for the {', '.join(each)} of each token: choose .parquet or .npz")
     if prediction.data.long_sequences == "split" and (some := [x for x in prediction.outputs if x in WRITTEN]):
         raise UserError(f"there is no {some[0]} of pieces: set model.data.long_sequences to truncate, drop or error")
-    if prediction.output.exists() and not prediction.data.overwrite:
-        raise UserError(
-            f"{prediction.output} exists: name another model.data.output_fname, or set model.data.overwrite=True"
-        )
-    directory, name = prediction.directory, prediction.directory / "identity"
-    try:
-        if directory.exists() and (not name.exists() or name.read_text() != prediction.identity()):
-            log.warning("%s holds parts of another prediction: they are removed", directory)
-            shutil.rmtree(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        name.write_text(prediction.identity())
-    except OSError as error:
-        raise UserError(
-            f"{error.filename} cannot be written ({error.strerror}): choose another output_fname"
-        ) from error
+    _refuse_existing(prediction)
+    directory = prediction.directory
+    found = identity_of(directory, parts.KIND)
+    if found is not None and found != prediction.identity:
+        other = [key for key, value in prediction.identity.items() if found.get(key) != value]
+        log.warning("%s holds parts of a prediction with another %s: they are removed", directory, " and ".join(other))
+        remove_owned(directory, parts.KIND, parts.NAMES)
+    create_owned(directory, parts.KIND, prediction.identity)
+
+
+def _refuse_existing(prediction: Prediction) -> None:
+    """Refuse an output that exists, unless it is to be replaced."""
+    output = prediction.output
+    if output.is_dir():
+        raise UserError(f"{output} is a directory: name a file in it with model.data.output_fname")
+    if output.exists() and not prediction.data.overwrite:
+        raise UserError(f"{output} exists: name another model.data.output_fname, or set model.data.overwrite=True")
 
 
 def follow(prediction: Prediction, patience: float) -> None:
@@ -154,8 +145,8 @@ def follow(prediction: Prediction, patience: float) -> None:
     Raises:
         UserError: when it has not.
     """
-    until, name = time.monotonic() + patience, prediction.directory / "identity"
-    while not (name.exists() and name.read_text() == prediction.identity()):
+    until = time.monotonic() + patience
+    while identity_of(prediction.directory, parts.KIND) != prediction.identity:
         if time.monotonic() > until:
             raise UserError(f"{prediction.directory} has not come for {patience:.0f} s: do all processes see it?")
         time.sleep(_POLL)
@@ -178,7 +169,7 @@ def compute_parts(
     """
     for number, (first, last) in enumerate(prediction.parts()):
         if number % ranks == rank:
-            if prediction.file(number).exists():
+            if parts.length_of(prediction.file(number), prediction.digest) is not None:
                 advance(last - first)
             else:
                 _compute_part(prediction, model, number, range(first, last), advance)
@@ -213,15 +204,9 @@ def _compute_part(
         found = as_bytes(written(model, fitted.pieces, way, numbers, limits, advance if last else silent))
         molecules[name] = found[:, 0] if name == "reconstruction" else found
     advance(len(which) - len(fitted.pieces))
-    file = prediction.file(number)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        save_file({**columns, **molecules, "tokens": tokens, "numbers": numbers}, unfinished)
-        os.replace(unfinished, file)
-    except OSError as error:
-        raise UserError(f"{file} could not be written ({error.strerror or error}): make room") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    parts.write(
+        prediction.file(number), {**columns, **molecules, "tokens": tokens, "numbers": numbers}, prediction.digest
+    )
 
 
 def await_parts(prediction: Prediction, patience: float, still_there: Callable[[], object]) -> None:
@@ -253,32 +238,31 @@ def await_parts(prediction: Prediction, patience: float, still_there: Callable[[
 
 def abandon(prediction: Prediction) -> None:
     """Leave no directory behind in which nothing has been computed."""
-    if not list(prediction.directory.glob("part-*")):
-        shutil.rmtree(prediction.directory, ignore_errors=True)
+    with suppress(UserError, OSError):
+        if not list(prediction.directory.glob("part-*")):
+            remove_owned(prediction.directory, parts.KIND, parts.NAMES)
 
 
 def finish(prediction: Prediction) -> list[str]:
     """Put all parts into the output, and remove them; what there is to tell of it, in lines.
 
     Raises:
-        UserError: when it cannot be written, or no sequence is left; the parts stay.
+        UserError: when a part is damaged, the output has appeared meanwhile, or no sequence is left.
+        OSError: when the output cannot be written; the parts stay.
     """
     files = [prediction.file(number) for number in range(len(prediction.parts()))]
-    results = Results([file for file in files if _length(file)], prediction.records, prediction.outputs)
+    lengths = {file: parts.length_of(file, prediction.digest) for file in files}
+    if damaged := [file for file in files if lengths[file] is None]:
+        raise UserError(f"{damaged[0]} is damaged: run the command again, which computes it again")
+    results = Results([file for file in files if lengths[file]], prediction.records, prediction.outputs)
     if not results.files:
         raise UserError("every sequence was left out: set model.data.long_sequences to truncate or split")
-    write(prediction.output, prediction.kind, results)
     lines = [f"{len(results.tokens):,} sequences: {prediction.output}"]
     lines += [tally(name, results.texts(name)) for name in prediction.outputs if name in WRITTEN]
-    shutil.rmtree(prediction.directory, ignore_errors=True)
+    _refuse_existing(prediction)
+    write(prediction.output, prediction.kind, results, prediction.directory)
+    try:
+        remove_owned(prediction.directory, parts.KIND, parts.NAMES)
+    except (UserError, OSError) as error:
+        log.warning("%s is not needed any more and could not be deleted: %s", prediction.directory, error)
     return lines
-
-
-def _length(file: Path) -> int:
-    with safe_open(file, framework="np") as opened:
-        return int(opened.get_slice("tokens").get_shape()[0])
-
-
-def _files_of(path: Path) -> Iterator[Path]:
-    """Files of a model."""
-    yield from sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]

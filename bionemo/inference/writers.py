@@ -11,7 +11,6 @@
 N sequences. All but .pt and .pkl are written part by part, whatever their size.
 """
 
-import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,9 @@ import torch
 from numpy.lib import format as npy
 from safetensors import safe_open
 
+from bionemo.common.files import replacing
 from bionemo.errors import UserError
+from bionemo.inference.late_errors import written_to
 from bionemo.inference.outputs import PER_TOKEN, WRITTEN
 from bionemo.inference.records import Record, Records
 from bionemo.inference.texts import from_bytes
@@ -116,50 +117,49 @@ class Results:
         return np.result_type(*(values.dtype for values in self.column(name)))
 
 
-def write(path: Path, kind: str, results: Results) -> None:
+def write(path: Path, kind: str, results: Results, directory: Path | None = None) -> None:
     """Write everything to a file, which appears when it is complete.
 
+    Args:
+        path: the file.
+        kind: one of FORMATS.
+        results: what is written.
+        directory: where the file is until it is complete, on the same file system; None: beside `path`.
+
     Raises:
-        UserError: when it cannot be written, or a table of numbers cannot hold it.
+        UserError: when a table of numbers cannot hold it.
+        OSError: when it cannot be written.
     """
     if kind == "csv" and (tokens := [name for name in results.outputs if name in PER_TOKEN]):
         raise UserError(
             f"a CSV file has a row for each sequence, and no place for {tokens[0]}: write .parquet or .npz"
         )
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        _WRITERS[kind](unfinished, results)
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise UserError(
-            f"{path} could not be written ({error.strerror or error}): make room or choose another output_fname"
-        ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path, directory) as new:
+        _WRITERS[kind](new, results)
 
 
 def _npz(path: Path, results: Results) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
+    with path.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
 
         def member(name: str) -> IO[bytes]:
             return archive.open(f"{name}.npy", "w", force_zip64=True)
 
         for name, array in _index(results).items():
-            with member(name) as file:
-                npy.write_array(file, array, allow_pickle=False)
+            with member(name) as opened:
+                npy.write_array(opened, array, allow_pickle=False)
         for name in results.outputs:
-            with member(name) as file:
+            with member(name) as opened:
                 dtype = results.dtype(name)
                 header = {"descr": dtype.str, "fortran_order": False, "shape": results.shape(name)}
-                npy.write_array_header_2_0(file, header)
+                npy.write_array_header_2_0(opened, header)
                 for values in results.column(name):
-                    file.write(np.ascontiguousarray(values, dtype).tobytes())
+                    opened.write(np.ascontiguousarray(values, dtype).tobytes())
 
 
 def _h5(path: Path, results: Results) -> None:
     import h5py
 
-    with h5py.File(path, "w") as file:
+    with written_to(path) as target, h5py.File(target, "w") as file:
         for name, array in _index(results).items():
             text = array.dtype.kind == "U"
             file.create_dataset(name, data=results.ids if text else array, dtype=h5py.string_dtype() if text else None)
@@ -170,13 +170,15 @@ def _h5(path: Path, results: Results) -> None:
             for values in results.column(name):
                 dataset[begin : begin + len(values)] = values.astype(object) if text else values
                 begin += len(values)
+                target.raise_error()
 
 
 def _pt(path: Path, results: Results) -> None:
     numbers = {name: torch.from_numpy(array) for name, array in _index(results).items() if name != "id"}
     whole = {name: np.concatenate(list(results.column(name))) for name in results.outputs}
     values = {name: each.tolist() if name in WRITTEN else torch.from_numpy(each) for name, each in whole.items()}
-    torch.save({"id": results.ids, **numbers, **values}, path)
+    with written_to(path) as target:
+        torch.save({"id": results.ids, **numbers, **values}, target)
 
 
 def _index(results: Results) -> dict[str, np.ndarray]:
@@ -195,11 +197,8 @@ def _csv(path: Path, results: Results) -> None:
             columns |= {key: np.ascontiguousarray(x) for key, x in numbers.items()}
         return pa.table(columns)
 
-    _tables(
-        results,
-        table,
-        lambda schema: csv.CSVWriter(path, schema, write_options=csv.WriteOptions(quoting_style="needed")),
-    )
+    options = csv.WriteOptions(quoting_style="needed")
+    _tables(path, results, table, lambda file, schema: csv.CSVWriter(file, schema, write_options=options))
 
 
 def _parquet(path: Path, results: Results) -> None:
@@ -218,14 +217,16 @@ def _parquet(path: Path, results: Results) -> None:
             columns[name] = pa.LargeListArray.from_arrays(offsets, rows) if name in PER_TOKEN else rows
         return pa.table(columns)
 
-    _tables(results, table, lambda schema: parquet.ParquetWriter(path, schema))
+    _tables(path, results, table, parquet.ParquetWriter)
 
 
-def _tables(results: Results, table: Callable[[Part], Any], opened: Callable[[Any], Any]) -> None:
+def _tables(
+    path: Path, results: Results, table: Callable[[Part], Any], opened: Callable[[IO[bytes], Any], Any]
+) -> None:
     """Write a table of each part with one writer."""
     parts = iter(results)
     first = table(next(parts))
-    with opened(first.schema) as writer:
+    with path.open("xb") as file, opened(file, first.schema) as writer:
         writer.write_table(first)
         for part in parts:
             writer.write_table(table(part))
@@ -245,7 +246,7 @@ def _pkl(path: Path, results: Results) -> None:
             {"id": record.id, "sequence": record.text, **{name: one(name, rows[name][i]) for name in rows}}
             for i, record in enumerate(part.records)
         ]
-    with path.open("wb") as file:
+    with path.open("xb") as file:
         pickle.dump(found, file)
 
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes that fail end with an error that names the file, whatever the format; nothing half-written is left."""
+
+import errno
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bionemo.errors import describe
+from bionemo.inference import parts
+from bionemo.inference.records import Record
+from bionemo.inference.writers import FORMATS, Results, write
+
+from .samples import go
+
+SEQUENCES, PARTS = 60, 3
+
+
+class Named:
+    """Records with long names, of which HDF5 makes heaps of its own."""
+
+    def read(self, first: int, last: int) -> Iterator[Record]:
+        return (Record(f"{'protein' * 10}-{number}", "MKT") for number in range(first, last))
+
+
+def results(directory: Path, outputs: list[str]) -> Results:
+    files = []
+    each, rng = SEQUENCES // PARTS, np.random.default_rng(0)
+    for number in range(PARTS):
+        columns = {
+            "embeddings": rng.random((each, 32), np.float32), "hiddens": rng.random((3 * each, 32), np.float32),
+            "tokens": np.full(each, 3, np.int64), "numbers": np.arange(number * each, (number + 1) * each),
+        }  # fmt: skip
+        files.append(directory / parts.name_of(number))
+        parts.write(files[-1], columns, "x")
+    return Results(files, Named(), outputs)  # type: ignore[arg-type]
+
+
+def with_largest_file(size: int, work: Callable[[], None]) -> str:
+    """Do something in a forked process whose files may have so many bytes; what ended it, and "" when nothing did."""
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+            work()
+            told = ""
+        except OSError as error:
+            told = f"{error.errno} {error.filename}"
+        except BaseException:
+            told = traceback.format_exc()
+        os.write(writing, told.encode())
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return told if status == 0 else f"signal {os.WTERMSIG(status)}"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_ends_with_one_error(kind: str, tmp_path: Path) -> None:
+    directory = tmp_path / "x.parts"
+    directory.mkdir()
+    found = results(directory, ["embeddings"] if kind == "csv" else ["embeddings", "hiddens"])
+    output = tmp_path / f"x.{kind}"
+    write(output, kind, found, directory)
+    size = output.stat().st_size
+    output.write_text("mine")
+    before = sorted(directory.iterdir())
+    for largest in (0, 1, *range(size // 20, size - 1, size // 20), size - 1):
+        told = with_largest_file(largest, lambda: write(output, kind, found, directory))
+        assert told == f"{errno.EFBIG} {output}", largest
+        assert output.read_text() == "mine"
+        assert sorted(directory.iterdir()) == before
+    assert with_largest_file(2 * size, lambda: write(output, kind, found, directory)) == ""
+    assert output.stat().st_size == pytest.approx(size, rel=0.01)
+
+
+def test_a_part_is_whole_or_not_there(tmp_path: Path) -> None:
+    columns = {"tokens": np.arange(1000), "numbers": np.arange(1000)}
+    file = tmp_path / parts.name_of(0)
+    for size in (0, 8, 200, 4096, 16_000):
+        told = with_largest_file(size, lambda: parts.write(file, columns, "x"))
+        assert told == f"{errno.EFBIG} {file}"
+        assert not list(tmp_path.iterdir())
+    parts.write(file, columns, "x")
+    assert parts.length_of(file, "x") == 1000
+    assert parts.length_of(file, "y") is None
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:7], whole[:-1], whole[:-9] + b"?" + whole[-8:], b"\xff" * 100):
+        file.write_bytes(damaged)
+        assert parts.length_of(file, "x") is None
+    assert parts.length_of(tmp_path / "none", "x") is None
+
+
+def test_a_full_disk_is_told_and_the_next_start_goes_on(
+    model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third part finds no room; the next start computes what is missing."""
+    written: list[str] = []
+    write_part = parts.write
+
+    def full(path: Path, *rest: object) -> None:
+        if len(written) == 2:
+            written.append("full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        written.append(path.name)
+        write_part(path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(parts, "write", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        go(model, fasta, tmp_path / "x.npz")
+    line = describe(caught.value)
+    assert line is not None
+    assert line.startswith(f"{tmp_path}/x.npz.parts/part-000002.safetensors: No space left on device: free disk space")
+    assert not (tmp_path / "x.npz").exists()
+    go(model, fasta, tmp_path / "x.npz")
+    assert written[3:] == sorted(set(written[3:]) - set(written[:3]))
+    assert len(np.load(tmp_path / "x.npz")["id"]) == 10

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,24 +41,10 @@ def write_atomic(path: Path, data: str | bytes) -> None:
     """Write a file under a temporary name beside it, flush it, and rename it; on failure the old file remains.
 
     Raises:
-        OSError: when it cannot be written.
+        OSError: when it cannot be written; it names `path`.
     """
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    sync(path.parent)
+    with replacing(path) as new, new.open("xb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager

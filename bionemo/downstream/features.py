@@ -4,13 +4,15 @@
 N sequences, D hidden size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib import format as npy
 
+from bionemo.common.files import replacing
 from bionemo.downstream.task import NOT_ASKED, Kind, Split
 from bionemo.errors import UserError
 from bionemo.inference.model import TrainedModel
@@ -82,6 +84,7 @@ def compute(
 
     Raises:
         UserError: for a sequence that is none, or whose letters are not its tokens.
+        OSError: when the file cannot be written.
     """
     tokens, most = kind == "token-level-classification", room(model.network)
     whole = token_ids_of(split, kind, model.network.vocabulary)
@@ -89,12 +92,30 @@ def compute(
     lengths = np.array([len(each) for each in ids] if tokens else [1] * len(ids), np.int64)
     targets = np.concatenate([target[:most] for target in split.targets]) if tokens else np.stack(split.targets)
     shape = int(lengths.sum()), model.hidden_size
-    vectors = np.lib.format.open_memmap(file, "w+", np.float32, shape) if file else np.empty(shape, np.float32)
-    name, begin = "hiddens" if tokens else "embeddings", 0
-    for columns in model.compute(ids, [name], limits, advance):
-        vectors[begin : begin + len(columns[name])] = columns[name]
-        begin += len(columns[name])
+    name = "hiddens" if tokens else "embeddings"
+    computed = (columns[name] for columns in model.compute(ids, [name], limits, advance))
+    vectors = _in_file(file, shape, computed) if file else _in_memory(shape, computed)
     return Features(vectors, targets, lengths), sum(len(each) > most for each in whole)
+
+
+def _in_memory(shape: tuple[int, ...], computed: Iterable[np.ndarray]) -> np.ndarray:
+    vectors, begin = np.empty(shape, np.float32), 0
+    for each in computed:
+        vectors[begin : begin + len(each)] = each
+        begin += len(each)
+    return vectors
+
+
+def _in_file(file: Path, shape: tuple[int, ...], computed: Iterable[np.ndarray]) -> np.ndarray:
+    """Write a .npy file and map it into memory.
+
+    A map that is written to would be a sparse file: where the disk is full, that ends the process without a message.
+    """
+    with replacing(file) as new, new.open("xb") as opened:
+        npy.write_array_header_2_0(opened, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        for each in computed:
+            opened.write(np.ascontiguousarray(each, "<f4").data)
+    return npy.open_memmap(file, "r")
 
 
 class Batch(NamedTuple):

@@ -2,17 +2,18 @@
 """What is kept of a downstream run: the head, and a report of how good it is."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from bionemo.common.files import write_atomic
 from bionemo.config.schema import DownstreamConfig
 from bionemo.downstream import metrics, report
 from bionemo.downstream.heads import Head
+from bionemo.downstream.result import HEAD, RUN
 
 
 class Outcome(NamedTuple):
@@ -24,6 +25,7 @@ class Outcome(NamedTuple):
         best: number from 1, in the history.
         history: for each validation, or epoch, its `epoch`, `train_loss`, and figures of the validation split.
         test: answers [R, C] and targets [R] of the test split.
+        run: identity of the run.
         more: what else the report tells.
     """
 
@@ -32,13 +34,18 @@ class Outcome(NamedTuple):
     best: int
     history: Sequence[Mapping[str, float]]
     test: tuple[Tensor, Tensor] | None
+    run: str
     more: Mapping[str, Any] = {}
 
 
 def keep(outcome: Outcome, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...]) -> None:
-    """Write `head.safetensors`, `report.json` and `report.png`, and tell."""
+    """Write `head.safetensors`, `report.json` and `report.png`, in this order, and tell.
+
+    Raises:
+        OSError: when one cannot be written; each is whole or as it was.
+    """
     history = outcome.history
-    figures: dict[str, Any] = {"name": cfg.name, "encoder": str(outcome.encoder), **outcome.more}
+    figures: dict[str, Any] = {"name": cfg.name, "encoder": str(outcome.encoder), RUN: outcome.run, **outcome.more}
     if outcome.best:
         best = history[outcome.best - 1]
         figures["epoch"] = best["epoch"]
@@ -47,9 +54,8 @@ def keep(outcome: Outcome, cfg: DownstreamConfig, directory: Path, classes: tupl
     if outcome.test:
         figures |= {f"test_{name}": value for name, value in metrics.figures_of(*outcome.test).items()}
     told = {"classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": str(outcome.encoder)}
-    unfinished = directory / f".head.{os.getpid()}"
-    save_file(outcome.head.state_dict(), unfinished, {"task": json.dumps(told)})
-    os.replace(unfinished, directory / "head.safetensors")
+    metadata = {"task": json.dumps(told), RUN: outcome.run}
+    write_atomic(directory / HEAD, save(outcome.head.state_dict(), metadata))
     report.write(directory, figures, history, answers, targets, classes)
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name.startswith("test_"))
     say(f"best epoch {figures['epoch']:.4g}{': ' + shown if shown else ''}" if outcome.best else shown)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What came of a downstream run: `report.json` for programs, `report.png` for people."""
 
+import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bionemo.common.files import write_atomic
 from bionemo.downstream import metrics
+from bionemo.downstream.result import PICTURE, REPORT
 
 _MOST_CLASSES = 20  # whose names fit beside a picture
 
@@ -28,15 +30,16 @@ def write(
         answers: on the test split [R, C]; None: it was not tested.
         targets: what they should be [R].
         classes: names of the C classes; none where a number is asked for.
+
+    Raises:
+        OSError: when one cannot be written.
     """
     told = dict(figures)
     if classes and answers is not None and targets is not None:
         told["confusion"] = metrics.confusion(answers, targets)
     text = json.dumps({**told, "classes": list(classes), "epochs": list(history)}, indent=1)
-    unfinished = directory / f".report.json.{os.getpid()}"
-    unfinished.write_text(text + "\n")
-    os.replace(unfinished, directory / "report.json")
-    _draw(directory / "report.png", history, answers, targets, classes, told)
+    write_atomic(directory / REPORT, text + "\n")
+    _draw(directory / PICTURE, history, answers, targets, classes, told)
 
 
 def _draw(
@@ -68,6 +71,6 @@ def _draw(
         right.plot([low, high], [low, high], color="grey", linewidth=0.8)
         rho = told.get("test_spearman")
         right.set(xlabel="truth", ylabel="answer", title="" if rho is None else f"test Spearman {rho:.3f}")
-    unfinished = path.with_name(f".{os.getpid()}.{path.name}")
-    figure.savefig(unfinished, dpi=120)
-    os.replace(unfinished, path)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, format="png")
+    write_atomic(path, picture.getvalue())

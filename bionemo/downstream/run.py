@@ -2,32 +2,37 @@
 """The story of a downstream run whose encoder is frozen: read, embed once, train a head, test, report."""
 
 import logging
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
+from bionemo.common.files import create_owned, remove_owned
 from bionemo.config.schema import DownstreamConfig
 from bionemo.downstream import frozen
 from bionemo.downstream.configured import head_of, read_splits
 from bionemo.downstream.features import Features, asked, compute
 from bionemo.downstream.outcome import Outcome, keep, say
+from bionemo.downstream.result import identity_of_run, is_complete
 from bionemo.errors import UserError
+from bionemo.inference.identity import of_model
 from bionemo.inference.open import load
 from bionemo.inference.progress import progress
 from bionemo.inference.tokens import Limits, room
 from bionemo.interop.nemo import make_directories
 
 log = logging.getLogger(__name__)
+_KIND = "vectors of a frozen model"
+_NAMES = r"(train|val|test)\.npy|\..+\.tmp"
 
 
 def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
     """Train a head on the vectors of a model that stays as it is.
 
     Raises:
-        UserError: for a model or data that cannot be used.
+        UserError: for a model or data that cannot be used, or a directory with another result.
+        OSError: when something cannot be written.
     """
     config, data, epochs = cfg.model, cfg.model.data, _epochs(cfg)
     splits, classes = read_splits(data, "model.data", ["train", "val", *(["test"] if cfg.do_testing else [])])
@@ -35,6 +40,12 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
     model = load(
         str(config.restore_encoder_path), "cuda" if gpu else "cpu", str(cfg.trainer.precision), config.seq_length
     )
+    run = identity_of_run(
+        cfg, of_model(model.path, model.network.config.max_position_embeddings, model.network.vocabulary), splits
+    )
+    if is_complete(directory, run):
+        say(f"{cfg.name}: {directory} holds the result of this command already")
+        return
     make_directories(directory)  # not before the data and the model have been seen to fit
     with _features_in(directory) as place:
         limits = Limits(sequences=data.emb_batch_size)
@@ -57,7 +68,7 @@ def fine_tune_head(cfg: DownstreamConfig, directory: Path) -> None:
         make = head_of(config.downstream_task, data.task_type, model.hidden_size, len(classes))
         trained = frozen.train(make, features["train"], features["val"], recipe, model.device, _say_epoch)
         test = frozen.answers_of(trained.head, features["test"]) if "test" in features else None
-        outcome = Outcome(model.path, trained.head, trained.best, trained.history, test)
+        outcome = Outcome(model.path, trained.head, trained.best, trained.history, test, run)
         keep(outcome, cfg, directory, classes)
 
 
@@ -74,14 +85,18 @@ def _say_epoch(figures: dict[str, float]) -> None:
 
 @contextmanager
 def _features_in(directory: Path) -> Iterator[Path]:
-    """A place for vectors while they are needed."""
+    """A directory for vectors while they are needed.
+
+    Raises:
+        UserError: when something else has its name.
+        OSError: when it cannot be made.
+    """
     place = directory / "features"
+    create_owned(place, _KIND)
     try:
-        place.mkdir(parents=True, exist_ok=True)
         yield place
-    except OSError as error:
-        raise UserError(
-            f"{error.filename or place} cannot be written ({error.strerror}): choose another exp_dir"
-        ) from error
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        try:
+            remove_owned(place, _KIND, _NAMES)
+        except (UserError, OSError) as error:  # the error inside, or the result, counts more
+            log.warning("%s is not needed any more and could not be deleted: %s", place, error)

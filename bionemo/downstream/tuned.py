@@ -24,8 +24,10 @@ from bionemo.downstream.heads import Head
 from bionemo.downstream.labelled import LabelledData, targets_of
 from bionemo.downstream.model import FineTuned, Tuning, objective
 from bionemo.downstream.outcome import Outcome, keep
+from bionemo.downstream.result import identity_of_run, is_complete
 from bionemo.downstream.trained import read_trained_head
 from bionemo.errors import UserError
+from bionemo.inference.identity import of_model
 from bionemo.inference.open import model_config, saved_model, vocabulary_of
 from bionemo.interop.convert import Model
 from bionemo.megatron.state import load_weights
@@ -42,7 +44,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     """Train a model, or adapters in it, together with a head.
 
     Raises:
-        UserError: for a model or data that cannot be used, and whatever ends a run.
+        UserError: for a model or data that cannot be used, a directory with another result, and whatever ends a run.
     """
     path, saved = saved_model(str(cfg.model.restore_encoder_path))
     kind = model_class(str(saved.config["_target_"]))
@@ -55,6 +57,8 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     make_head = head_of(cfg.model.downstream_task, cfg.model.data.task_type, model.hidden_size, len(classes))
     head_weights = _head_weights(cfg.model.restore_head_path, make_head, classes)
     run = _run_config(cfg, model, len(splits["train"].texts))
+    identity = identity_of_run(cfg, of_model(path, model.max_position_embeddings, vocabulary), splits)
+    is_complete(directory, identity)  # refuses the result of another run
 
     def make(trainer: pl.Trainer, precision: Precision, start: Path | None) -> Work:
         data = SequenceData(model, run.trainer, vocabulary, labelled)
@@ -70,7 +74,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         build = partial(_build, cfg, kind, model, vocabulary, make_head, saved, sample, head_weights)
         return Work(data, TrainingModule(build, objective, model, run.trainer, precision))
 
-    train(run, make, [Conclusion(cfg, directory, classes)])
+    train(run, make, [Conclusion(cfg, directory, classes, identity)])
 
 
 def _build(
@@ -169,10 +173,11 @@ class Conclusion(pl.Callback):
         cfg: of the run.
         directory: of the run.
         classes: names of the classes.
+        identity: of the run.
     """
 
-    def __init__(self, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...]) -> None:
-        self.cfg, self.directory, self.classes = cfg, directory, classes
+    def __init__(self, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...], identity: str) -> None:
+        self.cfg, self.directory, self.classes, self.identity = cfg, directory, classes, identity
         self.history: list[dict[str, float]] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,7 +212,8 @@ class Conclusion(pl.Callback):
         learning = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
         head = sum(parameter.numel() for parameter in model.head.parameters() if parameter.requires_grad)
         more = {"parameters": sum(sizes.values()), "parameters_that_learn": learning, "parameters_of_the_head": head}
-        keep(Outcome(path, model.head, best, self.history, test, more), self.cfg, self.directory, self.classes)
+        outcome = Outcome(path, model.head, best, self.history, test, self.identity, more)
+        keep(outcome, self.cfg, self.directory, self.classes)
 
     def _take_the_best(self, trainer: pl.Trainer, module: Any, checkpoints: Checkpoints) -> tuple[Path, int]:
         """Go back to the best checkpoint, where there are any; its path, and its number in the history from 1."""

@@ -13,11 +13,13 @@ from bionemo.config.schema import InferDataConfig, TaskConfig
 from bionemo.data.shards.index import Fingerprint
 from bionemo.inference.outputs import Outputs
 from bionemo.interop.convert import CHECKPOINT, kind_of
+from bionemo.tokenizers import Vocabulary
 
 _FORMAT = 1  # to be raised when the same settings give another result, or parts are stored in another way
 # Settings that cannot change the result. What is not listed here is part of the identity.
 _NOT_OF_DATA = (
-    "dataset_path", "index_mapping_dir", "batch_size", "tokens_per_batch", "output_fname", "output_format", "overwrite",
+    "dataset_path", "index_mapping_dir", "batch_size", "tokens_per_batch", "output_fname", "output_format",
+    "overwrite",
 )  # fmt: skip
 _NOT_OF_TASK = ("restore_from_path",)
 
@@ -47,14 +49,22 @@ def of_prediction(
     return {
         "format": _FORMAT,
         "settings": digest_of([asked, read, precision]),
-        "model": of_model(model),
+        "model": of_model(model.path, model.network.config.max_position_embeddings, model.network.vocabulary),
         "input": digest_of([[path.suffix.lower(), _content(path)] for path in paths]),
     }
 
 
-def of_model(model: Outputs) -> str:
-    """A digest of the weights and the vocabulary of a model."""
-    path = model.path
+def of_model(path: Path, positions: int, vocabulary: Vocabulary) -> str:
+    """A digest of a trained model.
+
+    Args:
+        path: of a checkpoint that was verified, a `.nemo` archive, or a directory of Hugging Face's.
+        positions: tokens that it reads, at most.
+        vocabulary: of the model.
+
+    Raises:
+        OSError: when a file cannot be read.
+    """
     if kind_of(path) == CHECKPOINT:  # its manifest holds the checksums of all files, which loading has verified
         weights: Any = checksum_of((path / MANIFEST).read_bytes())
     elif path.is_dir():
@@ -62,8 +72,7 @@ def of_model(model: Outputs) -> str:
         weights = [[str(file.relative_to(path)), _content(file)] for file in files]
     else:
         weights = _content(path)
-    config = model.network.config
-    return digest_of([weights, config.max_position_embeddings, model.network.vocabulary.identity])
+    return digest_of([weights, positions, vocabulary.identity])
 
 
 def digest_of(value: Mapping[str, Any] | list[Any]) -> str:

@@ -45,7 +45,9 @@ class Records:
         asked = [config.dataset_path] if isinstance(config.dataset_path, str) else config.dataset_path
         paths = [path for each in asked for path in _files(each)]
         if not paths:
-            raise UserError("model.data.dataset_path names no file: give one, a range such as x[000..004].csv, or a list")
+            raise UserError(
+                "model.data.dataset_path names no file: give one, a range such as x[000..004].csv, or a list"
+            )
         sort = config.data_impl_kwargs.csv_fields_mmap.sort_dataset_paths and not _all_fasta(config, paths)
         self.paths = sorted(paths) if sort else paths
         self._sources = _open(config, self.paths)
@@ -145,7 +147,9 @@ def _check_columns(path: Path, config: InferDataConfig, reader: CsvFieldsConfig)
     """
     key, name = "model.data.data_impl_kwargs.csv_fields_mmap.data_fields", _name_of("sequence", config.data_fields_map)
     if "sequence" not in reader.data_fields:
-        raise UserError(f"{key} has no field 'sequence': give its column, counted from 0, as in {{id: 0, sequence: 1}}")
+        raise UserError(
+            f"{key} has no field 'sequence': give its column, counted from 0, as in {{id: 0, sequence: 1}}"
+        )
     header, column = _header(path, reader.data_sep, reader.header_lines), reader.data_fields["sequence"]
     if name in header and header.index(name) != column:
         found = repr(header[column]) if 0 <= column < len(header) else "missing"

@@ -178,7 +178,7 @@ def _pt(path: Path, results: Results) -> None:
     whole = {name: np.concatenate(list(results.column(name))) for name in results.outputs}
     values = {name: each.tolist() if name in WRITTEN else torch.from_numpy(each) for name, each in whole.items()}
     with written_to(path) as target:
-        torch.save({"id": results.ids, **numbers, **values}, target)
+        torch.save({"id": results.ids, **numbers, **values}, target)  # type: ignore[arg-type]
 
 
 def _index(results: Results) -> dict[str, np.ndarray]:

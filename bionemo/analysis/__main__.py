@@ -44,6 +44,8 @@ def _parser() -> ArgumentParser:
     _add_fit(commands.add_parser("contacts-fit", help="fit what tells contacts from attention"))
     _add_map(commands.add_parser("map", help="bring embeddings of many sequences to two dimensions"))
     _add_label(commands.add_parser("label", help="answer for new sequences what `bionemo.finetune` has learned"))
+    for command in commands.choices.values():
+        command.add_argument("--overwrite", action="store_true", help="replace output files that exist")
     return parser
 
 

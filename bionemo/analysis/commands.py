@@ -9,8 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from bionemo.analysis.contact_heads import read_head, write_head
-from bionemo.analysis.contacts import as_contacts, fit_contact_head, precision, predict_contacts
-from bionemo.analysis.files import finished, is_fasta, read_fasta, read_filled, read_sequence, write_table
+from bionemo.analysis.contacts import LONG_RANGE, as_contacts, fit_contact_head, precision, predict_contacts
+from bionemo.analysis.files import (
+    finished,
+    is_fasta,
+    read_fasta,
+    read_filled,
+    read_sequence,
+    refuse_existing,
+    write_table,
+)
 from bionemo.analysis.maps import read_embeddings, reducer, to_plane
 from bionemo.analysis.pictures import draw_contacts, draw_map, draw_scan, draw_scores
 from bionemo.analysis.residues import read_protein
@@ -34,6 +42,7 @@ def _variants(arguments: Namespace) -> None:
         _scan(arguments)
         return
     picture = _picture(arguments.output)
+    refuse_existing([arguments.output, picture], arguments.overwrite)
     table, sequences = read_variants(arguments.variants)
     if "zero_shot" in table.columns:
         raise UserError(f"{table.path} has a column 'zero_shot' already: give it another name")
@@ -47,6 +56,8 @@ def _variants(arguments: Namespace) -> None:
         sequence = wild_type(sequences, variants, table.places, arguments.offset)
     else:
         raise UserError("the wild type is not known: give it with --sequence, a FASTA file or its letters")
+    if arguments.score_column is not None and values is not None and np.isnan(values).all():
+        raise UserError(f"{table.path}: column {name!r} holds no number: name another with --score-column")
     residues = {
         each.position for text, place in zip(variants, table.places, strict=True) for each in mutations(text, place)
     }
@@ -70,6 +81,7 @@ def _scan(arguments: Namespace) -> None:
     if arguments.sequence is None:
         raise UserError("--scan needs the wild type: give it with --sequence, a FASTA file or its letters")
     picture, sequence, offset = _picture(arguments.output), read_sequence(arguments.sequence), arguments.offset
+    refuse_existing([arguments.output, picture], arguments.overwrite)
     with finished(arguments.output) as file, finished(picture) as drawn:
         model = _model(arguments)
         with progress("scanning", len(sequence), "residues") as advance:
@@ -85,6 +97,8 @@ def _contacts(arguments: Namespace) -> None:
     head = read_head(arguments.head) if arguments.head else None
     records = read_fasta(arguments.input)
     names = _file_names(records, arguments.input)
+    outputs = [(arguments.output / f"{name}.csv", arguments.output / f"{name}.png") for name in names]
+    refuse_existing([path for both in outputs for path in both], arguments.overwrite)
     maps = _maps(arguments.maps, names) if arguments.maps else None
     model, precisions = _model(arguments), []
     for record in records:  # before any is computed
@@ -93,7 +107,7 @@ def _contacts(arguments: Namespace) -> None:
         for number, (record, name) in enumerate(zip(records, names, strict=True)):
             predicted = predict_contacts(model, record["sequence"], head, record["id"])
             known = as_contacts(maps[number], len(predicted), f"the map {name}.npy") if maps else None
-            table, picture = (arguments.output / f"{name}.{ending}" for ending in ("csv", "png"))
+            table, picture = outputs[number]
             with finished(table) as file, finished(picture) as drawn:
                 i, j = np.triu_indices(len(predicted), 1)
                 pairs = np.stack([i + 1, j + 1, predicted[i, j]], axis=1)
@@ -106,9 +120,12 @@ def _contacts(arguments: Namespace) -> None:
     if found := [each for each in precisions if not np.isnan(each).any()]:
         top, fifth = np.mean(found, axis=0)
         print(f"precision of the top L long-range contacts {top:.4f}, of L/5 {fifth:.4f} ({len(found):,} proteins)")
+    elif maps is not None:
+        print(f"precision unknown: no map has known pairs {LONG_RANGE} and more residues apart")
 
 
 def _fit(arguments: Namespace) -> None:
+    refuse_existing([arguments.output], arguments.overwrite)
     records = read_fasta(arguments.input)
     maps = _maps(arguments.maps, _file_names(records, arguments.input))
     model = _model(arguments)
@@ -121,6 +138,7 @@ def _fit(arguments: Namespace) -> None:
 
 def _map(arguments: Namespace) -> None:
     picture, color = _picture(arguments.output), arguments.color
+    refuse_existing([arguments.output, picture], arguments.overwrite)
     if arguments.table and not color:
         raise UserError("--table needs --color: name the column to colour by")
     reducer(arguments.method, arguments.neighbors, arguments.seed)  # is it here? before anything is embedded
@@ -141,6 +159,7 @@ def _map(arguments: Namespace) -> None:
 
 
 def _label(arguments: Namespace) -> None:
+    refuse_existing([arguments.output], arguments.overwrite)
     trained, records = read_trained_head(arguments.head), read_fasta(arguments.input)
     arguments.model = arguments.model or trained.encoder
     with finished(arguments.output) as file:

@@ -120,7 +120,8 @@ def fit_contact_head(
         Weights [L * H] and bias, as Hugging Face's ESM-2 has them.
 
     Raises:
-        UserError: when maps and sequences do not agree, or hold no contacts; as `corrected_attention`.
+        UserError: when maps and sequences do not agree, or hold no contacts, or no attention head tells contacts; as
+            `corrected_attention`.
     """
     from sklearn import __version__ as version
     from sklearn.linear_model import LogisticRegression
@@ -142,6 +143,11 @@ def fit_contact_head(
     lasso: dict[str, Any] = {"l1_ratio": 1.0} if modern else {"penalty": "l1"}
     fitted = LogisticRegression(C=_STRENGTH, solver="liblinear", random_state=0, **lasso)
     fitted.fit(np.concatenate(features), target_P)
+    if not fitted.coef_.any():
+        raise UserError(
+            f"none of the model's {fitted.coef_.size} attention heads tells the {target_P.sum():,} contacts among "
+            f"{len(target_P):,} known pairs: give more proteins, and check that the maps are those of the sequences"
+        )
     return {"weight": fitted.coef_[0].tolist(), "bias": float(fitted.intercept_[0])}
 
 

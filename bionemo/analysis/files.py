@@ -2,14 +2,14 @@
 """What the commands of `python -m bionemo.analysis` read, and how what they write comes to its name."""
 
 import csv
-import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bionemo.common.files import replacing
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.table import Table, read_table
 from bionemo.errors import UserError
@@ -89,16 +89,23 @@ def finished(path: Path) -> Iterator[Path]:
     Raises:
         UserError: when the file cannot be written, which is found out before anything is computed for it.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        if path.is_dir():
-            raise UserError(f"{path} is a directory: name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.touch()
-        yield unfinished
-        os.replace(unfinished, path)
+        with replacing(path) as new:
+            new.touch()
+            yield new
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror or error}): make room or name another") from error
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()
+
+
+def refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
+    """Refuse outputs that exist, unless they are to be replaced.
+
+    Raises:
+        UserError: naming the first.
+    """
+    for path in paths:
+        if path.is_dir():
+            raise UserError(f"{path} is a directory: name a file in it")
+        if path.exists() and not overwrite:
+            raise UserError(f"{path} exists: name another --output, or give --overwrite")

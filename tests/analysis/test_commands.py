@@ -186,7 +186,8 @@ def test_mistakes_about_variants(text: str, words: list[str], told: str, run: Ru
 RECORDS = {"sp|P1|ONE": WILD_TYPE * 3, "a/b": WILD_TYPE, "short": "MK"}
 
 
-def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
+def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bionemo.analysis.contacts._STRENGTH", 1e5)  # the attention of random weights tells little
     (tmp_path / "x.fasta").write_text("".join(f">{name} more\n{text}\n" for name, text in RECORDS.items()))
     maps = tmp_path / "maps"
     maps.mkdir()
@@ -302,6 +303,53 @@ def test_mistakes_about_maps(
     )
     assert f"error: {told}" in found
     assert sorted(file.name for file in tmp_path.iterdir()) == ["few.fasta", "kinds.csv", "long.fasta", "x.fasta"]
+
+
+def test_contacts_that_no_head_tells(run: Run, tmp_path: Path, path: Path) -> None:
+    """Maps of chance: nothing is written, and the status is that of an error."""
+    (tmp_path / "x.fasta").write_text(f">a\n{WILD_TYPE}\n")
+    (tmp_path / "maps").mkdir()
+    n = len(WILD_TYPE)
+    known = np.zeros((n, n))
+    known[0, 10] = known[10, 0] = 1
+    np.save(tmp_path / "maps" / "a.npy", known)
+    told = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
+    assert told.startswith("error: none of the model's 8 attention heads tells the 1 contacts among 105 known pairs")
+    assert not (tmp_path / "head.json").exists()
+
+
+def test_existing_files_stay(run: Run, tmp_path: Path, path: Path) -> None:
+    """The picture's name is not on the command line; what has it stays as well."""
+    (tmp_path / "scan.png").write_text("mine")
+    words = ["variants", "--model", path, "--sequence", WILD_TYPE, "--scan", "--output", "scan.csv"]
+    assert run(*words) == "error: scan.png exists: name another --output, or give --overwrite\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["scan.png"]
+    assert (tmp_path / "scan.png").read_text() == "mine"
+    assert run(*words, "--overwrite") == "20 residues: scan.csv, scan.png\n"
+    assert run(*words) == "error: scan.csv exists: name another --output, or give --overwrite\n"
+    (tmp_path / "x.fasta").write_text(f">a\n{WILD_TYPE}\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.csv").write_text("mine")
+    told = run("contacts", "--model", path, "--input", "x.fasta", "--output", "out")
+    assert told == "error: out/a.csv exists: name another --output, or give --overwrite\n"
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("command_words", [["variants"], ["contacts"], ["map"], ["label", "--head", "h"]])
+def test_files_without_records(command_words: list[str], run: Run, tmp_path: Path, path: Path) -> None:
+    (tmp_path / "x.fasta").write_text("")
+    given = "--variants" if command_words == ["variants"] else "--input"
+    told = run(*command_words, "--model", path, given, "x.fasta", "--output", "out.csv")
+    assert told.startswith("error: ")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["x.fasta"]
+
+
+def test_scores_that_are_none(run: Run, tmp_path: Path, path: Path) -> None:
+    (tmp_path / "x.csv").write_text("variant,note\nK2A,NA\n")
+    told = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.csv", "--score-column", "note",
+               "--output", "out.csv")  # fmt: skip
+    assert told == "error: x.csv: column 'note' holds no number: name another with --score-column\n"
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,9 @@ def begin(prediction: Prediction, model: TrainedModel) -> None:
     found = identity_of(directory, parts.KIND)
     if found is not None and found != prediction.identity:
         other = [key for key, value in prediction.identity.items() if found.get(key) != value]
-        log.warning("%s holds parts of a prediction with another %s: they are removed", directory, " and ".join(other))
+        log.warning(
+            "%s holds parts of another prediction: they are removed (other %s)", directory, " and ".join(other)
+        )
         remove_owned(directory, parts.KIND, parts.NAMES)
     create_owned(directory, parts.KIND, prediction.identity)
 

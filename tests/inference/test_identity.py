@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts are taken up again only by the same prediction, and nothing that a prediction has not made is touched."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bionemo
+from bionemo.config.compose import load
+from bionemo.config.schema import InferConfig
+from bionemo.errors import UserError
+from bionemo.inference import run as running
+from bionemo.inference.identity import of_prediction
+from bionemo.inference.records import Records
+
+from .samples import go, sequences
+
+READER = "model.data.data_impl_kwargs.csv_fields_mmap"
+CSV = ["model.data.data_impl=csv_fields_mmap"]
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, *given: Any) -> None:
+    """A prediction that computes all parts and is stopped before it puts them together."""
+
+    def stop(prediction: object) -> None:
+        raise SystemError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "finish", stop)
+        with pytest.raises(SystemError):
+            go(*given)
+
+
+def test_parts_of_other_columns_are_not_taken(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The column is corrected after a start with the wrong one."""
+    rows = [(text, text[::-1] + "A") for text in sequences((10, 20, 30, 40, 50))]
+    data, output = tmp_path / "x.csv", tmp_path / "x.npz"
+    data.write_text("id,a,b\n" + "".join(f"{n},{a},{b}\n" for n, (a, b) in enumerate(rows)))
+    stopped(monkeypatch, model, data, output, *CSV, f"{READER}.data_fields={{id: 0, sequence: 1}}")
+    assert list((tmp_path / "x.npz.parts").glob("part-*"))
+    go(model, data, output, *CSV, f"{READER}.data_fields={{id: 0, sequence: 2}}")
+    assert "holds parts of another prediction: they are removed (other settings)" in capsys.readouterr().err
+    assert np.array_equal(np.load(output)["embeddings"], bionemo.load(model).embed([b for _, b in rows]))
+    assert not (tmp_path / "x.npz.parts").exists()
+
+
+def _same_state(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change a file and leave its size and the time of its last change as they are."""
+    state, before = path.stat(), path.read_bytes()
+    path.write_bytes(change(before))
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert path.stat().st_size == len(before)
+
+
+SAME = ["trainer.accelerator=cpu", "trainer.devices=3", "model.data.batch_size=1", "model.data.tokens_per_batch=9",
+        "model.data.output_fname=y.h5", "model.data.overwrite=True", f"{READER}.workers=3", "name=x"]  # fmt: skip
+OTHER = ["model.downstream_task.outputs=[begin]", "trainer.precision=bf16-mixed", "model.data.long_sequences=drop",
+         f"{READER}.data_sep=' '", f"{READER}.header_lines=2", f"{READER}.newline_int=13",
+         f"{READER}.sort_dataset_paths=True", f"{READER}.data_fields={{sequence: 2}}",
+         "model.data.data_fields_map.sequence=seq", "model.data.data_impl=fasta_fields_mmap",
+         "model.downstream_task.sampling.seed=1", "model.downstream_task.reconstruction_beam_size=2"]  # fmt: skip
+
+
+def test_whatever_changes_the_result_changes_the_identity(model: Path, fasta: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(model, path)
+    opened = bionemo.load(path, "cpu")
+
+    def identity(*words: str) -> dict[str, Any]:
+        given = [f"model.downstream_task.restore_from_path={path}", f"model.data.dataset_path={fasta}"]
+        cfg = load("predict", [*given, *words], schema=InferConfig)
+        paths = Records(replace(cfg.model.data, data_impl="")).paths
+        return of_prediction(cfg.model.downstream_task, cfg.model.data, str(cfg.trainer.precision), paths, opened)
+
+    before = identity()
+    assert all(identity(word) == before for word in SAME)
+    for word in OTHER:
+        assert identity(word)["settings"] != before["settings"], word
+    _same_state(fasta, lambda text: text.replace(b"M", b"A"))
+    assert [key for key, value in identity().items() if value != before[key]] == ["input"]
+    (weights,) = path.glob("*.safetensors")
+    _same_state(weights, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    assert [key for key, value in identity().items() if value != before[key]] == ["model", "input"]
+
+
+def test_a_part_that_is_damaged_is_computed_again(
+    model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(model, fasta, tmp_path / "whole.npz")
+    stopped(monkeypatch, model, fasta, tmp_path / "x.npz")
+    one, two, *_ = sorted((tmp_path / "x.npz.parts").glob("part-*"))
+    one.write_bytes(one.read_bytes()[:-8])
+    two.write_bytes(two.read_bytes()[:-8] + b"\0" * 8)
+    go(model, fasta, tmp_path / "x.npz")
+    whole, found = np.load(tmp_path / "whole.npz"), np.load(tmp_path / "x.npz")
+    assert all(np.array_equal(whole[key], found[key]) for key in whole.files)
+
+
+@pytest.mark.parametrize("what", ["directory", "file", "link"])
+def test_what_has_the_name_of_the_parts_stays(what: str, model: Path, fasta: Path, tmp_path: Path) -> None:
+    place, mine = tmp_path / "x.npz.parts", tmp_path / "mine"
+    match what:
+        case "directory":
+            place.mkdir()
+            (place / "identity").write_text("mine")
+        case "file":
+            place.write_text("mine")
+        case "link":
+            mine.mkdir()
+            (mine / "identity").write_text("mine")
+            place.symlink_to(mine)
+    with pytest.raises(UserError, match=r"x.npz.parts exists and was not created by bionemo: move it away"):
+        go(model, fasta, tmp_path / "x.npz")
+    assert (place if what == "file" else place / "identity").read_text() == "mine"
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_an_output_that_appears_meanwhile_stays(
+    model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "x.npz"
+    finish = running.finish
+
+    def late(prediction: Any) -> list[str]:
+        output.write_text("mine")
+        return finish(prediction)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "finish", late)
+        with pytest.raises(UserError, match=r"x.npz exists: name another"):
+            go(model, fasta, output)
+    assert output.read_text() == "mine"
+    assert list((tmp_path / "x.npz.parts").glob("part-*"))
+    with pytest.raises(UserError, match="is a directory: name a file in it"):
+        go(model, fasta, tmp_path, "model.data.overwrite=True", "model.data.output_format=npz")
+
+
+def test_each_file_has_its_own_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of the columns, the separator, and whether there are names."""
+    texts = sequences((10, 20, 30, 40))
+    (tmp_path / "a.csv").write_text(f"id,sequence\np0,{texts[0]}\n")
+    (tmp_path / "b.csv").write_text(f"sequence,note,id\n{texts[1]},ACD,p1\n")
+    (tmp_path / "c.tsv").write_text(f"note\tsequence\nACD\t{texts[2]}\n")
+    (tmp_path / "d.csv").write_text(f"id,sequence\np3,{texts[3]}\n")
+    monkeypatch.chdir(tmp_path)
+    given = ["model.downstream_task.restore_from_path=x", "model.data.dataset_path=[a.csv,b.csv,c.tsv,d.csv]"]
+    records = Records(load("predict", given, schema=InferConfig).model.data)
+    assert [(each.id, each.text) for each in records.read(0, 4)] == list(
+        zip(["p0", "p1", "2", "p3"], texts, strict=True)
+    )
+    assert records.lengths.tolist() == [10, 20, 30, 40]
+    assert [each.id for each in records.read(1, 2)] == ["p1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([f"{READER}.data_fields={{id: 0, sequence: 1}}"], "x.csv: column 1 is 'organism', and the sequences are in "
+         "column 2, 'sequence': set model.data.data_impl_kwargs.csv_fields_mmap.data_fields.sequence=2"),
+        ([f"{READER}.data_fields={{id: 0, sequence: 7}}"], "x.csv: column 7 is missing, and the sequences are in "),
+        ([f"{READER}.data_fields={{id: 0, seq: 2}}", f"~{READER}.data_fields.sequence"], "has no field 'sequence'"),
+    ],
+)  # fmt: skip
+def test_columns_that_the_header_contradicts(words: list[str], told: str, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("id,organism,sequence\na,MKT,ACD\n")
+    with pytest.raises(UserError, match=told):
+        go(model, tmp_path / "x.csv", tmp_path / "x.npz", *CSV, *words)
+    assert [path.name for path in tmp_path.iterdir() if ".idx-" not in path.name] == ["x.csv"]
+
+
+def test_a_name_of_the_user_overrules_the_header(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("id,sequence,mutated\na,MKT,ACD\n")
+    given = ["model.downstream_task.restore_from_path=x", f"model.data.dataset_path={tmp_path}/x.csv", *CSV,
+             f"{READER}.data_fields.sequence=2", "model.data.data_fields_map.sequence=mutated"]  # fmt: skip
+    records = Records(load("predict", given, schema=InferConfig).model.data)
+    assert [each.text for each in records.read(0, 1)] == ["ACD"]

@@ -34,8 +34,7 @@ def write(path: Path, columns: Mapping[str, np.ndarray], identity: str) -> None:
         OSError: when it cannot be written.
     """
     metadata = {"identity": identity, "checksum": _checksum(columns)}
-    pieces = [Piece(name, values.shape, (0,) * values.ndim, torch.from_numpy(np.ascontiguousarray(values)))
-              for name, values in columns.items()]  # fmt: skip
+    pieces = [Piece(name, values.shape, (0,) * values.ndim, _tensor(values)) for name, values in columns.items()]
     with replacing(path) as new:
         write_tensors(new, pieces, metadata)
 
@@ -54,6 +53,11 @@ def length_of(path: Path, identity: str) -> int | None:
     if metadata != {"identity": identity, "checksum": _checksum(columns)}:
         return None
     return len(columns["tokens"])
+
+
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor if values.size else torch.empty(values.shape, dtype=tensor.dtype)  # NumPy's may have stride 0
 
 
 def _checksum(columns: Mapping[str, np.ndarray]) -> str:

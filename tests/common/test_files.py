@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.common.files import create_owned, identity_of, remove_owned, sync, write_atomic
+from bionemo.common.files import create_owned, identity_of, remove_owned, replacing, sync, write_atomic
 from bionemo.errors import UserError
 
 
@@ -71,3 +71,26 @@ def test_a_file_system_without_directory_sync_is_accepted(
     sync(tmp_path)
     with pytest.raises(OSError, match=os.strerror(number)):
         sync(tmp_path / "file")
+
+
+def test_replacing_is_all_or_nothing(tmp_path: Path) -> None:
+    """An error names the file itself, also where the system call names none, or the temporary file."""
+    path = tmp_path / "x"
+    path.write_text("old")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x'") as caught, replacing(path) as new:
+        new.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(path)
+    with pytest.raises(FileNotFoundError) as caught, replacing(path):
+        pass  # nothing was written
+    assert caught.value.filename == str(path)
+    with pytest.raises(KeyboardInterrupt), replacing(path) as new:
+        new.write_text("half")
+        raise KeyboardInterrupt
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+    (tmp_path / "aside").mkdir()
+    with replacing(path, tmp_path / "aside") as new:
+        assert new.parent.name == "aside"
+        new.write_text("new")
+    assert path.read_text() == "new"
+    assert not list((tmp_path / "aside").iterdir())

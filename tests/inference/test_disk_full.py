@@ -100,6 +100,9 @@ def test_a_part_is_whole_or_not_there(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         assert parts.length_of(file, "x") is None
     assert parts.length_of(tmp_path / "none", "x") is None
+    empty = {"tokens": np.zeros(0, np.int64), "numbers": np.zeros(0, np.int64), "begin": np.zeros((0, 1), np.float32)}
+    parts.write(file, empty, "x")  # all its sequences were left out
+    assert parts.length_of(file, "x") == 0
 
 
 def test_a_full_disk_is_told_and_the_next_start_goes_on(

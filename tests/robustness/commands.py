@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -110,9 +110,19 @@ class Server:
 
     def run(
         self, command: Sequence[str], cwd: Path, fault: Fault | None = None, nth: int = 0,
-        below: Path | None = None, environment: Mapping[str, str] | None = None,
+        below: Path | None = None, environment: Mapping[str, str] | None = None, send: tuple[int, float] | None = None,
     ) -> Result:  # fmt: skip
-        """Run `module word word ...`; with a fault, the n-th operation of its kinds below a directory fails."""
+        """Run `module word word ...`.
+
+        Args:
+            command: its module and words.
+            cwd: where it runs.
+            fault: what happens to the n-th operation of its kinds.
+            nth: counted from 1; 0 counts the operations alone.
+            below: where operations are affected; by default in cwd.
+            environment: added to that of the server.
+            send: a signal, and the seconds after which the whole process group gets it.
+        """
         console, calls = (cwd.with_name(f"{cwd.name}.{name}") for name in ("console", "calls"))
         request: dict[str, Any] = {
             "command": list(command), "cwd": str(cwd), "console": str(console), "timeout": TIMEOUT,
@@ -123,6 +133,8 @@ class Server:
                 "below": str(below or cwd), "kinds": fault.kinds, "nth": nth, "error": fault.error,
                 "lasting": int(fault.lasting),
             }  # fmt: skip
+        if send is not None:
+            request["signal"] = send
         assert self._process.stdin is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = self._answer()
@@ -133,14 +145,6 @@ class Server:
         """Stop the server."""
         self._process.kill()
         self._process.wait()
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """One for all tests of a process."""
-    running = Server()
-    yield running
-    running.end()
 
 
 @dataclass

@@ -109,7 +109,8 @@ def scenarios(model: Path) -> Mapping[str, Scenario]:
     return {
         "pretrain": Scenario(
             ["bionemo.pretrain", "--config-name=pretrain_esm2_8M", *MODEL, "model.data.dataset_path=.",
-             "model.data.dataset.train=HERE/train.fasta", "model.data.dataset.val=HERE/val.fasta", "exp_manager.exp_dir=out"],
+             "model.data.dataset.train=HERE/train.fasta", "model.data.dataset.val=HERE/val.fasta",
+             "exp_manager.exp_dir=out"],
             write_data, trained,
         ),
         "predict": Scenario(

@@ -22,8 +22,8 @@ _IMPORTS = (
     "bionemo.pretrain", "bionemo.finetune", "bionemo.predict", "bionemo.preprocess", "bionemo.analysis.__main__",
     "bionemo.cli", "bionemo.interop.nemo", "bionemo.training.run", "bionemo.training.module", "bionemo.models.build",
     "bionemo.models.esm2nv", "bionemo.models.esm1nv", "bionemo.inference.run", "bionemo.inference.open",
-    "bionemo.downstream.run", "bionemo.downstream.frozen", "bionemo.preparation.sequences", "h5py", "matplotlib.figure",
-    "pyarrow.parquet", "tensorboard.compat", "torch.utils.tensorboard",
+    "bionemo.downstream.run", "bionemo.downstream.frozen", "bionemo.preparation.sequences", "h5py",
+    "matplotlib.figure", "pyarrow.parquet", "tensorboard.compat", "torch.utils.tensorboard",
 )  # fmt: skip
 
 
@@ -42,8 +42,13 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     """Run a request in a fork; give its wait status, or that it had to be killed."""
     if (child := os.fork()) == 0:
         _run(request)
-    limit = time.monotonic() + request["timeout"]
+    begun = time.monotonic()
+    limit = begun + request["timeout"]
+    number, delay = request.get("signal", (0, 0.0))
     while True:
+        if number and time.monotonic() > begun + delay:
+            os.killpg(child, number)  # as a terminal does
+            number = 0
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return {"status": os.waitstatus_to_exitcode(status), "hung": False}
@@ -51,12 +56,14 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return {"status": None, "hung": True}
-        time.sleep(0.02)
+        time.sleep(0.01)
 
 
 def _run(request: dict[str, Any]) -> None:
     """Be the command; never return."""
     os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     console = os.open(request["console"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for descriptor in (1, 2):
         os.dup2(console, descriptor)

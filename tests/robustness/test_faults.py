@@ -6,30 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.checkpoint import complete
-
-from .commands import FAULTS, Outcomes, Server, server
+from .commands import FAULTS, Outcomes, Server
 from .scenarios import Scenario, kept, scenarios
 
-__all__ = ["server"]
 pytestmark = pytest.mark.slow
 COMMANDS = ["pretrain", "predict", "preprocess", "finetune"]
 
 
-@pytest.fixture(scope="session")
-def model(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
-    """A checkpoint of a tiny ESM-2nv."""
-    scenario = scenarios(Path())["pretrain"]
-    directory = tmp_path_factory.mktemp("model")
-    scenario.prepare(directory)
-    done = server.run(scenario.words(directory), directory)
-    assert done.status == 0, done.console
-    return complete(directory / "out" / "checkpoints")[0]
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_operation(command: str, fault: str, server: Server, model: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_every_operation(command: str, fault: str, server: Server, model: Path, tmp_path: Path) -> None:
     scenario = scenarios(model)[command]
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -46,7 +32,12 @@ def test_every_operation(command: str, fault: str, server: Server, model: Path, 
 
 
 def _fails_once(
-    scenario: Scenario, fault: str, nth: int, server: Server, tmp_path: Path, expected: object  # noqa: F811
+    scenario: Scenario,
+    fault: str,
+    nth: int,
+    server: Server,
+    tmp_path: Path,
+    expected: object,
 ) -> tuple[str, str]:
     """Run a command whose n-th operation fails, then again without; give the problem, if any, and the console."""
     directory = tmp_path / "case"

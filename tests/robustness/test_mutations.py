@@ -3,6 +3,7 @@
 
 import os
 import random
+import resource
 import shutil
 import signal
 import warnings
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from bionemo import checkpoint
@@ -28,7 +30,7 @@ from .commands import Outcomes, Server
 from .scenarios import scenarios
 
 pytestmark = pytest.mark.slow
-LIMIT = 30  # seconds
+LIMIT = 20  # seconds
 
 
 def _at(data: bytes, share: float, new: bytes) -> bytes:
@@ -89,16 +91,22 @@ REPLACED: dict[str, Callable[[Path], object]] = {
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Interrupt what takes too long."""
+    """Interrupt what takes too long or more than 4 GiB."""
 
     def late(number: int, frame: object) -> None:
         raise AssertionError("it hung")
 
     before = signal.signal(signal.SIGALRM, late)
+    memory = resource.getrlimit(resource.RLIMIT_AS)
+    used = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30), memory[1]))
     signal.alarm(LIMIT)
     try:
         yield
+    except MemoryError as error:
+        raise AssertionError("it takes all memory") from error
     finally:
+        resource.setrlimit(resource.RLIMIT_AS, memory)
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
 

@@ -5,6 +5,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
+from bionemo.common.files import require_regular
 from bionemo.errors import UserError
 
 _SHOWN = 8  # columns that a message lists
@@ -53,6 +54,7 @@ def read_table(path: Path) -> Table:
     rows, places = [], []
     separator = "\t" if path.suffix == ".tsv" else ","
     try:
+        require_regular(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=separator, strict=True)
             columns = next(reader, [])

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bionemo.common.files import require_regular
 from bionemo.downstream.heads import Head, SequenceHead, TokenHead
 from bionemo.errors import UserError
 from bionemo.inference.model import TrainedModel
@@ -36,6 +37,7 @@ def read_trained_head(path: Path) -> TrainedHead:
         UserError: when it is none.
     """
     try:
+        require_regular(path)
         with safe_open(path, "pt") as file:
             told = json.loads((file.metadata() or {})["task"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from bionemo.common.files import require_regular
 from bionemo.errors import UserError
 from bionemo.tokenizers.vocabulary import Vocabulary
 
@@ -134,6 +135,7 @@ def read_gpt2(vocab_file: str | Path | None, merge_file: str | Path | None) -> G
 
 def _text(path: Path) -> str:
     try:
+        require_regular(path)
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check vocab_file and merge_file") from error

@@ -24,6 +24,7 @@ from bionemo.checkpoint import Piece, TensorSource
 from bionemo.checkpoint.directory import delete, publish, unfinished
 from bionemo.checkpoint.tensors import write as write_tensors
 from bionemo.checkpoint.tensors import write_text
+from bionemo.common.files import require_regular
 from bionemo.errors import UserError
 from bionemo.interop.card import card
 from bionemo.interop.fit import Shape, compare, first_few, short
@@ -107,6 +108,7 @@ class HuggingFaceModel:
         expected = {name: shape for each in self._table.values() for name, shape in each.their_shapes().items()}
         for file in _files(self.path):
             try:
+                require_regular(self.path / file)
                 opened = safe_open(self.path / file, framework="pt")
             except Exception as error:  # whatever the library makes of hostile bytes
                 raise UserError(f"its {file} cannot be read ({short(error)})") from error
@@ -240,6 +242,7 @@ def _files(path: Path) -> list[str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    require_regular(path)
     with path.open("rb") as file:
         data = file.read(_MOST_JSON + 1)
     try:

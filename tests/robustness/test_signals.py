@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals at any moment: no traceback, nothing lost, and the next start ends with the same result."""
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from .commands import Outcomes, Server
+from .scenarios import kept, scenarios
+from .test_faults import COMMANDS
+
+pytestmark = pytest.mark.slow
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
+MOMENTS = 10  # of each command and signal
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_any_moment(
+    command: str,
+    number: signal.Signals,
+    server: Server,
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    scenario = scenarios(model)[command]
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    scenario.prepare(plain)
+    begun = time.monotonic()
+    assert server.run(scenario.words(plain), plain).status == 0
+    lasts, expected = time.monotonic() - begun, scenario.result(plain)
+    draw = random.Random(f"{command}{number}")
+    outcomes = Outcomes()
+    for case in range(MOMENTS):
+        delay = (case + draw.random()) * lasts / MOMENTS
+        directory = tmp_path / "case"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        scenario.prepare(directory)
+        first = server.run(scenario.words(directory), directory, send=(number, delay))
+        problem = first.defect((0, -number, 128 + number))
+        again = first
+        if not problem:
+            again = server.run(scenario.words(directory), directory)
+            problem = again.defect((0,))
+        if not problem and scenario.result(directory) != expected:
+            problem = "the next start ends with another result"
+        if not problem and not kept(directory):
+            problem = "a file of the user is lost"
+        outcomes.judge(f"{command} {number.name} after {delay:.2f} s", problem, f"{first.console}\n{again.console}")
+    outcomes.report()

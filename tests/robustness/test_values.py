@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every number of a configuration takes values that it should not: it is refused in one line, or the run ends well."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bionemo.config.compose import load
+from bionemo.errors import UserError
+
+from .commands import Outcomes, Server
+from .scenarios import kept, scenarios
+
+pytestmark = pytest.mark.slow
+VALUES = ["-1", "0", "1.5", "nan", "inf", "1e30", "''"]
+# A run without an end, or one that waits for other machines, is what these ask for.
+ENDLESS = {"trainer.max_steps=-1", "trainer.max_time=inf"}
+
+
+def numbers(config: Any, key: str = "") -> Iterator[str]:
+    """Keys of numbers, and of what may be one."""
+    if isinstance(config, dict):
+        for name, below in config.items():
+            yield from numbers(below, f"{key}.{name}" if key else str(name))
+    elif config is None or (isinstance(config, int | float) and not isinstance(config, bool)):
+        yield key
+
+
+_ALIKE = ".test.", ".val.", "uf90", "fasta_fields_mmap"  # keys whose values are read as others of the same name are
+KEYS = sorted(key for key in numbers(asdict(load("pretrain_esm2_8M", ["model.data.dataset_path=x"])))
+              if not any(part in key for part in _ALIKE))  # fmt: skip
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_values(part: int, server: Server, tmp_path: Path) -> None:
+    scenario = scenarios(Path())["pretrain"]
+    outcomes = Outcomes()
+    for key in KEYS[part::8]:
+        for value in VALUES:
+            word = f"{key}={value}"
+            if word in ENDLESS:
+                continue
+            directory = tmp_path / "case"
+            words = [*scenario.words(directory), word]
+            try:
+                load("pretrain_esm2_8M", words[2:])
+            except UserError as error:
+                outcomes.judge(word, "several lines" if "\n" in str(error) else "")
+                continue
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+            scenario.prepare(directory)
+            done = server.run(words, directory)
+            problem = done.defect() or ("" if kept(directory) else "a file of the user is lost")
+            if not problem and done.status == 0 and "nan" in done.console.lower():
+                problem = "a success with NaN"
+            outcomes.judge(word, problem, done.console)
+    outcomes.report()

@@ -7,12 +7,15 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from isal import igzip_threaded, isal_zlib
 
 from bionemo.errors import UserError
-from bionemo.preparation.writer import Draft
+from bionemo.preparation.checksums import OutputFile
+
+if TYPE_CHECKING:
+    from bionemo.preparation.writer import Draft
 
 _GZIP = b"\x1f\x8b"
 _BLOCK = 1 << 20
@@ -77,7 +80,7 @@ def whole_lines(path: Path, piece: int) -> Iterator[tuple[bytes, int]]:
         yield rest, raw.tell() - done
 
 
-def read_small(path: Path, draft: Draft, source: str | None = None) -> bytes:
+def read_small(path: Path, draft: "Draft", source: str | None = None) -> bytes:
     """Read a file that fits into memory, unzip it if it is gzipped, and note it in the manifest.
 
     Args:
@@ -90,5 +93,5 @@ def read_small(path: Path, draft: Draft, source: str | None = None) -> bytes:
     """
     zipped = is_gzipped(path)
     raw = path.read_bytes()
-    draft.add_input(source or os.path.abspath(path), len(raw), hashlib.sha256(raw).hexdigest())
+    draft.add_input(source or os.path.abspath(path), path, OutputFile(len(raw), hashlib.sha256(raw).hexdigest()))
     return b"".join(unzipped(path)) if zipped else raw

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from bionemo.config.schema.preparation import UsptoJob
 from bionemo.errors import UserError
-from bionemo.preparation.download import fetch, is_url, locate, public
+from bionemo.preparation.addresses import described, expected, is_url, public
+from bionemo.preparation.download import fetch, locate
 from bionemo.preparation.inputs import read_small
 from bionemo.preparation.molecules import unmapped_smiles
 from bionemo.preparation.pool import in_order
@@ -49,14 +50,15 @@ def prepare(job: UsptoJob) -> None:
         UserError: for a source that cannot be had or read, and for a molecule that RDKit cannot read where that is an
             error.
     """
-    raw = Path(job.output) / "raw"
+    raw, source = Path(job.output) / "raw", public(job.source)
+    single = source.lower().endswith(_FILES) if is_url(source) else not Path(source).is_dir()
+    files = [described(job.source)] if single else [expected(job.source, f"raw_{split}.csv") for split in SPLITS]
     parameters = {key: value for key, value in asdict(job).items() if key not in _NOT_PARAMETERS}
-    with draft(job.output, "uspto", parameters, SPLITS, force=job.force) as made:
+    with draft(job.output, "uspto", parameters, SPLITS, sources=files, force=job.force) as made:
         if made is None:
             return
-        source = public(job.source)
         rows: dict[str, list[Reaction]] = {split: [] for split in SPLITS}
-        if source.lower().endswith(_FILES) if is_url(source) else not Path(source).is_dir():
+        if single:
             if source.lower().endswith((".pickle", ".pkl")):
                 raise _pickle(source)
             path = fetch(job.source, raw, job.checksum)

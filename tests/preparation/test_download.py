@@ -17,7 +17,8 @@ import pytest
 
 from bionemo.errors import UserError
 from bionemo.preparation import download
-from bionemo.preparation.download import fetch, join, locate, public
+from bionemo.preparation.addresses import join, public
+from bionemo.preparation.download import fetch, locate
 
 CONTENT = bytes(range(256)) * 40
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"

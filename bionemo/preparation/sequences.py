@@ -15,9 +15,10 @@ from bionemo.preparation.addresses import described, public
 from bionemo.preparation.checksums import OutputFile, measure
 from bionemo.preparation.deal import ByNumber, deal
 from bionemo.preparation.download import fetch
-from bionemo.preparation.inputs import is_gzipped, unzipped
+from bionemo.preparation.inputs import is_gzipped, note_dropped_columns, unzipped
 from bionemo.preparation.pool import pool
 from bionemo.preparation.progress import progress
+from bionemo.preparation.records import csv_columns
 from bionemo.preparation.stretches import Columns, Stretch, count, cut, is_fasta
 from bionemo.preparation.writer import Draft, draft
 
@@ -74,8 +75,12 @@ def stretches_of(path: Path, shown: str, made: Draft, columns: Columns | None, f
         UserError: an empty or damaged file.
     """
     path = plain(path, made)
-    fasta = is_fasta(path, shown, form)  # type: ignore[arg-type]
-    return cut(path, shown, None if fasta else columns)
+    if is_fasta(path, shown, form):  # type: ignore[arg-type]
+        columns = None
+    stretches = cut(path, shown, columns)
+    if columns:
+        note_dropped_columns(shown, *csv_columns(path, shown, columns.name, columns.sequence, columns.separator))
+    return stretches
 
 
 def plain(path: Path, made: Draft) -> Path:

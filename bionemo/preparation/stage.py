@@ -156,7 +156,12 @@ class Stage:
                 self.path.rmdir()
 
 
-def stages(target: Path) -> list[Stage]:
+def is_interrupted(target: Path) -> bool:
+    """Whether an earlier preparation left something that `recover` finishes or removes."""
+    return bool(_stages(target)) or any(map(_is_unmarked, _named(target)))
+
+
+def _stages(target: Path) -> list[Stage]:
     """Find the stages of an output directory that this project created."""
     return [Stage(target, path) for path in _named(target) if identity_of(path, _KIND) is not None]
 
@@ -167,14 +172,18 @@ def recover(target: Path) -> None:
     Raises:
         UserError: when a stage is not one that an interrupted preparation has left.
     """
-    for stage in stages(target):
+    for stage in _stages(target):
         if stage.is_complete:
             stage.move()
-    for stage in stages(target):
+    for stage in _stages(target):
         log.info("starting again: an earlier preparation of %s was interrupted", target)
         stage.remove()
     for path in _named(target):
-        if not _remove_unmarked(path):
+        if _is_unmarked(path):
+            for unfinished in path.iterdir():
+                unfinished.unlink()
+            path.rmdir()
+        elif identity_of(path, _KIND) is None:
             log.warning("note: %s was not created by bionemo and is left as it is", path)
 
 
@@ -184,17 +193,9 @@ def _named(target: Path) -> Iterator[Path]:
             yield path
 
 
-def _remove_unmarked(path: Path) -> bool:
-    """Remove a stage that was interrupted before it was marked: nothing else is in it."""
-    if identity_of(path, _KIND) is not None:
-        return True  # could not be removed just now
-    found = [*path.iterdir()]
-    if not all(_UNFINISHED_MARKER.fullmatch(each.name) and each.is_file() for each in found):
-        return False
-    for each in found:
-        each.unlink()
-    path.rmdir()
-    return True
+def _is_unmarked(path: Path) -> bool:
+    """Whether a stage was interrupted before it was marked: it is empty or holds a marker's temporary file."""
+    return all(_UNFINISHED_MARKER.fullmatch(each.name) and each.is_file() for each in path.iterdir())
 
 
 def _is_move(move: tuple[str, object]) -> bool:

@@ -13,7 +13,7 @@ from bionemo.config.schema.preparation import UsptoJob
 from bionemo.errors import UserError
 from bionemo.preparation.addresses import described, expected, is_url, public
 from bionemo.preparation.download import fetch, locate
-from bionemo.preparation.inputs import read_small
+from bionemo.preparation.inputs import note_dropped_columns, read_small
 from bionemo.preparation.molecules import unmapped_smiles
 from bionemo.preparation.pool import in_order
 from bionemo.preparation.progress import progress
@@ -140,6 +140,9 @@ def _reactions(content: bytes, shown: str, split: str | None) -> Iterator[Reacti
     wanted = [*([_REACTION] if whole else sides), *([] if split else ["set"])]
     if missing := [name for name in wanted if name not in columns]:
         raise UserError(f"{shown}:1: no column {' or '.join(missing)}, only {', '.join(columns)}: name the columns so")
+    note_dropped_columns(
+        shown, columns, [name for name in columns if name in (*wanted, "set", "reaction_type", "class")]
+    )
     try:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:

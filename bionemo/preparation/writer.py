@@ -23,7 +23,7 @@ from bionemo.preparation.addresses import is_url
 from bionemo.preparation.checksums import InputFile, OutputFile
 from bionemo.preparation.manifest import Manifest, Tally
 from bionemo.preparation.names import MANIFEST, is_output, is_shard
-from bionemo.preparation.stage import Stage, recover, stages
+from bionemo.preparation.stage import Stage, is_interrupted, recover
 
 log = logging.getLogger(__name__)
 _LOCK = ".prepare.lock"
@@ -120,7 +120,7 @@ def draft(
     """
     target = Path(directory)
     parameters = json.loads(json.dumps(parameters))
-    if not force and not stages(target) and _is_complete(target, job, parameters, sources):
+    if not force and not is_interrupted(target) and _is_complete(target, job, parameters, sources):
         yield None
         return
     with told(target), sole_preparer(target):
@@ -286,8 +286,7 @@ def sole_preparer(target: Path, lock: str = _LOCK) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.fstat(handle).st_size == 0:  # else it is somebody else's
-            (target / lock).unlink(missing_ok=True)
+        (target / lock).unlink(missing_ok=True)
         with suppress(OSError):
             target.rmdir()
         os.close(handle)
@@ -299,7 +298,7 @@ def _lock(target: Path, name: str) -> int:
     while True:
         target.mkdir(parents=True, exist_ok=True)
         try:
-            handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
         except FileNotFoundError:  # its last holder has removed the empty directory in between
             continue
         try:
@@ -310,7 +309,7 @@ def _lock(target: Path, name: str) -> int:
                     log.info("another process is preparing %s: waiting for it", target)
                 waiting = True
                 fcntl.flock(handle, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(handle), path.lstat()):
+            if os.path.samestat(os.fstat(handle), path.stat()):
                 return handle
         except FileNotFoundError:
             pass

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import bionemo.megatron  # noqa: F401  # prepares the host
+from bionemo.common.files import create_owned
 from bionemo.config.compose import load
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig
@@ -163,8 +164,10 @@ def test_what_is_there_is_kept_until_all_is_made(made: Prepare, tmp_path: Path) 
     write(tmp_path / "b.jsonl", [{"text": "one"}])
     assert made(source=str(tmp_path / "b.jsonl"), output=tmp_path / "again" / "text") == one
     assert (tmp_path / "out" / "text.bin").read_bytes() == (tmp_path / "again" / "text.bin").read_bytes()
-    for name in ("bin", "idx"):  # of a job that was killed
-        (tmp_path / "out" / f".text.preparing.{name}").write_bytes(bytes(10_000))
+    stage = tmp_path / "out" / ".text.preparing"  # of a job that was killed
+    create_owned(stage, "indexed data set")
+    for name in ("bin", "idx"):
+        (stage / name).write_bytes(bytes(10_000))
     (tmp_path / "out" / ".text.lock").touch()
     assert made("on_invalid=skip", "force=True") != one
 

@@ -48,7 +48,7 @@ class Site:
                 handler.send_header(key, value)
             handler.end_headers()
             return
-        start = int(headers["Range"].removeprefix("bytes=").removesuffix("-")) if "Range" in headers else 0
+        start = int(headers["Range"].removeprefix("bytes=").partition("-")[0]) if "Range" in headers else 0
         if not self.ranges or headers.get("If-Range", self.tag) != self.tag:
             start = 0
         if start >= len(self.content) > 0:
@@ -103,15 +103,15 @@ def starts(site: Site) -> list[str | None]:
     return [asked.get("Range") for asked in site.asked]
 
 
-def leave(into: Path, content: bytes, version: str | None) -> None:
+def leave(into: Path, url: str, content: bytes, version: str | None) -> None:
     (into / "x.bin.part").write_bytes(content)
     if version is not None:
-        (into / "x.bin.part.json").write_text(json.dumps({"version": version}))
+        (into / ".x.bin.download.json").write_text(json.dumps({"url": url, "version": version}))
 
 
 def whole(path: Path) -> None:
     assert path.name == "x.bin" and path.read_bytes() == CONTENT
-    assert [entry.name for entry in path.parent.iterdir()] == ["x.bin"]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [".x.bin.download.json", "x.bin"]
 
 
 @pytest.mark.parametrize("checksum", [None, SHA256, f"MD5:{hashlib.md5(CONTENT).hexdigest().upper()}"])
@@ -124,7 +124,9 @@ def test_a_file_comes_whole_and_is_asked_for_once(
     whole(fetch(site.url, tmp_path / "new", checksum))
     assert "already" not in caplog.text
     whole(fetch(site.url, tmp_path / "new", checksum))
-    assert "is there already" in caplog.text and len(site.asked) == 1
+    assert "is there already" in caplog.text
+    confirmed = not length and checksum is None
+    assert starts(site) == [None, *([f"bytes={len(CONTENT) - 1}-{len(CONTENT) - 1}"] if confirmed else [])]
 
 
 def test_an_empty_file_is_a_file(tmp_path: Path, site: Site) -> None:
@@ -171,7 +173,7 @@ def test_what_was_left_is_used_if_it_can_be(
     tmp_path: Path, site: Site, left: bytes, version: str | None, ranges: bool, asked: str | None
 ) -> None:
     site.ranges = ranges
-    leave(tmp_path, left, version)
+    leave(tmp_path, site.url, left, version)
     whole(fetch(site.url, tmp_path))
     assert starts(site) == [asked] + [None] * (len(left) > len(CONTENT))
 
@@ -227,8 +229,15 @@ def test_a_wrong_download_is_removed(tmp_path: Path, site: Site) -> None:
     with pytest.raises(UserError, match=f"{hashlib.md5(CONTENT).hexdigest()}, expected was {'0' * 32}: .*removed"):
         fetch(site.url, tmp_path, wrong)
     assert not list(tmp_path.iterdir())
-    (tmp_path / "x.bin").write_text("of another version")
+    site.content = b"of another version"
+    fetch(site.url, tmp_path)
+    site.content = CONTENT
     whole(fetch(site.url, tmp_path, SHA256))
+    (tmp_path / "x.bin").write_text("mine")
+    (tmp_path / ".x.bin.download.json").unlink()
+    with pytest.raises(UserError, match=r"x\.bin has sha256 \w+, .* was not downloaded by bionemo: move it away"):
+        fetch(site.url, tmp_path, SHA256)
+    assert (tmp_path / "x.bin").read_text() == "mine"
 
 
 def test_an_unreachable_server(tmp_path: Path, site: Site, waits: list[float]) -> None:

@@ -216,15 +216,20 @@ def _answer(url: str, headers: dict[str, str]) -> Iterator[requests.Response]:
     """
     try:
         headers = {"Accept-Encoding": "identity", **headers}
-        with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
-            yield response
+        response = requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT)
     except requests.TooManyRedirects as error:
         raise Refused(f"{public(url)} redirects without end: check the address") from error
-    except (requests.RequestException, HTTPError, ValueError) as error:
-        # an address that is invalid, or that a redirect leads to, raises one that is a ValueError too
-        if isinstance(error, ValueError) and not isinstance(error, requests.exceptions.InvalidHeader):
-            raise UserError(f"{public(url)} is no valid URL, or redirects to none: check the address") from error
+    except requests.exceptions.InvalidHeader as error:
         raise _Again(_reason(error)) from error
+    except ValueError as error:  # several classes, also for what a redirect leads to
+        raise UserError(f"{public(url)} is no valid URL, or redirects to none: check the address") from error
+    except (requests.RequestException, HTTPError) as error:
+        raise _Again(_reason(error)) from error
+    with response:
+        try:
+            yield response
+        except (requests.RequestException, HTTPError, ValueError) as error:
+            raise _Again(_reason(error)) from error
 
 
 def _confirm(url: str, part: Partial) -> None:

@@ -286,10 +286,12 @@ def sole_preparer(target: Path, lock: str = _LOCK) -> Iterator[None]:
     try:
         yield
     finally:
-        (target / lock).unlink(missing_ok=True)
-        with suppress(OSError):
-            target.rmdir()
-        os.close(handle)
+        try:
+            (target / lock).unlink(missing_ok=True)
+            with suppress(OSError):
+                target.rmdir()
+        finally:
+            os.close(handle)
 
 
 def _lock(target: Path, name: str) -> int:

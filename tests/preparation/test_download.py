@@ -306,7 +306,9 @@ def test_extreme_answers_are_tried_again_and_told_in_a_line(
 ) -> None:
     caplog.set_level(logging.INFO, "bionemo")
     site.script, site.length, site.ranges = [answer] * 10, False, False
-    with pytest.raises(UserError, match=r"x\.bin.?( cannot be downloaded|: the server does not tell the length)") as error:
+    with pytest.raises(
+        UserError, match=r"x\.bin.?( cannot be downloaded|: the server does not tell the length)"
+    ) as error:
         fetch(site.url, tmp_path)
     told = [str(error.value), *caplog.messages]
     assert all(line.isprintable() and len(line) < 500 for line in told)
@@ -330,7 +332,9 @@ def test_extreme_answers_are_tried_again_and_told_in_a_line(
 def test_redirects_that_lead_nowhere(
     tmp_path: Path, site: Site, location: bytes, message: str, waits: list[float]
 ) -> None:
-    site.script = [b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + location + b"\r\n\r\n"] * 40
+    site.script = [
+        b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nConnection: close\r\nLocation: " + location + b"\r\n\r\n"
+    ] * 40
     with pytest.raises(UserError, match=message) as error:
         fetch(site.url, tmp_path)
     assert "\n" not in str(error.value) and not waits and not list(tmp_path.iterdir())
@@ -367,7 +371,9 @@ def test_invalid_notes_are_ignored(tmp_path: Path, site: Site, note: str) -> Non
 
 def test_a_download_from_elsewhere_or_cut_short_since(tmp_path: Path, site: Site) -> None:
     path = fetch(site.url, tmp_path)
-    with pytest.raises(UserError, match=r"x\.bin was downloaded from .*/dir/x\.bin, not .*/other/x\.bin: move it away"):
+    with pytest.raises(
+        UserError, match=r"x\.bin was downloaded from .*/dir/x\.bin, not .*/other/x\.bin: move it away"
+    ):
         fetch(site.url.replace("/dir/", "/other/"), tmp_path)
     os.truncate(path, 100)
     whole(fetch(site.url, tmp_path))

@@ -82,7 +82,11 @@ def test_a_symbolic_link_is_no_stage(out: Path) -> None:
 @pytest.mark.parametrize(
     "moves",
     [
-        *({name: value} for name in ("../victim", "..", ".", "", "/etc", "a/b", "precious", "\n") for value in (0, False)),
+        *(
+            {name: value}
+            for name in ("../victim", "..", ".", "", "/etc", "a/b", "precious", "\n")
+            for value in (0, False)
+        ),
         {"../victim": True},
         {"train/../../victim": True},
         {"train": "yes"},

@@ -237,7 +237,7 @@ def _delete_listed(replaced: Path) -> None:
                 path.unlink()
         if Path(directory) == replaced and manifest:
             (replaced / MANIFEST).unlink(missing_ok=True)  # last: an interrupted deletion needs it again
-        with suppress(OSError):  # it holds something else
+        if not any(Path(directory).iterdir()):
             Path(directory).rmdir()
 
 

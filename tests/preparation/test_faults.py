@@ -16,13 +16,20 @@ from unittest.mock import patch
 import pytest
 
 from bionemo.errors import describe
-from bionemo.preparation import zinc
+from bionemo.preparation import sequences, zinc
 from bionemo.preparation.manifest import Manifest, verify
-from tests.preparation.test_sequences import generated, prepare, shards, write
+from tests.preparation.test_sequences import generated, inline, make_job, shards, write
 from tests.preparation.test_zinc import job
 
 CALLS = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync", "open", "write")
 Prepare = Callable[[Path], object]
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do the work in this process, and do not wait for the disk."""
+    monkeypatch.setattr(sequences, "pool", inline)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 class Faults:
@@ -63,7 +70,7 @@ class Faults:
 
 def of_sequences(tmp_path: Path) -> Prepare:
     source = write(tmp_path, generated(30))
-    return lambda out: prepare(source, out)
+    return lambda out: sequences.prepare(make_job(source, out, num_preprocess_workers=0))
 
 
 def of_molecules(tmp_path: Path) -> Prepare:
@@ -99,12 +106,11 @@ def test_any_file_operation_may_fail(tmp_path: Path, code: int, kind: Callable[[
 
 
 def test_directories_that_cannot_be_flushed(tmp_path: Path) -> None:
-    run, real = of_sequences(tmp_path), os.fsync
+    run = of_sequences(tmp_path)
 
     def fsync(descriptor: int) -> None:
         if os.path.isdir(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        real(descriptor)
 
     with patch.object(os, "fsync", fsync):
         run(tmp_path / "out")

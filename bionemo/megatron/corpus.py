@@ -15,6 +15,8 @@ from pathlib import Path
 
 from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
+from bionemo.common.files import create_owned, identity_of, remove_owned, sync
+from bionemo.common.regular import open_regular
 from bionemo.config.schema.preparation import TextJob
 from bionemo.data.text.jsonl import Lines, TextRules
 from bionemo.errors import UserError
@@ -22,17 +24,18 @@ from bionemo.preparation.inputs import is_gzipped, whole_lines
 from bionemo.preparation.manifest import Tally
 from bionemo.preparation.pool import in_order
 from bionemo.preparation.progress import progress
-from bionemo.preparation.writer import sole_preparer, sync, told
+from bionemo.preparation.writer import sole_preparer, told
 from bionemo.tokenizers.gpt2 import read_gpt2
 
 log = logging.getLogger("bionemo.preparation.text")  # what preparations tell goes to standard output
+_KIND, _MAGIC = "indexed data set", b"MMIDIDX\x00\x00"
 _PIECE = 1 << 20  # bytes of text: half a second of a tokenizer
 
 
 def prepare(job: TextJob) -> None:
     """Tokenise documents.
 
-    The two files appear under their names when they are whole, the index last: without it the data is not taken.
+    The two files are written to `.<name>.preparing` and get their names when they are complete.
 
     Raises:
         UserError: for files that cannot be read, a document that a policy calls an error, an output that is there
@@ -48,19 +51,40 @@ def prepare(job: TextJob) -> None:
     output = Path(job.output)
     _refuse_to_overwrite(job)
     with told(output.parent), sole_preparer(output.parent, f".{output.name}.lock"):
+        stage = output.with_name(f".{output.name}.preparing")
+        _recover(stage, output)
         _refuse_to_overwrite(job)  # another process may have prepared it meanwhile
-        drafts = {kind: output.with_name(f".{output.name}.preparing.{kind}") for kind in ("bin", "idx")}
+        create_owned(stage, _KIND)
         try:
-            _write(job, sources, drafts["bin"], drafts["idx"])
-            _file(output, "idx").unlink(missing_ok=True)  # until the end there is none, or the former's would be taken
-            for kind, draft in drafts.items():
-                sync(draft)
-                os.replace(draft, _file(output, kind))
-            sync(output.parent)
+            _write(job, sources, stage / "bin", stage / "idx")
+            for kind in ("bin", "idx"):
+                sync(stage / kind)
+            sync(stage)
+            _move(stage, output)
         finally:
-            for draft in drafts.values():
-                draft.unlink(missing_ok=True)
+            _recover(stage, output)
     log.info("prepared: %s.bin, %s.idx", output, output)
+
+
+def _move(stage: Path, output: Path) -> None:
+    """Move both files to their places, the index last: without it the data set is not complete."""
+    if (index := _file(output, "idx")).exists():
+        os.replace(index, stage / "former.idx")
+    os.replace(stage / "bin", _file(output, "bin"))
+    os.replace(stage / "idx", index)
+    sync(output.parent)
+
+
+def _recover(stage: Path, output: Path) -> None:
+    """Finish what `_move` has begun, or undo it while the former data file is there, and remove the stage."""
+    if identity_of(stage, _KIND) is None:
+        return
+    index = _file(output, "idx")
+    if not os.path.lexists(index):
+        rest = "former.idx" if (stage / "bin").exists() else "idx"
+        if (stage / rest).is_file() and not (stage / rest).is_symlink() and _file(output, "bin").exists():
+            os.replace(stage / rest, index)
+    remove_owned(stage, _KIND, r"bin|idx|former\.idx")
 
 
 def _file(output: Path, kind: str) -> Path:
@@ -68,9 +92,24 @@ def _file(output: Path, kind: str) -> Path:
 
 
 def _refuse_to_overwrite(job: TextJob) -> None:
+    """See that nothing is replaced unless that is asked for, and nothing but an indexed data set ever is."""
+    output = Path(job.output)
+    stage = output.with_name(f".{output.name}.preparing")
     for kind in ("bin", "idx"):
-        if (there := _file(Path(job.output), kind)).exists() and not job.force:
+        if not os.path.lexists(there := _file(output, kind)):
+            continue
+        if not job.force and identity_of(stage, _KIND) is None:  # else it is recovered first
             raise UserError(f"{there} is there already: choose another output, or set force=True to replace it")
+        if job.force and identity_of(stage, _KIND) is None and not _is_indexed(output):
+            raise UserError(f"{there} does not belong to an indexed data set: move it away, or choose another output")
+
+
+def _is_indexed(output: Path) -> bool:
+    try:
+        with open_regular(_file(output, "idx")) as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except (OSError, ValueError):
+        return False
 
 
 def _write(job: TextJob, sources: Sequence[str], data: Path, index: Path) -> None:

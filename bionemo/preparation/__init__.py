@@ -28,3 +28,4 @@ def prepare(job: PreparationConfig) -> None:
         resolve(job._target_)(job)
     finally:
         logger.removeHandler(console)
+        logger.propagate = True

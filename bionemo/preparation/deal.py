@@ -18,14 +18,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bionemo.common.files import sync
 from bionemo.config.schema.preparation import SequencePolicies
+from bionemo.preparation.checksums import OutputFile
 from bionemo.preparation.identifiers import Places, digest, repeated
-from bionemo.preparation.manifest import OutputFile
 from bionemo.preparation.progress import progress
 from bionemo.preparation.records import Records, clean, rows, values
 from bionemo.preparation.shuffle import Layout, Spill, gather, spill
 from bionemo.preparation.stretches import Stretch
-from bionemo.preparation.writer import Draft, sync
+from bionemo.preparation.writer import Draft
 
 HEADER = b"record_id,record_name,sequence_length,sequence"
 _ROW_EXTRA = 16  # bytes of a row beyond what its record has in a FASTA file
@@ -196,7 +197,7 @@ def _spill_stretch(
             if policies.on_duplicate != "keep":
                 keys = digest(records.names).copy()
                 keys[~records.kept] = np.stack([numbers, ~numbers], 1)[~records.kept]  # alike to no other
-                keys.tofile(names)
+                names.write(keys.data)
             records.kept &= ~np.isin(numbers, left_out, assume_unique=True)
             target = placement.targets(records)
             records.drop(target < 0, "not in the mapping")
@@ -256,5 +257,5 @@ def in_order(path: Path, total: int, left_out: NDArray[np.int64]) -> ByNumber:
     """Place records one behind the other as they come."""
     kept = np.ones(total, np.int64)
     kept[left_out] = 0
-    (np.cumsum(kept) - 1).tofile(path)
+    path.write_bytes((np.cumsum(kept) - 1).data)
     return ByNumber(path)

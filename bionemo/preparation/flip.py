@@ -16,7 +16,8 @@ from typing import NamedTuple
 from bionemo.config.schema.preparation import FlipJob
 from bionemo.data.shards.fasta import RAN_TOGETHER
 from bionemo.errors import UserError
-from bionemo.preparation.download import is_url, join, locate, public
+from bionemo.preparation.addresses import expected, is_url, join, public
+from bionemo.preparation.download import locate
 from bionemo.preparation.inputs import read_small
 from bionemo.preparation.writer import Draft, draft
 
@@ -79,10 +80,12 @@ def prepare(job: FlipJob) -> None:
     """
     for name in (names := _names(job.task_name)):
         output = Path(job.output) / name
-        with draft(output, "flip", {"task": name}, SPLITS, force=job.force) as made:
+        base = _base(job.source, name, alone=len(names) == 1)
+        task = TASKS[name]
+        files = [expected(base, file) for file in (task.sequences, task.labels, task.resolved) if file]
+        with draft(output, "flip", {"task": name}, SPLITS, sources=files, force=job.force) as made:
             if made is not None:
-                base = _base(job.source, name, alone=len(names) == 1)
-                _prepare(TASKS[name], base, output / "raw", made)
+                _prepare(task, base, output / "raw", made)
 
 
 def _names(asked: str | list[str]) -> list[str]:

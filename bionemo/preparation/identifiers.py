@@ -71,7 +71,7 @@ class Places:
             for keys, numbers in _partitions(digests, total):
                 order = np.argsort(keys[:, 0], kind="stable")  # of several with one name the first comes first
                 for column, file in zip((keys[:, 0], keys[:, 1], numbers), files, strict=True):
-                    column[order].tofile(file)
+                    file.write(column[order].data)
         return cls(directory)
 
     def find(self, digests: Digests) -> NDArray[np.int64]:

@@ -2,18 +2,23 @@
 """Raw files as they are found: plain or gzipped, and noted in the manifest with their checksums."""
 
 import hashlib
+import logging
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from isal import igzip_threaded, isal_zlib
 
 from bionemo.errors import UserError
-from bionemo.preparation.writer import Draft
+from bionemo.preparation.checksums import OutputFile
 
+if TYPE_CHECKING:
+    from bionemo.preparation.writer import Draft
+
+log = logging.getLogger(__name__)
 _GZIP = b"\x1f\x8b"
 _BLOCK = 1 << 20
 
@@ -77,7 +82,25 @@ def whole_lines(path: Path, piece: int) -> Iterator[tuple[bytes, int]]:
         yield rest, raw.tell() - done
 
 
-def read_small(path: Path, draft: Draft, source: str | None = None) -> bytes:
+def note_dropped_columns(shown: str, titles: Sequence[str], kept: Sequence[str]) -> None:
+    """Say which columns of a CSV file the shards do not hold.
+
+    Args:
+        shown: what the user calls the file.
+        titles: of all columns.
+        kept: of those that the shards hold.
+    """
+    dropped = [title if title.isprintable() else ascii(title) for title in titles if title not in kept]
+    if dropped:
+        more = f" and {len(dropped) - 10} more" if len(dropped) > 10 else ""
+        log.warning(
+            "note: %s: columns not kept: %s%s; the shards hold %s alone; to train on labels, give CSV files that have "
+            "them to bionemo.finetune (model.data.target_column)",
+            shown, ", ".join(dropped[:10]), more, ", ".join(kept),
+        )  # fmt: skip
+
+
+def read_small(path: Path, draft: "Draft", source: str | None = None) -> bytes:
     """Read a file that fits into memory, unzip it if it is gzipped, and note it in the manifest.
 
     Args:
@@ -90,5 +113,5 @@ def read_small(path: Path, draft: Draft, source: str | None = None) -> bytes:
     """
     zipped = is_gzipped(path)
     raw = path.read_bytes()
-    draft.add_input(source or os.path.abspath(path), len(raw), hashlib.sha256(raw).hexdigest())
+    draft.add_input(source or os.path.abspath(path), path, OutputFile(len(raw), hashlib.sha256(raw).hexdigest()))
     return b"".join(unzipped(path)) if zipped else raw

@@ -1,49 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The account of a prepared data set, written beside it: what went in, what came out, what was left out and why."""
+"""The manifest of a prepared data set: its settings, the files it was made from, its files, and counts of records."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from bionemo.common.regular import load_json
 from bionemo.errors import UserError
+from bionemo.preparation.checksums import InputFile, OutputFile, measure
+from bionemo.preparation.names import MANIFEST, is_output
 
-NAME = "manifest.json"
 _FORMAT, _VERSION = "bionemo-prepared", 1
-_BLOCK = 4 << 20
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """A file that was read: where it came from, and its bytes."""
-
-    source: str  # path or URL
-    size: int
-    sha256: str
-
-    def is_as_read(self, path: Path) -> bool:
-        """Whether a file is this one."""
-        return path.stat().st_size == self.size and measure(path).sha256 == self.sha256
-
-
-@dataclass(frozen=True)
-class OutputFile:
-    """A file that was written."""
-
-    size: int
-    sha256: str
-    rows: int | None = None  # records, for a CSV file with one header line
+_LARGEST = 64 << 20  # bytes
+T = TypeVar("T")
 
 
 @dataclass
 class Tally:
-    """The books of one input: every record read is written into `into`, or dropped for a reason."""
+    """Counts of one input: every record read is written into `into`, or dropped for a reason."""
 
     into: list[str]  # directories of the output, relative
     read: int = 0
@@ -68,12 +48,12 @@ class Tally:
 
 @dataclass
 class Manifest:
-    """All of it.
+    """What `manifest.json` holds.
 
     Attributes:
         job: the kind of preparation.
-        parameters: what decides the result, as plain JSON values.
-        inputs: the files read.
+        parameters: settings that determine the result, as plain JSON values.
+        inputs: the files read, in the order in which the result depends on them.
         tallies: by a name for each input.
         files: by path below the directory, with `/`.
     """
@@ -93,40 +73,111 @@ class Manifest:
         """Read the manifest of a directory; None when it has none.
 
         Raises:
-            UserError: when it cannot be understood.
+            UserError: when it is not a manifest that a preparation can have written.
+            OSError: when it cannot be read.
         """
-        path = directory / NAME
+        path = directory / MANIFEST
         try:
-            content = json.loads(path.read_text())
-            if content.pop("format") != _FORMAT or content.pop("version") != _VERSION:
-                raise UserError(f"{path} was written by another version: prepare the data again with force=True")
-            return cls(
-                job=content["job"],
-                parameters=content["parameters"],
-                inputs=[InputFile(**entry) for entry in content["inputs"]],
-                tallies={name: Tally(**entry) for name, entry in content["tallies"].items()},
-                files={name: OutputFile(**entry) for name, entry in content["files"].items()},
-            )
+            return cls.load(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} cannot be read ({error}): prepare the data again with force=True") from error
+        except ValueError as error:
+            raise UserError(
+                f"{path} is not a valid manifest ({error}): prepare the data again with force=True"
+            ) from error
+
+    @classmethod
+    def load(cls, path: Path) -> "Manifest":
+        """Read a file.
+
+        Raises:
+            ValueError: when it is not a manifest that a preparation can have written.
+            OSError: when it cannot be read.
+        """
+        content = load_json(path, _LARGEST)
+        _expect(isinstance(content, dict), "the whole file")
+        if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
+            raise ValueError("it was written by another version")
+        return cls(
+            job=_text(content.get("job"), "job"),
+            parameters=_mapping(content.get("parameters"), "parameters", lambda value, _: value),
+            inputs=[_input(entry) for entry in _list(content.get("inputs"), "inputs")],
+            tallies=_mapping(content.get("tallies"), "tallies", _tally),
+            files=_files(content.get("files")),
+        )
 
 
-def measure(path: Path, advance: Callable[[int], object] = lambda count: None, csv: bool = False) -> OutputFile:
-    """Read a file through: its size, checksum and, of a CSV file, its rows below the header.
+def _expect(holds: bool, where: str) -> None:
+    if not holds:
+        raise ValueError(f"wrong type or value: {where}")
 
-    Raises:
-        OSError: it cannot be read.
-    """
-    digest, size, lines = hashlib.sha256(), 0, 0
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-            lines += block.count(b"\n") if csv else 0
-            advance(len(block))
-    return OutputFile(size, digest.hexdigest(), lines - 1 if csv else None)
+
+def _text(value: Any, where: str) -> str:
+    _expect(isinstance(value, str), where)
+    return str(value)
+
+
+def _count(value: Any, where: str) -> int:
+    _expect(type(value) is int and 0 <= value < 1 << 63, where)
+    return int(value)
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    _expect(isinstance(value, list), where)
+    return list(value)
+
+
+def _mapping(value: Any, where: str, parse: Callable[[Any, str], T]) -> dict[str, T]:
+    _expect(isinstance(value, dict), where)
+    return {key: parse(each, where) for key, each in value.items()}
+
+
+def _fields(value: Any, kind: type, where: str) -> dict[str, Any]:
+    """Check that a JSON object has no other keys than the fields of a dataclass."""
+    _expect(isinstance(value, dict) and {*value} <= {*kind.__dataclass_fields__}, where)  # type: ignore[attr-defined]
+    return dict(value)
+
+
+def _input(value: Any) -> InputFile:
+    entry = _fields(value, InputFile, "inputs")
+    times = entry.get("mtime_ns"), entry.get("sample")
+    _expect(times[0] is None or type(times[0]) is int, "inputs: mtime_ns")
+    _expect(times[1] is None or isinstance(times[1], str), "inputs: sample")
+    return InputFile(
+        _text(entry.get("source"), "inputs: source"),
+        _count(entry.get("size"), "inputs: size"),
+        _text(entry.get("sha256"), "inputs: sha256"),
+        *times,
+    )
+
+
+def _tally(value: Any, where: str) -> Tally:
+    entry = _fields(value, Tally, where)
+    into = [_text(name, f"{where}: into") for name in _list(entry.pop("into", None), f"{where}: into")]
+    tally = Tally(into)
+    for key, found in entry.items():
+        if key in ("dropped", "changed"):
+            setattr(tally, key, _mapping(found, f"{where}: {key}", _count))
+        elif found is not None or not key.startswith("letters_"):
+            setattr(tally, key, _count(found, f"{where}: {key}"))
+    return tally
+
+
+def _file(value: Any, where: str) -> OutputFile:
+    entry = _fields(value, OutputFile, where)
+    rows = entry.get("rows")
+    return OutputFile(
+        _count(entry.get("size"), f"{where}: size"),
+        _text(entry.get("sha256"), f"{where}: sha256"),
+        None if rows is None else _count(rows, f"{where}: rows"),
+    )
+
+
+def _files(value: Any) -> dict[str, OutputFile]:
+    files = _mapping(value, "files", _file)
+    for name in files:
+        _expect(is_output(name), f"files: {name[:80]!a} is not a name that a preparation writes")
+    return files
 
 
 def verify(directory: Path, advance: Callable[[int], object] = lambda count: None) -> list[str]:
@@ -143,7 +194,7 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
     """
     manifest = Manifest.read(directory)
     if manifest is None:
-        raise UserError(f"{directory} holds no {NAME}: it is not, or not completely, prepared")
+        raise UserError(f"{directory} holds no {MANIFEST}: it is not, or not completely, prepared")
     problems = [f"{name}: {problem}" for name, tally in manifest.tallies.items() for problem in tally.problems]
     for name, tally in manifest.tallies.items():
         rows = sum(entry.rows or 0 for path, entry in manifest.files.items() if _within(path, tally.into))
@@ -154,6 +205,9 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
             found = measure(directory / name, advance, csv=entry.rows is not None)
         except OSError as error:
             problems.append(f"{name} cannot be read ({error.strerror})")
+            continue
+        except UserError as error:  # not a regular file
+            problems.append(str(error))
             continue
         if found != entry:
             what = "rows" if found.rows != entry.rows else "size" if found.size != entry.size else "checksum"

@@ -127,8 +127,8 @@ def _digest(path: Path, shown: str, scratch: Path, start: int, stop: int, number
     counts = [np.zeros(0, np.int64)]
     with (scratch / f"{number:06}.clusters").open("wb") as one, (scratch / f"{number:06}.members").open("wb") as other:
         for lines in _lines(path, shown, start, stop):
-            digest(lines.clusters).tofile(one)
-            digest(lines.members).tofile(other)
+            one.write(digest(lines.clusters).data)
+            other.write(digest(lines.members).data)
             counts.append(lines.counts)
     return np.concatenate(counts)
 
@@ -179,5 +179,5 @@ def _filled(path: Path) -> Iterator[tuple[int, bytes]]:
 def ranks(path: Path, kept: NDArray[np.bool_]) -> Path:
     """Write the place of each kept one among those kept, -1 for the others: int64."""
     place = np.where(kept, np.cumsum(kept) - 1, -1)
-    place.tofile(path)
+    path.write_bytes(place.data)
     return path

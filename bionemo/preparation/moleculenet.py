@@ -10,7 +10,8 @@ import numpy as np
 
 from bionemo.config.schema.preparation import MoleculeNetJob, SplitSizes
 from bionemo.errors import UserError
-from bionemo.preparation.download import Refused, is_url, locate, public
+from bionemo.preparation.addresses import expected, is_url, public
+from bionemo.preparation.download import Refused, locate
 from bionemo.preparation.inputs import read_small
 from bionemo.preparation.molecules import canonical_smiles
 from bionemo.preparation.sequences import SPLITS, split_sizes
@@ -39,9 +40,13 @@ def prepare(job: MoleculeNetJob) -> None:
         if name not in files:
             raise UserError(f"task_name={name} is not known: choose {', '.join(FILES)} or all")
     parameters = {key: value for key, value in asdict(job).items() if key not in _NOT_PARAMETERS}
+    if is_url(job.source):
+        parameters["source"] = public(job.source)
     for name in names:
         directory = Path(job.output) / name
-        with draft(directory, "moleculenet", {**parameters, "task": name}, SPLITS, force=job.force) as made:
+        sources = _expected(job, name, files[name])
+        settings = {**parameters, "task": name}
+        with draft(directory, "moleculenet", settings, SPLITS, sources=sources, force=job.force) as made:
             if made is not None:
                 _prepare(job, name, files[name], made)
 
@@ -59,6 +64,13 @@ def _found(job: MoleculeNetJob, task: str, file: str) -> tuple[Path, str]:
             return locate(job.source, own, raw), own
         except Refused:
             raise refused from None
+
+
+def _expected(job: MoleculeNetJob, task: str, file: str) -> list[str] | None:
+    """The file of a task; None for a URL, below which it may have either name."""
+    if is_url(job.source):
+        return None
+    return [expected(job.source, own if Path(job.source, own := f"{task}.csv").is_file() else file)]
 
 
 def _prepare(job: MoleculeNetJob, task: str, file: str, made: Draft) -> None:

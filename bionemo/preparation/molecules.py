@@ -10,7 +10,7 @@ from rdkit import Chem, rdBase
 
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK
 from bionemo.errors import UserError
-from bionemo.preparation.inputs import whole_lines
+from bionemo.preparation.inputs import note_dropped_columns, whole_lines
 
 rdBase.DisableLog("rdApp.*")  # RDKit's complaints name neither file nor line; ours do
 _PIECE = 256 << 10  # bytes: about 4,000 molecules, half a second of RDKit
@@ -94,6 +94,7 @@ def smiles_lines(files: Iterable[tuple[Path, str]]) -> Iterator[Lines]:
     Raises:
         UserError: a file that cannot be read, or a header that lacks a column.
     """
+    noted: list[list[str]] = []
     for number, (path, shown) in enumerate(files):
         columns, line = None, 1
         for data, size in whole_lines(path, _PIECE):
@@ -101,22 +102,26 @@ def smiles_lines(files: Iterable[tuple[Path, str]]) -> Iterator[Lines]:
             if columns is None:
                 start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
                 first = data[start:].split(b"\n", 1)[0]
-                columns, header = _columns(first.decode(errors="replace"), shown)
-                if header:
+                columns, titles = _columns(first.decode(errors="replace"), shown)
+                if titles:
+                    if titles not in noted:  # once for all files that have these columns
+                        note_dropped_columns(shown, titles, [titles[columns.id], titles[columns.smiles]])
+                        noted.append(titles)
                     start, line = start + len(first) + 1, 2
             yield Lines(number, shown, line, columns, data[start:], size)
             line += data.count(b"\n", start)
 
 
-def _columns(first: str, shown: str) -> tuple[Columns, bool]:
-    """Find the columns by a file's first line, and whether that is a header."""
+def _columns(first: str, shown: str) -> tuple[Columns, list[str]]:
+    """Find the columns by a file's first line, and the titles in it; none when it is not a header."""
     separator = "\t" if "\t" in first else "," if "," in first else None
-    names = [field.lower() for field in _fields(first, separator)]
+    titles = _fields(first, separator)
+    names = [field.lower() for field in titles]
     if "smiles" not in names:
-        return Columns(separator, 0, 1), False
+        return Columns(separator, 0, 1), []
     for name in _IDS:
         if name in names:
-            return Columns(separator, names.index("smiles"), names.index(name)), True
+            return Columns(separator, names.index("smiles"), names.index(name)), titles
     raise UserError(f"{shown}:1: no column {' or '.join(_IDS)} beside smiles: name the molecules' column so")
 
 

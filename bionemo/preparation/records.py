@@ -153,27 +153,53 @@ def csv_records(
     Raises:
         UserError: a column that is not there, or a row with another number of columns.
     """
-    if len(separator.encode()) != 1 or separator in '"\r\n':
-        raise UserError(f"separator is {separator!r}: it must be one ASCII character")
-    read = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK, use_threads=False)
-    parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    read, parse = _options(shown, separator)
+    _, columns = csv_columns(path, shown, name_column, sequence_column, separator)
+    convert = pyarrow.csv.ConvertOptions(
+        include_columns=columns, column_types=dict.fromkeys(columns, pa.binary()), strings_can_be_null=False
+    )
+    line = 2  # below the header
     try:
-        with pyarrow.csv.open_csv(path, read, parse) as reader:
-            titles = reader.schema.names
-        columns = [_find_column(titles, wanted, shown) for wanted in (name_column, sequence_column)]
-        if columns[0] == columns[1]:
-            raise UserError(f"{shown}: id_column and sequence_column are both {columns[0]!r}: set two different ones")
-        convert = pyarrow.csv.ConvertOptions(
-            include_columns=columns, column_types=dict.fromkeys(columns, pa.binary()), strings_can_be_null=False
-        )
-        line = 2  # below the header
         with pyarrow.csv.open_csv(path, read, parse, convert) as reader:
             for batch in reader:
                 lines = np.arange(line, line + len(batch))
                 yield Records(shown, first, lines, _whole(batch.column(0)), _whole(batch.column(1)))
                 first, line = first + len(batch), line + len(batch)
     except pa.ArrowInvalid as error:
-        raise UserError(f"{shown}: {' '.join(str(error).split())}: correct it, or set separator") from error
+        raise _malformed(shown, error) from error
+
+
+def csv_columns(
+    path: Path, shown: str, name_column: str | int, sequence_column: str | int, separator: str
+) -> tuple[list[str], list[str]]:
+    """Find the columns of names and sequences; arguments are those of `csv_records`.
+
+    Returns:
+        Titles of all columns, and of these two.
+
+    Raises:
+        UserError: as `csv_records`.
+    """
+    try:
+        with pyarrow.csv.open_csv(path, *_options(shown, separator)) as reader:
+            titles = reader.schema.names
+    except pa.ArrowInvalid as error:
+        raise _malformed(shown, error) from error
+    columns = [_find_column(titles, wanted, shown) for wanted in (name_column, sequence_column)]
+    if columns[0] == columns[1]:
+        raise UserError(f"{shown}: id_column and sequence_column are both {columns[0]!r}: set two different ones")
+    return titles, columns
+
+
+def _options(shown: str, separator: str) -> tuple[pyarrow.csv.ReadOptions, pyarrow.csv.ParseOptions]:
+    if len(separator.encode()) != 1 or separator in '"\r\n':
+        raise UserError(f"separator is {separator!r}: it must be one ASCII character")
+    read = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK, use_threads=False)
+    return read, pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+
+
+def _malformed(shown: str, error: pa.ArrowInvalid) -> UserError:
+    return UserError(f"{shown}: {' '.join(str(error).split())}: correct it, or set separator")
 
 
 def _find_column(titles: list[str], wanted: str | int, shown: str) -> str:

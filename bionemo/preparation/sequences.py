@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """FASTA or CSV files, of UniRef50 or anything else, to `{train,val,test}/x000.csv ...`."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import asdict
@@ -12,12 +11,14 @@ from numpy.typing import NDArray
 
 from bionemo.config.schema.preparation import SequencesJob, Size, SplitSizes
 from bionemo.errors import UserError
+from bionemo.preparation.addresses import described, public
+from bionemo.preparation.checksums import OutputFile, measure
 from bionemo.preparation.deal import ByNumber, deal
-from bionemo.preparation.download import fetch, public
-from bionemo.preparation.inputs import is_gzipped, unzipped
-from bionemo.preparation.manifest import OutputFile, measure
+from bionemo.preparation.download import fetch
+from bionemo.preparation.inputs import is_gzipped, note_dropped_columns, unzipped
 from bionemo.preparation.pool import pool
 from bionemo.preparation.progress import progress
+from bionemo.preparation.records import csv_columns
 from bionemo.preparation.stretches import Columns, Stretch, count, cut, is_fasta
 from bionemo.preparation.writer import Draft, draft
 
@@ -36,7 +37,7 @@ def prepare(job: SequencesJob) -> None:
     if job.checksum and len(sources) > 1:
         raise UserError(f"checksum belongs to one file, but source names {len(sources)}: leave it out")
     parameters = {key: value for key, value in asdict(job).items() if key not in _NOT_PARAMETERS}
-    names = [public(source) for source in sources]
+    names = [described(source) for source in sources]
     with draft(job.output, "sequences", parameters, SPLITS, sources=names, force=job.force) as made:
         if made is None:
             return
@@ -58,8 +59,8 @@ def prepare(job: SequencesJob) -> None:
 
             label = Path(public(sources[0])).name if len(sources) == 1 else f"{len(sources)} files"
             deal(made, workers, label, stretches, job, arrange, SPLITS)
-            for source, future in zip(sources, sums, strict=True):
-                made.add_input(_told(source), future.result().size, future.result().sha256)
+            for name, path, future in zip(names, paths, sums, strict=True):
+                made.add_input(name, path, future.result())
 
 
 def measured(workers: Executor, paths: Sequence[Path]) -> list[Future[OutputFile]]:
@@ -74,8 +75,12 @@ def stretches_of(path: Path, shown: str, made: Draft, columns: Columns | None, f
         UserError: an empty or damaged file.
     """
     path = plain(path, made)
-    fasta = is_fasta(path, shown, form)  # type: ignore[arg-type]
-    return cut(path, shown, None if fasta else columns)
+    if is_fasta(path, shown, form):  # type: ignore[arg-type]
+        columns = None
+    stretches = cut(path, shown, columns)
+    if columns:
+        note_dropped_columns(shown, *csv_columns(path, shown, columns.name, columns.sequence, columns.separator))
+    return stretches
 
 
 def plain(path: Path, made: Draft) -> Path:
@@ -135,10 +140,6 @@ def _shuffled(
     np.random.default_rng(job.seed).shuffle(order)
     rows = np.full(total, -1)
     rows[order] = np.arange(len(order))
-    rows.tofile(path)
+    path.write_bytes(rows.data)
     sizes = split_sizes(len(order), job)
     return ByNumber(path), [shard for name in SPLITS for shard in shard_sizes(name, sizes[name], job.num_csv_files)]
-
-
-def _told(source: str) -> str:
-    return public(source) if "://" in source else os.path.abspath(source)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bionemo.preparation.manifest import OutputFile
+from bionemo.preparation.checksums import OutputFile
 from bionemo.preparation.records import binary, offsets, values
 
 _BUCKET = 32 << 20  # bytes

@@ -8,7 +8,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bionemo.errors import UserError
-from bionemo.preparation.download import fetch, public
+from bionemo.preparation.addresses import described, place, public
+from bionemo.preparation.download import fetch
 from bionemo.preparation.inputs import is_gzipped
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,20 @@ def tranches(source: str, raw: Path) -> list[tuple[Path, str]]:
     return _download(urls, raw) if urls else [(path, public(source))]
 
 
+def known(source: str, raw: Path) -> list[str] | None:
+    """Say which files or URLs `tranches` gives, without a download; None where only a download tells.
+
+    Raises:
+        UserError: as `tranches`, for a list that is invalid.
+    """
+    path = place(source, raw)
+    if path.is_dir():
+        return [str(file) for file, _ in tranches(source, raw)]
+    if not path.is_file():
+        return None
+    return [public(url) for url in _listed(path)] or [described(source)]
+
+
 def _is_smiles(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith(_SUFFIXES)
 
@@ -67,6 +82,11 @@ def _listed(path: Path) -> list[str]:
 def _download(urls: Sequence[str], raw: Path) -> list[tuple[Path, str]]:
     """Try all of them, so that a start after a failure finds all the others there."""
     log.info("%s files to download to %s", f"{len(urls):,}", raw)
+    targets: dict[Path, str] = {}
+    for url in urls:
+        other = targets.setdefault(place(url, _place(url, raw)), url)
+        if other != url:
+            raise UserError(f"two URLs {public(url)} differ in their query alone: download them under different names")
     paths: list[tuple[Path, str]] = []
     failed: list[UserError] = []
     executor = ThreadPoolExecutor(_AT_ONCE)

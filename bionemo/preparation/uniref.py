@@ -19,11 +19,14 @@ from numpy.typing import NDArray
 
 from bionemo.config.schema.preparation import ClustersJob
 from bionemo.errors import UserError
+from bionemo.preparation.checksums import OutputFile, measure
 from bionemo.preparation.deal import ByName, ByNumber, deal, in_order
-from bionemo.preparation.manifest import Manifest, OutputFile, measure
+from bionemo.preparation.manifest import Manifest
 from bionemo.preparation.mapping import Mapping, ranks
+from bionemo.preparation.names import is_top_level
 from bionemo.preparation.pool import pool
 from bionemo.preparation.sequences import plain, shard_sizes, stretches_of
+from bionemo.preparation.shuffle import write_all
 from bionemo.preparation.stretches import count
 from bionemo.preparation.writer import Draft, draft
 
@@ -45,7 +48,11 @@ def prepare(job: ClustersJob) -> None:
     if own:
         _own_sequences(job, output, own)
         return
-    with draft(output, "clusters", {key: getattr(job, key) for key in _PARAMETERS}, _PLACES, force=job.force) as made:
+    parameters = {key: getattr(job, key) for key in _PARAMETERS}
+    sources = [
+        os.path.abspath(path) for path in dict.fromkeys(_path(name, Path(getattr(job, name))) for name in _FILES)
+    ]
+    with draft(output, "clusters", parameters, _PLACES, sources=sources, force=job.force) as made:
         if made is None:
             return
         paths = {name: _existing(name, Path(getattr(job, name))) for name in _FILES}
@@ -61,7 +68,7 @@ def prepare(job: ClustersJob) -> None:
                 _in_order(job, made, workers, paths[f"{split}_datapath"], f"uf50/{split}")
             for path, future in copied.items():
                 found = future.result()
-                made.add_input(os.path.abspath(path), found.size, found.sha256)
+                made.add_input(os.path.abspath(path), path, found)
                 if not _lies_in(path, output):
                     made.manifest.files[path.name] = found
         readme = output / "README.md"
@@ -72,20 +79,26 @@ def prepare(job: ClustersJob) -> None:
 def _own_sequences(job: ClustersJob, output: Path, own: dict[str, str]) -> None:
     """Write the user's own sequences, each split from its file."""
     parameters = {key: getattr(job, key) for key in _PARAMETERS} | {"splits": sorted(own)}
-    with draft(output, "own sequences", parameters, sorted(own), force=job.force) as made:
+    sources = [os.path.abspath(path) for path in own.values()]
+    with draft(output, "own sequences", parameters, sorted(own), sources=sources, force=job.force) as made:
         if made is None:
             return
         paths = {split: _existing(f"{split}.custom_pretraining_fasta_path", Path(path)) for split, path in own.items()}
         with pool(job.num_preprocess_workers) as workers:
             for split, path in paths.items():
                 _in_order(job, made, workers, path, split)
-                found = workers.submit(measure, path).result()
-                made.add_input(os.path.abspath(path), found.size, found.sha256)
+                made.add_input(os.path.abspath(path), path, workers.submit(measure, path).result())
+
+
+def _path(name: str, path: Path) -> Path:
+    """Find a file where it shall be; v1 called the mapping otherwise."""
+    if not path.is_file() and name == "cluster_mapping_tsv" and path.with_name(_V1_MAPPING).is_file():
+        return path.with_name(_V1_MAPPING)
+    return path
 
 
 def _existing(name: str, path: Path) -> Path:
-    if not path.is_file() and name == "cluster_mapping_tsv" and path.with_name(_V1_MAPPING).is_file():
-        return path.with_name(_V1_MAPPING)
+    path = _path(name, path)
     if not path.is_file():
         raise UserError(f"{name}: there is no file {path}: download it there, or say where it is")
     return path
@@ -96,6 +109,8 @@ def _check_room(paths: Iterable[Path], output: Path, force: bool) -> None:
     places: dict[str, Path] = {}
     for path in paths:
         other = places.setdefault(path.name, path)
+        if not is_top_level(path.name):
+            raise UserError(f"{path} cannot be copied to {output} under this name: rename it")
         if other.resolve() != path.resolve():
             raise UserError(f"{other} and {path} have the same name and cannot both be kept in {output}: rename one")
         if (output / path.name).exists() and not _lies_in(path, output) and not force:
@@ -108,16 +123,21 @@ def _lies_in(path: Path, output: Path) -> bool:
 
 def _keep(path: Path, output: Path, made: Draft, workers: Executor) -> "Future[OutputFile]":
     """Take the checksum of a raw file, and copy it on the way unless it lies in the output."""
-    return (
-        workers.submit(measure, path) if _lies_in(path, output) else workers.submit(_copy, path, made.path(path.name))
-    )
+    if _lies_in(path, output):
+        return workers.submit(measure, path)
+    return workers.submit(_copy, path, made.path(path.name), output / path.name)
 
 
-def _copy(path: Path, target: Path) -> OutputFile:
+def _copy(path: Path, target: Path, former: Path) -> OutputFile:
+    """Copy a file unless the former copy is the same."""
+    if former.is_file() and not former.is_symlink() and former.stat().st_size == path.stat().st_size:
+        found = measure(path)
+        if measure(former) == found:
+            return found
     digest, size = hashlib.sha256(), 0
     with path.open("rb", buffering=0) as source, target.open("wb", buffering=0) as file:
         while block := source.read(_BLOCK):
-            file.write(block)
+            write_all(file.fileno(), memoryview(block))
             digest.update(block)
             size += len(block)
         os.fsync(file.fileno())

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from bionemo.config.schema.preparation import UsptoJob
 from bionemo.errors import UserError
-from bionemo.preparation.download import fetch, is_url, locate, public
-from bionemo.preparation.inputs import read_small
+from bionemo.preparation.addresses import described, expected, is_url, public
+from bionemo.preparation.download import fetch, locate
+from bionemo.preparation.inputs import note_dropped_columns, read_small
 from bionemo.preparation.molecules import unmapped_smiles
 from bionemo.preparation.pool import in_order
 from bionemo.preparation.progress import progress
@@ -49,14 +50,15 @@ def prepare(job: UsptoJob) -> None:
         UserError: for a source that cannot be had or read, and for a molecule that RDKit cannot read where that is an
             error.
     """
-    raw = Path(job.output) / "raw"
+    raw, source = Path(job.output) / "raw", public(job.source)
+    single = source.lower().endswith(_FILES) if is_url(source) else not Path(source).is_dir()
+    files = [described(job.source)] if single else [expected(job.source, f"raw_{split}.csv") for split in SPLITS]
     parameters = {key: value for key, value in asdict(job).items() if key not in _NOT_PARAMETERS}
-    with draft(job.output, "uspto", parameters, SPLITS, force=job.force) as made:
+    with draft(job.output, "uspto", parameters, SPLITS, sources=files, force=job.force) as made:
         if made is None:
             return
-        source = public(job.source)
         rows: dict[str, list[Reaction]] = {split: [] for split in SPLITS}
-        if source.lower().endswith(_FILES) if is_url(source) else not Path(source).is_dir():
+        if single:
             if source.lower().endswith((".pickle", ".pkl")):
                 raise _pickle(source)
             path = fetch(job.source, raw, job.checksum)
@@ -138,6 +140,9 @@ def _reactions(content: bytes, shown: str, split: str | None) -> Iterator[Reacti
     wanted = [*([_REACTION] if whole else sides), *([] if split else ["set"])]
     if missing := [name for name in wanted if name not in columns]:
         raise UserError(f"{shown}:1: no column {' or '.join(missing)}, only {', '.join(columns)}: name the columns so")
+    note_dropped_columns(
+        shown, columns, [name for name in columns if name in (*wanted, "set", "reaction_type", "class")]
+    )
     try:
         rows = [(reader.line_num, row) for row in reader]
     except csv.Error as error:

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory that becomes what it shall be at the end, all at once.
-
-Everything is written below a stage, `.preparing-*` in the output directory. When it is complete, a list of what has to
-move is put there, the parts move to their places one by one, the manifest last. A job killed before the list leaves
-nothing but its stage, which the next start removes; one killed after it is finished by the next start.
-"""
+"""An output directory holds a whole data set or none: files are written to a stage, and move when all are complete."""
 
 import csv
 import errno
@@ -15,18 +10,24 @@ import json
 import logging
 import os
 import shutil
-import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bionemo.common.files import write_atomic
 from bionemo.errors import UserError
-from bionemo.preparation.manifest import NAME, InputFile, Manifest, OutputFile, Tally
+from bionemo.preparation.addresses import is_url
+from bionemo.preparation.checksums import InputFile, OutputFile
+from bionemo.preparation.manifest import Manifest, Tally
+from bionemo.preparation.names import MANIFEST, is_output, is_shard
+from bionemo.preparation.stage import Stage, is_interrupted, recover
 
 log = logging.getLogger(__name__)
-_STAGE, _LOCK, _MOVES = ".preparing-", ".prepare.lock", "moves.json"
+_LOCK = ".prepare.lock"
+_FEW = 10  # records of a held-out split
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Draft:
 
     def path(self, name: str) -> Path:
         """Where to write a file of the output; its directory exists."""
+        assert is_output(name), name  # a manifest with another name is refused when it is read
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -53,9 +55,15 @@ class Draft:
         """Open the books of an input."""
         return self.manifest.tallies.setdefault(name, Tally(list(into)))
 
-    def add_input(self, source: str, size: int, sha256: str) -> None:
-        """Note a file that was read."""
-        self.manifest.inputs.append(InputFile(source, size, sha256))
+    def add_input(self, source: str, path: Path, found: OutputFile) -> None:
+        """Note a file that was read.
+
+        Args:
+            source: absolute path, or URL that it was downloaded from.
+            path: where it lies.
+            found: its size and checksum.
+        """
+        self.manifest.inputs.append(InputFile.of(source, path, found))
 
     def write(self, name: str, content: bytes, rows: int | None = None) -> None:
         """Write a small file whole."""
@@ -90,7 +98,7 @@ def draft(
     parameters: dict[str, Any],
     places: Sequence[str],
     *,
-    sources: Sequence[str | Path] = (),
+    sources: Sequence[str] | None = None,
     force: bool = False,
 ) -> Iterator[Draft | None]:
     """Prepare a data set in a directory; on leaving the block without an error it is complete.
@@ -98,9 +106,10 @@ def draft(
     Args:
         directory: of the output; made if it is not there, and may hold other things, such as the raw files.
         job: the kind of preparation.
-        parameters: what decides the result, as plain JSON values.
-        places: names at the top of the directory that the job will make.
-        sources: files or URLs that a finished data set must have been made from.
+        parameters: settings that determine the result, as plain JSON values.
+        places: names of directories at the top of the output that the job will make.
+        sources: files or URLs that a finished data set must have been made from, in the order in which they are
+            noted; None: not known.
         force: do it again even if it is complete.
 
     Yields:
@@ -111,44 +120,73 @@ def draft(
     """
     target = Path(directory)
     parameters = json.loads(json.dumps(parameters))
-    if not force and not _stages(target) and _complete(target, job, parameters, sources):
+    if not force and not is_interrupted(target) and _is_complete(target, job, parameters, sources):
         yield None
         return
     with told(target), sole_preparer(target):
-        _recover(target)
-        if not force and _complete(target, job, parameters, sources):  # another process has prepared it meanwhile
+        recover(target)
+        if not force and _is_complete(target, job, parameters, sources):  # another process has prepared it meanwhile
             yield None
             return
         former = _former(target, places, force)
-        stage = target / f"{_STAGE}{uuid.uuid4().hex[:8]}"  # of its own: a killed job's last writes go astray
-        made = Draft(stage / "tree", stage / "scratch", Manifest(job, parameters))
-        made.directory.mkdir(parents=True)
-        made.scratch.mkdir()
+        stage = Stage.create(target)
+        made = Draft(stage.tree, stage.scratch, Manifest(job, parameters))
         try:
             yield made
             _balance(made.manifest)
-            made.directory.joinpath(NAME).write_text(made.manifest.text())
-            sync(made.directory / NAME)
-            shutil.rmtree(made.scratch)
-            _commit(target, stage, former)
+            write_atomic(stage.tree / MANIFEST, made.manifest.text())
+            shutil.rmtree(stage.scratch)
+            stage.commit(former)
         finally:
-            if not (stage / _MOVES).exists():  # otherwise all is there, and the next start moves it
-                shutil.rmtree(stage, ignore_errors=True)
+            if not stage.is_complete:  # otherwise the next start moves it
+                with suppress(OSError):  # nor may it hide the error that has led here
+                    stage.remove()
     summary(target, made.manifest)
 
 
 def summary(directory: Path, manifest: Manifest) -> None:
-    """Say what became of every record."""
+    """Say what became of every record, and how many there are in each split."""
     for name, tally in manifest.tallies.items():
         dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in tally.dropped.items() if count)
         changed = "".join(f", {count:,} {what}" for what, count in tally.changed.items() if count)
         places = " and ".join(f"{place}/" for place in tally.into)
         log.info("%s: %s records read, %s written to %s%s%s", name, f"{tally.read:,}", f"{tally.written:,}", places,
                  dropped, changed)  # fmt: skip
-    log.info("prepared: %s", directory)
+    splits = _splits(manifest)
+    counts = ", ".join(f"{split} {count:,}" for split, count in splits.items())
+    log.info("prepared: %s: %s records", directory, counts or "no")
+    _note_small_splits(manifest.parameters, splits)
 
 
-def _complete(target: Path, job: str, parameters: dict[str, Any], sources: Sequence[str | Path]) -> bool:
+def _splits(manifest: Manifest) -> dict[str, int]:
+    """Records of each directory of shards, training first."""
+    counts: Counter[str] = Counter()
+    for name, entry in manifest.files.items():
+        if is_shard(name) and entry.rows is not None:
+            counts[name.rpartition("/")[0]] += entry.rows
+    return dict(sorted(counts.items(), key=lambda item: [item[0].endswith(split) for split in ("test", "val")]))
+
+
+def _note_small_splits(parameters: dict[str, Any], splits: dict[str, int]) -> None:
+    """Warn of a held-out split with so few records that metrics mean little, unless this number was asked for."""
+    few: list[str] = []
+    for split in ("val", "test"):
+        wanted, found = parameters.get(f"{split}_size", 0), splits.get(split, 0)
+        if found < _FEW and (found < wanted or 0 < wanted < 1):
+            few.append(f"{split} has {found}")
+    if few:
+        total = sum(splits.values())
+        held = max(1, total // 10)
+        advice = "set larger val_size and test_size"
+        if "train_size" in parameters:  # records of each shard: only their proportions count for a small data set
+            advice = (
+                f"set train_size={max(1, total - 2 * held)} val_size={held} test_size={held}, or other proportions"
+            )
+        log.warning("note: %s of %s records, too few to measure a model with: %s", " and ".join(few), f"{total:,}",
+                    advice)  # fmt: skip
+
+
+def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Sequence[str] | None) -> bool:
     """Whether the directory holds this data set, whole.
 
     Raises:
@@ -157,14 +195,18 @@ def _complete(target: Path, job: str, parameters: dict[str, Any], sources: Seque
     if (manifest := Manifest.read(target)) is None:
         return False
     if manifest.job != job:
-        raise UserError(f"{target} holds {manifest.job} data: choose another output, or force=True to replace it")
+        raise UserError(
+            f"{target} holds {_shown(manifest.job)} data: choose another output, or force=True to replace it"
+        )
     for key in sorted({*parameters, *manifest.parameters}):
         was, now = manifest.parameters.get(key), parameters.get(key)
         if was != now:
             raise UserError(
-                f"{target} was prepared with {key}={was}, not {now}: choose another output, or set force=True"
+                f"{target} was prepared with {_shown(key)}={_shown(was)}, not {_shown(now)}: choose another output, "
+                "or set force=True"
             )
-    _same_sources(target, manifest, sources)
+    if sources is not None:
+        _compare_sources(target, manifest.inputs, sources)
     missing = [name for name, entry in manifest.files.items() if _size(target / name) != entry.size]
     if missing:
         raise UserError(f"{target / missing[0]} is not as it was prepared: prepare it again with force=True")
@@ -172,16 +214,38 @@ def _complete(target: Path, job: str, parameters: dict[str, Any], sources: Seque
     return True
 
 
-def _same_sources(target: Path, manifest: Manifest, sources: Sequence[str | Path]) -> None:
-    """Compare by name, as a file may have moved, and what is on this machine by size."""
-    known = {Path(entry.source).name: entry.size for entry in manifest.inputs}
-    for source in sources:
-        name, size = Path(source).name, _size(Path(source))
-        if name not in known:
-            read = ", ".join(known)
-            raise UserError(f"{target} was prepared from {read}, not {name}: choose another output, or set force=True")
-        if size not in (-1, known[name]):
-            raise UserError(f"{source} has changed since {target} was prepared from it: prepare it with force=True")
+def _shown(value: object) -> str:
+    """Render something that a manifest holds, which may be anything, for a message."""
+    text = str(value)
+    return (text if text.isprintable() else ascii(text))[:80]
+
+
+def _compare_sources(target: Path, inputs: Sequence[InputFile], sources: Sequence[str]) -> None:
+    """Compare the files that a data set was made from with those that it shall be made from.
+
+    URLs must be the same; files must have the same name, as a file may have moved, and, where they can be read, the
+    same content.
+
+    Raises:
+        UserError: when they differ.
+    """
+    way_out = "choose another output, or set force=True"
+    if len(inputs) != len(sources):
+        raise UserError(f"{target} was prepared from {len(inputs):,} files, not {len(sources):,}: {way_out}")
+    for entry, source in zip(inputs, sources, strict=True):
+        if source == entry.source and is_url(source):
+            continue
+        names = [Path(name).name.removesuffix(".gz") for name in (entry.source, source)]
+        if is_url(source) or names[0] != names[1]:
+            before, now = (entry.source, source) if names[0] == names[1] else map(_base, (entry.source, source))
+            raise UserError(f"{target} was prepared from {_shown(before)}, not {now}: {way_out}")
+        path = Path(source)
+        if path.is_file() and not entry.is_unchanged(path):
+            raise UserError(f"{source} has changed since {target} was prepared from it, or is another file: {way_out}")
+
+
+def _base(source: str) -> str:
+    return Path(source).name
 
 
 def _size(path: Path) -> int:
@@ -201,7 +265,7 @@ def _former(target: Path, places: Sequence[str], force: bool) -> set[str]:
         found = None
     ours = {name.partition("/")[0] for name in found.files if "/" in name} if found else set()
     for place in places:
-        if (target / place).exists() and place not in ours and not force:
+        if os.path.lexists(target / place) and place not in ours and not force:
             raise UserError(
                 f"{target / place} exists and was not made by this preparation: move it away, choose another output, "
                 "or force=True to replace it"
@@ -215,54 +279,6 @@ def _balance(manifest: Manifest) -> None:
             raise AssertionError(f"{name}: {problem}")
 
 
-def _commit(target: Path, stage: Path, former: set[str]) -> None:
-    """Move what was there out of the way and everything new to its place, the manifest last."""
-    tree = stage / "tree"
-    names = sorted({path.name for path in tree.iterdir()} | former, key=lambda name: (name == NAME, name))
-    fresh = {name: (tree / name).exists() for name in names}
-    for directory, _, _ in os.walk(tree):
-        sync(Path(directory))
-    moves = stage / _MOVES
-    with moves.with_suffix(".tmp").open("w") as file:
-        json.dump(fresh, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(moves.with_suffix(".tmp"), moves)
-    sync(stage)
-    _move(target, stage)
-
-
-def _move(target: Path, stage: Path) -> None:
-    replaced = stage / "replaced"
-    replaced.mkdir(exist_ok=True)
-    fresh: dict[str, bool] = json.loads((stage / _MOVES).read_text())
-    if (stage / "tree" / NAME).exists():  # between here and the end the directory is not a whole data set
-        (target / NAME).unlink(missing_ok=True)
-    for name, is_fresh in fresh.items():
-        if is_fresh and not (stage / "tree" / name).exists():
-            continue  # moved before the interruption
-        if (target / name).exists():
-            os.rename(target / name, replaced / name)
-        if is_fresh:
-            os.rename(stage / "tree" / name, target / name)
-    sync(target)
-    (stage / _MOVES).unlink()
-    shutil.rmtree(stage)
-
-
-def _recover(target: Path) -> None:
-    """Finish what was complete when it was interrupted, and remove what was not."""
-    for moves in _stages(target, _MOVES):
-        _move(target, moves.parent)
-    for stage in _stages(target):
-        log.info("starting again: an earlier preparation of %s was interrupted", target)
-        shutil.rmtree(stage, ignore_errors=True)
-
-
-def _stages(target: Path, *below: str) -> list[Path]:
-    return sorted(target.glob("/".join((f"{_STAGE}*", *below))))
-
-
 @contextmanager
 def sole_preparer(target: Path, lock: str = _LOCK) -> Iterator[None]:
     """Let one process at a time hold a lock file of a directory, which goes again if nothing is in it at the end."""
@@ -270,10 +286,12 @@ def sole_preparer(target: Path, lock: str = _LOCK) -> Iterator[None]:
     try:
         yield
     finally:
-        (target / lock).unlink(missing_ok=True)
-        with suppress(OSError):
-            target.rmdir()
-        os.close(handle)
+        try:
+            (target / lock).unlink(missing_ok=True)
+            with suppress(OSError):
+                target.rmdir()
+        finally:
+            os.close(handle)
 
 
 def _lock(target: Path, name: str) -> int:
@@ -315,13 +333,5 @@ def told(target: Path) -> Iterator[None]:
                 f"{target}: no space left on the disk; nothing of it was kept: free some, or choose another output"
             ) from error
         where = error.filename or target
-        raise UserError(f"{where} cannot be written or read ({error.strerror}): check path and permissions") from error
-
-
-def sync(path: Path) -> None:
-    """Put a file, or the list of names in a directory, onto the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        reason = error.strerror or " ".join(str(error).split())
+        raise UserError(f"{where} cannot be written or read ({reason}): check path and permissions") from error

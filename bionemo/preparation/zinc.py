@@ -26,13 +26,13 @@ import xxhash
 from bionemo.config.schema.preparation import ZincJob
 from bionemo.data.random_stream import purpose_key
 from bionemo.errors import UserError
-from bionemo.preparation.download import public
+from bionemo.preparation.addresses import is_url, public
+from bionemo.preparation.checksums import OutputFile, measure
 from bionemo.preparation.inputs import is_gzipped
-from bionemo.preparation.manifest import OutputFile, measure
 from bionemo.preparation.molecules import Lines, canonical_smiles, smiles_lines
 from bionemo.preparation.pool import in_order
 from bionemo.preparation.progress import progress
-from bionemo.preparation.tranches import tranches
+from bionemo.preparation.tranches import known, tranches
 from bionemo.preparation.writer import Draft, draft
 
 SPLITS = ("train", "val", "test")
@@ -69,10 +69,13 @@ def prepare(job: ZincJob) -> None:
             "of a shard, and a training shard needs at least 1"
         )
     parameters = {key: value for key, value in asdict(job).items() if key not in _NOT_PARAMETERS}
-    with draft(job.output, "zinc", parameters, SPLITS, force=job.force) as made:
+    if is_url(job.source):
+        parameters["source"] = public(job.source)
+    raw = Path(job.output) / "raw"
+    with draft(job.output, "zinc", parameters, SPLITS, sources=known(job.source, raw), force=job.force) as made:
         if made is None:
             return
-        files = tranches(job.source, Path(job.output) / "raw")
+        files = tranches(job.source, raw)
         tally = made.tally(public(job.source), *SPLITS)
         dropped: Counter[str] = Counter()
         sizes = [path.stat().st_size for path, _ in files]
@@ -135,7 +138,7 @@ def _noted(files: Iterable[tuple[Path, str]], made: Draft) -> Iterator[tuple[Pat
     """Enter each file into the manifest when its turn comes; it is then read from the page cache."""
     for path, shown in files:
         found = measure(path)
-        made.add_input(shown if "://" in shown else os.path.abspath(path), found.size, found.sha256)
+        made.add_input(shown if "://" in shown else os.path.abspath(path), path, found)
         yield path, shown
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`.jsonl` to Megatron's indexed data: Megatron reads back the tokens of the texts, and nothing is half done."""
 
+import errno
 import gzip
 import json
 import os
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import bionemo.megatron  # noqa: F401  # prepares the host
+from bionemo.common.files import create_owned
 from bionemo.config.compose import load
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig
@@ -163,8 +165,10 @@ def test_what_is_there_is_kept_until_all_is_made(made: Prepare, tmp_path: Path) 
     write(tmp_path / "b.jsonl", [{"text": "one"}])
     assert made(source=str(tmp_path / "b.jsonl"), output=tmp_path / "again" / "text") == one
     assert (tmp_path / "out" / "text.bin").read_bytes() == (tmp_path / "again" / "text.bin").read_bytes()
-    for name in ("bin", "idx"):  # of a job that was killed
-        (tmp_path / "out" / f".text.preparing.{name}").write_bytes(bytes(10_000))
+    stage = tmp_path / "out" / ".text.preparing"  # of a job that was killed
+    create_owned(stage, "indexed data set")
+    for name in ("bin", "idx"):
+        (stage / name).write_bytes(bytes(10_000))
     (tmp_path / "out" / ".text.lock").touch()
     assert made("on_invalid=skip", "force=True") != one
 
@@ -204,3 +208,49 @@ def test_from_the_command_line(files: tuple[Path, Path], tmp_path: Path) -> None
     assert "200 documents read, 200 written with" in done.stdout
     assert done.stdout.endswith(f"prepared: {tmp_path / 'out' / 'text'}.bin, {tmp_path / 'out' / 'text'}.idx\n")
     assert not done.stderr
+
+
+@pytest.mark.parametrize("call", range(3))
+@pytest.mark.parametrize("replaced", [False, True])
+def test_an_error_between_the_moves(
+    made: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, replaced: bool
+) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "one"}])
+    write(tmp_path / "b.jsonl", [{"text": "two"}])
+    two, out = made(source=str(tmp_path / "b.jsonl"), output=tmp_path / "two" / "text"), tmp_path / "out"
+    one = made() if replaced else two
+    done, real = 0, os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        nonlocal done
+        if ".preparing" in f"{source}{target}" and "bionemo.json" not in f"{target}":
+            done += 1
+            if done > call:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    words = ["force=True"] if replaced else []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing)
+        if call < 2 + replaced:
+            with pytest.raises(UserError, match="no space left on the disk"):
+                made(*words, source=str(tmp_path / "b.jsonl"))
+    assert made("force=True", source=str(tmp_path / "b.jsonl")) == two
+    assert len(one) == len(two) and sorted(path.name for path in out.iterdir()) == ["text.bin", "text.idx"]
+
+
+@pytest.mark.parametrize("kind", ["bin", "idx"])
+def test_files_of_others_are_never_replaced(made: Prepare, tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "one"}])
+    mine = tmp_path / "out" / f"text.{kind}"
+    mine.parent.mkdir()
+    mine.write_text("precious")
+    with pytest.raises(UserError, match=rf"text\.{kind} does not belong to an indexed data set: move it away"):
+        made("force=True")
+    stage = mine.parent / ".text.preparing"
+    stage.mkdir()
+    (stage / "idx").write_text("precious")
+    mine.unlink()
+    with pytest.raises(UserError, match=r"\.text\.preparing exists and was not created by bionemo"):
+        made()
+    assert (stage / "idx").read_text() == "precious"

@@ -2,6 +2,7 @@
 """Downloads from a server on this machine that misbehaves as it is told."""
 
 import errno
+import gzip
 import hashlib
 import json
 import logging
@@ -17,7 +18,8 @@ import pytest
 
 from bionemo.errors import UserError
 from bionemo.preparation import download
-from bionemo.preparation.download import fetch, join, locate, public
+from bionemo.preparation.addresses import join, public
+from bionemo.preparation.download import fetch, locate
 
 CONTENT = bytes(range(256)) * 40
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -32,7 +34,8 @@ class Site:
     ranges: bool = True
     length: bool = True  # tell it
     span: int = len(CONTENT)  # bytes of a range that come at once
-    script: list[int | tuple[int, dict[str, str]]] = field(default_factory=list)  # bytes to cut after, or an error
+    script: list[int | tuple[int, dict[str, str]] | bytes] = field(default_factory=list)
+    """Bytes to cut after, an error, or a whole answer."""
     cut_always: int | None = None
     asked: list[dict[str, str]] = field(default_factory=list)
     url: str = ""
@@ -41,13 +44,16 @@ class Site:
         headers = dict(handler.headers)
         self.asked.append(headers)
         step = self.script.pop(0) if self.script else self.cut_always
+        if isinstance(step, bytes):
+            handler.wfile.write(step)
+            return
         if isinstance(step, tuple):
             handler.send_response(step[0])
             for key, value in {**step[1], "Content-Length": "0"}.items():
                 handler.send_header(key, value)
             handler.end_headers()
             return
-        start = int(headers["Range"].removeprefix("bytes=").removesuffix("-")) if "Range" in headers else 0
+        start = int(headers["Range"].removeprefix("bytes=").partition("-")[0]) if "Range" in headers else 0
         if not self.ranges or headers.get("If-Range", self.tag) != self.tag:
             start = 0
         if start >= len(self.content) > 0:
@@ -102,15 +108,15 @@ def starts(site: Site) -> list[str | None]:
     return [asked.get("Range") for asked in site.asked]
 
 
-def leave(into: Path, content: bytes, version: str | None) -> None:
+def leave(into: Path, url: str, content: bytes, version: str | None) -> None:
     (into / "x.bin.part").write_bytes(content)
     if version is not None:
-        (into / "x.bin.part.json").write_text(json.dumps({"version": version}))
+        (into / ".x.bin.download.json").write_text(json.dumps({"url": url, "version": version}))
 
 
 def whole(path: Path) -> None:
     assert path.name == "x.bin" and path.read_bytes() == CONTENT
-    assert [entry.name for entry in path.parent.iterdir()] == ["x.bin"]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [".x.bin.download.json", "x.bin"]
 
 
 @pytest.mark.parametrize("checksum", [None, SHA256, f"MD5:{hashlib.md5(CONTENT).hexdigest().upper()}"])
@@ -123,7 +129,9 @@ def test_a_file_comes_whole_and_is_asked_for_once(
     whole(fetch(site.url, tmp_path / "new", checksum))
     assert "already" not in caplog.text
     whole(fetch(site.url, tmp_path / "new", checksum))
-    assert "is there already" in caplog.text and len(site.asked) == 1
+    assert "is there already" in caplog.text
+    confirmed = not length and checksum is None
+    assert starts(site) == [None, *([f"bytes={len(CONTENT) - 1}-{len(CONTENT) - 1}"] if confirmed else [])]
 
 
 def test_an_empty_file_is_a_file(tmp_path: Path, site: Site) -> None:
@@ -170,7 +178,7 @@ def test_what_was_left_is_used_if_it_can_be(
     tmp_path: Path, site: Site, left: bytes, version: str | None, ranges: bool, asked: str | None
 ) -> None:
     site.ranges = ranges
-    leave(tmp_path, left, version)
+    leave(tmp_path, site.url, left, version)
     whole(fetch(site.url, tmp_path))
     assert starts(site) == [asked] + [None] * (len(left) > len(CONTENT))
 
@@ -226,8 +234,149 @@ def test_a_wrong_download_is_removed(tmp_path: Path, site: Site) -> None:
     with pytest.raises(UserError, match=f"{hashlib.md5(CONTENT).hexdigest()}, expected was {'0' * 32}: .*removed"):
         fetch(site.url, tmp_path, wrong)
     assert not list(tmp_path.iterdir())
-    (tmp_path / "x.bin").write_text("of another version")
+    site.content = b"of another version"
+    fetch(site.url, tmp_path)
+    site.content = CONTENT
     whole(fetch(site.url, tmp_path, SHA256))
+    (tmp_path / "x.bin").write_text("mine")
+    (tmp_path / ".x.bin.download.json").unlink()
+    with pytest.raises(UserError, match=r"x\.bin has sha256 \w+, .* was not downloaded by bionemo: move it away"):
+        fetch(site.url, tmp_path, SHA256)
+    assert (tmp_path / "x.bin").read_text() == "mine"
+
+
+def test_a_download_cut_short_without_a_length_goes_on(tmp_path: Path, site: Site) -> None:
+    site.length, site.script = False, [1000]
+    whole(fetch(site.url, tmp_path))
+    assert starts(site)[:3] == [None, "bytes=999-999", "bytes=1000-"]
+
+
+def test_a_download_of_unknown_length_is_refused(tmp_path: Path, site: Site) -> None:
+    site.length = site.ranges = False
+    with pytest.raises(UserError, match=r"x\.bin: the server does not tell the length .* rename it to x\.bin, or set"):
+        fetch(site.url, tmp_path)
+    assert not (tmp_path / "x.bin").exists()
+    (tmp_path / "x.bin.part").rename(tmp_path / "x.bin")  # what the message says
+    assert fetch(site.url, tmp_path).read_bytes() == CONTENT
+    (tmp_path / "x.bin").unlink()
+    whole(fetch(site.url, tmp_path, SHA256))
+
+
+def test_the_end_of_gzipped_data_shows_that_it_is_complete(tmp_path: Path, site: Site) -> None:
+    site.content = gzip.compress(CONTENT)
+    site.length, site.ranges, site.script = False, False, [100]
+    assert fetch(site.url, tmp_path).read_bytes() == site.content
+    assert len(site.asked) == 4  # cut off, and asked for its length; then complete
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n" % (len(CONTENT), CONTENT)
+
+
+def test_chunks_must_have_an_end(tmp_path: Path, site: Site) -> None:
+    site.script = [CHUNKED, CHUNKED + b"5\r\nab", CHUNKED + b"0\r\n\r\n"]
+    whole(fetch(site.url, tmp_path))
+    assert len(site.asked) == 3
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + b"Content-Length: -5\r\n\r\n" + CONTENT,
+        HEAD + b"Content-Length: \xb2\r\n\r\n" + CONTENT,
+        HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n" + CONTENT,
+        HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n" + CONTENT,
+        HEAD + b"Content-Length: 99999\r\n\r\n" + CONTENT,
+        HEAD + b"X: 1\r\n" * 5000 + b"\r\n",
+        HEAD + b"X: " + b"a" * 100_000 + b"\r\n\r\n",
+        HEAD + b'ETag: "' + b"a" * 60_000 + b'"\r\n\r\n',
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 70_000 + b"\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nabc\r\n",
+        b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 9-1/2\r\n\r\nab",
+        b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-1/" + b"9" * 5000 + b"\r\n\r\nab",
+        b"HTTP/1.1 503 x\r\nRetry-After: \xb2\r\n\r\n",
+        b"HTTP/1.1 503 \x1b[2J" + b"x" * 9000 + b"\r\n\r\n",
+        b"HTTP/9.9 abc\r\n\r\n",
+        b"\0\xff" * 100,
+        b"",
+    ],
+)
+def test_extreme_answers_are_tried_again_and_told_in_a_line(
+    tmp_path: Path, site: Site, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bionemo")
+    site.script, site.length, site.ranges = [answer] * 10, False, False
+    with pytest.raises(
+        UserError, match=r"x\.bin.?( cannot be downloaded|: the server does not tell the length)"
+    ) as error:
+        fetch(site.url, tmp_path)
+    told = [str(error.value), *caplog.messages]
+    assert all(line.isprintable() and len(line) < 500 for line in told)
+    assert not (tmp_path / "x.bin").exists()
+    site.script.clear()
+    site.length = True
+    whole(fetch(site.url, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        (b"/dir/x.bin", "redirects without end"),
+        (b"http://[::1", "is no valid URL, or redirects to none"),
+        (b"http://" + b"a" * 70 + b".example/", "is no valid URL, or redirects to none"),
+        (b"http://host:99999999/", "is no valid URL, or redirects to none"),
+        (b"\xff\xfe", "is no valid URL, or redirects to none"),
+        (b"file:///etc/passwd", "is no valid URL, or redirects to none"),
+    ],
+)
+def test_redirects_that_lead_nowhere(
+    tmp_path: Path, site: Site, location: bytes, message: str, waits: list[float]
+) -> None:
+    site.script = [
+        b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nConnection: close\r\nLocation: " + location + b"\r\n\r\n"
+    ] * 40
+    with pytest.raises(UserError, match=message) as error:
+        fetch(site.url, tmp_path)
+    assert "\n" not in str(error.value) and not waits and not list(tmp_path.iterdir())
+
+
+def test_a_file_larger_than_the_disk_is_not_begun(tmp_path: Path, site: Site) -> None:
+    site.script = [HEAD + b"Content-Length: 900000000000000000\r\n\r\n"]
+    with pytest.raises(UserError, match=r"x\.bin needs 900,000,000,000\.0 MB, but .* are free: free some"):
+        fetch(site.url, tmp_path)
+    assert len(site.asked) == 1 and not list(tmp_path.iterdir())
+
+
+def test_symbolic_links_are_not_written_through(tmp_path: Path, site: Site) -> None:
+    (tmp_path / "victim").write_text("precious")
+    into = tmp_path / "into"
+    into.mkdir()
+    (into / "x.bin.part").symlink_to(tmp_path / "victim")
+    with pytest.raises(UserError, match=r"x\.bin\.part cannot be written or read"):
+        fetch(site.url, into)
+    (into / "x.bin.part").unlink()
+    (into / ".x.bin.download.json").unlink(missing_ok=True)
+    (into / ".x.bin.download.json").symlink_to(tmp_path / "victim")
+    whole(fetch(site.url, into))
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+@pytest.mark.parametrize("note", ["[" * 100_000, "[]", '{"url": 1}', '{"url": "x", "version": "a\\nb"}', "\0"])
+def test_invalid_notes_are_ignored(tmp_path: Path, site: Site, note: str) -> None:
+    (tmp_path / "x.bin.part").write_bytes(b"x" * 500)
+    (tmp_path / ".x.bin.download.json").write_text(note)
+    whole(fetch(site.url, tmp_path))
+    assert starts(site) == [None]
+
+
+def test_a_download_from_elsewhere_or_cut_short_since(tmp_path: Path, site: Site) -> None:
+    path = fetch(site.url, tmp_path)
+    with pytest.raises(
+        UserError, match=r"x\.bin was downloaded from .*/dir/x\.bin, not .*/other/x\.bin: move it away"
+    ):
+        fetch(site.url.replace("/dir/", "/other/"), tmp_path)
+    os.truncate(path, 100)
+    whole(fetch(site.url, tmp_path))
 
 
 def test_an_unreachable_server(tmp_path: Path, site: Site, waits: list[float]) -> None:

@@ -130,6 +130,7 @@ def test_a_server_gives_what_a_directory_gives(tmp_path: Path, source: Path, url
     for task in TASKS:
         manifests = [json.loads((tmp_path / place / task / "manifest.json").read_text()) for place in "ab"]
         inputs, downloads = ([file.pop("source") for file in manifest["inputs"]] for manifest in manifests)
+        assert all(file.pop("mtime_ns") for manifest in manifests for file in manifest["inputs"])
         assert manifests[0] == manifests[1]  # checksums of inputs and shards among the rest
         assert downloads == [f"{url}/{task}/{Path(name).name}" for name in inputs]
     run(source, tmp_path / "b", "all")  # prepared already, wherever from

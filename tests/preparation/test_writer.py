@@ -108,9 +108,11 @@ def test_force_replaces_all_of_it_and_nothing_else(tmp_path: Path) -> None:
         made.write("test/x000.csv", b"id\n1\n", 1)
         made.write("train/x000.csv", b"id\n2\n", 1)
     # validation records of the old data set, kept beside the new one, might be among its training records
-    assert sorted(tree(tmp_path)) == [
-        *("manifest.json", "mine.txt", "notes.txt", "raw/x.gz", "test/x000.csv", "train/x000.csv")
+    assert sorted(name.partition("-")[0] for name in tree(tmp_path)) == [
+        *("manifest.json", "mine.txt", "notes.txt", "raw/x.gz", "replaced", "test/x000.csv", "train/x000.csv")
     ]
+    [kept] = tmp_path.glob("replaced-*")
+    assert tree(kept) == {"train/stranger.csv": b"mine"}
     assert verify(tmp_path) == []
 
 
@@ -122,6 +124,9 @@ def test_strangers_are_not_replaced_unasked(tmp_path: Path, place: str) -> None:
         make(tmp_path)
     assert tree(tmp_path) == {place: b"precious"}
     assert make(tmp_path, force=True) and verify(tmp_path) == []
+    [kept] = tmp_path.glob("replaced-*")
+    assert tree(kept) == {place: b"precious"}
+    shutil.rmtree(kept)
     assert sorted(tree(tmp_path)) == ["manifest.json", "notes.txt", "train/x000.csv", "val/x000.csv"]
 
 

@@ -22,9 +22,11 @@ from bionemo.data.molecules.texts import (
     shown,
     unknown_in_each,
     unknown_tokens,
+    without_empty,
 )
 from bionemo.data.random_stream import Words, draw, purpose_key, sample_keys
 from bionemo.data.samples import RowSize, Sequences, Tokens
+from bionemo.data.shards.columns import SMILES
 from bionemo.data.shards.source import SequenceSource, open_shards
 from bionemo.errors import UserError
 from bionemo.tokenizers import SmilesTokenizer
@@ -86,7 +88,8 @@ class MoleculeSamples:
 
         self.clusters = None
         self.records, self._long, line = fitting(self._texts, tokenizer, seq_length - 1, long_sequences, where)
-        notices = [line] if line else []
+        self.records, empty = without_empty(self._texts, self.records, where)
+        notices = [each for each in (empty, line) if each]
         notices += unknown_tokens(self._texts, self.records, tokenizer, on_unknown, where)
         parsed = [side for side, form in enumerate(self._written_forms) if form != "stored"]
         if parsed:
@@ -117,12 +120,12 @@ class MoleculeSamples:
         """Open a split; see `Samples`."""
         data, where = config.data, f"{name} data"
         split = getattr(data, name)
-        source = open_shards(split, split_files(data, name))
-        if not len(source):
-            raise UserError(f"{where} holds no molecule: check model.data.dataset.{name}")
         sides = None
         if data.input_name is not None and data.target_name is not None:
             sides = data.input_name, data.target_name
+        source = open_shards(split, split_files(data, name), keys=f"model.data.{name}", kind=SMILES, sequences=sides)
+        if not len(source):
+            raise UserError(f"{where} holds no molecule: check model.data.dataset.{name}")
         return cls(
             source, vocabulary, Forms(**{field.name: getattr(data, field.name) for field in fields(Forms)}),
             sides=sides, seed=split.seed, seq_length=config.seq_length, long_sequences=data.long_sequences,

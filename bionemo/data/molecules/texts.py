@@ -22,18 +22,19 @@ class MoleculeTexts:
 
     Attributes:
         sizes: integer [n], bytes of each record, of the longer side; as many tokens or fewer.
+        empty: bool [n], records that lack a SMILES, on either side.
     """
 
     def __init__(self, source: SequenceSource, sides: tuple[str, str] | None, where: str) -> None:
         """`sides`: names of the fields with input and target (all are read once); None: the text is a molecule."""
         self._source, self._sides, self._where = source, sides, where
         self.sizes: NDArray[np.integer] = source.lengths
+        self.empty: NDArray[np.bool_] = source.lengths == 0
         if sides:
             parts = [np.arange(at, min(at + _AT_A_TIME, len(source))) for at in range(0, len(source), _AT_A_TIME)]
-            self.sizes = np.array(
-                [max(len(text.encode()) for text in pair) for part in parts for pair in zip(*self(part), strict=True)],
-                np.int32,
-            )
+            pairs = (pair for part in parts for pair in zip(*self(part), strict=True))
+            sizes = np.array([[len(text.encode()) for text in pair] for pair in pairs], np.int32).reshape(-1, 2)
+            self.sizes, self.empty = sizes.max(axis=1), sizes.min(axis=1) == 0
 
     def __call__(self, records: NDArray[np.int64]) -> list[list[str]]:
         """Give the SMILES of records [N]: one list of N, or one for each side of the reactions.
@@ -100,6 +101,28 @@ def fitting(
     share = f"{len(long):,} of {total:,} SMILES ({len(long) / total:.1%})"
     line = f"{where}: {share} are longer than {room} tokens and are {done}" if len(long) else ""
     return records, long, line
+
+
+def without_empty(texts: MoleculeTexts, records: NDArray[np.int64], where: str) -> tuple[NDArray[np.int64], str]:
+    """Leave out records that lack a SMILES.
+
+    Args:
+        texts: SMILES of records.
+        records: int64 [k], those that take part.
+        where: names the data in messages.
+
+    Returns:
+        The records that are left, int64, and a line saying how many are not ("" when none is empty).
+
+    Raises:
+        UserError: when all are empty.
+    """
+    kept = records[~texts.empty[records]]
+    empty = len(records) - len(kept)
+    if not len(kept):
+        raise UserError(f"{where}: all {empty:,} SMILES are empty: check the files and the columns of the SMILES")
+    line = f"{where}: {empty:,} of {len(records):,} records have an empty SMILES and are left out" if empty else ""
+    return kept, line
 
 
 def unknown_tokens(

@@ -91,7 +91,7 @@ class TextShards(ABC):
         numbers = shards.tolist()
         opened, target = self._shards, out.data
         for number in set(numbers):
-            opened[number].check()
+            opened[number].file.check()
         stops = starts + counts
         if np.bitwise_or.reduce(records | starts | counts | (self.lengths[records] - stops)) < 0:  # any sign bit
             raise IndexError("gather asks for records or letters that do not exist")
@@ -129,7 +129,7 @@ class TextShards(ABC):
         if not 0 <= record < len(self):
             raise IndexError(f"record {record} of {len(self)}")
         shard = int(np.searchsorted(self._bounds, record, side="right")) - 1
-        self._shards[shard].check()
+        self._shards[shard].file.check()
         return self._shards[shard], record - int(self._bounds[shard])
 
     def _cell(self, shard: "_Shard", row: int, field: int) -> bytes:
@@ -163,7 +163,7 @@ class TextShards(ABC):
         self._wrap = np.array([table.wrap or UNWRAPPED for table in tables])
         self._wraps = bool((self._wrap != UNWRAPPED).any())
         self._line_end_size = np.array([len(shard.line_end) for shard in self._shards])
-        self.lengths = np.concatenate([table.letters for table in tables])  # in memory: read without a check
+        self.lengths = tables[0].letters if len(tables) == 1 else np.concatenate([table.letters for table in tables])
         self.lengths.flags.writeable = False
         if dos := [path for path, table in zip(self.paths, tables, strict=True) if table.crlf]:
             more = f" and {len(dos) - 1} more" if len(dos) > 1 else ""
@@ -206,7 +206,7 @@ class _Shard(NamedTuple):
         widths: letters per line of each record, see `Table`; None if the shard has one width.
         line_end: what ends the lines of a sequence.
         table: places of all fields.
-        files: the mapped files: the data and, where it is one, the index.
+        file: the file that `data` is of. The index is not checked: it is only ever replaced by renaming.
     """
 
     data: mmap
@@ -214,20 +214,14 @@ class _Shard(NamedTuple):
     widths: memoryview | None
     line_end: bytes
     table: Table
-    files: tuple[MappedFile, ...]
+    file: MappedFile
 
     @classmethod
     def open(cls, path: Path, table: Table, sequence: int) -> "_Shard":
         file = MappedFile(path)
         widths = None if table.wrap else table.width.data
-        files = (file,) if table.file is None else (file, table.file)
         line_end = b"\r\n" if table.crlf else b"\n"
-        return cls(file.data, table.offset[sequence].data, widths, line_end, table, files)
-
-    def check(self) -> None:
-        """See that the files are as long as they were when they were mapped; see `MappedFile.check`."""
-        for file in self.files:
-            file.check()
+        return cls(file.data, table.offset[sequence].data, widths, line_end, table, file)
 
 
 def _regular_size(path: Path) -> int:

@@ -133,7 +133,7 @@ def unknown_tokens(
     Raises:
         UserError: when the policy is `error` and there are some.
     """
-    looked = _evenly(records, _TOKENISED)
+    looked = evenly(records, _TOKENISED)
     strange, found = 0, Counter[str]()
     for at in range(0, len(looked), _AT_A_TIME):
         sides = texts(looked[at : at + _AT_A_TIME])
@@ -171,7 +171,7 @@ def refused_molecules(
     Raises:
         UserError: when the policy is `error` and there are some.
     """
-    looked = np.setdiff1d(_evenly(records, _PARSED), long)
+    looked = np.setdiff1d(evenly(records, _PARSED), long)
     stored = texts(looked)
     refused = [(i, side) for i in range(len(looked)) for side in sides if not read(stored[side][i])]
     if not refused:
@@ -195,5 +195,6 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def _evenly(records: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def evenly(records: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Give at most `count` of the records, spread evenly."""
     return records[np.arange(min(count, len(records))) * len(records) // min(count, len(records))]

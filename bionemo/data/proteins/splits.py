@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from bionemo.config.schema import ProteinDataConfig, SplitConfig
 from bionemo.data.clusters import Clusters, open_clusters
-from bionemo.data.files import SplitName, cluster_members, split_files
+from bionemo.data.files import SplitName, cluster_members, split_files, training_files
+from bionemo.data.proteins.mistakes import likely_mistakes
 from bionemo.data.proteins.mock import MockSource
 from bionemo.data.shards.columns import PROTEINS
+from bionemo.data.shards.duplicates import duplicate_notices
 from bionemo.data.shards.source import SequenceSource, open_shards
 from bionemo.errors import UserError
 from bionemo.tokenizers import Alphabet
@@ -50,12 +52,13 @@ def open_split(config: ProteinDataConfig, name: SplitName, room: int, alphabet: 
     """
     split: SplitConfig = getattr(config, name)
     members = cluster_members(config) if name == "train" else None
+    files = members or split_files(config, name)
     if split.data_impl == "mock":
         source = _mock(config, name)
     elif members and config.train.uf90:
-        source = open_shards(config.train.uf90, members, keys="model.data.train.uf90", kind=PROTEINS)
+        source = open_shards(config.train.uf90, files, keys="model.data.train.uf90", kind=PROTEINS)
     else:
-        source = open_shards(split, split_files(config, name), keys=f"model.data.{name}", kind=PROTEINS)
+        source = open_shards(split, files, keys=f"model.data.{name}", kind=PROTEINS)
     label = f"{name} data"
     if not len(source):
         raise UserError(f"{label} holds no sequence: check model.data.dataset.{name}")
@@ -71,7 +74,13 @@ def open_split(config: ProteinDataConfig, name: SplitName, room: int, alphabet: 
         clusters = _clusters(config, len(source))
         clusters = clusters.only(records) if len(records) < len(source) else clusters
         records = np.flatnonzero(clusters.counts)
-    notices = filter(None, (empty, long, unknown_letters(letters, alphabet, label)))
+    capitals = letters.copy()
+    capitals[ord("a") : ord("z") + 1] = 0  # likely_mistakes says what becomes of lower case
+    notices = [
+        *filter(None, (empty, long, unknown_letters(capitals, alphabet, label))),
+        *likely_mistakes(source, letters, alphabet, label),
+        *duplicate_notices(name, files, training_files(config) if name != "train" else []),
+    ]
     return Split(source, records, letters, tuple(notices), clusters)
 
 

@@ -24,7 +24,11 @@ _HINTS = {
 # errors of libraries that a file or the machine causes: full name of the class, text of the message, advice
 _OF_LIBRARIES = [
     (r"(torch\.\w+|builtins\.RuntimeError)", r"out of memory|can't allocate memory", "reduce model.micro_batch_size"),
-    (r"builtins\.RuntimeError", r"DataLoader worker", "check memory and /dev/shm, or set model.data.num_workers=0"),
+    (
+        r"builtins\.RuntimeError",
+        r"^(DataLoader (worker \(pid|timed out)|Pin memory thread exited)",
+        "check the memory of the machine and the size of /dev/shm, or set model.data.num_workers=0",
+    ),
     (r"builtins\.RuntimeError", r"PytorchStreamWriter|file write failed|unexpected pos", _HINTS[errno.ENOSPC]),
     (r"builtins\.RuntimeError", r"No space left on device|unable to .*(shm|shared memory)", _HINTS[errno.ENOSPC]),
     (r"safetensors\..*", r"", "the file is damaged: use another one, or write it again"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.mapped import MappedFile
 from bionemo.data.random_stream import below, draw, purpose_key, sample_keys
 from bionemo.errors import UserError
 
@@ -20,18 +21,25 @@ class Clusters:
         counts: int64 [clusters], members of each; 0 where none takes part.
         seed: of the draws.
         members: int64 [members], the record of each member; None: a member's number is its record's.
+        files: mapped files that hold the arrays.
     """
 
     starts: NDArray[np.int64]
     counts: NDArray[np.int64]
     seed: int
     members: NDArray[np.int64] | None = None
+    files: tuple[MappedFile, ...] = ()
 
     def sample(self, epochs: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray[np.int64]:
         """Draw a member of each cluster, uniformly: its record, int64 [k].
 
         The draw depends on the seed, the epoch and the cluster alone, so it is the same wherever it is made.
+
+        Raises:
+            UserError: see `MappedFile.check`.
         """
+        for file in self.files:
+            file.check()
         words = draw(sample_keys(purpose_key(self.seed, "member"), epochs, clusters))
         chosen = self.starts[clusters] + below(words, self.counts[clusters])
         return chosen if self.members is None else self.members[chosen]
@@ -54,7 +62,8 @@ def open_clusters(directory: Path, seed: int, clusters: int | None, records: int
     Raises:
         UserError: files that are missing or broken, or that speak of other clusters or members.
     """
-    starts, counts = (_numbers(directory / f"{name}.mmap") for name in ("starts", "counts"))
+    files = tuple(_mapped(directory / f"{name}.mmap") for name in ("starts", "counts"))
+    starts, counts = (np.frombuffer(file.data, np.int64) for file in files)
     if len(starts) != len(counts) or len(counts) < (clusters or 1):
         raise UserError(
             f"{directory}: starts.mmap tells of {len(starts):,} clusters, counts.mmap of {len(counts):,}, the shards "
@@ -67,14 +76,17 @@ def open_clusters(directory: Path, seed: int, clusters: int | None, records: int
             f"{directory}/starts.mmap and counts.mmap speak of {held}: choose all shards with "
             "model.data.train.uf90.dataset.uf90_csvs, or prepare the data again with do_preprocessing=True"
         )
-    return Clusters(starts, counts, seed)
+    return Clusters(starts, counts, seed, files=files)
 
 
-def _numbers(path: Path) -> NDArray[np.int64]:
+def _mapped(path: Path) -> MappedFile:
     try:
-        return np.memmap(path, np.int64, "r")
+        file = MappedFile(path)
+        if len(file) % np.dtype(np.int64).itemsize:
+            raise ValueError(f"it has {len(file):,} bytes, no multiple of 8")
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): prepare the data with do_preprocessing=True, or set "
             "model.data.train.sample_from_map=False to train on UniRef50 alone"
         ) from error
+    return file

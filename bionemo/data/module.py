@@ -13,15 +13,18 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
+from bionemo.config.durations import seconds
 from bionemo.config.schema import DataConfig, ModelConfig, TrainerConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Collator, Parts, assemble, disassemble
 from bionemo.data.files import SplitName
+from bionemo.data.loader import StepLoader, with_failures
 from bionemo.data.packing import pack, pad
 from bionemo.data.sampler import Position, SampleOrder, StepSampler
 from bionemo.data.samples import KindOfSamples, Samples
+from bionemo.errors import UserError
 from bionemo.tokenizers import Vocabulary
 
 _AT_ONCE = 1 << 16  # tokens built in one go: enough to outweigh calls, few enough to stay in the cache
@@ -73,6 +76,9 @@ class Steps(IterableDataset):
 
     def __iter__(self) -> Iterator[TrainStep]:
         """Yield this worker's steps of this rank."""
+        return with_failures(self._steps())
+
+    def _steps(self) -> Iterator[TrainStep]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         size = self.collate.rows
@@ -131,18 +137,18 @@ class SequenceData(pl.LightningDataModule):
         for name in {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}.get(stage, ()):
             self.samples(name)  # type: ignore[arg-type]
 
-    def train_dataloader(self) -> DataLoader[TrainStep]:
+    def train_dataloader(self) -> StepLoader:
         """Endless, or as many epochs as the trainer is told."""
         data = self.config.data
-        epochs = self.trainer_config.max_epochs if data.train.use_upsampling else 1
-        accumulate = self.trainer_config.accumulate_grad_batches or 1
-        return self._loader("train", data.shuffle, epochs, accumulate, self.position, data.train.num_workers)
+        return self._loader(
+            "train", data.shuffle, self._epochs(), self._micro_batches(), self.position, data.train.num_workers
+        )
 
-    def val_dataloader(self) -> DataLoader[TrainStep]:
+    def val_dataloader(self) -> StepLoader:
         """Every sequence once, in order, the last step filled up; masks are the same at every validation."""
         return self._loader("val", False, 1, 1, Position(), 0)
 
-    def test_dataloader(self) -> DataLoader[TrainStep]:
+    def test_dataloader(self) -> StepLoader:
         """As validation."""
         return self._loader("test", False, 1, 1, Position(), 0)
 
@@ -179,29 +185,62 @@ class SequenceData(pl.LightningDataModule):
         """The steps of a split for this rank."""
         data, samples = self.config.data, self.samples(name)
         rank, ranks = self._rank_and_size()
-        sampler = StepSampler(
+        sampler = self._sampler(name, shuffle, epochs, self.config.micro_batch_size * ranks * micro_batches)
+        collate = Collator(samples, self.config.micro_batch_size, self.vocabulary.pad_id, compact(data))
+        return Steps(sampler, collate, start, rank, ranks, micro_batches)
+
+    def _sampler(self, name: SplitName, shuffle: bool, epochs: int | None, rows_per_step: int) -> StepSampler:
+        data, samples = self.config.data, self.samples(name)
+        return StepSampler(
             order=SampleOrder(samples.records, getattr(data, name).seed, shuffle, epochs, samples.clusters),
             lengths=samples.lengths,
             plan=pack if data.packing else pad,
             capacity=self.config.seq_length,
-            rows_per_step=self.config.micro_batch_size * ranks * micro_batches,
+            rows_per_step=rows_per_step,
             window=data.packing_window,
             drop_last=data.drop_last and name == "train",
             counted=samples.counted,
         )
-        collate = Collator(samples, self.config.micro_batch_size, self.vocabulary.pad_id, compact(data))
-        return Steps(sampler, collate, start, rank, ranks, micro_batches)
+
+    def check_steps(self, world_size: int) -> None:
+        """See that the training data is enough for a step of all processes.
+
+        Raises:
+            UserError: incomplete steps are left out, and no step is complete.
+        """
+        data = self.config.data
+        epochs = self._epochs()
+        if not data.drop_last or epochs is None:
+            return
+        ranks = world_size // (self.config.tensor_model_parallel_size * self.config.pipeline_model_parallel_size)
+        rows = self.config.micro_batch_size * ranks * self._micro_batches()
+        sampler = self._sampler("train", data.shuffle, epochs, rows)
+        if next(sampler.steps(Position()), None) is None:
+            batch, accumulate = self.config.micro_batch_size, self._micro_batches()
+            raise UserError(
+                f"model.data.drop_last=True leaves no step: {len(sampler.order.records):,} training sequences, read "
+                f"{epochs} time(s), fill {sampler.count_rows():,} rows, but a step has {rows:,} ("
+                f"model.micro_batch_size={batch} x {ranks} ranks x {accumulate} micro-batches): lower "
+                "model.micro_batch_size, or set model.data.drop_last=False or model.data.train.use_upsampling=True"
+            )
+
+    def _epochs(self) -> int | None:
+        """How often training goes through its data; None: as often as it needs."""
+        return self.trainer_config.max_epochs if self.config.data.train.use_upsampling else 1
+
+    def _micro_batches(self) -> int:
+        """Micro-batches of a training step on each rank."""
+        return self.trainer_config.accumulate_grad_batches or 1
 
     def _loader(
         self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: Position, workers: int
-    ) -> DataLoader[TrainStep]:
+    ) -> StepLoader:
         workers = min(workers, os.cpu_count() or 1)  # more would only take turns; the stream stays the same
-        return DataLoader(
+        return StepLoader(
             self.steps(name, shuffle, epochs, micro_batches, start),
-            batch_size=None,
-            num_workers=workers,
-            pin_memory=self.config.data.pin_memory and torch.cuda.is_available(),
-            persistent_workers=workers > 0,
+            workers=workers,
+            patience=seconds("trainer.rank_timeout", self.trainer_config.rank_timeout),
+            pin_memory=self.config.data.pin_memory,
         )
 
     def _rank_and_size(self) -> tuple[int, int]:

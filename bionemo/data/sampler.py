@@ -110,11 +110,16 @@ class StepSampler:
         if rows and not self.drop_last:
             yield Step(rows, self._behind(rows, at, number, first))
 
-    def count_steps(self) -> int:
-        """Steps until a finite stream ends."""
+    def count_rows(self) -> int:
+        """Rows until a finite stream ends."""
         rows, number = 0, 0
         while window := self._rows(number):
             rows, number = rows + len(window), number + 1
+        return rows
+
+    def count_steps(self) -> int:
+        """Steps until a finite stream ends."""
+        rows = self.count_rows()
         return rows // self.rows_per_step if self.drop_last else -(-rows // self.rows_per_step)
 
     def _behind(self, rows: list[Row], before: Position, window: int, row: int) -> Position:

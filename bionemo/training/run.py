@@ -70,6 +70,8 @@ def train(
     with one_voice(watch, trainer), one_line_mistakes():
         data, module = make(trainer, precision, start)
         references |= data.reference_losses()
+        if cfg.do_training:
+            data.check_steps(trainer.world_size)
 
         make_directories(directory, saved)  # nothing is written before here
         start_experiment(trainer, cfg.exp_manager, directory)

@@ -59,8 +59,9 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         "enable_checkpointing": False,  # training/checkpointing.py
         "enable_model_summary": config.enable_model_summary or False,
         "use_distributed_sampler": False,
-        # the stream of steps is one epoch of Lightning's, however often it goes through the data
-        "max_epochs": 1 if config.max_epochs else -1,
+        # The stream of steps is one epoch of Lightning's, however often it goes through the data. With more, Lightning
+        # would begin a stream that has ended again.
+        "max_epochs": 1,
     }
     if isinstance(config.val_check_interval, int):
         ours["check_val_every_n_epoch"] = None  # count steps, not epochs

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import errno
+import json
 import multiprocessing
 import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from filelock import FileLock
 from safetensors.numpy import load_file
 
 from bionemo.data.shards import index, index_store, text_shards
-from bionemo.data.shards.index import UNWRAPPED, Fingerprint, Table, read_index, write_index
+from bionemo.data.shards.index import UNWRAPPED, ContentHash, Fingerprint, Table, read_index, write_index
 from bionemo.data.shards.index_store import index_places, load_index
 from bionemo.data.shards.source import open_source
 from bionemo.errors import UserError
@@ -24,7 +26,7 @@ SPEC = {"format": "test", "fields": ["id", "sequence"], "sequence": 1}
 
 def table(width=(5, 3, 4)):
     part = [np.array(width, np.int64), np.array(width, np.int32)]
-    return Table.join([Table([part[0], part[0] + 9], [part[1], part[1]], part[1], part[1], crlf=False)])
+    return Table.join([Table([part[0], part[0] + 4], [part[1], part[1]], part[1], part[1], crlf=False)])
 
 
 def same(a, b):
@@ -61,7 +63,7 @@ def test_an_index_is_a_safetensors_file(data):
     write_index(place, SPEC, Fingerprint.of(data), table())
     found = read_index(place, SPEC, Fingerprint.of(data))
     assert same(found, table()) and found.wrap == UNWRAPPED
-    assert load_file(place)["offset.1"].tolist() == [14, 12, 13]
+    assert load_file(place)["offset.1"].tolist() == [9, 7, 8]
     assert {name: array.dtype for name, array in load_file(place).items()} == {
         **dict.fromkeys(["offset.0", "offset.1"], np.int64),
         **dict.fromkeys(["length.0", "length.1", "letters", "width"], np.int32),
@@ -271,3 +273,78 @@ def test_a_mistake_in_the_data_leaves_nothing_behind(data):
     with pytest.raises(UserError, match="1 column"):
         open_source("csv_mmap", [data], data_col=1)
     assert files(data.parent) == ["x.csv"]
+
+
+def large(path):
+    """A data file that is larger than what is sampled of it."""
+    path.write_text("id,sequence\n" + "".join(f"{i},{'MKV' * 300}\n" for i in range(2_000)))
+    return path
+
+
+def test_a_file_replaced_between_the_samples_with_equal_size_and_time_is_indexed_again(data):
+    large(data)
+    before, fingerprint = data.stat(), Fingerprint.of(data)
+    assert len(open_source("csv_mmap", [data], data_col=1)) == 2_000
+    content = bytearray(data.read_bytes())
+    ends = [place for place in range(20_000, 60_000) if content[place] == ord("\n")]
+    content[ends[0]] = ord("M")  # one record less, between the first sample and the second
+    content[content.index(b",", ends[0])] = ord("M")
+    data.write_bytes(content)
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert Fingerprint.of(data) == fingerprint
+    assert len(open_source("csv_mmap", [data], data_col=1)) == 1_999
+
+
+def test_data_that_was_copied_with_its_index_is_hashed_once_and_not_indexed_again(data, tmp_path, monkeypatch):
+    large(data)
+    open_source("csv_mmap", [data], data_col=1)
+    copy = tmp_path / "copy"
+    time.sleep(0.02)
+    shutil.copytree(data.parent, copy, copy_function=shutil.copy2)
+    assert (copy / "x.csv").stat().st_ctime_ns != data.stat().st_ctime_ns
+    hashed = []
+    digest = ContentHash.digest
+    monkeypatch.setattr(ContentHash, "digest", lambda self: hashed.append(1) or digest(self))
+    monkeypatch.setattr("bionemo.data.shards.csv_shards.scan", None)  # to index would fail
+    for _ in range(2):
+        assert len(open_source("csv_mmap", [copy / "x.csv"], data_col=1)) == 2_000
+        assert len(open_source("csv_mmap", [data], data_col=1)) == 2_000
+    assert len(hashed) == 1
+
+
+def test_copies_may_share_an_index(data, tmp_path, monkeypatch):
+    """As on nodes whose local disks hold the data, and whose indexes lie in a shared directory."""
+    large(data)
+    open_source("csv_mmap", [data], data_col=1, index_mapping_dir=tmp_path / "shared")
+    times = []
+    for _ in range(2):
+        time.sleep(0.02)
+        shutil.copy2(data, data.with_name("new"))
+        os.replace(data.with_name("new"), data)
+        times.append(data.stat().st_ctime_ns)
+        monkeypatch.setattr("bionemo.data.shards.csv_shards.scan", None)
+        open_source("csv_mmap", [data], data_col=1, index_mapping_dir=tmp_path / "shared")
+    (place,) = (path for path in (tmp_path / "shared").rglob("*.idx-*"))
+    spec = json.loads(json.loads(place.read_bytes()[8:].split(b"}}", 1)[0] + b"}}")["__metadata__"]["spec"])
+    found = read_index(place, spec, Fingerprint.of(data))
+    assert set(times) <= set(found.ctimes_ns) and len(found.ctimes_ns) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("offset", 1 << 40), ("offset", -1), ("length", 1000), ("length", -1), ("letters", 1000), ("letters", -1)],
+)
+def test_an_index_that_names_places_outside_the_data_is_not_used(data, name, value):
+    place, forged, builds = index_places(data, SPEC, None)[0], table(), Builds()
+    array = getattr(forged, name)
+    (array[0] if isinstance(array, list) else array)[1] = value
+    write_index(place, SPEC, Fingerprint.of(data), replace(forged, ctimes_ns=(data.stat().st_ctime_ns,)))
+    assert read_index(place, SPEC, Fingerprint.of(data)) is None
+    assert same(load_index(data, SPEC, builds, None), table()) and builds.count == 1
+
+
+@pytest.mark.parametrize("wrap", [-1, 1 << 40, "x", None])
+def test_an_index_of_impossible_lines_is_not_used(data, wrap):
+    place = data.with_name("idx")
+    write_index(place, SPEC, Fingerprint.of(data), replace(table(), wrap=wrap))
+    assert read_index(place, SPEC, Fingerprint.of(data)) is None

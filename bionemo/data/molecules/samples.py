@@ -11,26 +11,32 @@ from numpy.typing import NDArray
 
 from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.data.files import SplitName, split_files
+from bionemo.data.files import SplitName, split_files, training_files
 from bionemo.data.molecules.forms import Form, Forms
 from bionemo.data.molecules.infilling import Infilling
+from bionemo.data.molecules.mistakes import likely_mistakes
 from bionemo.data.molecules.smiles import Molecules, rdkit_version
 from bionemo.data.molecules.texts import (
     MoleculeTexts,
+    evenly,
     fitting,
     refused_molecules,
     shown,
     unknown_in_each,
     unknown_tokens,
+    without_empty,
 )
 from bionemo.data.random_stream import Words, draw, purpose_key, sample_keys
 from bionemo.data.samples import RowSize, Sequences, Tokens
+from bionemo.data.shards.columns import SMILES
+from bionemo.data.shards.duplicates import duplicate_notices
 from bionemo.data.shards.source import SequenceSource, open_shards
 from bionemo.errors import UserError
 from bionemo.tokenizers import SmilesTokenizer
 
 Policy = Literal["skip", "keep", "error"]
 _COUNTED = 16
+_LOOKED_AT = 1_000  # records, for likely mistakes
 _SPARE = 8  # tokens: with a quarter more than there are bytes, hardly one random form in a million needs more
 
 
@@ -86,7 +92,10 @@ class MoleculeSamples:
 
         self.clusters = None
         self.records, self._long, line = fitting(self._texts, tokenizer, seq_length - 1, long_sequences, where)
-        notices = [line] if line else []
+        self.records, empty = without_empty(self._texts, self.records, where)
+        notices = [each for each in (empty, line) if each]
+        looked = evenly(self.records, _LOOKED_AT)
+        notices += likely_mistakes([text for side in self._texts(looked) for text in side], where)
         notices += unknown_tokens(self._texts, self.records, tokenizer, on_unknown, where)
         parsed = [side for side, form in enumerate(self._written_forms) if form != "stored"]
         if parsed:
@@ -117,17 +126,21 @@ class MoleculeSamples:
         """Open a split; see `Samples`."""
         data, where = config.data, f"{name} data"
         split = getattr(data, name)
-        source = open_shards(split, split_files(data, name))
-        if not len(source):
-            raise UserError(f"{where} holds no molecule: check model.data.dataset.{name}")
         sides = None
         if data.input_name is not None and data.target_name is not None:
             sides = data.input_name, data.target_name
-        return cls(
+        paths = split_files(data, name)
+        source = open_shards(split, paths, keys=f"model.data.{name}", kind=SMILES, sequences=sides)
+        if not len(source):
+            raise UserError(f"{where} holds no molecule: check model.data.dataset.{name}")
+        samples = cls(
             source, vocabulary, Forms(**{field.name: getattr(data, field.name) for field in fields(Forms)}),
             sides=sides, seed=split.seed, seq_length=config.seq_length, long_sequences=data.long_sequences,
             on_invalid=data.on_invalid, on_unknown=data.on_unknown, random_forms=name == "train", where=where,
         )  # fmt: skip
+        training = training_files(data) if name != "train" else []
+        samples.notices += tuple(duplicate_notices(name, paths, training))
+        return samples
 
     @property
     def row(self) -> RowSize:

@@ -22,18 +22,19 @@ class MoleculeTexts:
 
     Attributes:
         sizes: integer [n], bytes of each record, of the longer side; as many tokens or fewer.
+        empty: bool [n], records that lack a SMILES, on either side.
     """
 
     def __init__(self, source: SequenceSource, sides: tuple[str, str] | None, where: str) -> None:
         """`sides`: names of the fields with input and target (all are read once); None: the text is a molecule."""
         self._source, self._sides, self._where = source, sides, where
         self.sizes: NDArray[np.integer] = source.lengths
+        self.empty: NDArray[np.bool_] = source.lengths == 0
         if sides:
             parts = [np.arange(at, min(at + _AT_A_TIME, len(source))) for at in range(0, len(source), _AT_A_TIME)]
-            self.sizes = np.array(
-                [max(len(text.encode()) for text in pair) for part in parts for pair in zip(*self(part), strict=True)],
-                np.int32,
-            )
+            pairs = (pair for part in parts for pair in zip(*self(part), strict=True))
+            sizes = np.array([[len(text.encode()) for text in pair] for pair in pairs], np.int32).reshape(-1, 2)
+            self.sizes, self.empty = sizes.max(axis=1), sizes.min(axis=1) == 0
 
     def __call__(self, records: NDArray[np.int64]) -> list[list[str]]:
         """Give the SMILES of records [N]: one list of N, or one for each side of the reactions.
@@ -102,6 +103,28 @@ def fitting(
     return records, long, line
 
 
+def without_empty(texts: MoleculeTexts, records: NDArray[np.int64], where: str) -> tuple[NDArray[np.int64], str]:
+    """Leave out records that lack a SMILES.
+
+    Args:
+        texts: SMILES of records.
+        records: int64 [k], those that take part.
+        where: names the data in messages.
+
+    Returns:
+        The records that are left, int64, and a line saying how many are not ("" when none is empty).
+
+    Raises:
+        UserError: when all are empty.
+    """
+    kept = records[~texts.empty[records]]
+    empty = len(records) - len(kept)
+    if not len(kept):
+        raise UserError(f"{where}: all {empty:,} SMILES are empty: check the files and the columns of the SMILES")
+    line = f"{where}: {empty:,} of {len(records):,} records have an empty SMILES and are left out" if empty else ""
+    return kept, line
+
+
 def unknown_tokens(
     texts: MoleculeTexts, records: NDArray[np.int64], tokenizer: SmilesTokenizer, policy: str, where: str
 ) -> list[str]:
@@ -110,7 +133,7 @@ def unknown_tokens(
     Raises:
         UserError: when the policy is `error` and there are some.
     """
-    looked = _evenly(records, _TOKENISED)
+    looked = evenly(records, _TOKENISED)
     strange, found = 0, Counter[str]()
     for at in range(0, len(looked), _AT_A_TIME):
         sides = texts(looked[at : at + _AT_A_TIME])
@@ -148,7 +171,7 @@ def refused_molecules(
     Raises:
         UserError: when the policy is `error` and there are some.
     """
-    looked = np.setdiff1d(_evenly(records, _PARSED), long)
+    looked = np.setdiff1d(evenly(records, _PARSED), long)
     stored = texts(looked)
     refused = [(i, side) for i in range(len(looked)) for side in sides if not read(stored[side][i])]
     if not refused:
@@ -172,5 +195,6 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def _evenly(records: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def evenly(records: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Give at most `count` of the records, spread evenly."""
     return records[np.arange(min(count, len(records))) * len(records) // min(count, len(records))]

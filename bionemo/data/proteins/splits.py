@@ -2,18 +2,23 @@
 """From the configuration of a split to its sequences."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.config.schema import ProteinDataConfig, SplitConfig
 from bionemo.data.clusters import Clusters, open_clusters
-from bionemo.data.files import SplitName, cluster_members, split_files
+from bionemo.data.files import SplitName, cluster_members, split_files, training_files
+from bionemo.data.proteins.mistakes import likely_mistakes
 from bionemo.data.proteins.mock import MockSource
+from bionemo.data.shards.columns import PROTEINS
+from bionemo.data.shards.duplicates import duplicate_notices
 from bionemo.data.shards.source import SequenceSource, open_shards
 from bionemo.errors import UserError
 from bionemo.tokenizers import Alphabet
 
+_WHITE_SPACE = b" \t\n\v\f\r\x1c\x1d\x1e\x1f"
 _COUNTED = 50_000  # sequences read to count unknown letters before a run
 
 
@@ -47,25 +52,35 @@ def open_split(config: ProteinDataConfig, name: SplitName, room: int, alphabet: 
     """
     split: SplitConfig = getattr(config, name)
     members = cluster_members(config) if name == "train" else None
+    files = members or split_files(config, name)
     if split.data_impl == "mock":
         source = _mock(config, name)
     elif members and config.train.uf90:
-        source = open_shards(config.train.uf90, members)
+        source = open_shards(config.train.uf90, files, keys="model.data.train.uf90", kind=PROTEINS)
     else:
-        source = open_shards(split, split_files(config, name))
+        source = open_shards(split, files, keys=f"model.data.{name}", kind=PROTEINS)
     label = f"{name} data"
     if not len(source):
         raise UserError(f"{label} holds no sequence: check model.data.dataset.{name}")
     # only training sees another part of a long sequence in every epoch: a validation asks the same each time
     policy = "truncate" if config.long_sequences == "crop" and name != "train" else config.long_sequences
     records, long = long_records(source.lengths, room, policy, label)
+    records, empty = without_empty(source.lengths, records, label)
     letters = count_letters(source)
+    if letters.sum() == letters[list(_WHITE_SPACE)].sum():
+        raise UserError(f"{label}: the sequences hold nothing but white space: check the files and their columns")
     clusters = None
     if members:
         clusters = _clusters(config, len(source))
         clusters = clusters.only(records) if len(records) < len(source) else clusters
         records = np.flatnonzero(clusters.counts)
-    notices = filter(None, (long, unknown_letters(letters, alphabet, label)))
+    capitals = letters.copy()
+    capitals[ord("a") : ord("z") + 1] = 0  # likely_mistakes says what becomes of lower case
+    notices = [
+        *filter(None, (empty, long, unknown_letters(capitals, alphabet, label))),
+        *likely_mistakes(source, letters, alphabet, label),
+        *duplicate_notices(name, files, training_files(config) if name != "train" else []),
+    ]
     return Split(source, records, letters, tuple(notices), clusters)
 
 
@@ -78,7 +93,9 @@ def _clusters(config: ProteinDataConfig, members: int) -> Clusters:
             f"model.data.dataset.train: clusters are numbered through all shards of {files[0].parent}: choose a range "
             f"that begins with {there[0].stem}"
         )
-    wanted = None if len(files) == len(there) else len(open_shards(config.train, files))
+    wanted = None
+    if len(files) < len(there):
+        wanted = len(open_shards(config.train, files, keys="model.data.train", kind=None))
     return open_clusters(files[0].parent, config.train.seed, wanted, members)
 
 
@@ -115,7 +132,7 @@ def letter_ids(alphabet: Alphabet) -> np.ndarray:
     """Id of every byte, uint8 [256], as in the alphabet's table, but that white space which it skips is `pad_id`."""
     table = alphabet.table.copy()
     if alphabet.skips_space:
-        table[list(b" \t\n\v\f\r\x1c\x1d\x1e\x1f")] = alphabet.pad_id
+        table[list(_WHITE_SPACE)] = alphabet.pad_id
     return table
 
 
@@ -144,3 +161,28 @@ def long_records(lengths: np.ndarray, room: int, policy: str, where: str) -> tup
     done = {"crop": "cut at a random place", "truncate": "cut at their end", "drop": "left out"}.get(policy, "")
     share = f"{len(long):,} of {len(lengths):,} sequences ({len(long) / len(lengths):.1%})"
     return records, f"{where}: {share} are longer than {room} residues and are {done}" if len(long) else ""
+
+
+def without_empty(
+    lengths: NDArray[np.integer[Any]], records: NDArray[np.int64], where: str
+) -> tuple[NDArray[np.int64], str]:
+    """Leave out records whose sequence is empty.
+
+    Args:
+        lengths: integer [n], letters of every record.
+        records: int64 [k], those that take part.
+        where: names the data in messages.
+
+    Returns:
+        The records that are left, and a line saying how many are not ("" when none is empty).
+
+    Raises:
+        UserError: when all are empty.
+    """
+    kept = records[lengths[records] > 0]
+    empty = len(records) - len(kept)
+    if not empty:
+        return records, ""
+    if not len(kept):
+        raise UserError(f"{where}: all {empty:,} sequences are empty: check the files and the column of the sequence")
+    return kept, f"{where}: {empty:,} of {len(records):,} sequences are empty and are left out"

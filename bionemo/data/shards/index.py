@@ -9,7 +9,6 @@ another state of the file, for other columns or by another version is never mist
 
 import hashlib
 import json
-import mmap
 import os
 import uuid
 import zlib
@@ -20,12 +19,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 
-VERSION = 2  # since 2, no sequence of a FASTA file holds a '>'
+from bionemo.common.mapped import MappedFile
+
+VERSION = 3  # since 2, no sequence of a FASTA file holds a '>'; since 3, the content of the data is hashed
 UNWRAPPED = int(np.iinfo(np.int32).max)
 _SAMPLES = 18  # head, tail and sixteen between
 _SAMPLE_BYTES = 16 << 10
 _MAX_HEADER = 1 << 20
+_MOST_TIMES = 256  # status change times that an index remembers
+_CHECKED = 1 << 20  # records checked at a time
+_HASHED = 4 << 20  # bytes hashed at a time
 
 Spec = dict[str, Any]
 """What the index is of: the format of the text and the columns wanted, as plain JSON values."""
@@ -44,7 +49,8 @@ class Fingerprint(NamedTuple):
 
         What this notices: any change of size or of modification time, and any change at all to a file of up to
         288 KiB, to the first or last 16 KiB of a larger one, or to a sample between. What it does not: bytes
-        overwritten between samples by something that also puts the old modification time back.
+        overwritten between samples by something that also puts the old modification time back. `load_index` notices
+        those too, by the status change time and, where that is another one, by a hash of the whole file.
         """
         with path.open("rb", buffering=0) as file:
             state = os.fstat(file.fileno())
@@ -53,6 +59,25 @@ class Fingerprint(NamedTuple):
             for place in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
                 digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, place))
         return cls(state.st_size, state.st_mtime_ns, digest.hexdigest())
+
+
+class ContentHash:
+    """The hash of a whole file, computed piece by piece while something else reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._place, self._hash = path, 0, xxhash.xxh3_128()
+
+    def advance(self, count: int) -> None:
+        """Hash the next bytes, which were just read and so are in the page cache."""
+        with self._path.open("rb", buffering=0) as file:
+            while count > 0 and (data := os.pread(file.fileno(), min(count, _HASHED), self._place)):
+                self._hash.update(data)
+                self._place, count = self._place + len(data), count - len(data)
+
+    def digest(self) -> str:
+        """Hash what is left of the file, and give the hash in hexadecimal."""
+        self.advance(1 << 62)
+        return self._hash.hexdigest()
 
 
 @dataclass
@@ -67,6 +92,10 @@ class Table:
             whole. Empty if `wrap` says it for all of them.
         crlf: whether lines end in CR LF.
         wrap: letters per line in all of the shard (UNWRAPPED if each sequence is one line); 0 if that differs.
+        content: hash of the whole data file, see `ContentHash`; "": unknown.
+        ctimes_ns: status change times that the data file had when it was known to have this content: that of copies
+            differ.
+        file: the mapped index that the arrays are views of; None: they are in memory.
     """
 
     offset: list[np.ndarray]
@@ -75,6 +104,9 @@ class Table:
     width: np.ndarray
     crlf: bool
     wrap: int = 0
+    content: str = ""
+    ctimes_ns: tuple[int, ...] = ()
+    file: MappedFile | None = None
 
     def __len__(self) -> int:
         """Give the number of records."""
@@ -111,7 +143,13 @@ def write_index(path: Path, spec: Spec, fingerprint: Fingerprint, table: Table) 
     Raises:
         OSError: the place cannot be written; nothing is left behind there.
     """
-    about = {"records": len(table), "crlf": table.crlf, "wrap": table.wrap}
+    about = {
+        "records": len(table),
+        "crlf": table.crlf,
+        "wrap": table.wrap,
+        "content": table.content,
+        "ctimes_ns": table.ctimes_ns[-_MOST_TIMES:],
+    }
     checksum = zlib.crc32(_header(spec, fingerprint, about, checksum=0))
     for array in table.arrays():
         checksum = zlib.crc32(array.data, checksum)
@@ -133,9 +171,9 @@ def read_index(path: Path, spec: Spec, fingerprint: Fingerprint) -> Table | None
 
     Returns:
         The table, its arrays read-only views of the file; None if there is no index, or not for this data in this
-        state, or if a single bit of it is wrong.
+        state, if a single bit of it is wrong, or if it names places outside the data.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError), path.open("rb") as file:
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError), path.open("rb") as file:
         start = 8 + min(int.from_bytes(file.read(8), "little"), _MAX_HEADER)
         file.seek(0)
         header = file.read(start)
@@ -144,7 +182,10 @@ def read_index(path: Path, spec: Spec, fingerprint: Fingerprint) -> Table | None
         if header != _header(spec, fingerprint, about, checksum):
             return None
         layout = _layout(len(spec["fields"]), about)
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        mapped = MappedFile(path)
+        if mapped.data[:start] != header:
+            return None  # replaced since it was opened
+        view = memoryview(mapped.data)
         if len(view) != start + sum(4 * n if kind == "I32" else 8 * n for _, kind, n in layout):
             return None
         if zlib.crc32(view[start:], zlib.crc32(_header(spec, fingerprint, about, checksum=0))) != checksum:
@@ -156,8 +197,31 @@ def read_index(path: Path, spec: Spec, fingerprint: Fingerprint) -> Table | None
             start += count * dtype.itemsize
         *columns, letters, width = arrays
         half = len(columns) // 2
-        return Table(columns[:half], columns[half:], letters, width, about["crlf"], about["wrap"])
+        table = Table(
+            columns[:half], columns[half:], letters, width, bool(about["crlf"]), int(about["wrap"]),
+            str(about["content"]), tuple(map(int, about["ctimes_ns"])), mapped,
+        )  # fmt: skip
+        return table if _within(table, fingerprint.size, spec["sequence"]) else None
     return None
+
+
+def _within(table: Table, size: int, sequence: int) -> bool:
+    """Whether all places lie in a file of `size` bytes, and no sequence has more letters than bytes.
+
+    A checksum tells of damage, but not of an index that somebody wrote by hand.
+    """
+    if not 0 <= table.wrap <= UNWRAPPED:
+        return False
+    for first in range(0, len(table), _CHECKED):
+        part = slice(first, first + _CHECKED)
+        for offset, length in zip(table.offset, table.length, strict=True):
+            begin, count = offset[part], length[part]
+            if begin.min() < 0 or begin.max() > size or count.min() < 0 or (begin + count).max() > size:
+                return False
+        letters = table.letters[part]
+        if letters.min() < 0 or (letters > table.length[sequence][part]).any():
+            return False
+    return not len(table.width) or bool(table.width.min() >= 0)
 
 
 def _layout(fields: int, about: dict[str, Any]) -> list[tuple[str, str, int]]:

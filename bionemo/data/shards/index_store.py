@@ -7,14 +7,16 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from bionemo.data.shards.index import Fingerprint, Spec, Table, read_index, write_index
+from bionemo.data.shards.index import ContentHash, Fingerprint, Spec, Table, read_index, write_index
 from bionemo.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -27,10 +29,14 @@ _ABANDONED_SECONDS = 86_400
 def load_index(path: Path, spec: Spec, build: Callable[[], Table], index_mapping_dir: str | Path | None) -> Table:
     """Give the index of a data file, building it if none that fits is found.
 
+    An index fits if size, modification time and samples of the data are as they were, and its status change time is
+    one that the index names. Where only the latter differs, the data was copied with its index, or replaced by
+    something that put the old modification time back: a hash of the whole file decides, once.
+
     Args:
         path: the data file.
         spec: what the index is to hold.
-        build: goes through the file; called once at most while the file stays as it is.
+        build: goes through the file; called once at most while the file stays as it is. May set `Table.content`.
         index_mapping_dir: where to keep indexes; None: beside the data. The user's cache is the second choice, and
             where that cannot be written either the index stays in memory.
 
@@ -39,14 +45,39 @@ def load_index(path: Path, spec: Spec, build: Callable[[], Table], index_mapping
     """
     places = index_places(path, spec, index_mapping_dir)
     for _ in range(3):
-        fingerprint = Fingerprint.of(path)
-        for place in places:
-            if (table := read_index(place, spec, fingerprint)) is not None:
+        fingerprint, ctime = Fingerprint.of(path), path.stat().st_ctime_ns
+        wanted = _Wanted(spec, fingerprint, ctime)
+        candidates = [table for place in places if (table := read_index(place, spec, fingerprint)) is not None]
+        for table in candidates:
+            if ctime in table.ctimes_ns:
                 return table
-        table = _build_once(path, places, spec, fingerprint, build)
-        if Fingerprint.of(path) == fingerprint:
+        table = _build_once(path, places, wanted, partial(_same_or_built, path, ctime, candidates, build))
+        if Fingerprint.of(path) == fingerprint and path.stat().st_ctime_ns == ctime:
             return table
     raise UserError(f"{path} changes while it is read: wait until it is written, then start again")
+
+
+class _Wanted(NamedTuple):
+    """What an index has to be of."""
+
+    spec: Spec
+    fingerprint: Fingerprint
+    ctime_ns: int
+
+    def read(self, place: Path) -> Table | None:
+        """Give the index at a place, if it is of the data as it is now."""
+        table = read_index(place, self.spec, self.fingerprint)
+        return table if table is not None and self.ctime_ns in table.ctimes_ns else None
+
+
+def _same_or_built(path: Path, ctime_ns: int, candidates: Sequence[Table], build: Callable[[], Table]) -> Table:
+    """Give the index of a file of the same content, or build it; it names the status change time."""
+    content = ContentHash(path).digest() if candidates else ""
+    for table in candidates:
+        if table.content == content:
+            return replace(table, ctimes_ns=(*table.ctimes_ns, ctime_ns))
+    table = build()
+    return replace(table, content=table.content or content or ContentHash(path).digest(), ctimes_ns=(ctime_ns,))
 
 
 def index_places(path: Path, spec: Spec, index_mapping_dir: str | Path | None) -> list[Path]:
@@ -65,24 +96,24 @@ def _below(root: Path, path: Path) -> Path:
     return root.joinpath(*(part for part in path.parts if part not in (path.anchor, "..")))
 
 
-def _build_once(
-    path: Path, places: list[Path], spec: Spec, fingerprint: Fingerprint, build: Callable[[], Table]
-) -> Table:
+def _build_once(path: Path, places: list[Path], wanted: _Wanted, build: Callable[[], Table]) -> Table:
     table: Table | None = None
     problem: OSError | None = None
     for place in places:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            with _sole_builder(place, fingerprint.size):
-                if (found := read_index(place, spec, fingerprint)) is not None:
+            with _sole_builder(place, wanted.fingerprint.size):
+                if (found := wanted.read(place)) is not None:
                     return found  # another process built it while this one waited
                 table = table or build()
-                write_index(place, spec, fingerprint, table)
-                return read_index(place, spec, fingerprint) or table
+                write_index(place, wanted.spec, wanted.fingerprint, table)
+                return wanted.read(place) or table
         except OSError as error:  # read-only, full, gone: the next place may do
             problem = error
-    _warn_of_memory(path.parent, str(problem))
-    return table or build()
+    table = table or build()
+    if table.file is None:
+        _warn_of_memory(path.parent, str(problem))
+    return table
 
 
 @cache

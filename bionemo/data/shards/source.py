@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from bionemo.config.schema import SplitConfig, UF90Config
+from bionemo.data.shards.columns import CsvLayout, SequenceKind, check_columns
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.errors import UserError
@@ -94,8 +95,23 @@ def open_source(
     )
 
 
-def open_shards(split: SplitConfig | UF90Config, paths: list[Path]) -> SequenceSource:
+def open_shards(
+    split: SplitConfig | UF90Config,
+    paths: list[Path],
+    *,
+    keys: str,
+    kind: SequenceKind | None,
+    sequences: Sequence[str] | None = None,
+) -> SequenceSource:
     """Open the files of a split with the reader that its configuration names.
+
+    Args:
+        split: the configuration.
+        paths: of the files.
+        keys: where the configuration is, such as `model.data.train`, for messages.
+        kind: of the sequences: the header and the first records of each CSV file are compared with it; None: the
+            sequences are not read, and nothing is compared.
+        sequences: csv_fields_mmap: the fields that hold sequences; None: `sequence`, else the first field.
 
     Raises:
         UserError: for files that cannot be read as described.
@@ -105,6 +121,13 @@ def open_shards(split: SplitConfig | UF90Config, paths: list[Path]) -> SequenceS
     reader = getattr(split.data_impl_kwargs, split.data_impl)
     fields = split.data_impl == "csv_fields_mmap"
     column = {"data_fields": reader.data_fields} if fields else {"data_col": reader.data_col}
+    if kind is not None:
+        columns = dict(reader.data_fields) if fields else {"sequence": reader.data_col}
+        names = sequences or [name for name in columns if name == "sequence"] or list(columns)[:1]
+        held = {name: columns[name] for name in names if name in columns}
+        key = f"{keys}.data_impl_kwargs.{split.data_impl}"
+        layout = CsvLayout(key, held, reader.data_sep, chr(reader.newline_int), reader.header_lines)
+        check_columns(paths, layout, kind)
     return open_source(
         split.data_impl,
         paths,

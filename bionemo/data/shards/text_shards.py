@@ -3,7 +3,6 @@
 
 import errno
 import logging
-import mmap
 import os
 import stat
 import sys
@@ -11,13 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bionemo.cluster.process import first_of_node
-from bionemo.data.shards.index import UNWRAPPED, Spec, Table
+from bionemo.common.mapped import MappedFile
+from bionemo.data.shards.index import UNWRAPPED, ContentHash, Spec, Table
 from bionemo.data.shards.index_store import load_index
 from bionemo.errors import UserError
 
@@ -81,26 +83,29 @@ class TextShards(ABC):
 
         Raises:
             IndexError: a record, or a stretch of letters, that does not exist.
+            UserError: a file was cut short or changed since it was opened.
         """
         if len(records) == 0:
             return
+        shards = self._bounds.searchsorted(records, "right") - 1
+        numbers = shards.tolist()
+        opened, target = self._shards, out.data
+        for number in set(numbers):
+            opened[number].file.check()
         stops = starts + counts
         if np.bitwise_or.reduce(records | starts | counts | (self.lengths[records] - stops)) < 0:  # any sign bit
             raise IndexError("gather asks for records or letters that do not exist")
-        shards = self._bounds.searchsorted(records, "right") - 1
         rows = records - self._bounds[shards]
         first, last = starts, stops  # in the file, from where the sequence begins
         if self._wraps:
             width, line_end_size = self._wrap[shards], self._line_end_size[shards]
             first = starts + starts // width * line_end_size
             last = stops + np.maximum(stops - 1, 0) // width * line_end_size
-        opened, target = self._shards, out.data
         # One slice copied per record: twice as fast as arithmetic on one index per letter, and independent of how
         # many shards the records come from. Plain numbers, as numpy's scalars would cost more than the copy.
-        for shard, row, a, b, count, position in zip(
-            *(column.tolist() for column in (shards, rows, first, last, counts, positions)), strict=True
-        ):
-            data, begins, widths, line_end, _ = opened[shard]
+        columns = (column.tolist() for column in (rows, first, last, counts, positions))
+        for shard, row, a, b, count, position in zip(numbers, *columns, strict=True):
+            data, begins, widths, line_end, _, _ = opened[shard]
             if widths is None:
                 begin = begins[row]
                 piece = data[begin + a : begin + b]
@@ -108,6 +113,11 @@ class TextShards(ABC):
                     piece = piece.replace(line_end, b"")
             else:
                 piece = self._uneven(opened[shard], row, a, b)
+            if len(piece) != count:
+                raise UserError(
+                    f"{self.paths[shard]} changed while it was in use: its index does not fit it any more; wait until "
+                    "it is written, then start again"
+                )
             target[position : position + count] = piece
 
     def text(self, record: int) -> str:
@@ -119,6 +129,7 @@ class TextShards(ABC):
         if not 0 <= record < len(self):
             raise IndexError(f"record {record} of {len(self)}")
         shard = int(np.searchsorted(self._bounds, record, side="right")) - 1
+        self._shards[shard].file.check()
         return self._shards[shard], record - int(self._bounds[shard])
 
     def _cell(self, shard: "_Shard", row: int, field: int) -> bytes:
@@ -160,7 +171,14 @@ class TextShards(ABC):
 
     def _open_shard(self, path: Path, advance: Advance) -> "_Shard":
         def build() -> Table:
-            return Table.join(list(self._scan(path, advance)))
+            content = ContentHash(path)
+
+            def advance_both(count: int) -> None:
+                content.advance(count)
+                advance(count)
+
+            table = Table.join(list(self._scan(path, advance_both)))
+            return replace(table, content=content.digest())
 
         try:
             table = load_index(path, self._spec, build, self._index_mapping_dir)
@@ -183,25 +201,27 @@ class _Shard(NamedTuple):
     """One open file.
 
     Attributes:
-        data: the file.
+        data: bytes of the file.
         begins: place of each sequence; like `widths` a view that reads single entries faster than an array does.
         widths: letters per line of each record, see `Table`; None if the shard has one width.
         line_end: what ends the lines of a sequence.
         table: places of all fields.
+        file: the file that `data` is of. The index is not checked: it is only ever replaced by renaming.
     """
 
-    data: mmap.mmap
+    data: mmap
     begins: memoryview
     widths: memoryview | None
     line_end: bytes
     table: Table
+    file: MappedFile
 
     @classmethod
     def open(cls, path: Path, table: Table, sequence: int) -> "_Shard":
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file = MappedFile(path)
         widths = None if table.wrap else table.width.data
-        return cls(data, table.offset[sequence].data, widths, b"\r\n" if table.crlf else b"\n", table)
+        line_end = b"\r\n" if table.crlf else b"\n"
+        return cls(file.data, table.offset[sequence].data, widths, line_end, table, file)
 
 
 def _regular_size(path: Path) -> int:

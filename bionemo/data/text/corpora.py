@@ -67,6 +67,7 @@ class CorpusSplit:
 
     def read(self, starts: NDArray[np.int64], count: int) -> NDArray[np.integer[Any]]:
         """Tokens [k, count] from each of the starts [k] on; a stretch is at most the whole circle."""
+        self._corpus.check()
         found = np.empty((len(starts), count), self._corpus.tokens.dtype)
         begins = self._begin + starts % self.size
         end = self._begin + self.size

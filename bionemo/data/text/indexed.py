@@ -8,7 +8,6 @@ sequence for each document. Both files are mapped into memory, and nothing in th
 another kind, or one that was cut off on the way, is told in one line.
 """
 
-import os
 import struct
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.mapped import MappedFile
 from bionemo.data.shards.index import Fingerprint
 from bionemo.errors import UserError
 
@@ -50,7 +50,8 @@ class IndexedTokens:
             UserError: files that are not there, or not what they should be.
         """
         self.prefix = str(prefix)
-        self._index = _mapped(self._idx)
+        self._files: list[MappedFile] = []
+        self._index = self._mapped(self._idx)
         if len(self._index) < _HEADER.size:
             self._wrong("is too short")
         magic, version, code, sequences, bounds = _HEADER.unpack(self._index[: _HEADER.size].tobytes())
@@ -67,7 +68,7 @@ class IndexedTokens:
         self._pointers = np.frombuffer(self._index, "<i8", sequences, _HEADER.size + 4 * sequences)
         self._bounds = np.frombuffer(self._index, "<i8", bounds, _HEADER.size + 12 * sequences)
         self.documents = bounds - 1
-        data, dtype = _mapped(self._bin), np.dtype(_TYPES[code])
+        data, dtype = self._mapped(self._bin), np.dtype(_TYPES[code])
         if check:
             self._check(len(data), dtype.itemsize)
         if len(data) % dtype.itemsize:
@@ -80,8 +81,18 @@ class IndexedTokens:
     def __reduce__(self) -> tuple[Any, ...]:
         return _mapped_again, (self.prefix,)
 
+    def check(self) -> None:
+        """See that the files are as long as they were when they were mapped; call it before reading `tokens`.
+
+        Raises:
+            UserError: see `MappedFile.check`.
+        """
+        for file in self._files:
+            file.check()
+
     def document_begins(self, document: int) -> int:
         """Token with which a document begins; behind the last, the number of all tokens."""
+        self.check()
         sequence = int(self._bounds[document])
         return len(self) if sequence == len(self._pointers) else int(self._pointers[sequence]) // self.tokens.itemsize
 
@@ -98,6 +109,19 @@ class IndexedTokens:
     @property
     def _bin(self) -> str:
         return f"{self.prefix}.bin"
+
+    def _mapped(self, path: str) -> NDArray[np.uint8]:
+        """Bytes of a file."""
+        try:
+            file = MappedFile(path)
+        except ValueError:  # an empty file cannot be mapped
+            return np.zeros(0, np.uint8)
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}): name the data by its path without .bin and .idx"
+            ) from error
+        self._files.append(file)
+        return np.frombuffer(file.data, np.uint8)
 
     def _wrong(self, what: str) -> NoReturn:
         raise UserError(f"{self._idx} is not the index of a Megatron data set ({what}): prepare the data again")
@@ -128,18 +152,6 @@ class IndexedTokens:
                 f"{self._bin} has {size:,} bytes, but {self._idx} is of one of {end:,}: one of them was cut off, or "
                 "they are of different data; prepare them again"
             )
-
-
-def _mapped(path: str) -> NDArray[np.uint8]:
-    """Bytes of a file."""
-    try:
-        if not os.path.getsize(path):  # cannot be mapped
-            return np.zeros(0, np.uint8)
-        return np.memmap(path, np.uint8, mode="r").view(np.ndarray)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}): name the data by its path without .bin and .idx"
-        ) from error
 
 
 def _mapped_again(prefix: str) -> IndexedTokens:

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from bionemo.common.mapped import MappedFile
+from bionemo.errors import UserError
+
+
+def test_a_file_that_lost_its_end_is_noticed_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"a" * 10_000)
+    file = MappedFile(path)
+    file.check()
+    os.truncate(path, 5_000)
+    with pytest.raises(UserError, match=f"{path} was cut short while it was in use, from 10,000 to 5,000 bytes"):
+        file.check()
+
+
+def test_a_file_may_grow_or_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"old")
+    file = MappedFile(path)
+    with path.open("ab") as more:
+        more.write(b"er")
+    file.check()
+    (tmp_path / "new").write_bytes(b"n")
+    os.replace(tmp_path / "new", path)
+    file.check()
+    assert file.data[:] == b"old" and len(file) == 3
+    assert pickle.loads(pickle.dumps(file)).data[:] == b"n"
+    path.unlink()
+    file.check()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers of the data loader: their errors are one line, and a lost one ends the run."""
+
+import errno
+import multiprocessing.synchronize
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from torch.utils.data import IterableDataset, get_worker_info
+
+from bionemo.data.loader import StepLoader, with_failures
+from bionemo.errors import UserError, describe
+from tests.training.runs import config, logged, train
+
+MINUTE = 60.0
+
+
+class Numbers(IterableDataset[int]):
+    """Yields 0 and 1, then does what it is told, then yields 2."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._then = then
+
+    def __iter__(self) -> Iterator[int]:
+        return with_failures(self._numbers())
+
+    def _numbers(self) -> Iterator[int]:
+        yield from (0, 1)
+        self._then()
+        yield 2
+
+
+def loader(then: Callable[[], object], workers: int = 1, patience: float = MINUTE) -> Iterator[int]:
+    return iter(StepLoader(Numbers(then), workers=workers, patience=patience, pin_memory=False))
+
+
+def fail(error: Exception) -> Callable[[], object]:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (UserError("x000.csv was cut short: restore it"), "x000.csv was cut short: restore it"),
+        (MemoryError(), "out of memory"),
+        (OSError(errno.EIO, os.strerror(errno.EIO), "x000.csv"), "x000.csv: Input/output error"),
+    ],
+)
+def test_the_error_of_a_worker_is_one_line(workers: int, error: Exception, said: str) -> None:
+    steps = loader(fail(error), workers)
+    assert [next(steps), next(steps)] == [0, 1]
+    with pytest.raises(type(error) if workers == 0 else UserError) as caught:
+        next(steps)
+    line = describe(caught.value)
+    assert line is not None and said in line
+    assert "Traceback" not in line and "worker process" not in line
+
+
+def test_a_defect_in_a_worker_keeps_its_traceback() -> None:
+    steps = loader(fail(RuntimeError("shapes differ")))
+    with pytest.raises(RuntimeError, match="Traceback") as caught:
+        list(steps)
+    assert describe(caught.value) is None
+
+
+def test_a_worker_that_is_killed_ends_the_run() -> None:
+    steps = loader(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises((UserError, RuntimeError)) as caught:
+        list(steps)
+    line = describe(caught.value)
+    assert line is not None and line.startswith("DataLoader worker (pid") and "set model.data.num_workers=0" in line
+
+
+def test_a_worker_that_hangs_is_given_up() -> None:
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"^DataLoader timed out after 1.* seconds: .*model\.data\.num_workers=0$"):
+        list(loader(lambda: time.sleep(MINUTE), patience=1))
+    assert time.monotonic() - started < MINUTE / 2
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EAGAIN])
+def test_workers_that_cannot_be_started_are_one_line(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refuse)
+    with pytest.raises(
+        UserError, match=r"^2 data loader workers cannot be started .*/dev/shm, or set model\.data\.num_"
+    ):
+        loader(lambda: None, workers=2)
+
+
+class Interrupted(Numbers):
+    """Its worker is sent what the keys of a terminal send."""
+
+    def _numbers(self) -> Iterator[int]:
+        assert get_worker_info() is not None
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+            yield int(number)
+
+
+def test_ctrl_c_is_left_to_the_main_process() -> None:
+    steps = StepLoader(Interrupted(lambda: None), workers=1, patience=MINUTE, pin_memory=False)
+    assert list(steps) == [signal.SIGINT, signal.SIGHUP]
+
+
+ONE_PASS = ["model.data.train.use_upsampling=False", "model.data.mock.num_sequences=10", "model.data.packing=False",
+            "model.data.mock.max_length=60", "trainer.max_steps=50", "trainer.val_check_interval=2"]  # fmt: skip
+
+
+def test_too_little_data_for_a_step_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    words = [*ONE_PASS, "model.data.drop_last=True", "model.micro_batch_size=6", "trainer.accumulate_grad_batches=2"]
+    said = (
+        r"^model\.data\.drop_last=True leaves no step: 10 training sequences, read 1 time\(s\), fill 10 rows, but a "
+        r"step has 12 \(model\.micro_batch_size=6 x 1 ranks x 2 micro-batches\): lower .*use_upsampling=True$"
+    )
+    with pytest.raises(UserError, match=said):
+        train(config(tmp_path / "run", *words))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_training_ends_with_its_data(tmp_path: Path, drop_last: bool) -> None:
+    train(config(tmp_path / "run", *ONE_PASS, f"model.data.drop_last={drop_last}"))
+    consumed = logged(tmp_path / "run", "consumed_samples")
+    assert consumed == ({1: 4, 2: 8} if drop_last else {1: 4, 2: 8, 3: 10})

@@ -6,6 +6,7 @@ machine is looked up in the process table, so the lock of a killed one is taken 
 elsewhere is taken over when the counter has not changed for a minute, or when Slurm has requeued the holder's job.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -20,7 +21,6 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 
-from bionemo.common.files import write_atomic
 from bionemo.errors import UserError
 
 LOCK = ".bionemo.lock"
@@ -108,7 +108,10 @@ class RunLock:
         Raises:
             UserError: when one has.
         """
-        content = _read(self.path)
+        try:
+            content = _read(self.path)
+        except OSError:  # a file system that is away for a while
+            return
         if content is not None and (other := _parse(content)) != self.holder:
             raise UserError(
                 f"{self.path.parent} was taken over by another run ({other or 'unknown'}) while this one did not "
@@ -122,12 +125,12 @@ class RunLock:
         while True:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with _guard(self.path):
+                with _guard(self.path, self.holder):
                     content = _read(self.path)
                     holder = None if content is None else _parse(content)
                     alive = None if content is None else _alive(holder, self.holder)
                     if content is None or alive is False or looks == _DEAD_AFTER:
-                        write_atomic(self.path, self._content())
+                        self._write()
                         break
             except FileNotFoundError:  # its last holder has removed the empty directory
                 continue
@@ -159,8 +162,16 @@ class RunLock:
                 "%s saves the wait", directory, who, _DEAD_AFTER * _LOOK, self.path,
             )  # fmt: skip
 
-    def _content(self) -> bytes:
-        return f"{json.dumps(asdict(self.holder))}\n{self._beats:012d}\n".encode()
+    def _write(self) -> None:
+        """Put the lock file in its place, whole; only one process at a time does."""
+        new = self.path.with_name(f"{self.path.name}.new")
+        try:
+            new.unlink(missing_ok=True)
+            new.write_bytes(_encode(self.holder))
+            os.replace(new, self.path)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
     def _beat(self) -> None:
         """Count, in the file that is ours even when another process has just replaced it."""
@@ -171,7 +182,7 @@ class RunLock:
                     if _parse(os.read(descriptor, _MOST_BYTES)) != self.holder:
                         return
                     self._beats += 1
-                    os.pwrite(descriptor, self._content(), 0)
+                    os.pwrite(descriptor, _encode(self.holder, self._beats), 0)
                 finally:
                     os.close(descriptor)
 
@@ -186,16 +197,17 @@ class RunLock:
 
 
 @contextmanager
-def _guard(path: Path) -> Iterator[None]:
+def _guard(path: Path, here: Holder) -> Iterator[None]:
     """Let one process at a time read and replace a lock file, so that only one takes over that of a dead process.
 
-    A guard that does not change for half a minute is left over from a process that was killed inside.
+    The guard is another file, held for milliseconds. One that is left over from a process that was killed is removed:
+    at once when it was a process of this machine, otherwise when it has not changed for half a minute.
     """
     guard = path.with_name(f"{path.name}.guard")
     last, looks = None, 0
     while True:
         try:
-            os.close(os.open(guard, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            descriptor = os.open(guard, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
             break
         except FileExistsError:
             with suppress(FileNotFoundError):
@@ -205,11 +217,29 @@ def _guard(path: Path) -> Iterator[None]:
                 last = found
                 if looks == _GUARD_LOOKS:
                     guard.unlink()
+            _remove_dead(guard, here)
             time.sleep(_GUARD_LOOK)
     try:
+        try:
+            os.write(descriptor, _encode(here))
+        finally:
+            os.close(descriptor)
         yield
     finally:
         guard.unlink(missing_ok=True)
+
+
+def _remove_dead(guard: Path, here: Holder) -> None:
+    """Remove a guard whose holder has died on this machine; a file lock lets one process at a time do so."""
+    with suppress(OSError):  # among others: no such file any more, or a file system without locks
+        descriptor = os.open(guard, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            dead = _alive(_parse(os.read(descriptor, _MOST_BYTES)), here) is False
+            if dead and os.path.samestat(os.fstat(descriptor), guard.lstat()):
+                guard.unlink()
+        finally:
+            os.close(descriptor)
 
 
 def _missing(directory: Path) -> list[Path]:
@@ -278,6 +308,11 @@ def _read(path: Path) -> bytes | None:
         return os.read(descriptor, _MOST_BYTES)
     finally:
         os.close(descriptor)
+
+
+def _encode(holder: Holder, beats: int = 0) -> bytes:
+    """The content of a lock file: as long as before, so that it can be written over."""
+    return f"{json.dumps(asdict(holder))}\n{beats:012d}\n".encode()
 
 
 def _parse(content: bytes) -> Holder | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
+from bionemo.common.files import sync
 from bionemo.config.schema.preparation import TextJob
 from bionemo.data.text.jsonl import Lines, TextRules
 from bionemo.errors import UserError
@@ -22,7 +23,7 @@ from bionemo.preparation.inputs import is_gzipped, whole_lines
 from bionemo.preparation.manifest import Tally
 from bionemo.preparation.pool import in_order
 from bionemo.preparation.progress import progress
-from bionemo.preparation.writer import sole_preparer, sync, told
+from bionemo.preparation.writer import sole_preparer, told
 from bionemo.tokenizers.gpt2 import read_gpt2
 
 log = logging.getLogger("bionemo.preparation.text")  # what preparations tell goes to standard output

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bionemo.common.files import sync
 from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.preparation.identifiers import Places, digest, repeated
 from bionemo.preparation.manifest import OutputFile
@@ -25,7 +26,7 @@ from bionemo.preparation.progress import progress
 from bionemo.preparation.records import Records, clean, rows, values
 from bionemo.preparation.shuffle import Layout, Spill, gather, spill
 from bionemo.preparation.stretches import Stretch
-from bionemo.preparation.writer import Draft, sync
+from bionemo.preparation.writer import Draft
 
 HEADER = b"record_id,record_name,sequence_length,sequence"
 _ROW_EXTRA = 16  # bytes of a row beyond what its record has in a FASTA file

@@ -8,7 +8,6 @@ nothing but its stage, which the next start removes; one killed after it is fini
 
 import csv
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -17,11 +16,13 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bionemo.common.files import sync
+from bionemo.common.lock import run_lock
 from bionemo.errors import UserError
 from bionemo.preparation.manifest import NAME, InputFile, Manifest, OutputFile, Tally
 
@@ -265,43 +266,9 @@ def _stages(target: Path, *below: str) -> list[Path]:
 
 @contextmanager
 def sole_preparer(target: Path, lock: str = _LOCK) -> Iterator[None]:
-    """Let one process at a time hold a lock file of a directory, which goes again if nothing is in it at the end."""
-    handle = _lock(target, lock)
-    try:
+    """Let one process at a time hold the lock of a directory; the others wait for it."""
+    with run_lock(target, lock, wait=True):
         yield
-    finally:
-        (target / lock).unlink(missing_ok=True)
-        with suppress(OSError):
-            target.rmdir()
-        os.close(handle)
-
-
-def _lock(target: Path, name: str) -> int:
-    """Hold the lock file: the open one must be the one that has the name, as its last holder has removed his."""
-    path, waiting = target / name, False
-    while True:
-        target.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
-        except FileNotFoundError:  # its last holder has removed the empty directory in between
-            continue
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not waiting:
-                    log.info("another process is preparing %s: waiting for it", target)
-                waiting = True
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(handle), path.stat()):
-                return handle
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            return handle  # a file system without locks: whoever starts two jobs there must see to it himself
-        os.close(handle)
 
 
 @contextmanager
@@ -316,12 +283,3 @@ def told(target: Path) -> Iterator[None]:
             ) from error
         where = error.filename or target
         raise UserError(f"{where} cannot be written or read ({error.strerror}): check path and permissions") from error
-
-
-def sync(path: Path) -> None:
-    """Put a file, or the list of names in a directory, onto the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -105,12 +105,16 @@ def test_directories_made_for_a_lock_go_with_it_unless_something_is_in_them(tmp_
     assert existing.exists()
 
 
-def _take(directory: Path, results: Any) -> None:
+def _take(directory: Path, results: Any, refused: Any) -> None:
     try:
         with run_lock(directory):
-            time.sleep(0.3)
+            until = time.monotonic() + 20
+            while refused.value < 7 and time.monotonic() < until:
+                time.sleep(0.01)
         results.put("held")
     except UserError:
+        with refused.get_lock():
+            refused.value += 1
         results.put("refused")
 
 
@@ -120,7 +124,8 @@ def test_of_many_that_start_at_once_one_gets_the_lock(tmp_path: Path, stale: boo
         if stale:
             written(tmp_path, process=os.getpid(), ticks=1)
         results: Any = FORK.Queue()
-        processes = [FORK.Process(target=_take, args=(tmp_path, results)) for _ in range(8)]
+        refused = FORK.Value("i", 0)
+        processes = [FORK.Process(target=_take, args=(tmp_path, results, refused)) for _ in range(8)]
         for process in processes:
             process.start()
         assert sorted(results.get(timeout=30) for _ in processes) == ["held"] + ["refused"] * 7
@@ -199,6 +204,17 @@ def test_waiting_for_the_holder(tmp_path: Path, other_process: subprocess.Popen[
     other_process.wait()
 
 
+def test_a_guard_left_by_a_killed_process_of_this_machine_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_GUARD_LOOKS", 10**9)
+    written(tmp_path, process=os.getpid(), ticks=1)
+    (tmp_path / LOCK).rename(tmp_path / f"{LOCK}.guard")
+    with run_lock(tmp_path):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_guard_left_by_a_killed_process_does_not_stay(tmp_path: Path) -> None:
     (tmp_path / f"{LOCK}.guard").touch()
     with run_lock(tmp_path):
@@ -218,9 +234,10 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, data: bytes) -> None:
+        path.touch()
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(lock, "write_atomic", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left") as caught, run_lock(tmp_path / "run"):
         pass
     assert "No space left" in (describe(caught.value) or "")

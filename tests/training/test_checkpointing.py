@@ -57,7 +57,7 @@ def given_losses(monkeypatch: pytest.MonkeyPatch) -> None:
         (("save_top_k=0",), []),
         (("save_top_k=-1",), list(LOSSES)),
         (("save_top_k=3", "monitor=val_perplexity"), [2, 4, 6]),
-        (("save_top_k=3", "monitor=nothing_of_that_name"), []),
+        (("save_top_k=3", "monitor=null"), []),
     ],
     ids=str,
 )

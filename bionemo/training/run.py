@@ -75,7 +75,8 @@ def train(
         ],
     )
     written = [directory, saved] if cfg.do_training else [directory]
-    with one_voice(watch, trainer), one_line_mistakes(), _locked(trainer, written) as checkpoints.locks:
+    locked = written if cfg.exp_manager.create_checkpoint_callback else [directory]
+    with one_voice(watch, trainer), one_line_mistakes(), _locked(trainer, locked) as checkpoints.locks:
         if checkpoint.complete(saved, directory)[:1] != newest:
             raise UserError(f"another run has just written to {saved}: run the command again")
         data, module = make(trainer, precision, start)

@@ -17,12 +17,13 @@ from nemo.utils import logging as nemo_logging
 from nemo.utils.exceptions import NeMoBaseException
 from omegaconf import OmegaConf
 
+from bionemo.common.files import write_atomic
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.errors import UserError
+from bionemo.interop import full_disk
 from bionemo.interop.quiet import our_messages_to
 from bionemo.interop.redact import redact_arguments
 from bionemo.interop.revision import revision
-from bionemo.interop.run_files import set_aside
 from bionemo.interop.wandb import start_wandb
 
 _ROOM = 1 << 18  # bytes that a directory must have room for before a run begins to write
@@ -94,21 +95,19 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path, run: str | None) -> None:
+def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path) -> None:
     """Let exp_manager make the run's files and loggers, with secrets hidden and the console left to us.
 
     Args:
         trainer: gets the loggers and callbacks.
         config: `exp_manager` of the configuration.
-        directory: for logs; files of earlier starts in it move to `run_0`, `run_1` and so on.
-        run: identity of the run; None: it writes no checkpoints.
+        directory: for logs; see `started_logs`.
 
     Raises:
         UserError: when it, or a logger, does not accept the configuration.
         OSError: when a file cannot be written.
     """
-    if trainer.is_global_zero:
-        set_aside(directory, run, config.files_to_copy or ())
+    full_disk.tolerate()
     known = {field.name for field in fields(nemo.ExpManagerConfig)}
     given: dict[str, Any] = {"seconds_to_sleep": 0}  # NeMo lets all ranks but the first wait for 5 s; see _LogFile
     given |= {k: v for k, v in _without_none(asdict(config)).items() if k in known and k not in _OURS}
@@ -131,7 +130,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
     if trainer.is_global_zero:
         # NeMo would tell of the repository around the working directory, with every line that differs in it
-        (directory / "git-info.log").write_text(revision())
+        write_atomic(directory / "git-info.log", revision())
         _log_to(directory / name)
     elif not config.log_global_rank_0_only:
         trainer.callbacks.append(_LogFile(directory / name))  # type: ignore[attr-defined]

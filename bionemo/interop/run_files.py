@@ -7,7 +7,8 @@ A log directory may hold other files, and may be the working directory. So every
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bionemo.common.files import write_atomic
@@ -56,6 +57,19 @@ def set_aside(directory: Path, run: str | None, copies: Iterable[str] = ()) -> N
             os.rename(path, place / path.name)
     last = record[0] if record else ""
     write_atomic(directory / RECORD, json.dumps({"run": last if run is None else run, "files": sorted(new)}))
+
+
+@contextmanager
+def started_logs(directory: Path, run: str | None, copies: Iterable[str] = ()) -> Iterator[None]:
+    """Move files of earlier starts away as `set_aside`; delete the logs of this one if an OSError ends the block."""
+    set_aside(directory, run, copies)
+    try:
+        yield
+    except OSError:
+        for path in directory.iterdir():
+            if re.fullmatch(_LOGS, path.name):
+                path.unlink(missing_ok=True)
+        raise
 
 
 def _next(directory: Path) -> Path:

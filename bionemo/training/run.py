@@ -3,7 +3,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from bionemo.config.schema import RunConfig
 from bionemo.data.module import SequenceData
 from bionemo.errors import UserError
 from bionemo.interop.nemo import checkpoint_directory, log_directory, make_directories, start_experiment, writing
+from bionemo.interop.run_files import started_logs
 from bionemo.training import report
 from bionemo.training.agreement import Agreement
 from bionemo.training.checkpointing import Checkpoints
@@ -85,8 +86,10 @@ def train(
             check_monitors(cfg.exp_manager, module, trainer)
 
         make_directories(*written)  # nothing but the locks is written before here
-        with writing(directory):
-            start_experiment(trainer, cfg.exp_manager, directory, run if cfg.do_training else None)
+        copies, writes = cfg.exp_manager.files_to_copy or (), run if cfg.do_training else None
+        logs = started_logs(directory, writes, copies) if trainer.is_global_zero else nullcontext()
+        with writing(directory), logs:
+            start_experiment(trainer, cfg.exp_manager, directory)
             report.save_config(cfg, trainer, directory)
 
         if cfg.do_training:

@@ -27,28 +27,33 @@ def unfinished(path: Path) -> Path:
     return path.with_name(path.name + _UNFINISHED)
 
 
-def publish(path: Path) -> None:
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory is a checkpoint, whole or damaged."""
+    return (path / MANIFEST).is_file() or (path / STATE).is_file()
+
+
+def publish(path: Path, is_ours: Callable[[Path], bool] = is_checkpoint, names: str = _FILES) -> None:
     """Give what is complete its name, durably; what had it before stays whole until then, and findable.
 
+    Args:
+        path: the name.
+        is_ours: whether what has the name may be replaced.
+        names: regular expression of the whole names of the files that are deleted of what is replaced.
+
     Raises:
-        UserError: when something else than a checkpoint has the name.
+        UserError: when something else has the name.
     """
     new, replaced = unfinished(path), path.with_name(path.name + _REPLACED)
     sync(new)
     if path.exists():
-        if not is_checkpoint(path):
+        if not is_ours(path):
             raise UserError(f"{path} exists and is not a checkpoint: move it away, or choose another name")
-        delete(replaced)
+        delete(replaced, names)
         os.rename(path, replaced)
     os.rename(new, path)
     sync(path.parent)
     if replaced.exists():
-        remove(replaced)
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether a directory is a checkpoint, whole or damaged."""
-    return (path / MANIFEST).is_file() or (path / STATE).is_file()
+        remove(replaced, names)
 
 
 def link(source: Path, path: Path) -> None:
@@ -91,15 +96,15 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, names: str = _FILES) -> None:
     """Delete a checkpoint; the rename first, so that a half-deleted one is never taken for one.
 
     When other files are in its directory, they stay there.
     """
     doomed = unfinished(path)
-    delete(doomed)
+    delete(doomed, names)
     path.rename(doomed)
-    delete(doomed)
+    delete(doomed, names)
     if doomed.exists():
         doomed.rename(path)
 

@@ -185,7 +185,7 @@ def write(
         write_tensors(new / WEIGHTS, pieces, {"format": "pt"})  # transformers refuse a file that does not say so
         for name, text in texts.items():
             write_text(new / name, text)
-        publish(path)
+        publish(path, is_directory, _WRITTEN)
     except UserError as error:
         raise UserError(f"{path} is not written: {error}") from error
     except OSError as error:

@@ -78,6 +78,9 @@ def make_directories(*directories: Path) -> None:
             path.mkdir(parents=True, exist_ok=True)
             try:
                 probe.write_bytes(bytes(_ROOM))
+            except OSError as error:
+                if error.errno != errno.EFBIG:  # a limit on the size of a single file, which logs may stay below
+                    raise
             finally:
                 probe.unlink(missing_ok=True)
 

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 from bionemo.cluster.process import this_process
+from bionemo.common.lock import run_lock
 from bionemo.config import run
 from bionemo.config.help import Topic
 from bionemo.config.schema import DownstreamConfig
@@ -63,7 +64,8 @@ def carry_out(cfg: DownstreamConfig) -> None:
             return
         from bionemo.downstream.run import fine_tune_head
 
-        fine_tune_head(cfg, directory)
+        with run_lock(directory):
+            fine_tune_head(cfg, directory)
     else:
         from bionemo.downstream.tuned import fine_tune
 

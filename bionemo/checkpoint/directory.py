@@ -3,18 +3,23 @@
 
 A checkpoint exists under its name only when it is complete: it is written beside it under a temporary name, flushed to
 disk, renamed, and the rename flushed too. It goes the other way round.
+
+Only files that a checkpoint may have are deleted: other files in its directory stay.
 """
 
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bionemo.checkpoint.manifest import MANIFEST, STATE, defect, manifest_of
+from bionemo.common.files import sync
 from bionemo.errors import UserError
 
 _UNFINISHED, _REPLACED = ".unfinished", ".replaced"
+_FILES = r"(index|state|manifest)\.json|tensors-\d+\.safetensors"
 
 
 def unfinished(path: Path) -> Path:
@@ -22,26 +27,33 @@ def unfinished(path: Path) -> Path:
     return path.with_name(path.name + _UNFINISHED)
 
 
-def publish(path: Path) -> None:
-    """Give what is complete its name, durably; what had it before stays whole until then, and findable."""
+def is_checkpoint(path: Path) -> bool:
+    """Whether a directory is a checkpoint, whole or damaged."""
+    return (path / MANIFEST).is_file() or (path / STATE).is_file()
+
+
+def publish(path: Path, is_ours: Callable[[Path], bool] = is_checkpoint, names: str = _FILES) -> None:
+    """Give what is complete its name, durably; what had it before stays whole until then, and findable.
+
+    Args:
+        path: the name.
+        is_ours: whether what has the name may be replaced.
+        names: regular expression of the whole names of the files that are deleted of what is replaced.
+
+    Raises:
+        UserError: when something else has the name.
+    """
     new, replaced = unfinished(path), path.with_name(path.name + _REPLACED)
-    flush(new)
+    sync(new)
     if path.exists():
-        delete(replaced)
+        if not is_ours(path):
+            raise UserError(f"{path} exists and is not a checkpoint: move it away, or choose another name")
+        delete(replaced, names)
         os.rename(path, replaced)
     os.rename(new, path)
-    flush(path.parent)
+    sync(path.parent)
     if replaced.exists():
-        remove(replaced)
-
-
-def flush(path: Path) -> None:
-    """See that a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        remove(replaced, names)
 
 
 def link(source: Path, path: Path) -> None:
@@ -51,10 +63,11 @@ def link(source: Path, path: Path) -> None:
         UserError: as `save`.
     """
     new = unfinished(path)
+    with disk_errors(path):
+        delete(new)
+        new.mkdir()
     try:
         with disk_errors(path):
-            delete(new)
-            new.mkdir()
             for name in (*manifest_of(source)["bytes"], MANIFEST):
                 _link_or_copy(source / name, new / name)
             publish(path)
@@ -68,7 +81,7 @@ def _link_or_copy(file: Path, new: Path) -> None:
         os.link(file, new)
     except OSError:
         shutil.copyfile(file, new)
-        flush(new)
+        sync(new)
 
 
 @contextmanager
@@ -83,26 +96,46 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def remove(path: Path) -> None:
-    """Delete a checkpoint; the rename first, so that a half-deleted one is never taken for one."""
+def remove(path: Path, names: str = _FILES) -> None:
+    """Delete a checkpoint; the rename first, so that a half-deleted one is never taken for one.
+
+    When other files are in its directory, they stay there.
+    """
     doomed = unfinished(path)
-    delete(doomed)
+    delete(doomed, names)
     path.rename(doomed)
-    delete(doomed)
+    delete(doomed, names)
+    if doomed.exists():
+        doomed.rename(path)
 
 
-def delete(path: Path) -> None:
-    """Delete a directory or a file as far as possible; of a link, only the link."""
-    shutil.rmtree(path, ignore_errors=True)
+def delete(path: Path, names: str = _FILES) -> None:
+    """Delete files in a directory as far as possible, and the directory when it is empty; of a link, only the link.
+
+    Args:
+        path: the directory.
+        names: regular expression of the whole names of the files.
+    """
     with suppress(OSError):
-        path.unlink()
+        if path.is_symlink():
+            path.unlink()
+            return
+        for file in path.iterdir():
+            if re.fullmatch(names, file.name):
+                with suppress(OSError):
+                    file.unlink()
+        path.rmdir()
 
 
 def clean(directory: Path) -> None:
-    """Remove what interrupted saves left behind."""
+    """Remove what interrupted saves left behind: directories that hold nothing but files of a checkpoint."""
     for path in directory.glob("*"):
-        if path.name.endswith(_UNFINISHED) or _succeeded(path):
+        if (path.name.endswith(_UNFINISHED) or _succeeded(path)) and _holds_only_ours(path):
             delete(path)
+
+
+def _holds_only_ours(path: Path) -> bool:
+    return path.is_symlink() or (path.is_dir() and all(re.fullmatch(_FILES, file.name) for file in path.iterdir()))
 
 
 def _succeeded(path: Path) -> bool:
@@ -121,11 +154,15 @@ def _candidates(directories: tuple[Path, ...]) -> list[Path]:
     return [path for path in within if not (path.name.endswith(_UNFINISHED) or _succeeded(path))]
 
 
-def newest(directories: Iterable[Path], on_defect: Callable[[Path, str], None]) -> Path | None:
+def newest(
+    directories: Iterable[Path], on_defect: Callable[[Path, str], None], ignored: Collection[Path] = ()
+) -> Path | None:
     """The checkpoint of the highest step that is whole; `on_defect(path, problem)` hears of those passed over."""
     places = tuple(directories)
     nameless = [path for path in _candidates(places) if (path / STATE).exists() and not manifest_of(path)]
     for path in sorted(nameless) + complete(*places):
+        if path in ignored:
+            continue
         if not (problem := defect(path)):
             return path
         on_defect(path, problem)

@@ -7,7 +7,7 @@ A checkpoint is a directory: tensors in safetensors files, everything else in JS
         tensors-0.safetensors   pieces of tensors, a file for each process that wrote some
         index.json              whole shape of every tensor, and which pieces in which file make it up
         state.json              everything that is not a tensor of the model or the optimizer
-        manifest.json           step, metrics, format version, checksum of every file, and one of all this
+        manifest.json           step, metrics, run, format version, checksum of every file, and one of all this
 
 A manifest that does not match is a checkpoint that is not there.
 """
@@ -24,6 +24,7 @@ from bionemo.errors import UserError
 FORMAT_VERSION = 2
 STATE, INDEX, MANIFEST = "state.json", "index.json", "manifest.json"
 _FILE = re.compile(r"index\.json|state\.json|tensors-\d+\.safetensors")  # no path, so nothing outside is ever opened
+_RUN = re.compile(r'"run": "([0-9a-f]{32})"')
 
 
 def check(path: Path) -> None:
@@ -68,6 +69,16 @@ def manifest_of(path: Path) -> dict[str, Any]:
         return _manifest(path)
     except _UNREADABLE:
         return {}
+
+
+def run_of(path: Path) -> str:
+    """The identity of the run that wrote a checkpoint, also of a damaged one; "" when it names none."""
+    try:
+        _size(path / MANIFEST)
+        found = _RUN.search((path / MANIFEST).read_text(errors="replace"))
+    except _UNREADABLE:
+        return ""
+    return found[1] if found else ""
 
 
 def _manifest(path: Path) -> dict[str, Any]:

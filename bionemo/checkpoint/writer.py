@@ -21,7 +21,7 @@ def save(path: Path, state: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
     Args:
         path: the directory to make; an existing one is replaced.
         state: nested dicts, lists and tuples of numbers, strings, None and small tensors; `global_step` and `metrics`
-            go into the manifest.
+            go into the manifest, too, and `run`, the identity of the run that writes, goes there only.
         pieces: of the tensors.
 
     Raises:
@@ -38,6 +38,7 @@ def save_together(
     When one of them fails, all of them raise what it had to say, and nothing is left.
     """
     new = unfinished(path)
+    begun: list[Path] = []  # on rank 0, once the directory is its own
 
     def all_do(work: Callable[[], Any]) -> list[Any]:
         """Work on every process, and only go on when all have succeeded."""
@@ -49,8 +50,8 @@ def save_together(
             failure = error
         results = exchange((done, failure and str(failure)))
         if failures := [failure for _, failure in results if failure is not None]:
-            if rank == 0:
-                delete(new)
+            for path_begun in begun:
+                delete(path_begun)
             raise failure or UserError(failures[0])
         return [done for done, _ in results]
 
@@ -58,6 +59,7 @@ def save_together(
         path.parent.mkdir(parents=True, exist_ok=True)
         delete(new)
         new.mkdir()
+        begun.append(new)
 
     def write_pieces() -> tuple[str, str, list[Any]] | None:
         mine = list(pieces)
@@ -70,11 +72,13 @@ def save_together(
     def finish(written: list[Any]) -> None:
         files = {name: digest for name, digest, _ in written}
         files[INDEX] = write_text(new / INDEX, json.dumps(_index(written)))
-        files[STATE] = write_text(new / STATE, json.dumps(encode(dict(state))))
+        kept = {key: value for key, value in state.items() if key != "run"}
+        files[STATE] = write_text(new / STATE, json.dumps(encode(kept)))
         manifest = {
             "format": FORMAT_VERSION,
             "step": state["global_step"],
             "metrics": state.get("metrics", {}),
+            **({"run": state["run"]} if state.get("run") else {}),
             "bytes": {name: (new / name).stat().st_size for name in files},
             "xxh3_128": files,
         }

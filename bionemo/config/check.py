@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import isclose
 
 from bionemo.config.durations import seconds
+from bionemo.config.saving import check_saving
 from bionemo.config.schema import (
     EncoderDecoderConfig,
     ExpManagerConfig,
@@ -52,6 +53,7 @@ def check(cfg: RunConfig) -> list[str]:
         *_checkpointing(model),
         *_length_of_run(trainer),
         *_validation(trainer, cfg.exp_manager),
+        *check_saving(cfg.exp_manager),
         *_optimizer(model.optim),
         *_schedule(model.optim.sched, trainer),
         *_mock(model),

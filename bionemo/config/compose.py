@@ -24,6 +24,7 @@ from bionemo.config.legacy import notice
 from bionemo.config.legacy_downstream import chooses_task, make_room, take_places
 from bionemo.config.overrides import rewrite
 from bionemo.config.paths import Source, source
+from bionemo.config.saving import check_saving
 from bionemo.config.schema import DownstreamConfig, RunConfig
 from bionemo.config.search_path import register
 from bionemo.config.typed import Reader
@@ -123,12 +124,18 @@ def typed(
     composed, notes = compose(where, words, schema)
     reader = Reader()
     cfg = reader.read(composed, schema)
-    problems = reader.problems if cfg is None else check(cfg) if isinstance(cfg, RunConfig) else []
+    problems = reader.problems if cfg is None else _problems(cfg)
     if cfg is None or problems:
         more = len(problems) - _SHOWN
         raise UserError("; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""))
     without_effect = notice(reader.legacy)
     return cfg, notes + ([without_effect] if without_effect else [])
+
+
+def _problems(cfg: object) -> list[str]:
+    if isinstance(cfg, RunConfig):
+        return check(cfg)
+    return [*check_saving(cfg.exp_manager)] if isinstance(cfg, DownstreamConfig) else []
 
 
 @contextmanager

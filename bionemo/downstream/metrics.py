@@ -26,6 +26,10 @@ def summed_loss(answers_RC: Tensor, targets_R: Tensor) -> Tensor:
     return F.mse_loss(answers_RC.squeeze(1).float(), targets_R, reduction="sum")
 
 
+OF_CLASSES = "accuracy", "balanced_accuracy", "f1"
+OF_NUMBERS = "mse", "rmse", "spearman", "pearson", "r2"
+
+
 def figures_of(answers_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
     """Mean loss, and all that follows here."""
     classes = targets_R.dtype == torch.int64

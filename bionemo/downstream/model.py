@@ -138,6 +138,11 @@ class FineTuned(Trainable):
         before = (2 * batch.segment_ids.index_select(0, batch.target_index) + 1) * int(self.encoder.ends)
         return said_RC.index_select(0, batch.target_index - before)  # less the begins and ends so far
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """See Trainable."""
+        return () if self.kind == "regression" else ("accuracy",)
+
     def evaluate(self, batch: PackedBatch) -> dict[str, Tensor]:
         """The share of right answers in percent, of classes; see Trainable."""
         if self.kind == "regression":

@@ -16,6 +16,7 @@ from bionemo.config.schema import RunConfig
 from bionemo.downstream import frozen
 from bionemo.downstream.configured import make_head, read_splits
 from bionemo.downstream.features import compute
+from bionemo.downstream.metrics import OF_CLASSES, OF_NUMBERS
 from bionemo.errors import UserError
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.tokens import Limits
@@ -46,6 +47,8 @@ class DownstreamValidation(pl.Callback):
         self.splits, self.classes = read_splits(self.config, _KEY, ["train", "test"])
         target = self.config.target_column
         self.target = target if isinstance(target, str) else target[0]
+        figures = OF_NUMBERS if self.config.task_type == "regression" else OF_CLASSES
+        self.gives = ["dwnstr_task_val_loss", *(f"test_{self.target}_{name}" for name in figures)]
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Do it, and log what came of it."""

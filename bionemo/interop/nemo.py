@@ -1,27 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """The edge to NeMo: its exp_manager sets up directories, loggers and log files. No other module imports `nemo`."""
 
+import errno
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from nemo.utils import exp_manager as nemo
 from nemo.utils import logging as nemo_logging
 from nemo.utils.exceptions import NeMoBaseException
-from nemo.utils.exp_manager import ExpManagerConfig as NemoExpManagerConfig
-from nemo.utils.exp_manager import exp_manager
 from omegaconf import OmegaConf
 
+from bionemo.common.files import write_atomic
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.errors import UserError
+from bionemo.interop import full_disk
 from bionemo.interop.quiet import our_messages_to
 from bionemo.interop.redact import redact_arguments
 from bionemo.interop.revision import revision
 from bionemo.interop.wandb import start_wandb
 
+_ROOM = 1 << 18  # bytes that a directory must have room for before a run begins to write
 # What we do ourselves, so NeMo must not: it knows checkpoints as pickles and resumes from a name pattern.
 _OURS = {
     "explicit_log_dir": None,
@@ -42,6 +47,10 @@ _OURS = {
     "log_tflops_per_sec_per_gpu": False,
 }
 
+# It would move every file of the log directory, whoever it belongs to (see run_files.py), and run `git diff`.
+nemo.check_resume = lambda *_, **__: None
+nemo.get_git_hash = lambda: (False, "")
+
 
 def log_directory(config: ExpManagerConfig) -> Path:
     """Where a run writes: explicit_log_dir as it stands, else exp_dir/name[/version]."""
@@ -58,30 +67,51 @@ def checkpoint_directory(config: ExpManagerConfig, directory: Path) -> Path:
 
 
 def make_directories(*directories: Path) -> None:
-    """Make the run's directories, and see that they can be written.
+    """Make the run's directories, and see that they can be written and have room for logs.
 
     Raises:
-        UserError: when one cannot.
+        UserError: when one cannot, or has none.
     """
     for path in directories:
-        try:
+        probe = path / f".write-test-{os.getpid()}"
+        with writing(path):
             path.mkdir(parents=True, exist_ok=True)
-            probe = path / f".write-test-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise UserError(
-                f"exp_manager: {path} cannot be written ({error.strerror}): choose another exp_manager.exp_dir"
-            ) from error
+            try:
+                probe.write_bytes(bytes(_ROOM))
+            except OSError as error:
+                if error.errno != errno.EFBIG:  # a limit on the size of a single file, which logs may stay below
+                    raise
+            finally:
+                probe.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of the file system about a directory of the run into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise UserError(
+            f"exp_manager: {path} cannot be written ({error.strerror or error}): "
+            f"{'free disk space or ' if full else ''}choose another exp_manager.exp_dir"
+        ) from error
 
 
 def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path) -> None:
     """Let exp_manager make the run's files and loggers, with secrets hidden and the console left to us.
 
+    Args:
+        trainer: gets the loggers and callbacks.
+        config: `exp_manager` of the configuration.
+        directory: for logs; see `started_logs`.
+
     Raises:
         UserError: when it, or a logger, does not accept the configuration.
+        OSError: when a file cannot be written.
     """
-    known = {field.name for field in fields(NemoExpManagerConfig)}
+    full_disk.tolerate()
+    known = {field.name for field in fields(nemo.ExpManagerConfig)}
     given: dict[str, Any] = {"seconds_to_sleep": 0}  # NeMo lets all ranks but the first wait for 5 s; see _LogFile
     given |= {k: v for k, v in _without_none(asdict(config)).items() if k in known and k not in _OURS}
     given |= {k: v for k, v in _OURS.items() if v is not None} | {"explicit_log_dir": str(directory)}
@@ -91,7 +121,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     for handler in _log_files():  # of a run before this one in the same process
         nemo_logging._logger.removeHandler(handler)
     try:
-        exp_manager(trainer, OmegaConf.create(given))
+        nemo.exp_manager(trainer, OmegaConf.create(given))
         if config.create_wandb_logger:
             trainer.loggers = [*trainer.loggers, start_wandb(config.wandb_logger_kwargs, directory)]
     except ImportError as error:
@@ -103,7 +133,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
     if trainer.is_global_zero:
         # NeMo would tell of the repository around the working directory, with every line that differs in it
-        (directory / "git-info.log").write_text(revision())
+        write_atomic(directory / "git-info.log", revision())
         _log_to(directory / name)
     elif not config.log_global_rank_0_only:
         trainer.callbacks.append(_LogFile(directory / name))  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from bionemo.checkpoint.directory import flush
+from bionemo.common.files import sync
 from bionemo.errors import UserError
 from bionemo.interop.safe_load import load_settings, load_tensors
 from bionemo.interop.safe_tar import BLOCK, Member, opened
@@ -96,7 +96,7 @@ def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Ten
             parts[CARD] = lambda file: file.write(card.encode())
         _write(unfinished, parts | {WEIGHTS: lambda file: torch.save(state, file)})
         os.replace(unfinished, path)
-        flush(path.parent)
+        sync(path.parent)
     except UserError as error:
         raise UserError(f"{path} is not written: {error}") from error
     except (OSError, RuntimeError) as error:  # torch hides the one in the other

@@ -57,6 +57,11 @@ class MegaMolBART(EncoderDecoder):
         """Texts of what was written."""
         return [self.vocabulary.decode(each.tokens) for each in written]
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """See Trainable."""
+        return _TOLD
+
     @torch.no_grad()
     def evaluate(self, batch: PackedBatch) -> dict[str, Tensor]:
         """How often it is right.

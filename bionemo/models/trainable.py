@@ -30,6 +30,11 @@ class Trainable(nn.Module):
         """What the shapes of the weights do not tell: which class it is, and which tokens fill its table."""
         return {"model._target_": self.config._target_, "vocabulary": self.vocabulary.identity}
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of what `evaluate` tells."""
+        return ()
+
     def blocks(self) -> list[Block]:
         """Stacks of layers."""
         return [module for module in self.children() if isinstance(module, Block)]

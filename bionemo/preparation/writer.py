@@ -3,7 +3,6 @@
 
 import csv
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.common.files import write_atomic
+from bionemo.common.lock import run_lock
 from bionemo.errors import UserError
 from bionemo.preparation.addresses import is_url
 from bionemo.preparation.checksums import InputFile, OutputFile
@@ -281,45 +281,9 @@ def _balance(manifest: Manifest) -> None:
 
 @contextmanager
 def sole_preparer(target: Path, lock: str = _LOCK) -> Iterator[None]:
-    """Let one process at a time hold a lock file of a directory, which goes again if nothing is in it at the end."""
-    handle = _lock(target, lock)
-    try:
+    """Let one process at a time hold the lock of a directory; the others wait for it."""
+    with run_lock(target, lock, wait=True):
         yield
-    finally:
-        try:
-            (target / lock).unlink(missing_ok=True)
-            with suppress(OSError):
-                target.rmdir()
-        finally:
-            os.close(handle)
-
-
-def _lock(target: Path, name: str) -> int:
-    """Hold the lock file: the open one must be the one that has the name, as its last holder has removed his."""
-    path, waiting = target / name, False
-    while True:
-        target.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
-        except FileNotFoundError:  # its last holder has removed the empty directory in between
-            continue
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not waiting:
-                    log.info("another process is preparing %s: waiting for it", target)
-                waiting = True
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(handle), path.stat()):
-                return handle
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
-                raise
-            return handle  # a file system without locks: whoever starts two jobs there must see to it himself
-        os.close(handle)
 
 
 @contextmanager

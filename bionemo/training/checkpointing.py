@@ -6,11 +6,13 @@ the value in their manifests. Something is deleted only after its successor is s
 """
 
 import logging
+import os
 import re
 import signal
 import threading
 import time
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,10 +20,13 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo import checkpoint
+from bionemo.common.lock import RunLock
 from bionemo.config.durations import seconds
+from bionemo.config.saving import FIELD
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.interop.convert import export
 from bionemo.training.agreement import any_rank
+from bionemo.training.archive import own_archive
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +36,28 @@ class Checkpoints(pl.Callback):
 
     A save writes `NAME-last`. When the monitored value is among the best `save_top_k`, the same files also get the
     name `NAME`, without being written twice. At the end, or at every save, the weights are exported as a .nemo file.
+    Checkpoints of other runs in the directory are neither deleted nor replaced: where a name is taken, `-v1` is added.
+
+    Args:
+        directory: of the checkpoints.
+        config: `exp_manager` of the configuration.
+        run: identity of the run; see `identity_of_run`.
+
+    Attributes:
+        locks: of the directories that the run writes, on rank 0.
+        leaving: number of the signal that ends the run.
     """
 
-    def __init__(self, directory: Path, config: ExpManagerConfig) -> None:
-        self.directory, self.config = directory, config.checkpoint_callback_params
+    def __init__(self, directory: Path, config: ExpManagerConfig, run: str = "") -> None:
+        self.directory, self.config, self.run = directory, config.checkpoint_callback_params, run
+        self.locks: list[RunLock] = []
         self._enabled = config.create_checkpoint_callback
         key = "exp_manager.checkpoint_callback_params.train_time_interval"
         interval = self.config.train_time_interval
         self._interval = seconds(key, interval) if interval else None
         self._saved_at, self._saved_step, self._validated_step = time.monotonic(), -1, -1
         self._archive = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
-        self.leaving = 0  # number of the signal that ends the run
+        self.leaving = 0
         self._trainer: pl.Trainer | None = None
         self._listen_to(signal.SIGUSR1)  # from now on: what comes before the first step is heeded after it
 
@@ -105,8 +121,10 @@ class Checkpoints(pl.Callback):
         if not self._enabled or getattr(trainer, "fast_dev_run", False) or trainer.global_step == self._saved_step:
             return
         pl_module.loss_and_norm()  # weights that are no numbers would take the place of the last good ones
+        for lock in self.locks:
+            lock.check()
         with pl_module.throughput.paused():
-            name = self._name(trainer, pl_module)
+            name = trainer.strategy.broadcast(self._free(self._name(trainer, pl_module)))
             last = self.directory / f"{name}-last"
             weights_only = self.config.save_weights_only or False
             trainer.save_checkpoint(last, weights_only, storage_options=partial(self._prune, last, name))
@@ -117,6 +135,7 @@ class Checkpoints(pl.Callback):
         values: dict[str, Any] = {key: float(value) for key, value in trainer.callback_metrics.items()}
         values |= {
             "step": trainer.global_step,
+            "global_step": trainer.global_step,
             "epoch": trainer.current_epoch,
             "consumed_samples": pl_module.position.consumed_samples,
         }
@@ -125,10 +144,22 @@ class Checkpoints(pl.Callback):
             key, form = match[1], match[2] or ""
             return f"{key}={format(values[key], form)}" if key in values else f"{key}=none"
 
-        return re.sub(r"\{(\w+)(?::([^}]*))?\}", fill, self.config.filename or "{step}")
+        return FIELD.sub(fill, self.config.filename or "{step}")
+
+    def _free(self, name: str) -> str:
+        """The name, with `-v1` or a higher number behind it when other runs' checkpoints, or other files, have it."""
+        for number in count():
+            free = f"{name}-v{number}" if number else name
+            if all(self._is_ours_or_none(self.directory / each) for each in (free, f"{free}-last")):
+                return free
+        raise AssertionError
+
+    def _is_ours_or_none(self, path: Path) -> bool:
+        return not os.path.lexists(path) or (checkpoint.is_checkpoint(path) and checkpoint.run_of(path) == self.run)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, state: dict[str, Any]) -> None:
         """Put the monitored value into the manifest, where pruning finds it; not that of an earlier step's weights."""
+        state["run"] = self.run
         value = trainer.callback_metrics.get(self.config.monitor or "")
         if value is not None and self._validated_step == trainer.global_step:
             state["metrics"] = {self.config.monitor: float(value)}
@@ -151,7 +182,7 @@ class Checkpoints(pl.Callback):
     def _export(self) -> None:
         """Write the .nemo file from the newest checkpoint, or from the best."""
         best = self.best() if self.config.save_best_model else None
-        export(best or self._saved()[0], self._archive)
+        export(best or self._saved()[0], own_archive(self._archive, self.run))
 
     def best(self) -> Path | None:
         """The checkpoint with the best value of the monitored metric, if one has any."""
@@ -167,4 +198,5 @@ class Checkpoints(pl.Callback):
         return sorted(known, key=lambda path: known[path], reverse=self.config.mode == "max")
 
     def _saved(self) -> list[Path]:
-        return checkpoint.complete(self.directory)
+        """Checkpoints that this run has written, newest first."""
+        return [path for path in checkpoint.complete(self.directory) if checkpoint.run_of(path) == self.run]

@@ -17,6 +17,7 @@ class LossCurve(pl.Callback):
 
     def __init__(self, directory: Path, references: dict[str, float]) -> None:
         self.path, self.references = directory / "loss_curve.png", references
+        self._told = False  # that it cannot be written
         self.train: list[list[float]] = []
         self.validation: list[list[float]] = []
 
@@ -71,5 +72,7 @@ class LossCurve(pl.Callback):
                 figure.savefig(unfinished, dpi=120)
                 os.replace(unfinished, self.path)
             except OSError as error:  # no reason to end a run
-                log.warning("%s cannot be drawn (%s)", self.path, error.strerror or error)
+                if not self._told:
+                    log.warning("%s cannot be drawn (%s)", self.path, error.strerror or error)
+                self._told = True
                 unfinished.unlink(missing_ok=True)

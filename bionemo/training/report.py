@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
+from bionemo.common.files import write_atomic
 from bionemo.config.schema import RunConfig
 from bionemo.data.module import compact
 from bionemo.interop.redact import redact_tree
@@ -55,7 +56,7 @@ def conclude_test(trainer: pl.Trainer) -> None:
 def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path) -> None:
     """Write the whole configuration as it was resolved, and give it to the loggers (hparams.yaml among them)."""
     resolved: Any = redact_tree(asdict(cfg))
-    (directory / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False))
+    write_atomic(directory / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
     for logger in trainer.loggers:
         logger.log_hyperparams(resolved)
         logger.save()

@@ -2,25 +2,31 @@
 """The story of a run, whatever is trained: trainer, data, model; then train from the newest checkpoint or afresh."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import lightning.pytorch as pl
 
+from bionemo import checkpoint
+from bionemo.common.lock import RunLock, run_lock
 from bionemo.config.durations import seconds
 from bionemo.config.schema import RunConfig
 from bionemo.data.module import SequenceData
-from bionemo.interop.nemo import checkpoint_directory, log_directory, make_directories, start_experiment
+from bionemo.errors import UserError
+from bionemo.interop.nemo import checkpoint_directory, log_directory, make_directories, start_experiment, writing
+from bionemo.interop.run_files import started_logs
 from bionemo.training import report
 from bionemo.training.agreement import Agreement
 from bionemo.training.checkpointing import Checkpoints
 from bionemo.training.failure import Watch, one_voice
 from bionemo.training.loss_curve import LossCurve
+from bionemo.training.metrics import check_monitors
 from bionemo.training.module import TrainingModule
 from bionemo.training.precision import Precision, precision_for_host
 from bionemo.training.progress import TrainingProgress
-from bionemo.training.start import find_start
+from bionemo.training.start import find_start, identity_of_run
 from bionemo.training.time_limit import TimeLimit
 from bionemo.training.trainer import build_trainer, one_line_mistakes
 
@@ -50,9 +56,11 @@ def train(
     precision = precision_for_host(cfg.trainer.precision)
     directory = log_directory(cfg.exp_manager)
     saved = checkpoint_directory(cfg.exp_manager, directory)
+    newest = checkpoint.complete(saved, directory)[:1]
     start = find_start(cfg, saved, directory)
 
-    checkpoints = Checkpoints(saved, cfg.exp_manager)
+    run = identity_of_run(start, saved, directory)
+    checkpoints = Checkpoints(saved, cfg.exp_manager, run)
     watch = Watch(seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
     references: dict[str, float] = {}  # known when the data is
     trainer = build_trainer(
@@ -67,15 +75,23 @@ def train(
             checkpoints,
         ],
     )
-    with one_voice(watch, trainer), one_line_mistakes():
+    written = [directory, saved] if cfg.do_training else [directory]
+    locked = written if cfg.exp_manager.create_checkpoint_callback else [directory]
+    with one_voice(watch, trainer), one_line_mistakes(), _locked(trainer, locked) as checkpoints.locks:
+        if checkpoint.complete(saved, directory)[:1] != newest:
+            raise UserError(f"another run has just written to {saved}: run the command again")
         data, module = make(trainer, precision, start)
         references |= data.reference_losses()
         if cfg.do_training:
             data.check_steps(trainer.world_size)
+            check_monitors(cfg.exp_manager, module, trainer)
 
-        make_directories(directory, saved)  # nothing is written before here
-        start_experiment(trainer, cfg.exp_manager, directory)
-        report.save_config(cfg, trainer, directory)
+        make_directories(*written)  # nothing but the locks is written before here
+        copies, writes = cfg.exp_manager.files_to_copy or (), run if cfg.do_training else None
+        logs = started_logs(directory, writes, copies) if trainer.is_global_zero else nullcontext()
+        with writing(directory), logs:
+            start_experiment(trainer, cfg.exp_manager, directory)
+            report.save_config(cfg, trainer, directory)
 
         if cfg.do_training:
             report.announce(cfg, trainer, module.num_parameters(), precision.name, start)
@@ -86,3 +102,18 @@ def train(
             report.conclude_test(trainer)
     if checkpoints.leaving and trainer.is_global_zero:  # the first rank alone: launchers end all when one has failed
         sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete
+
+
+@contextmanager
+def _locked(trainer: pl.Trainer, directories: Sequence[Path]) -> Iterator[list[RunLock]]:
+    """Hold the locks of directories, on rank 0.
+
+    Raises:
+        UserError: when another run holds one, or a directory cannot be written.
+    """
+    with ExitStack() as stack:
+        locks = []
+        for path in dict.fromkeys(directories) if trainer.is_global_zero else ():
+            with writing(path):
+                locks.append(stack.enter_context(run_lock(path)))
+        yield locks

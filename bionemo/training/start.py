@@ -2,6 +2,7 @@
 """Where a run starts: at a checkpoint of its own, with the weights of another model, or from the beginning."""
 
 import logging
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bionemo.checkpoint import TensorSource
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
 from bionemo.interop import huggingface, nemo_archive
+from bionemo.interop.run_files import recorded_run
 
 log = logging.getLogger(__name__)
 _POSITIONS = "position_embeddings.weight"
@@ -21,8 +23,8 @@ _POSITIONS = "position_embeddings.weight"
 def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
     """Choose where to go on: the checkpoint that was named, else the newest whole one of this run, else nowhere.
 
-    The newest is that of the highest step, whatever its name and whoever wrote it: `*-last`, a best one, or Slurm's
-    `hpc_ckpt_*` beside the logs.
+    The newest is that of the highest step, whatever its name: `*-last`, a best one, or Slurm's `hpc_ckpt_*` beside the
+    logs. In a checkpoint directory that several runs share, one with checkpoints of its own resumes from these only.
 
     Raises:
         UserError: when a named checkpoint cannot be used, or there is none and starting afresh was not allowed, or
@@ -37,8 +39,9 @@ def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
     if not config.resume_if_exists:
         found = None
     else:
+        others = _of_other_runs(*directories)
         found = checkpoint.newest(
-            directories, lambda path, why: log.warning("checkpoint %s passed over: %s", path, why)
+            directories, lambda path, why: log.warning("checkpoint %s passed over: %s", path, why), others
         )
         if found is None and not config.resume_ignore_no_checkpoint:
             raise UserError(
@@ -51,6 +54,25 @@ def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
             "exp_manager.resume_from_checkpoint or restore_from_path"
         )
     return found
+
+
+def _of_other_runs(saved: Path, directory: Path) -> set[Path]:
+    """Checkpoints that the run which last logged into a directory has not written, if it has written any."""
+    run = recorded_run(directory)
+    paths = checkpoint.complete(saved)
+    others = {path for path in paths if checkpoint.run_of(path) != run}
+    return others if len(others) < len(paths) else set()
+
+
+def identity_of_run(start: Path | None, *directories: Path) -> str:
+    """The identity under which a run writes checkpoints; it deletes and replaces those with the same identity only.
+
+    A run that resumes from a checkpoint in its own directories has the identity of the run that wrote it, "" when that
+    was an earlier version, which recorded none. Any other run gets a new one.
+    """
+    if start is not None and start.absolute().parent in directories:
+        return checkpoint.run_of(start)
+    return uuid.uuid4().hex
 
 
 def find_weights(path: str | None, positions: int | None = None) -> TensorSource | None:

@@ -2,10 +2,12 @@
 """A checkpoint has its name only when it is complete, and whatever the disk refuses is one line and no loss."""
 
 import ctypes
+import errno
 import multiprocessing
 import os
 import resource
 import shutil
+import stat
 from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
@@ -105,12 +107,13 @@ def test_writing_a_name_again_can_end_anywhere(tmp_path: Path, monkeypatch: pyte
 def test_two_names_of_one_checkpoint_stand_alone(two: tuple[Path, Path]) -> None:
     first, _ = two
     best = first.with_name("best")
-    (first / "someone's notes").mkdir()  # of no interest
+    (first / "someone's notes").mkdir()
     checkpoint.link(first, best)
     assert (first / "state.json").samefile(best / "state.json")
     assert names(best) == {*FILES}
     checkpoint.remove(first)
-    assert not first.exists()
+    assert names(first) == {"someone's notes"}  # it stays where it was put
+    assert newest(first.parent)[0] != first
     assert holds(best, 1)
 
 
@@ -118,8 +121,8 @@ def test_without_hard_links_a_copy_is_made_and_flushed(
     two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[str] = []
-    flush = directory.flush
-    monkeypatch.setattr(directory, "flush", lambda path: (flushed.append(path.name), flush(path)))
+    flush = directory.sync
+    monkeypatch.setattr(directory, "sync", lambda path: (flushed.append(path.name), flush(path)))
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError("no hard links here")
@@ -133,9 +136,9 @@ def test_without_hard_links_a_copy_is_made_and_flushed(
 
 
 def test_leftovers_of_every_kind_are_in_nobody_s_way(two: tuple[Path, Path]) -> None:
-    """Half-written directories, links that users made, a file where a directory is to be."""
+    """Half-written directories, and links that users made."""
     parent = two[0].parent
-    (parent / "step=3.unfinished").touch()
+    (parent / "step=3.unfinished").mkdir()
     (parent / "step=4.unfinished").mkdir()
     (parent / "step=4.unfinished" / "state.json").touch()
     outside = parent.parent / f"{parent.name}-outside"
@@ -151,6 +154,45 @@ def test_leftovers_of_every_kind_are_in_nobody_s_way(two: tuple[Path, Path]) -> 
     checkpoint.clean(parent)
     assert names(parent) == {"step=2", "step=3", "step=4"}
     assert holds(outside, 1)
+
+
+def test_files_of_others_are_never_deleted(two: tuple[Path, Path]) -> None:
+    """Whatever their place is called."""
+    parent = two[0].parent
+    for name in ("thesis.unfinished", "step=1.replaced", "step=2", "step=5"):
+        (parent / name).mkdir(exist_ok=True)
+        (parent / name / "thesis.tex").write_text("precious")
+    (parent / "step=4.unfinished").write_text("precious")
+    checkpoint.clean(parent)
+    save(parent / "step=2", 2)
+    checkpoint.remove(parent / "step=2")
+    for step in (4, 5):  # names that are taken
+        with pytest.raises(UserError, match=r"File exists|is not a checkpoint"):
+            save(parent / f"step={step}", step)
+    assert (parent / "step=4.unfinished").read_text() == "precious"
+    places = {path.parent.name for path in parent.rglob("thesis.tex")}
+    assert len(places) == 4
+    assert {name.partition(".")[0] for name in places} == {"thesis", "step=1", "step=2", "step=5"}
+    assert holds(two[0], 1)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_that_flushes_no_directories_takes_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    fsync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    for step in (1, 2):
+        save(tmp_path / "last", step)
+        assert holds(tmp_path / "last", step)
+    checkpoint.link(tmp_path / "last", tmp_path / "best")
+    assert names(tmp_path) == {"last", "best"}
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

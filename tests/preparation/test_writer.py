@@ -2,7 +2,6 @@
 """A directory is what it was or what it shall be, whatever happens in between."""
 
 import errno
-import fcntl
 import json
 import logging
 import multiprocessing
@@ -18,6 +17,7 @@ from unittest.mock import patch
 
 import pytest
 
+from bionemo.common.lock import run_lock
 from bionemo.errors import UserError
 from bionemo.preparation import shuffle, writer
 from bionemo.preparation.manifest import Manifest, verify
@@ -54,7 +54,7 @@ def test_what_is_finished_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptur
     assert "val: 2 records read, 2 written to val/" in caplog.text
     before = {path: path.stat().st_mtime_ns for path in [out, *out.rglob("*")]}
     caplog.clear()
-    with patch.object(writer, "_lock", side_effect=AssertionError("it would write to the directory")):
+    with patch.object(writer, "run_lock", side_effect=AssertionError("it would write to the directory")):
         assert not make(out)
     assert f"{out} is prepared already; force=True" in caplog.text
     assert {path: path.stat().st_mtime_ns for path in [out, *out.rglob("*")]} == before
@@ -388,8 +388,8 @@ def test_who_has_waited_holds_the_lock_that_others_will_find(tmp_path: Path) -> 
         waiting.wait(20)
         assert not entered.wait(0.1)
     assert entered.wait(20)
-    with (tmp_path / LOCK).open("rb") as file, pytest.raises(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(UserError, match="is in use by another run"), run_lock(tmp_path, LOCK):
+        pass
     leave.set()
     thread.join()
     assert not left(tmp_path)

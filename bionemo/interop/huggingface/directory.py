@@ -36,6 +36,7 @@ from bionemo.interop.huggingface.names import Architecture
 ARCHITECTURES = (ESM2, ESM1B, GPT2)
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CARD = "README.md"
+_WRITTEN = r"README\.md|(config|tokenizer_config|vocab)\.json|(vocab|merges)\.txt|model\.safetensors"
 _PICKLED = "pytorch_model*.bin*"
 _SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")  # no path, so nothing outside is ever opened
 _MOST_JSON = 1 << 24  # bytes; the index of the largest models takes a tenth of that
@@ -181,12 +182,12 @@ def write(
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **architecture.tokenizer(config)}
         texts[CARD] = card(path.name, config, words, source, history or {}, architecture.howto(path.name))
         path.parent.mkdir(parents=True, exist_ok=True)
-        delete(new)
+        delete(new, _WRITTEN)
         new.mkdir()
         write_tensors(new / WEIGHTS, pieces, {"format": "pt"})  # transformers refuse a file that does not say so
         for name, text in texts.items():
             write_text(new / name, text)
-        publish(path)
+        publish(path, is_directory, _WRITTEN)
     except UserError as error:
         raise UserError(f"{path} is not written: {error}") from error
     except OSError as error:
@@ -194,7 +195,7 @@ def write(
             f"{path} could not be written ({error.strerror or error}): make room or choose another path"
         ) from error
     finally:
-        delete(new)
+        delete(new, _WRITTEN)
 
 
 def _today(name: str) -> str:

@@ -6,6 +6,7 @@ the value in their manifests. Something is deleted only after its successor is s
 """
 
 import logging
+import math
 import re
 import signal
 import threading
@@ -47,6 +48,7 @@ class Checkpoints(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Clear what an interrupted save left."""
+        vars(pl_module)["checkpoints"] = self.directory
         if stage == "fit" and trainer.is_global_zero:
             checkpoint.clean(self.directory)
 
@@ -90,6 +92,8 @@ class Checkpoints(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save the last step if no rule has, and export what was trained."""
         self.save(trainer, pl_module)
+        if not self._enabled:
+            pl_module.refuse_not_finite()
         if self.leaving:  # a launcher may end all ranks when the first has left, and then report another status
             trainer._signal_connector._original_handlers[signal.SIGTERM] = signal.SIG_IGN  # which Lightning restores
         if not self._enabled or getattr(trainer, "fast_dev_run", False) or self.leaving:
@@ -104,7 +108,6 @@ class Checkpoints(pl.Callback):
         """Write `-last`, name it a best one if it is, then prune."""
         if not self._enabled or getattr(trainer, "fast_dev_run", False) or trainer.global_step == self._saved_step:
             return
-        pl_module.loss_and_norm()  # weights that are no numbers would take the place of the last good ones
         with pl_module.throughput.paused():
             name = self._name(trainer, pl_module)
             last = self.directory / f"{name}-last"
@@ -158,11 +161,11 @@ class Checkpoints(pl.Callback):
         return next(iter(self._ranked({path: self._value(path) for path in self._saved()})), None)
 
     def _value(self, path: Path) -> float | None:
-        value: float | None = checkpoint.manifest_of(path).get("metrics", {}).get(self.config.monitor or "")
-        return value
+        value = checkpoint.manifest_of(path).get("metrics", {}).get(self.config.monitor or "")
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
 
     def _ranked(self, values: dict[Path, float | None]) -> list[Path]:
-        """Those that have a value, the best first."""
+        """Those that have a finite value, the best first."""
         known = {path: value for path, value in values.items() if value is not None}
         return sorted(known, key=lambda path: known[path], reverse=self.config.mode == "max")
 

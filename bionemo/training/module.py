@@ -19,11 +19,11 @@ from bionemo.data.sampler import Position
 from bionemo.errors import UserError
 from bionemo.megatron import groups
 from bionemo.megatron.placement import materialise, placements
-from bionemo.megatron.state import load_weights
+from bionemo.megatron.state import check_shapes, load_weights, optimizer_slots
 from bionemo.megatron.step import Objective, ParallelModel
 from bionemo.models.trainable import Trainable
 from bionemo.training.divergence import diverged, refuse_not_finite
-from bionemo.training.identity import refuse_another_model
+from bionemo.training.identity import note_other_settings, refuse_another_function, refuse_another_model
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.position import loops_at
 from bionemo.training.precision import LossScaler, Precision
@@ -70,14 +70,34 @@ class TrainingModule(pl.LightningModule):
         materialise(model, self.trainer.strategy.root_device)
         model.initialise(self.config.seed)
         if self._initial_weights is not None:
-            if isinstance(self._initial_weights, Checkpoint):
-                refuse_another_model(self._initial_weights.state["model"], model)
             load_weights(placements(model), self._initial_weights, to_train=True)
         if self.config.compile:
             for layer in (layer for block in model.blocks() for layer in block.layers):
                 layer.compile()
         self.model = model
         self.parallel = ParallelModel(model, sharded=self.config.optim.name == "distributed_fused_adam")
+
+    def check_start(self, start: Path | None) -> None:
+        """Compare this model with what the run starts from, before the run writes anything.
+
+        Args:
+            start: the checkpoint to go on from; None: the weights that a new run starts with, if any.
+
+        Raises:
+            UserError: when its weights belong to another model, or the run cannot go on from it.
+        """
+        source = self._initial_weights if start is None else Checkpoint(start)
+        if source is None:
+            return
+        model, config = self._on_meta(), asdict(self.config)
+        if isinstance(source, Checkpoint):
+            known = source.state.get("model")
+            refuse_another_model(known if isinstance(known, dict) else {}, model)
+        check_shapes(placements(model), source)
+        refuse_another_function(source.path, source.config, config)
+        if start is not None:
+            optimizer_slots(source)
+            note_other_settings(start, source.config, config)
 
     def _on_meta(self) -> Trainable:
         with torch.device("meta"):
@@ -248,12 +268,7 @@ class TrainingModule(pl.LightningModule):
         state["loss_scaler"] = self.scaler.state_dict()
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:
-        """Take it back.
-
-        Raises:
-            UserError: when it is of another kind of model, or of one that reads other tokens.
-        """
-        refuse_another_model(state["model"], self._built())
+        """Take it back; `check_start` has compared the models."""
         state["loops"] = loops_at(self.trainer, state["global_step"])
         self.schedule_step = state["schedule_step"]
         self.scaler.load_state_dict(state["loss_scaler"])

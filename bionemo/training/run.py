@@ -69,6 +69,7 @@ def train(
     )
     with one_voice(watch, trainer), one_line_mistakes():
         data, module = make(trainer, precision, start)
+        module.check_start(start)
         references |= data.reference_losses()
 
         make_directories(directory, saved)  # nothing is written before here

@@ -2,8 +2,10 @@
 """Where a run starts: at a checkpoint of its own, with the weights of another model, or from the beginning."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from bionemo.checkpoint import TensorSource
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
 from bionemo.interop import huggingface, nemo_archive
+from bionemo.interop.v1_models import names_of
 
 log = logging.getLogger(__name__)
 _POSITIONS = "position_embeddings.weight"
@@ -76,7 +79,9 @@ def find_weights(path: str | None, positions: int | None = None) -> TensorSource
 
 def _open(path: str) -> TensorSource:
     if path.endswith(".nemo"):
-        return checkpoint.TensorsInMemory(Path(path), nemo_archive.read(path).weights)
+        archive = nemo_archive.read(path)
+        config = names_of(archive.config).our_config(archive.config)
+        return checkpoint.TensorsInMemory(Path(path), archive.weights, config)
     if not Path(path).is_dir():
         raise UserError(
             f"restore_from_path={path}: there is no such directory; give a .nemo file or a checkpoint, "
@@ -102,6 +107,11 @@ class FittedPositions:
     def path(self) -> Path:
         """See TensorSource."""
         return self.weights.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """See TensorSource."""
+        return self.weights.config
 
     def shapes(self, group: str = "") -> dict[str, tuple[int, ...]]:
         """See TensorSource."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -29,6 +30,12 @@ log = logging.getLogger(__name__)
 
 # A worker must not collect what it has inherited: gloo, for one, would join threads that are not there, and hang.
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+def _ignore_signals(worker: int) -> None:
+    """Leave to the main process what a terminal or Slurm sends to all: it saves, and then ends its workers."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
@@ -202,6 +209,7 @@ class SequenceData(pl.LightningDataModule):
             num_workers=workers,
             pin_memory=self.config.data.pin_memory and torch.cuda.is_available(),
             persistent_workers=workers > 0,
+            worker_init_fn=_ignore_signals,
         )
 
     def _rank_and_size(self) -> tuple[int, int]:

@@ -67,7 +67,9 @@ def train(
             checkpoints,
         ],
     )
-    with one_voice(watch, trainer), one_line_mistakes():
+    if (launcher := trainer.strategy.launcher) is not None:
+        checkpoints.signals.send = launcher.kill
+    with checkpoints.signals, one_voice(watch, trainer), one_line_mistakes():
         data, module = make(trainer, precision, start)
         module.check_start(start)
         references |= data.reference_losses()

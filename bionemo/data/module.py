@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -32,10 +33,18 @@ log = logging.getLogger(__name__)
 os.register_at_fork(after_in_child=gc.freeze)
 
 
-def _ignore_signals(worker: int) -> None:
-    """Leave to the main process what a terminal or Slurm sends to all: it saves, and then ends its workers."""
+def _obey_parent(worker: int) -> None:
+    """Ignore what a terminal, `timeout` or Slurm sends to all processes: the parent saves, then ends its workers."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the thread, which knows who has sent it
+    threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 @dataclass(frozen=True)
@@ -209,7 +218,7 @@ class SequenceData(pl.LightningDataModule):
             num_workers=workers,
             pin_memory=self.config.data.pin_memory and torch.cuda.is_available(),
             persistent_workers=workers > 0,
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=_obey_parent,
         )
 
     def _rank_and_size(self) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def refuse_another_function(source: object, saved: Mapping[str, Any], here: Mapp
     """
     changed = [each for each in _differences(saved, here) if not _is_one_of(each[0], _FREE + _NOTED)]
     if changed:
-        said = ", ".join(f"model.{key} is {_short(there)} there and {_short(now)} here" for key, there, now in changed)
+        said = ", ".join(f"model.{key} is {_value(there)} there and {_value(now)} here" for key, there, now in changed)
         words = " ".join(f"model.{key}={_value(there)}" for key, there, _ in changed)
         raise UserError(
             f"with this configuration the weights of {source} compute another function: {said}; set {words}, or start "

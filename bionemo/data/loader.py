@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch's data loader, whose worker processes report errors in one line and cannot hang the run."""
 
+import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +59,7 @@ class StepLoader(DataLoader[Any]):
             pin_memory=pin_memory and torch.cuda.is_available(),
             persistent_workers=workers > 0,
             timeout=patience if workers else 0,
-            worker_init_fn=_leave_signals_to_the_main_process,
+            worker_init_fn=_obey_parent,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -96,7 +98,15 @@ class _Steps:
         return step
 
 
-def _leave_signals_to_the_main_process(worker: int) -> None:
-    """Keep a worker alive at Ctrl-C and at the end of a terminal: the main process decides when the run ends."""
-    for number in (signal.SIGINT, signal.SIGHUP):
+def _obey_parent(worker: int) -> None:
+    """Ignore what a terminal, `timeout` or Slurm sends to all processes: the parent saves, then ends its workers."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the thread, which knows who has sent it
+    threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

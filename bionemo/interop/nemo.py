@@ -15,10 +15,10 @@ from nemo.utils.exp_manager import ExpManagerConfig as NemoExpManagerConfig
 from nemo.utils.exp_manager import exp_manager
 from omegaconf import OmegaConf
 
+from bionemo.common.redaction import LogFilter, redact_arguments
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.errors import UserError
 from bionemo.interop.quiet import our_messages_to
-from bionemo.interop.redact import redact_arguments
 from bionemo.interop.revision import revision
 from bionemo.interop.wandb import start_wandb
 

@@ -9,9 +9,9 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from bionemo.common.redaction import redact_tree
 from bionemo.config.schema.exp_manager import WandbLoggerConfig
 from bionemo.errors import UserError
-from bionemo.interop.redact import redact_tree
 
 log = logging.getLogger(__name__)
 

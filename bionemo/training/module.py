@@ -218,7 +218,7 @@ class TrainingModule(pl.LightningModule):
         state["epoch"] = 0
         state["schedule_step"] = self.schedule_step
         state["model"] = self._built().identity
-        state["config"] = asdict(self.config)
+        state["config"] = redact_tree(asdict(self.config))
         state["loss_scaler"] = self.scaler.state_dict()
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:

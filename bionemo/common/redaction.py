@@ -21,7 +21,7 @@ from bionemo.common.secret_names import is_harmless_value, is_secret_name
 HIDDEN = "***"
 _SHORTEST = 6  # characters: shorter values may occur anywhere by chance
 _LONG = 12  # characters of what is taken for a key without any other sign
-_SETTINGS = frozenset("enabled disabled default required optional anonymous offline online".split())
+_SETTINGS = ("enabled", "disabled", "default", "required", "optional", "anonymous", "offline", "online")
 _FORMATS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
     r"|(?<![A-Za-z0-9_])(?:"
@@ -41,10 +41,10 @@ _HEADER = re.compile(
     r"(?i)(\b(?:proxy-)?authorization[\\\"']*\s*[:=]\s*[\\\"']*|\bbearer\s+)"
     r"((?:(?:basic|bearer|token|digest|negotiate)\s+)?[^\s\"',;]{6,})"
 )
-# up to the last @ where a password stands, which may hold any of @/?#, and no port; else up to the last @ before the path
+# up to the last @ where there is a password, which may hold any of @/?#, and no port; else up to the path's first /
 _USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)([^\s/?#:@\"\[]*:(?!\d*(?:[/?#,;\s]|$))[^\s\"]*|[^\s/?#\"<>]+)@")
 _QUERY = re.compile(r"([?&;#])([\w.~%-]+)=([^\s&#;\"'<>]+)")
-_OF_QUERIES = frozenset("key keys sig sign signature code auth session sid ticket pass".split())
+_OF_QUERIES = ("key", "keys", "sig", "sign", "signature", "code", "auth", "session", "sid", "ticket", "pass")
 # a name and what separates it from its value; a colon and a space only where YAML, JSON or Python has them
 _NAME = re.compile(
     r"(?<![\w.-])(?P<option>--?)?(?P<name>[A-Za-z_][\w.-]*)"
@@ -183,14 +183,16 @@ def _forms(value: str) -> Iterator[str]:
         return
     written = {
         plain, json.dumps(plain)[1:-1], json.dumps(plain, ensure_ascii=False)[1:-1], repr(plain)[1:-1],
-        plain.replace("'", "''"), plain.replace("'", "'\"'\"'"), quote(plain), quote(plain, safe=""), quote_plus(plain),
-        plain.encode().hex(),
+        plain.replace("'", "''"), plain.replace("'", "'\"'\"'"), plain.encode().hex(),
+        quote(plain), quote(plain, safe=""), quote_plus(plain),
     }  # fmt: skip
     for form in written:
         yield r"\\?\s+\\?(?:\\ )?".join(map(re.escape, form.split()))
-    yield from (re.sub("%..", lambda code: code[0].lower(), re.escape(quote(plain, safe=""))),)
+    yield re.sub("%..", lambda code: code[0].lower(), re.escape(quote(plain, safe="")))
     if len(plain) >= 8:
-        for offset in range(3):  # of the secret in what was encoded; characters that share bits with others are left out
+        for offset in range(
+            3
+        ):  # of the secret in what was encoded; characters that share bits with others are left out
             encoded = base64.b64encode(bytes(offset) + plain.encode()).decode().rstrip("=")
             core = encoded[(0, 2, 3)[offset] : len(encoded) - ((offset + len(plain.encode())) % 3 > 0)]
             yield re.escape(core)
@@ -213,6 +215,14 @@ def learn(tree: Any) -> None:
 def occurs(secret: str, text: str) -> bool:
     """Whether a secret is in a text, as it stands or encoded."""
     return any(re.search(form, text) for form in _forms(secret))
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text holds a secret of a known format, or one known by value that is no plain word."""
+    known = {*environment_secrets().values(), *_learned}
+    return bool(_FORMATS.search(text)) or any(
+        len(value) >= _LONG - 4 and not value.isalpha() and value in text for value in known
+    )
 
 
 def environment_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -4,39 +4,44 @@
 import re
 from functools import lru_cache
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 # a secret wherever the word stands in the name, unless the last word says that the name only describes one
-_ANYWHERE = frozenset(
+_ANYWHERE = _words(
     "password passwords passwd passphrase passphrases passcode pwd secret secrets credential credentials creds "
-    "authorization cookie cookies bearer jwt dsn sas webhook".split()
+    "authorization cookie cookies bearer jwt dsn sas webhook"
 )
-_DESCRIBES = frozenset(
+_DESCRIBES = _words(
     "name names file files path paths dir directory length len count size type ttl expiry expires timeout manager "
-    "policy required enabled rotation column field version method mode format algorithm jar".split()
+    "policy required enabled rotation column field version method mode format algorithm jar"
 )
 # a secret as the last word
-_LAST = frozenset("auth oauth pat pw sig signature signatures otp totp hmac".split())
+_LAST = _words("auth oauth pat pw sig signature signatures otp totp hmac")
 # a secret before these: authToken, session_token_value
-_BEFORE = frozenset("value string header data base id".split())
+_BEFORE = _words("value string header data base id")
 # `..._key` is a secret behind one of these words, and in upper case behind any but _PLAIN_KEYS
-_KEYS_OF = frozenset(
+_KEYS_OF = _words(
     "api access secret private session ssh signing signature encryption decryption service account storage shared "
     "master deploy client consumer app application user admin license licence subscription auth authentication hmac "
     "aes rsa tls ssl pgp gpg host integration root wandb ngc nvidia nvapi hf huggingface hub openai anthropic gemini "
     "google gcp aws azure github gitlab comet neptune mlflow clearml kaggle cohere mistral replicate sentry stripe "
-    "slack datadog twilio sendgrid redis minio db database mysql postgres ray munge vault".split()
+    "slack datadog twilio sendgrid redis minio db database mysql postgres ray munge vault"
 )
-_PLAIN_KEYS = frozenset("public primary foreign sort cache group partition index lookup query".split())
-_PASSES_OF = frozenset(
+_PLAIN_KEYS = _words("public primary foreign sort cache group partition index lookup query")
+_PASSES_OF = _words(
     "db database user mysql postgres pg redis mongo smtp mail ftp ssh admin root http https proxy sudo login basic "
-    "auth account ldap keystore wandb".split()
+    "auth account ldap keystore wandb"
 )
 # `..._token` is no secret behind one of these
-_PLAIN_TOKENS = frozenset(
+_PLAIN_TOKENS = _words(
     "mask masked pad padding bos eos unk cls sep sot eot start end begin stop special sentinel first last next "
     "previous per new num number max min total n count consumed input output prompt target source vocab word text "
     "image class decoder encoder added extra additional training seen generated ignored blank line delimiter control "
-    "unknown separator each all byte char sub language prefix suffix placeholder segment residue".split()
+    "unknown separator each all byte char sub language prefix suffix placeholder segment residue"
 )
 # words written together, at the end of a name
 _TOGETHER = re.compile(
@@ -50,7 +55,7 @@ _NOT_SECRET = frozenset(("PWD", "OLDPWD"))  # the shell's directories
 
 @lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
-    """Whether a name, or a part of a dotted key, names a secret: WANDB_API_KEY, wandbKey, auth.token, not tokenizer."""
+    """Whether a name, or a part of a dotted key, names a secret: WANDB_API_KEY, wandbKey, not tokenizer."""
     return any(_is_secret_part(part) for part in name.split("."))
 
 

@@ -14,6 +14,7 @@ from bionemo.config.schema.exp_manager import WandbLoggerConfig
 from bionemo.errors import UserError
 
 log = logging.getLogger(__name__)
+_USED = ("settings", "dir", "save_dir")  # to log in and to write; W&B itself shows neither key nor password
 
 
 def start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
@@ -23,8 +24,7 @@ def start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
         UserError: when it cannot be started.
     """
     arguments = {key: value for key, value in asdict(config).items() if value is not None}
-    if "config" in arguments:
-        arguments["config"] = redact_tree(arguments["config"])
+    arguments |= redact_tree({key: value for key, value in arguments.items() if key not in _USED})
     if config.offline:
         arguments["mode"] = "offline"
     try:

@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 import requests
 from urllib3.exceptions import HTTPError, TimeoutError
 
+from bionemo.common.redaction import redact_text
 from bionemo.errors import UserError
 from bionemo.preparation.progress import progress
 
@@ -98,7 +99,7 @@ def join(base: str, name: str) -> str:
 
 def public(source: str) -> str:
     """Strip a URL of what may be secret: user, password, query and fragment; a path stays as it is."""
-    return re.sub(r"^(\w+://)(?:[^/?#]*@)?([^?#]*).*", r"\1\2", source, flags=re.DOTALL)
+    return redact_text(re.sub(r"^(\w+://)(?:[^/?#]*@)?([^?#]*).*", r"\1\2", source, flags=re.DOTALL))
 
 
 def _local(source: str) -> Path:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bionemo.common.redaction import redact_tree
 from bionemo.errors import UserError
 from bionemo.preparation.manifest import NAME, InputFile, Manifest, OutputFile, Tally
 
@@ -110,7 +111,7 @@ def draft(
         UserError: when the directory holds another data set, cannot be written, or is full.
     """
     target = Path(directory)
-    parameters = json.loads(json.dumps(parameters))
+    parameters = redact_tree(json.loads(json.dumps(parameters)))
     if not force and not _stages(target) and _complete(target, job, parameters, sources):
         yield None
         return

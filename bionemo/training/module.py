@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bionemo.checkpoint import Checkpoint, TensorSource
+from bionemo.common.redaction import redact_tree
 from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.module import TrainStep
 from bionemo.data.sampler import Position

@@ -45,7 +45,7 @@ _HEADER = re.compile(
 _USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)([^\s/?#:@\"\[]*:(?!\d*(?:[/?#,;\s]|$))[^\s\"]*|[^\s/?#\"<>]+)@")
 _QUERY = re.compile(r"([?&;#])([\w.~%-]+)=([^\s&#;\"'<>]+)")
 _OF_QUERIES = ("key", "keys", "sig", "sign", "signature", "code", "auth", "session", "sid", "ticket", "pass")
-# a name and what separates it from its value; a colon and a space only where YAML, JSON or Python has them
+# a name and what separates it from its value
 _NAME = re.compile(
     r"(?<![\w.-])(?P<option>--?)?(?P<name>[A-Za-z_][\w.-]*)"
     r"(?P<between>[\\\"'\]]*\s*(?:=>|:=|=)\s*|[\\\"'\]]*:(?=\S)|(?P<spaced>[\\\"'\]]*\s*:\s+)|(?P<blank>\s+))"
@@ -150,7 +150,9 @@ class Redactor:
             if value is None:
                 continue
             content = next((part for part in value.group("escaped", "double", "single", "block", "plain") if part), "")
-            if is_harmless_value(match["name"], content.rstrip(",;.)]}")):
+            if match["spaced"] is not None and value["plain"] and not _is_key(text, match):
+                continue
+            if content.startswith(HIDDEN) or is_harmless_value(match["name"], content.rstrip(",;.)]}")):
                 continue
             yield text[done : match.end()]
             yield self._hide(content, learn="=" in match["between"])
@@ -170,10 +172,13 @@ def _assigns(text: str, match: re.Match[str]) -> bool:
         return match["option"] is not None and is_secret_name(name)
     if "=" in match["between"]:
         return is_secret_name(name)
-    before = text[: match.start()]
-    if before.endswith("/") or not is_secret_name(name.rpartition(".")[2]):  # a path; a file's suffix
-        return False
-    return match["spaced"] is None or _BEFORE_KEYS.search(before) is not None
+    is_path = match.start() > 0 and text[match.start() - 1] == "/"
+    return not is_path and is_secret_name(name.rpartition(".")[2])  # no suffix of a file's name
+
+
+def _is_key(text: str, match: re.Match[str]) -> bool:
+    """Whether a name before a colon and a space is a key of YAML, JSON or Python, not a part of a sentence."""
+    return "." not in match["name"] and _BEFORE_KEYS.search(text[: match.start()]) is not None
 
 
 def _forms(value: str) -> Iterator[str]:
@@ -185,6 +190,7 @@ def _forms(value: str) -> Iterator[str]:
         plain, json.dumps(plain)[1:-1], json.dumps(plain, ensure_ascii=False)[1:-1], repr(plain)[1:-1],
         plain.replace("'", "''"), plain.replace("'", "'\"'\"'"), plain.encode().hex(),
         quote(plain), quote(plain, safe=""), quote_plus(plain),
+        re.sub(r"[^\0-\x7f]", _yaml_escape, json.dumps(plain, ensure_ascii=False)[1:-1]),
     }  # fmt: skip
     for form in written:
         yield r"\\?\s+\\?(?:\\ )?".join(map(re.escape, form.split()))
@@ -197,6 +203,11 @@ def _forms(value: str) -> Iterator[str]:
             core = encoded[(0, 2, 3)[offset] : len(encoded) - ((offset + len(plain.encode())) % 3 > 0)]
             yield re.escape(core)
             yield re.escape(core.replace("+", "-").replace("/", "_"))
+
+
+def _yaml_escape(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02X}" if number < 1 << 8 else f"\\u{number:04X}" if number < 1 << 16 else f"\\U{number:08X}"
 
 
 _learned: set[str] = set()

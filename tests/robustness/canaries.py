@@ -101,7 +101,7 @@ def search(directory: Path, texts: list[str]) -> list[str]:
         if path.is_file() and not path.is_symlink():
             places += [(str(path.relative_to(directory)), content) for content in _contents(path)]
     for place, content in places:
-        for variant in (content, re.sub(rb"[\s\\]+", b"", content)):
+        for variant in (content, re.sub(rb"[\s\\\0]+", b"", content)):
             if match := regex.search(variant):
                 hits.append(f"{place}: {variant[max(match.start() - 60, 0) : match.end() + 20]!r}")
     return hits

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path, PurePosixPath
 
-from bionemo.common.redaction import redact_text
+from bionemo.common.redaction import Redactor, environment_secrets, redact_text
 from bionemo.config.paths import CHECKOUT
 from bionemo.config.schema import BcpConfig
 from bionemo.errors import UserError
@@ -140,7 +140,8 @@ class Bcp:
 
 def _is_secret(entry: str) -> bool:
     """Whether an entry of cluster.secrets holds a secret itself instead of names alone."""
-    return redact_text(entry) != entry or any(_KEY.fullmatch(part) for part in entry.split(":"))
+    redactor = Redactor(environment_secrets().values())
+    return redactor.text(entry) != entry or any(_KEY.fullmatch(part) for part in entry.split(":"))
 
 
 def _refuse(key: str, values: list[str], form: re.Pattern[str], expected: str) -> None:

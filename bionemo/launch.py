@@ -56,7 +56,7 @@ def launch(cfg: RunConfig, dry_run: bool) -> None:
     cluster: Cluster = resolve(cfg.cluster._target_)(cfg.cluster)
     job = job_of(cfg, sys.argv)
     files = cluster.render(job)
-    refuse_secrets(asdict(cfg), files)
+    refuse_secrets(asdict(cfg), job.words, files)
     if dry_run:
         for path, text in files.items():
             print(f"# {path}\n{text}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bionemo.cluster.again import started_again
 from bionemo.cluster.process import this_process
+from bionemo.common.redaction import redact_text
 from bionemo.config import run
 from bionemo.config.durations import seconds
 from bionemo.config.help import Topic
@@ -90,7 +91,7 @@ def predict(cfg: InferConfig) -> None:
         if rank == 0:
             abandon(prediction)
         raise
-    print("\n".join(finish(prediction)))
+    print(redact_text("\n".join(finish(prediction))))
 
 
 def _place(cfg: InferConfig, devices: int) -> tuple[int, int]:

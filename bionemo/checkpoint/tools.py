@@ -15,6 +15,7 @@ from bionemo.checkpoint.source import Shape
 from bionemo.checkpoint.state_schema import missing_to_resume
 from bionemo.checkpoint.tensors import Piece
 from bionemo.checkpoint.writer import save
+from bionemo.common.redaction import redact_tree
 from bionemo.errors import UserError
 
 WEIGHTS = "weights"
@@ -133,7 +134,7 @@ def write_weights(output: Path, state: dict[str, Any], weights: Iterator[tuple[s
     if output.exists():
         raise UserError(f"{output} exists: name another output, or remove it")
     pieces = [Piece(f"{WEIGHTS}/{name}", tuple(tensor.shape), (0,) * tensor.dim(), tensor) for name, tensor in weights]
-    kept = {key: state[key] for key in _KEPT if key in state}
+    kept = {key: redact_tree(state[key]) if key == "config" else state[key] for key in _KEPT if key in state}
     save(output, {"global_step": state.get("global_step", 0), "optimizer_states": [], **kept}, pieces)
 
 

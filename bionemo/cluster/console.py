@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bionemo.cluster.process import speaks_for_all
+from bionemo.common.redaction import learn, redact_text
 from bionemo.errors import describe
 
 DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
@@ -18,7 +19,7 @@ def tell(*notes: str) -> None:
     """Say what the user should know."""
     for note in notes:
         if speaks_for_all():
-            print(f"note: {note}", file=sys.stderr)
+            print(redact_text(f"note: {note}"), file=sys.stderr)
 
 
 @contextmanager
@@ -26,27 +27,33 @@ def one_line_errors() -> Iterator[None]:
     """End the process with one line on stderr when the user, a file or the machine caused an error.
 
     The exit status is 1, or 130 after Ctrl-C. Any other exception is a defect of this project: it keeps its traceback,
-    followed by a line that asks to report it.
+    followed by a line that asks to report it. Neither shows secrets.
     """
+    learn(sys.argv[1:])
     try:
         yield
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            sys.excepthook = lambda *raised: _print_traceback(raised[1])
             raise
         if isinstance(error, BrokenPipeError) and error.filename is None:  # the reader of the output has closed it
             _discard_output()
             sys.exit(128 + signal.SIGPIPE)
         line = describe(error)
         if line is None:
-            traceback.print_exception(error)
+            _print_traceback(error)
             print(f"error: {DEFECT}", file=sys.stderr)
         elif speaks_for_all():
-            print(f"error: {line}", file=sys.stderr)
+            print(redact_text(f"error: {line}"), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         if speaks_for_all():
             print("\ninterrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def _print_traceback(error: BaseException) -> None:
+    print(redact_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
 
 
 def _discard_output() -> None:

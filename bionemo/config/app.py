@@ -5,15 +5,17 @@ A run composes through Hydra and keeps nothing else of it: no output directory, 
 command line stays as it was typed, since Lightning starts it again for more devices.
 """
 
+import io
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bionemo.cluster.console import one_line_errors, tell
+from bionemo.common.redaction import redact_arguments, redact_text
 from bionemo.config.flags import hydra_words, parse, source_words
 from bionemo.config.help import TRAINING, Topic, help_text
 from bionemo.config.paths import CONF_DIR, Source, source
@@ -61,7 +63,7 @@ def _dispatch(
         _ask_hydra(where, [*questions, *words])
     elif flags.multirun:
         for number, (job, (cfg, notes)) in enumerate(zip(jobs, checked, strict=True), 1):
-            tell(f"run {number} of {len(jobs)}: {' '.join(job)}", *notes)
+            tell(f"run {number} of {len(jobs)}: {' '.join(redact_arguments(job))}", *notes)
             with _command_line([*source_words(flags), *job]):
                 task(cfg)
     else:
@@ -71,18 +73,28 @@ def _dispatch(
 
 
 def _ask_hydra(where: Source, words: Sequence[str]) -> None:
-    """Let Hydra print what it is asked for."""
+    """Let Hydra print what it is asked for; secrets are hidden, as in everything that is printed."""
     import hydra
 
     from bionemo.config.search_path import register
 
     register(where.extra)
-    with _command_line(words):
+    with _command_line(words), _redacted_output():
         hydra.main(version_base="1.3", config_path=str(where.directory), config_name=where.name)(_never)()
 
 
 def _never(cfg: "DictConfig") -> None:
     raise AssertionError("Hydra was asked a question, not for a run")
+
+
+@contextmanager
+def _redacted_output() -> Iterator[None]:
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        print(redact_text(printed.getvalue()), end="")
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 """Rules that tie several values together and need no data: each is a function that yields one phrase per breach."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isclose
+from typing import Any
 
+from bionemo.common.redaction import holds_secret
 from bionemo.config.durations import seconds
 from bionemo.config.saving import check_saving
 from bionemo.config.schema import (
@@ -34,6 +36,14 @@ _AT_LEAST_ONE = (
 )
 
 
+_OF_FILES = (  # keys whose values are in the names of files and directories that are written
+    "name",
+    "output",
+    *(f"exp_manager.{key}" for key in ("name", "version", "exp_dir", "explicit_log_dir")),
+    *(f"exp_manager.checkpoint_callback_params.{key}" for key in ("dirpath", "filename")),
+    "model.data.output_fname",
+    "model.data.preprocessed_data_path",
+)
 _MOST_SENTINELS = 226  # beside 30 letters: ids of proteins are bytes
 
 
@@ -58,6 +68,18 @@ def check(cfg: RunConfig) -> list[str]:
         *_schedule(model.optim.sched, trainer),
         *_mock(model),
     ]
+
+
+def secret_names(config: Mapping[str, Any]) -> list[str]:
+    """Give the keys of a configuration that would name files or directories after a secret."""
+    problems = []
+    for key in _OF_FILES:
+        value: Any = config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, str) and holds_secret(value):
+            problems.append(f"{key} holds a secret, which would be in the names of files: choose another")
+    return problems
 
 
 def _too_small(model: ModelConfig) -> list[str]:

@@ -4,6 +4,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,10 +16,11 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from bionemo.config.check import check
+from bionemo.common.redaction import learn
+from bionemo.config.check import check, secret_names
 from bionemo.config.explain import explain
 from bionemo.config.legacy import notice
 from bionemo.config.legacy_downstream import chooses_task, make_room, take_places
@@ -122,9 +124,13 @@ def typed(
         UserError: at any mistake.
     """
     composed, notes = compose(where, words, schema)
+    learn(OmegaConf.to_container(composed))
     reader = Reader()
     cfg = reader.read(composed, schema)
     problems = reader.problems if cfg is None else _problems(cfg)
+    if cfg is not None:
+        learn(resolved := asdict(cfg))  # type: ignore[call-overload]
+        problems += secret_names(resolved)
     if cfg is None or problems:
         more = len(problems) - _SHOWN
         raise UserError("; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""))

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from bionemo.common.redaction import redact_tree
 from bionemo.config.explain import explain_interpolation
 from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
 from bionemo.config.legacy import OF_PREDICTIONS, replacement
@@ -214,7 +215,7 @@ def _missing(key: str) -> str:
 
 def _wrong(cfg: DictConfig, name: str, hint: Any, key: str) -> str:
     value = cfg[name]
-    shown = repr(OmegaConf.to_container(value) if OmegaConf.is_config(value) else value)
+    shown = repr(redact_tree({name: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value})[name])
     words = [str(word) for option in alternatives(hint) if get_origin(option) is Literal for word in get_args(option)]
     shown = shown if len(shown) < 80 else shown[:77] + "..."
     return f"{key} is {'null' if value is None else shown}, expected {describe(hint)}{did_you_mean(str(value), words)}"

@@ -10,6 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bionemo.common.files import write_atomic
+from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import DownstreamConfig
 from bionemo.downstream import metrics, report
 from bionemo.downstream.heads import Head
@@ -53,10 +54,11 @@ def keep(outcome: Outcome, cfg: DownstreamConfig, directory: Path, classes: tupl
     answers, targets = outcome.test or (None, None)
     if outcome.test:
         figures |= {f"test_{name}": value for name, value in metrics.figures_of(*outcome.test).items()}
-    told = {"classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": str(outcome.encoder)}
+    encoder = redact_text(str(outcome.encoder))
+    told = {"classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": encoder}
     metadata = {"task": json.dumps(told), RUN: outcome.run}
     write_atomic(directory / HEAD, save(outcome.head.state_dict(), metadata))
-    report.write(directory, figures, history, answers, targets, classes)
+    report.write(directory, redact_tree(figures), history, answers, targets, classes)
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name.startswith("test_"))
     say(f"best epoch {figures['epoch']:.4g}{': ' + shown if shown else ''}" if outcome.best else shown)
     say(f"head, report and picture are in {directory}")
@@ -64,4 +66,4 @@ def keep(outcome: Outcome, cfg: DownstreamConfig, directory: Path, classes: tupl
 
 def say(line: str) -> None:
     """Tell the user."""
-    print(line, flush=True)
+    print(redact_text(line), flush=True)

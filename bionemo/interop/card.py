@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from bionemo.checkpoint import TensorSource
+from bionemo.common.redaction import redact_text
 from bionemo.version import __version__
 
 _ABOUT = {
@@ -49,7 +50,7 @@ def card(
         "vocabulary": "not known" if words is None else f"{words:,} tokens",
         **{key: f"{config[key]:,}" for key in _SIZES if isinstance(config.get(key), int)},
     }
-    return "\n".join(
+    text = "\n".join(
         [
             f"---\n{head}---\n\n# {name}\n",
             *_table(facts),
@@ -63,6 +64,7 @@ def card(
             f"Written by bionemo {__version__}.\n",
         ]
     )
+    return redact_text(text)
 
 
 def history_of(state: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, str]:

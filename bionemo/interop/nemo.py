@@ -18,11 +18,11 @@ from nemo.utils.exceptions import NeMoBaseException
 from omegaconf import OmegaConf
 
 from bionemo.common.files import write_atomic
+from bionemo.common.redaction import LogFilter, redact_arguments
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.errors import UserError
 from bionemo.interop import full_disk
 from bionemo.interop.quiet import our_messages_to
-from bionemo.interop.redact import redact_arguments
 from bionemo.interop.revision import revision
 from bionemo.interop.wandb import start_wandb
 
@@ -130,6 +130,9 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         raise UserError(f"exp_manager: {error}") from error
     finally:
         sys.argv = arguments
+    for name in ("nemo_logger", "lightning.pytorch"):
+        for written in logging.getLogger(name).handlers:
+            written.addFilter(LogFilter())
     name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
     if trainer.is_global_zero:
         # NeMo would tell of the repository around the working directory, with every line that differs in it
@@ -155,6 +158,7 @@ class _LogFile(pl.Callback):
 def _log_to(path: Path) -> None:
     nemo_logging.add_file_handler(path)
     for handler in _log_files():  # our own messages belong in the same files
+        handler.addFilter(LogFilter())
         our_messages_to(handler)
 
 

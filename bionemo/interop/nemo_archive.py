@@ -24,6 +24,7 @@ import yaml
 from torch import Tensor
 
 from bionemo.common.files import sync
+from bionemo.common.redaction import redact_tree
 from bionemo.errors import UserError
 from bionemo.interop.safe_load import load_settings, load_tensors
 from bionemo.interop.safe_tar import BLOCK, Member, opened
@@ -89,7 +90,7 @@ def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Ten
     try:
         names = names_of(config)
         state = {name: _plain(weight) for name, weight in names.to_v1(config, weights).items()}
-        settings = yaml.safe_dump(names.v1_config(config), sort_keys=False, allow_unicode=True).encode()
+        settings = yaml.safe_dump(redact_tree(names.v1_config(config)), sort_keys=False, allow_unicode=True).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         parts: dict[str, Callable[[BinaryIO], object]] = {CONFIG: lambda file: file.write(settings)}
         if card:

@@ -7,6 +7,7 @@ import sys
 import warnings
 
 from bionemo.cluster.process import speaks_for_all
+from bionemo.common.redaction import LogFilter
 
 _TALKATIVE = ("lightning", "lightning.pytorch", "lightning.fabric", "torch", "torch.distributed")
 
@@ -55,6 +56,7 @@ class _Console(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self.addFilter(LogFilter())
         self.shown: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:

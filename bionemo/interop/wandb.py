@@ -9,11 +9,12 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from bionemo.common.redaction import redact_tree
 from bionemo.config.schema.exp_manager import WandbLoggerConfig
 from bionemo.errors import UserError
-from bionemo.interop.redact import redact_tree
 
 log = logging.getLogger(__name__)
+_USED = ("settings", "dir", "save_dir")  # to log in and to write; W&B itself shows neither key nor password
 
 
 def start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
@@ -23,8 +24,7 @@ def start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
         UserError: when it cannot be started.
     """
     arguments = {key: value for key, value in asdict(config).items() if value is not None}
-    if "config" in arguments:
-        arguments["config"] = redact_tree(arguments["config"])
+    arguments |= redact_tree({key: value for key, value in arguments.items() if key not in _USED})
     if config.offline:
         arguments["mode"] = "offline"
     try:

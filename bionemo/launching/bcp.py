@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path, PurePosixPath
 
+from bionemo.common.redaction import Redactor, environment_secrets, redact_text
 from bionemo.config.paths import CHECKOUT
 from bionemo.config.schema import BcpConfig
 from bionemo.errors import UserError
@@ -17,7 +18,8 @@ _RUNTIME = re.compile(r"(?=.)(\d+D)?(\d+H)?(\d+M)?(\d+S)?", re.IGNORECASE)
 _LABEL = re.compile(r"[A-Za-z_]\w{0,255}", re.ASCII)
 _MOUNT = re.compile(r"[^:\s]+:(/[^:]*|no-mount)(:(RW|RO))?")
 _PORT = re.compile(r"(?:([A-Za-z][A-Za-z0-9]{0,9}):)?(\d+)(?:/(TCP|UDP|HTTPS|GRPC))?")
-_SECRET = re.compile(r"[^:\s]+(:[^:\s]+){0,2}")
+_SECRET = re.compile(r"[^:\s]+(:[A-Za-z_][A-Za-z0-9_]*){0,2}")
+_KEY = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+/=]{16,}")  # what a key looks like, and a name does not
 _MOST_LABELS, _LAST_ORDER, _LAST_PORT, _TAKEN_PORT = 20, 99, 65535, 1729
 
 _SCRIPT = """\
@@ -65,7 +67,7 @@ class Bcp:
         answer = subprocess.run(["bash", str(self._script(job))], capture_output=True, text=True, check=False)
         if answer.returncode:
             raise UserError(f"ngc refused {self._script(job)}: {' '.join((answer.stderr or answer.stdout).split())}")
-        print(answer.stdout, end="")
+        print(redact_text(answer.stdout), end="")
         return 0
 
     @staticmethod
@@ -81,7 +83,12 @@ class Bcp:
         _refuse("labels", config.labels, _LABEL, "letters, digits and _, beginning with none of the digits")
         _refuse("datasets", config.datasets, _MOUNT, "ID:/directory")
         _refuse("workspaces", config.workspaces, _MOUNT, "ID:/directory, with :RW or :RO behind it")
-        _refuse("secrets", config.secrets, _SECRET, "the NAME of a secret of the platform's, or NAME:KEY:ALIAS")
+        for number, secret in enumerate(config.secrets):
+            if not _SECRET.fullmatch(secret) or _is_secret(secret):
+                raise UserError(
+                    f"cluster.secrets[{number}] must be the NAME of a secret of the platform, NAME:KEY or "
+                    "NAME:KEY:ALIAS, where KEY and ALIAS are names of variables, not the secret itself"
+                )
         if len(config.labels) > _MOST_LABELS:
             raise UserError(f"cluster.labels are {len(config.labels)}, expected {_MOST_LABELS} at most")
         if config.order is not None and not 1 <= config.order <= _LAST_ORDER:
@@ -129,6 +136,12 @@ class Bcp:
             return str(PurePosixPath(self.config.workdir) / job.here.relative_to(CHECKOUT))
         except ValueError:
             return self.config.workdir
+
+
+def _is_secret(entry: str) -> bool:
+    """Whether an entry of cluster.secrets holds a secret itself instead of names alone."""
+    redactor = Redactor(environment_secrets().values())
+    return redactor.text(entry) != entry or any(_KEY.fullmatch(part) for part in entry.split(":"))
 
 
 def _refuse(key: str, values: list[str], form: re.Pattern[str], expected: str) -> None:

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import yaml
 
+from bionemo.common.redaction import redact_arguments
 from bionemo.config.durations import seconds
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
-from bionemo.interop.redact import redact_arguments
 from bionemo.launching.text import lines
 
 MODULE = "bionemo.pretrain"

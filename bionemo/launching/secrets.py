@@ -1,49 +1,64 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing that starts a run holds a secret: jobs get them through their environment, or from the platform."""
+"""Refuse to write secrets into the files of a job: jobs get them through their environment, or from the platform."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bionemo.common.redaction import Redactor, environment_secrets, occurs
 from bionemo.errors import UserError
-from bionemo.interop.redact import is_secret
 
-_LONG = 6  # characters: a shorter value is no secret, and may stand anywhere by chance
+_NAMES = ("cluster", "secrets")  # holds names of the platform's secrets; bcp.py checks them
 
 
 def refuse_secrets(
-    config: Mapping[str, Any], files: Mapping[Path, str], environment: Mapping[str, str] = os.environ
+    config: Mapping[str, Any],
+    words: Sequence[str],
+    files: Mapping[Path, str],
+    environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """See that none would be written.
+    """Check that no secret would be written.
 
     Args:
         config: the whole configuration.
+        words: of the command line that go into the job.
         files: what would be written.
         environment: of this process.
 
     Raises:
-        UserError: naming where one was given, and never itself.
+        UserError: names the key or variable, never the secret.
     """
-    if found := next(_given(config, ""), None):
+    plain = Redactor()  # values of environment variables are looked for in the files: some clusters resolve ${oc.env:}
+    found = next(_different(config, plain.tree(config), ()), None)
+    if found is None:
+        shown = plain.arguments(words)
+        found = next((old.partition("=")[0] for old, new in zip(words, shown, strict=True) if old != new), None)
+    if found is not None:
         raise UserError(
-            f"{found}: a secret would stand in the files of the job: leave it out, and set it in the environment, "
-            "where jobs find it (on BCP: cluster.secrets)"
+            f"{found} holds a secret, which would be written to the files of the job: leave it out, and set it in the "
+            "environment, where jobs find it; on BCP, name a secret of the platform in cluster.secrets; passwords of "
+            "downloads belong in ~/.netrc"
         )
-    for name, value in environment.items():
-        if is_secret(name) and len(value) >= _LONG:
-            for path, text in files.items():
-                if value in text:
-                    raise UserError(f"the value of ${name} would stand in {path.name}: jobs find it by its name alone")
+    for name, value in environment_secrets(environment).items():
+        for path, text in files.items():
+            if occurs(value, text):
+                raise UserError(
+                    f"the value of ${name} would be written to {path.name}: leave it out, jobs find it by its name"
+                )
 
 
-def _given(value: Any, key: str) -> Iterator[str]:
-    """Keys that name a secret and have a value."""
-    if isinstance(value, Mapping):
-        for name, below in value.items():
-            yield from _given(below, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for number, below in enumerate(value):
-            yield from _given(below, f"{key}[{number}]")
-    elif value is not None and is_secret(key):
-        yield key
+def _different(old: Any, new: Any, key: tuple[str, ...]) -> Iterator[str]:
+    """Keys whose values hold a secret, and so differ after redaction."""
+    if key == _NAMES:
+        return
+    if isinstance(old, Mapping):
+        for (name, below), (shown, other) in zip(old.items(), new.items(), strict=True):
+            if name != shown:
+                yield f"a key in {'.'.join(key)}"
+            yield from _different(below, other, (*key, str(name)))
+    elif isinstance(old, list):
+        for number, (below, other) in enumerate(zip(old, new, strict=True)):
+            yield from _different(below, other, (*key[:-1], f"{key[-1]}[{number}]"))
+    elif old != new:
+        yield ".".join(key)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
+from bionemo.common.redaction import redact_text
 from bionemo.errors import UserError
 
 
@@ -46,7 +47,7 @@ def join(base: str, name: str) -> str:
 
 def public(source: str) -> str:
     """Strip a URL of what may be secret: user, password, query and fragment; a path stays as it is."""
-    return re.sub(r"^(\w+://)(?:[^/?#]*@)?([^?#]*).*", r"\1\2", source, flags=re.DOTALL)
+    return redact_text(re.sub(r"^(\w+://)(?:[^/?#]*@)?([^?#]*).*", r"\1\2", source, flags=re.DOTALL))
 
 
 def local(source: str) -> Path:

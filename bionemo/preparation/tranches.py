@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bionemo.common.redaction import redact_text
 from bionemo.errors import UserError
 from bionemo.preparation.addresses import described, place, public
 from bionemo.preparation.download import fetch
@@ -75,7 +76,7 @@ def _listed(path: Path) -> list[str]:
         lines = [(number, line.strip()) for number, line in enumerate(file, 1) if line.strip()]
     for number, line in lines:
         if "://" not in line or len(line.split()) > 1:
-            raise UserError(f"{path}:{number}: {line[:60]!r} is no URL: write one per line")
+            raise UserError(f"{path}:{number}: {redact_text(line)[:60]!r} is no URL: write one per line")
     return list(dict.fromkeys(line for _, line in lines))
 
 

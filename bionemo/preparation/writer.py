@@ -18,6 +18,7 @@ from typing import Any
 
 from bionemo.common.files import write_atomic
 from bionemo.common.lock import run_lock
+from bionemo.common.redaction import redact_tree
 from bionemo.errors import UserError
 from bionemo.preparation.addresses import is_url
 from bionemo.preparation.checksums import InputFile, OutputFile
@@ -119,7 +120,7 @@ def draft(
         UserError: when the directory holds another data set, cannot be written, or is full.
     """
     target = Path(directory)
-    parameters = json.loads(json.dumps(parameters))
+    parameters = redact_tree(json.loads(json.dumps(parameters)))
     if not force and not is_interrupted(target) and _is_complete(target, job, parameters, sources):
         yield None
         return

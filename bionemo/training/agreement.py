@@ -14,10 +14,11 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
+from bionemo.common.redaction import redact_text
+from bionemo.common.secret_names import is_secret_name
 from bionemo.config.schema import RunConfig
 from bionemo.data.samples import Samples
 from bionemo.errors import UserError
-from bionemo.interop.redact import is_secret
 from bionemo.version import __version__
 
 
@@ -87,7 +88,9 @@ def flat(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
         for name, value in tree.items():
             yield from flat(value, f"{key}.{name}" if key else str(name))
     else:
-        yield key, hashlib.sha256(str(tree).encode()).hexdigest() if _is_hidden(key) else str(tree)
+        text = str(tree)
+        hidden = _is_hidden(key) or redact_text(text) != text
+        yield key, hashlib.sha256(text.encode()).hexdigest() if hidden else text
 
 
 def of_data(samples: Samples) -> str:
@@ -99,4 +102,4 @@ def of_data(samples: Samples) -> str:
 
 
 def _is_hidden(key: str) -> bool:
-    return any(is_secret(part) for part in key.split("."))
+    return is_secret_name(key)

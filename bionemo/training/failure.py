@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 
 from bionemo.cluster.watch.callback import Watch
 from bionemo.cluster.watch.errors import lost_another, one_line
+from bionemo.common.redaction import redact_text
 from bionemo.errors import describe
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,6 @@ def _last_word(error: BaseException, watch: Watch) -> BaseException:
     log.info("leaving: %s", line)
     for_user = describe(error) is not None or lost_another(error)
     if verdict is None and for_user:  # rank 0 does not answer
-        print(f"error: {line}", file=sys.stderr, flush=True)
+        print(redact_text(f"error: {line}"), file=sys.stderr, flush=True)
     mine = verdict is None or (verdict.kind, verdict.rank) == ("failed", watch.rank)
     return error if mine and (not for_user or os.environ.get("HYDRA_FULL_ERROR") == "1") else SystemExit(1)

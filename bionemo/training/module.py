@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bionemo.checkpoint import Checkpoint, TensorSource
+from bionemo.common.redaction import redact_tree
 from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.module import TrainStep
 from bionemo.data.sampler import Position
@@ -264,7 +265,7 @@ class TrainingModule(pl.LightningModule):
         state["epoch"] = 0
         state["schedule_step"] = self.schedule_step
         state["model"] = self._built().identity
-        state["config"] = asdict(self.config)
+        state["config"] = redact_tree(asdict(self.config))
         state["loss_scaler"] = self.scaler.state_dict()
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:

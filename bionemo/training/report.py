@@ -12,9 +12,9 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from bionemo.common.files import write_atomic
+from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import RunConfig
 from bionemo.data.module import compact
-from bionemo.interop.redact import redact_tree
 from bionemo.training.progress import step_of
 
 
@@ -64,5 +64,5 @@ def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path) -> None:
 
 def say(line: str) -> None:
     """Print to the user, and to the log files."""
-    print(line, file=sys.stderr, flush=True)
+    print(redact_text(line), file=sys.stderr, flush=True)
     logging.getLogger("bionemo").info(line)

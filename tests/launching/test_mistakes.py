@@ -39,8 +39,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a workspace": ([*BCP, "cluster.workspaces=[data]"], r"cluster.workspaces is 'data', expected ID:/directory"),
     "a port": ([*BCP, "cluster.ports=['1729']"], r"cluster.ports is '1729', expected PORT or NAME:PORT"),
     "a named port": ([*BCP, "cluster.ports=['ui:80/HTTPS']"], r"a port has a name with TCP and UDP alone"),
-    "a secret by its value": ([*BCP, "cluster.secrets=['a b']"], r"cluster.secrets is 'a b', expected the NAME"),
-    "a secret": ([*SLURM, "cluster.env_vars={WANDB_API_KEY: 0123456789}"], r"env_vars.WANDB_API_KEY: a secret"),
+    "a secret by its value": ([*BCP, "cluster.secrets=['a b']"], r"cluster.secrets\[0\] must be the NAME"),
+    "a secret": ([*SLURM, "cluster.env_vars={WANDB_API_KEY: 0123456789}"], r"env_vars.WANDB_API_KEY holds a secret"),
 }  # fmt: skip
 
 

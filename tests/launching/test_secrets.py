@@ -77,6 +77,6 @@ def test_a_secret_on_the_command_line_is_refused(
         assert value not in written(tmp_path) + shown + str(stubs.calls())
         return
     assert status == 1
-    assert "a secret would stand in the files" in shown or "the value of $WANDB_API_KEY would stand in" in shown
+    assert "holds a secret" in shown or "the value of $WANDB_API_KEY would be written" in shown
     assert value not in written(tmp_path) + shown
     assert stubs.calls() == []

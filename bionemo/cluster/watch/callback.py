@@ -28,6 +28,7 @@ from bionemo.cluster.watch.inside import collectives, main_frame, megabytes, pla
 from bionemo.cluster.watch.line import Line
 from bionemo.cluster.watch.phases import Phases
 from bionemo.cluster.watch.roll_call import RollCall
+from bionemo.common.redaction import redact_text
 
 GRACE = 20.0  # seconds that a main thread has to leave by itself
 log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ class Watch(Phases):
         """Say why, once for all ranks, let the main thread leave if it can, and end the process if it cannot."""
         line = verdict.line + (f" (trainer.rank_timeout is {self._limit:.0f} s)" if verdict.kind == "stuck" else "")
         if own or self.rank == 0:
-            print(f"error: {line}", file=sys.stderr, flush=True)
+            print(redact_text(f"error: {line}"), file=sys.stderr, flush=True)
         stack = "".join(traceback.format_stack(main_frame()))
         _try(lambda: log.info("%s; the main thread was in\n%s", line, stack))
         self.verdict = verdict

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hide secrets in everything that is written or printed.
+
+A value is a secret because of its name (api_key, HF_TOKEN), because it is the value of a secret environment variable
+or setting, because of its format (ghp_..., a private key, a signed URL), or because of its place in a URL. Trees are
+redacted before they become text, so that quoting and line breaks cannot hide a secret.
+"""
+
+import base64
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote
+
+from bionemo.common.secret_names import is_harmless_value, is_secret_name
+
+HIDDEN = "***"
+_SHORTEST = 6  # characters: shorter values may occur anywhere by chance
+_LONG = 12  # characters of what is taken for a key without any other sign
+_SETTINGS = ("enabled", "disabled", "default", "required", "optional", "anonymous", "offline", "online")
+_FORMATS = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
+    r"|(?<![A-Za-z0-9_])(?:"
+    r"(?:hf|api_org|npm|gh[pousr]|r8)_[A-Za-z0-9]{16,}"
+    r"|(?:github_pat|wandb_v\d|dckr_pat|glpat|gldt|glptt|glrt|nvapi|pypi)[-_][A-Za-z0-9_-]{16,}"
+    r"|(?:sk|rk|pk)[-_](?=[\w-]*\d)[A-Za-z0-9_-]{16,}"
+    r"|(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{16}(?![A-Za-z0-9])"
+    r"|AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{16,}|GOCSPX-[A-Za-z0-9_-]{16,}"
+    r"|xox[a-z]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}(?:\.[A-Za-z0-9_-]*)?"
+    r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|dapi[0-9a-f]{32}|do[opr]_v1_[0-9a-f]{40,}|hv[sb]\.[A-Za-z0-9_-]{16,}"
+    r"|AGE-SECRET-KEY-1[A-Z0-9]{20,}"
+    r")",
+    re.DOTALL,
+)
+_HEADER = re.compile(
+    r"(?i)(\b(?:proxy-)?authorization[\\\"']*\s*[:=]\s*[\\\"']*|\bbearer\s+)"
+    r"((?:(?:basic|bearer|token|digest|negotiate)\s+)?[^\s\"',;]{6,})"
+)
+# up to the last @ where there is a password, which may hold any of @/?#, and no port; else up to the path's first /
+_USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)([^\s/?#:@\"\[]*:(?!\d*(?:[/?#,;\s]|$))[^\s\"]*|[^\s/?#\"<>]+)@")
+_QUERY = re.compile(r"([?&;#])([\w.~%-]+)=([^\s&#;\"'<>]+)")
+_OF_QUERIES = ("key", "keys", "sig", "sign", "signature", "code", "auth", "session", "sid", "ticket", "pass")
+# a name and what separates it from its value
+_NAME = re.compile(
+    r"(?<![\w.-])(?P<option>--?)?(?P<name>[A-Za-z_][\w.-]*)"
+    r"(?P<between>[\\\"'\]]*\s*(?:=>|:=|=)\s*|[\\\"'\]]*:(?=\S)|(?P<spaced>[\\\"'\]]*\s*:\s+)|(?P<blank>\s+))"
+)
+_BEFORE_KEYS = re.compile(r"(?:\A|[\n{\[(,|\"'\\])[ \t]*(?:- )?\Z")
+_VALUE = re.compile(
+    r"(?P<quotes>\\+[\"'])(?P<escaped>.*?)(?P=quotes)|\"(?P<double>(?:[^\"\\]|\\.)*)\"|'(?P<single>(?:[^'\\]|\\.)*)'"
+    r"|[|>][+-]?[ \t]*\n(?P<block>(?:[ \t]+[^\n]*\n?)+)"
+    r"|(?P<plain>(?:(?![,;&]\s*[\w.-]+\s*[=:])\S)+)",
+    re.DOTALL,
+)
+
+
+class Redactor:
+    """Hides secrets in text, in trees of plain values, and in command lines.
+
+    Args:
+        values: secrets to hide wherever they occur, however they are encoded, besides those that their names, formats
+            or places tell.
+        found: collects the secrets that names and URLs tell; None: they are not collected.
+    """
+
+    def __init__(self, values: Iterable[str] = (), found: set[str] | None = None) -> None:
+        forms = {form for value in values for form in _forms(value)}
+        self._known = re.compile("|".join(sorted(forms, key=len, reverse=True))) if forms else None
+        self._found = found
+
+    def text(self, text: str) -> str:
+        """Hide what is secret in a text."""
+        shown = self._text(text)
+        if "%" in shown and (decoded := unquote(shown)) != shown and (hidden := self._text(decoded)) != decoded:
+            return hidden
+        return shown
+
+    def tree(self, tree: Any, secret_name: str = "") -> Any:
+        """Hide secrets in nested mappings and lists; switches, None and class paths under `_target_` stay.
+
+        Args:
+            tree: plain values.
+            secret_name: of what all of it is the value.
+        """
+        if isinstance(tree, Mapping):
+            return {self._key(key): self._item(str(key), value, secret_name) for key, value in tree.items()}
+        if isinstance(tree, list | tuple):
+            if not secret_name and all(isinstance(item, str) for item in tree):
+                return self.arguments(tree)
+            return [self.tree(item, secret_name) for item in tree]
+        if secret_name:
+            return tree if is_harmless_value(secret_name, tree) else self._hide(str(tree))
+        return self.text(tree) if isinstance(tree, str) else tree
+
+    def _key(self, key: Any) -> Any:
+        return self.text(key) if isinstance(key, str) else key
+
+    def _item(self, key: str, value: Any, secret_name: str) -> Any:
+        if key == "_target_":
+            return value
+        return self.tree(value, secret_name or (key if is_secret_name(key) else ""))
+
+    def arguments(self, words: Sequence[str]) -> list[str]:
+        """Hide secrets in the words of a command line: `key=value`, `--key=value`, `--key value`, and in values."""
+        shown, hide_next = [], False
+        for word in words:
+            key, equals, value = word.partition("=")
+            name = key.lstrip("+-~").partition("@")[0]
+            secret = re.fullmatch(r"[\w.-]+", name) is not None and is_secret_name(name)
+            if hide_next:
+                shown.append(self._hide(word))
+            elif equals and secret:
+                shown.append(word if is_harmless_value(name, value) else f"{key}={self._hide(value)}")
+            else:
+                shown.append(self.text(word))
+            hide_next = not equals and word.startswith("-") and secret
+        return shown
+
+    def _text(self, text: str) -> str:
+        if self._known is not None:
+            text = self._known.sub(HIDDEN, text)
+        text = _FORMATS.sub(HIDDEN, text)
+        text = _HEADER.sub(lambda match: match[1] + self._hide(match[2]), text)
+        text = _USER.sub(self._user, text)
+        text = _QUERY.sub(self._parameter, text)
+        return "".join(self._assigned(text))
+
+    def _user(self, match: re.Match[str]) -> str:
+        name, colon, password = match[2].partition(":")
+        return f"{match[1]}{self._hide(password or name, learn=bool(colon) or len(name) >= _LONG)}@"
+
+    def _parameter(self, match: re.Match[str]) -> str:
+        name = unquote(match[2])
+        if not is_secret_name(name) and name.lower() not in _OF_QUERIES:
+            return match[0]
+        return f"{match[1]}{match[2]}={self._hide(match[3])}"
+
+    def _assigned(self, text: str) -> Iterator[str]:
+        """Give a text in pieces, the values behind secret names hidden."""
+        done = 0
+        for match in _NAME.finditer(text):
+            if match.start() < done or not _assigns(text, match):
+                continue
+            value = _VALUE.match(text, match.end())
+            if value is None:
+                continue
+            content = next((part for part in value.group("escaped", "double", "single", "block", "plain") if part), "")
+            if match["spaced"] is not None and value["plain"] and not _is_key(text, match):
+                continue
+            if content.startswith(HIDDEN) or is_harmless_value(match["name"], content.rstrip(",;.)]}")):
+                continue
+            yield text[done : match.end()]
+            yield self._hide(content, learn="=" in match["between"])
+            done = value.end()
+        yield text[done:]
+
+    def _hide(self, value: str, learn: bool = True) -> str:
+        if learn and self._found is not None and value != HIDDEN and not value.startswith("${"):
+            self._found.add(value)
+        return HIDDEN
+
+
+def _assigns(text: str, match: re.Match[str]) -> bool:
+    """Whether a secret's name is followed by its value."""
+    name: str = match["name"]
+    if match["blank"] is not None:  # --password VALUE
+        return match["option"] is not None and is_secret_name(name)
+    if "=" in match["between"]:
+        return is_secret_name(name)
+    is_path = match.start() > 0 and text[match.start() - 1] == "/"
+    return not is_path and is_secret_name(name.rpartition(".")[2])  # no suffix of a file's name
+
+
+def _is_key(text: str, match: re.Match[str]) -> bool:
+    """Whether a name before a colon and a space is a key of YAML, JSON or Python, not a part of a sentence."""
+    return "." not in match["name"] and _BEFORE_KEYS.search(text[: match.start()]) is not None
+
+
+def _forms(value: str) -> Iterator[str]:
+    """Patterns of a secret as it stands, escaped, broken over lines, percent-encoded, in hexadecimal or base64."""
+    plain = value.strip()
+    if len(plain) < _SHORTEST:
+        return
+    written = {
+        plain, json.dumps(plain)[1:-1], json.dumps(plain, ensure_ascii=False)[1:-1], repr(plain)[1:-1],
+        plain.replace("'", "''"), plain.replace("'", "'\"'\"'"), plain.encode().hex(),
+        quote(plain), quote(plain, safe=""), quote_plus(plain),
+        re.sub(r"[^\0-\x7f]", _yaml_escape, json.dumps(plain, ensure_ascii=False)[1:-1]),
+    }  # fmt: skip
+    for form in written:
+        yield r"\\?\s+\\?(?:\\ )?".join(map(re.escape, form.split()))
+    yield re.sub("%..", lambda code: code[0].lower(), re.escape(quote(plain, safe="")))
+    if len(plain) >= 8:
+        for offset in range(
+            3
+        ):  # of the secret in what was encoded; characters that share bits with others are left out
+            encoded = base64.b64encode(bytes(offset) + plain.encode()).decode().rstrip("=")
+            core = encoded[(0, 2, 3)[offset] : len(encoded) - ((offset + len(plain.encode())) % 3 > 0)]
+            yield re.escape(core)
+            yield re.escape(core.replace("+", "-").replace("/", "_"))
+
+
+def _yaml_escape(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    return f"\\x{number:02X}" if number < 1 << 8 else f"\\u{number:04X}" if number < 1 << 16 else f"\\U{number:08X}"
+
+
+_learned: set[str] = set()
+
+
+def learn(tree: Any) -> None:
+    """Hide the secrets that names and URLs tell in a configuration or command line wherever they occur from now on."""
+    found: set[str] = set()
+    Redactor(found=found).tree(tree)
+    for value in found:  # [NAME:KEY] holds a secret, too
+        parts = re.split(r"[\s\[\]{},:'\"]+", value)
+        _learned.update(part for part in parts if len(part) >= _LONG and re.search(r"\d", part))
+        _learned.update([value] if len(value.strip()) >= _SHORTEST else [])
+
+
+def occurs(secret: str, text: str) -> bool:
+    """Whether a secret is in a text, as it stands or encoded."""
+    return any(re.search(form, text) for form in _forms(secret))
+
+
+def holds_secret(text: str) -> bool:
+    """Whether a text holds a secret of a known format, or one known by value that is no plain word."""
+    known = {*environment_secrets().values(), *_learned}
+    return bool(_FORMATS.search(text)) or any(
+        len(value) >= _LONG - 4 and not value.isalpha() and value in text for value in known
+    )
+
+
+def environment_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Give the secrets among environment variables, by name: their values, or the passwords of URLs in them."""
+    secrets = {}
+    for name, value in environment.items():
+        if is_secret_name(name):
+            if len(value.strip()) >= _SHORTEST and value.lower() not in _SETTINGS and not _is_path(value):
+                secrets[name] = value
+        elif "://" in value and (user := _USER.search(value)):
+            password = user[2].partition(":")[2] or user[2]
+            if len(password) >= _SHORTEST:
+                secrets[name] = password
+    return secrets
+
+
+def redact_text(text: str) -> str:
+    """Hide secrets in a text."""
+    return _redactor().text(text)
+
+
+def redact_tree(tree: Any) -> Any:
+    """Hide secrets in nested mappings and lists, by name and by value."""
+    return _redactor().tree(tree)
+
+
+def redact_arguments(words: Sequence[str]) -> list[str]:
+    """Hide secrets in the words of a command line."""
+    return _redactor().arguments(words)
+
+
+class LogFilter(logging.Filter):
+    """Hides secrets in the messages and tracebacks that a handler writes."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Redact a record; every record passes."""
+        record.msg, record.args = redact_text(record.getMessage()), ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = redact_text(record.exc_text)
+        return True
+
+
+def _redactor() -> Redactor:
+    return _redactor_of(frozenset(environment_secrets().values()) | _learned)
+
+
+@lru_cache(maxsize=8)
+def _redactor_of(values: frozenset[str]) -> Redactor:
+    return Redactor(values)
+
+
+@lru_cache(maxsize=256)
+def _is_path(value: str) -> bool:
+    return value.startswith("/") and os.path.exists(value)

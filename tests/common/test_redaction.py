@@ -1,0 +1,147 @@
+"""Secrets are hidden by name, by value, by format and by place; what is harmless stays."""
+
+import base64
+import json
+import logging
+import shlex
+from urllib.parse import quote
+
+import pytest
+import yaml
+
+from bionemo.common.redaction import (
+    LogFilter,
+    environment_secrets,
+    holds_secret,
+    redact_arguments,
+    redact_text,
+    redact_tree,
+)
+from bionemo.common.secret_names import is_secret_name
+
+from ..robustness.canaries import ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, needles
+
+HARMLESS_NAMES = (
+    "tokenizer mask_token_id num_tokens key_padding max_tokens author authors keyboard keyword monkey compass bypass "
+    "path patience pattern signal design assignment attention authority secretary accession tokens_per_batch "
+    "mask_special_tokens num_sentinel_tokens embedding_token_dropout json_key sort_key public_key query_key_value "
+    "apply_query_key_layer_scaling share_token_embeddings bos_token pad_token_id consumed_tokens session_id sasa "
+    "config_exclude_keys rank_termination_signal passes PWD SSH_AUTH_SOCK secret_name password_file token_type"
+)
+HARMLESS = [
+    "esm2-8M: 7,510,000 parameters, 32 on 1 x cpu, 4 sequences a step, from the beginning",
+    "tokens: 2,048", "tokens=1.5M", "mask_token=<mask>", "step 3  loss 2.0  eta 1:22:33", "hf_transformers_model_a",
+    "git@github.com:org/repo", "https://host.example:8080/a@b/c?page=2&sort=key", "token.csv: No such file",
+    "/data/secret: Permission denied", "exp_manager.api_key: environment variable X is not set", "sk-learn",
+    "a7c9b1d0e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6b7", "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQVKVK",
+    "CC(=O)OC1=CC=CC=C1C(=O)O", "bionemo.models.esm2nv.ESM2nv", "rank 1: token: that is no letter", "100 % of 3",
+    "auth=true", "model.data.mock.num_sequences=300", "x[000..049]", "key=value", "",
+]  # fmt: skip
+
+
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def shown(text: str) -> list[str]:
+    return [needle for needle in needles() if needle in text]
+
+
+def test_there_are_many() -> None:
+    assert len({*ENVIRONMENT, *NAMES, *FORMATS, *URLS, *TEXTS}) >= 60
+    assert len(HARMLESS_NAMES.split()) + len(HARMLESS) >= 40
+
+
+@pytest.mark.parametrize("name", [*ENVIRONMENT, *NAMES])
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+    assert is_secret_name(f"exp_manager.settings.{name}")
+
+
+@pytest.mark.parametrize("name", HARMLESS_NAMES.split())
+def test_harmless_names(name: str) -> None:
+    assert not is_secret_name(name)
+    assert redact_arguments([f"model.{name}=something"]) == [f"model.{name}=something"]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_harmless_texts(text: str) -> None:
+    assert redact_text(text) == text
+    assert redact_tree({"key": [text]}) == {"key": [text]}
+
+
+@pytest.mark.parametrize("text", [*FORMATS.values(), *URLS.values(), *TEXTS.values()])
+def test_formats_and_places(text: str) -> None:
+    assert shown(text)
+    assert not shown(redact_text(text))
+    assert not shown(redact_text(f"error: cannot read {text}: check it"))
+    assert not shown(str(redact_tree({"notes": [{"a": text}]})))
+    assert not shown(" ".join(redact_arguments([f"notes={text}", text])))
+    assert redact_text(redact_text(text)) == redact_text(text)
+
+
+@pytest.mark.parametrize(("name", "value"), NAMES.items())
+def test_values_under_secret_names(name: str, value: str) -> None:
+    assert redact_tree({name: value, "a": {name: {"b": [value]}}}) == {name: "***", "a": {name: {"b": ["***"]}}}
+    for words in ([f"++a.{name}={value}"], [f"--{name}={value}"], [f"--{name}", value], [f"a={{{name}: {value}}}"]):
+        assert value not in " ".join(redact_arguments(words))
+        assert value not in redact_text(" ".join(words))
+
+
+@pytest.mark.parametrize("value", ENVIRONMENT.values())
+def test_values_of_the_environment_however_they_are_written(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch)
+    forms = [
+        value, quote(value), quote(value, safe=""), json.dumps(value), yaml.safe_dump({"a": value}), repr(value),
+        shlex.quote(value), value.encode().hex(),
+        *(base64.b64encode(b"x" * n + value.encode()).decode() for n in range(3)),
+        base64.urlsafe_b64encode(f"user:{value}".encode()).decode(),
+    ]  # fmt: skip
+    for form in forms:
+        said = redact_text(f"run {form} failed")
+        assert said.startswith("run ")
+        assert said.endswith(" failed")
+        core = base64.b64encode(value.encode()).decode()[4:-4]
+        assert not shown(said)
+        assert core not in said
+    assert value not in json.dumps(redact_tree({"a": {value: [f"x{value}y"]}}), ensure_ascii=False)
+
+
+def test_switches_class_paths_and_numbers_of_tokens_stay() -> None:
+    tree = {
+        "auth": True,
+        "token": None,
+        "password": "",
+        "tokens": 2048,
+        "_target_": "bionemo.x.Y",
+        "a": [1, 2.5, None],
+    }
+    assert redact_tree(tree) == tree
+    assert redact_tree({"password": 123456, "secret": ["ab", "cd"]}) == {"password": "***", "secret": ["***", "***"]}
+
+
+def test_what_is_a_secret_of_the_environment() -> None:
+    variables = {"PWD": "/home/me", "API_TOKEN": "short", "SOME_AUTH": "disabled", "SSL_KEY": "/dev/null",
+                 "HTTPS_PROXY": "http://me:correct-horse@proxy:80", "HF_TOKEN": "hunter22"}  # fmt: skip
+    assert environment_secrets(variables) == {"HTTPS_PROXY": "correct-horse", "HF_TOKEN": "hunter22"}
+
+
+def test_names_of_files_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTGRES_PASSWORD", "postgres")
+    monkeypatch.setenv("HF_TOKEN", "hunter22-and-more")
+    assert not holds_secret("/home/postgres/run")
+    assert holds_secret("/runs/hunter22-and-more/a")
+
+
+def test_messages_and_tracebacks_in_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch)
+    secret = ENVIRONMENT["WANDB_API_KEY"]
+    try:
+        raise ValueError(secret)
+    except ValueError as error:
+        raised = (ValueError, error, error.__traceback__)
+    record = logging.LogRecord("a", logging.INFO, "b", 1, "cannot log in with %s", (secret,), raised)
+    assert LogFilter().filter(record)
+    assert secret not in logging.Formatter().format(record)
+    assert record.getMessage() == "cannot log in with ***"

@@ -1,0 +1,299 @@
+"""Canary secrets in every place where one can be, in no artefact of any command, and in none of its outputs."""
+
+import base64
+import gzip
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+
+from bionemo.analysis.__main__ import main as analyse
+from bionemo.config.compose import load
+from bionemo.errors import UserError
+from bionemo.launch import launch as launch_job
+from bionemo.launch import main as launch
+from bionemo.plan import main as plan
+from bionemo.predict import main as predict
+from bionemo.preprocess import main as preprocess
+
+from ..conftest import checkpoint_command
+from ..downstream.test_frozen import written
+from ..launching.launches import BCP
+from ..training.runs import MOCK, TINY, last_checkpoint, run
+from .canaries import ALL, ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, search
+
+WANDB = "exp_manager.wandb_logger_kwargs"
+CLUSTERS = {"bcm": ["cluster=bcm", "trainer.devices=8"], "bcp": BCP, "mpi": ["cluster=mpi"], "ray": ["cluster=ray"],
+            "local": []}  # fmt: skip
+PLAIN = [*FORMATS.values(), *URLS.values(), *TEXTS.values()]  # secrets under names that tell nothing
+TREE = {"named": NAMES, "plain": {f"n{i}": value for i, value in enumerate(PLAIN)}, "listed": PLAIN}
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def exits(status: int) -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as end:
+        assert int(end.code or 0) == status
+    else:
+        assert status == 0
+
+
+def configured(directory: Path) -> list[str]:
+    """A file with every canary, and words with every canary that can be said on a command line."""
+    logger = {"config": TREE, "tags": [FORMATS["aws"]], "settings": {"api_key": ENVIRONMENT["WANDB_API_KEY"]}}
+    tracking = {"tracking_uri": URLS["password"], "tags": {**NAMES, "note": TEXTS["export"]}}
+    made = {
+        "defaults": ["pretrain_esm2_8M", "_self_"],
+        "desc": "\n".join(PLAIN),
+        "exp_manager": {"wandb_logger_kwargs": logger, "mlflow_logger_kwargs": tracking},
+    }
+    directory.mkdir()
+    (directory / "canary.yaml").write_text(yaml.safe_dump(made))
+    words = [f"++{WANDB}.config.again.{name}={value}" for name, value in NAMES.items()]
+    words += [f"++{WANDB}.config.url{i}={url}" for i, url in enumerate(URLS.values())]
+    words += [f"++{WANDB}.config.env_{name}=${{oc.env:{name}}}" for name in ENVIRONMENT]
+    words += [f"{WANDB}.notes=${{oc.env:WANDB_API_KEY}}", f"{WANDB}.group=run-${{oc.env:HF_TOKEN}}"]
+    words += [f"{WANDB}.job_type='x {FORMATS['github']} y'"]
+    words += ["cluster=bcm", f"cluster.srun_args=['{TEXTS['export']}']"]
+    words += [f"cluster.env_vars={{WANDB_API_KEY: {NAMES['api_key']}, PLAIN: '${{oc.env:GITHUB_PAT}}'}}"]
+    return [f"--config-dir={directory}", "--config-name=canary", *words]
+
+
+def pretrained(tmp_path: Path) -> tuple[Path, list[str]]:
+    """A run with every canary; its directory and the lines of its console."""
+    words = configured(tmp_path / "conf")
+    directory = tmp_path / "out" / "run"
+    directory.parent.mkdir()
+    status, lines = run(
+        directory, *words, "exp_manager.create_wandb_logger=True", f"{WANDB}.offline=True",
+        "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=True", "name=canary", "trainer.max_steps=2",
+        "trainer.val_check_interval=2", "do_testing=False", HOME=str(tmp_path / "home"), **ENVIRONMENT,
+    )  # fmt: skip
+    assert status == 0, "\n".join(lines)
+    return directory, lines
+
+
+def test_pretraining_and_what_is_made_of_it(
+    tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory, lines = pretrained(tmp_path)
+    names = " ".join(path.name for path in directory.rglob("*"))
+    for kind in (
+        "config.yaml",
+        "hparams.yaml",
+        "state.json",
+        ".nemo",
+        ".wandb",
+        "cmd-args.log",
+        "tfevents",
+        "nemo_log",
+    ):
+        assert kind in names
+    saved = last_checkpoint(directory)
+    made = tmp_path / "out"
+    for words in (
+        ("convert", saved, made / "a.nemo"), ("convert", saved, made / "hf", "--to=hf"), ("inspect", saved),
+        ("average", made / "mean", saved, saved), ("convert", made / "a.nemo", made / "again"), ("verify", saved),
+    ):  # fmt: skip
+        checkpoint_command(monkeypatch, *words)
+    assert (made / "a.nemo").exists()
+    assert (made / "hf").exists()
+    assert (made / "again").exists()
+    assert search(made, [*lines, *capfd.readouterr()]) == []
+    again = load("config", ["trainer.max_steps=3"], directory)  # what was redacted is still a configuration
+    assert (again.model.hidden_size, again.trainer.max_steps, again.name) == (32, 3, "canary")
+    assert again.exp_manager.wandb_logger_kwargs.offline is True
+
+
+def test_the_search_finds_them_in_every_kind_of_file(tmp_path: Path) -> None:
+    secret = NAMES["api_key"]
+    (tmp_path / "plain.yaml").write_text(f"a: {secret[:6]}\\\n  {secret[6:]}\n")
+    (tmp_path / "data.gz").write_bytes(gzip.compress(secret.encode()))
+    np.savez_compressed(tmp_path / "x.npz", note=np.array(secret))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.attrs["note"] = secret
+    with tarfile.open(tmp_path / "x.nemo", "w:gz") as archive:
+        archive.add(tmp_path / "plain.yaml", "model_config.yaml")
+    (tmp_path / secret).touch()
+    hits = search(
+        tmp_path, [f"key {quote(ENVIRONMENT['DB_PASS'])}", base64.b64encode(f"u:{secret}".encode()).decode()]
+    )
+    for place in ("plain.yaml", "data.gz", "x.npz", "x.h5", "x.nemo", "name of"):
+        assert any(hit.startswith(place) for hit in hits), place
+    assert sum(hit.startswith("output") for hit in hits) >= 2
+    assert len(ALL) >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_jobs_refuse_all_that_would_be_written(
+    cluster: str, tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*TINY, *MOCK, f"exp_manager.exp_dir={tmp_path}/run", *CLUSTERS[cluster]]
+    monkeypatch.setattr(sys, "argv", ["launch.py", "--config-name=pretrain_esm2_8M", *words, "name=canary"])
+    with exits(0):
+        monkeypatch.setattr(sys, "argv", [*sys.argv, "--dry-run"])
+        launch()
+    assert search(tmp_path, list(capfd.readouterr())) == []
+    cfg = load("pretrain_esm2_8M", words)
+    given = [{"config": {name: value}} for name, value in NAMES.items()]
+    given += [
+        {"notes": value} for value in [*ALL] if value not in NAMES.values() and value not in ENVIRONMENT.values()
+    ]
+    given += [{"tags": [value]} for value in [*URLS.values(), *TEXTS.values()]]
+    given += [{"notes": f"a {value} b"} for value in ENVIRONMENT.values()] if cluster != "bcp" else []
+    for arguments in given:
+        for key, value in {"config": None, "notes": None, "tags": None, **arguments}.items():
+            setattr(cfg.exp_manager.wandb_logger_kwargs, key, value)
+        with pytest.raises(UserError, match=r"holds a secret|the value of \$"):
+            launch_job(cfg, dry_run=False)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    capfd.readouterr()
+    for extra in (f"+hydra.job.env_set.API_KEY={NAMES['api_key']}", f"cluster.env_vars={{A: {FORMATS['github']}}}",
+                  "name=${oc.env:WANDB_API_KEY}", f"++{WANDB}.tags=[{URLS['password']}]"):  # fmt: skip
+        for flags in ([], ["--dry-run"]):
+            monkeypatch.setattr(
+                sys, "argv", ["launch.py", "--config-name=pretrain_esm2_8M", *words, "cluster=local", extra, *flags]
+            )
+            with exits(1):
+                launch()
+    if cluster == "bcp":
+        for secret in (f"name:{NAMES['api_key']}", f"wandb:{'0a1b2c3d4e' * 4}", FORMATS["ngc"]):
+            monkeypatch.setattr(
+                sys, "argv", ["launch.py", "--config-name=pretrain_esm2_8M", *words, f"cluster.secrets=['{secret}']"]
+            )
+            with exits(1):
+                launch()
+    assert search(tmp_path, list(capfd.readouterr())) == []
+
+
+class _Guarded(SimpleHTTPRequestHandler):
+    """Serves files to who sends a password; refuses others."""
+
+    seen: list[str] = []  # noqa: RUF012 (of the test)
+
+    def do_GET(self) -> None:
+        self.seen.append(self.headers.get("Authorization", "") + self.path)
+        if "Authorization" not in self.headers and "sig=" not in self.path:
+            self.send_error(401, "no access")
+        else:
+            super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_preparation_and_downloads(
+    tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    served, made = tmp_path / "served", tmp_path / "made"
+    served.mkdir()
+    records = "".join(f">p{i}\nMKTAYIAKQRQISFVK{'LAGV' * (i + 1)}\n" for i in range(40))
+    (served / "x.fasta.gz").write_bytes(gzip.compress(records.encode()))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Guarded, directory=str(served)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    host = f"127.0.0.1:{server.server_address[1]}"
+    sources = {
+        "user": f"http://user:{NAMES['password']}@{host}/x.fasta.gz",
+        "signed": f"http://{host}/x.fasta.gz?sig={NAMES['sas']}",
+        "env": f"http://user:${{oc.env:HF_TOKEN}}@{host}/x.fasta.gz",
+        "absent": f"http://user:{NAMES['password']}@{host}/absent.gz",
+        "unreachable": f"http://{NAMES['token']}@{host}x/absent.gz",
+    }
+
+    def prepare(name: str, *words: str) -> Callable[[], None]:
+        monkeypatch.setattr(
+            sys, "argv", ["preprocess", f"source={sources[name]}", f"output={made}/{name}", "val_size=2", *words]
+        )
+        return preprocess
+
+    for name in ("user", "signed", "env"):
+        with exits(0):
+            prepare(name)()
+        with exits(0):  # it is prepared already
+            prepare(name)()
+        assert (made / name / "manifest.json").exists()
+    sources["user"] = f"http://user:another-password@{host}/x.fasta.gz"
+    with exits(0):  # the same data, whoever asks for it
+        prepare("user")()
+    for name in ("absent", "unreachable"):
+        with exits(1):
+            prepare(name)()
+    server.shutdown()
+    assert any(seen.startswith("Basic ") for seen in _Guarded.seen)  # credentials were used
+    out, err = capfd.readouterr()
+    assert search(made, [out, err]) == []
+    assert "was refused with 404" in err
+
+
+@pytest.mark.slow
+def test_other_commands(
+    tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory, _ = pretrained(tmp_path)
+    saved, made = last_checkpoint(directory), tmp_path / "made"
+    made.mkdir()
+    fasta = tmp_path / "x.fasta"
+    fasta.write_text("".join(f">p{i}\nMKTAYIAKQRQISFVK{'LAGV' * (i + 1)}\n" for i in range(8)))
+    monkeypatch.chdir(made)
+    for kind in ("h5", "npz", "csv", "parquet"):
+        outputs = "[embeddings,hiddens]" if kind in ("h5", "npz") else "[embeddings]"
+        monkeypatch.setattr(
+            sys, "argv",
+            ["predict", f"model.downstream_task.restore_from_path={saved}", f"model.data.dataset_path={fasta}",
+             f"model.data.output_fname={made}/x.{kind}", "trainer.accelerator=cpu", "trainer.precision=32",
+             f"model.downstream_task.outputs={outputs}", "trainer.devices=1"],
+        )  # fmt: skip
+        with exits(0):
+            predict()
+        assert (made / f"x.{kind}").exists()
+    monkeypatch.setattr(
+        sys, "argv", ["plan", "--config-name=canary", f"--config-dir={tmp_path / 'conf'}", *TINY, *MOCK]
+    )
+    with exits(0):
+        plan()
+    monkeypatch.setattr(
+        sys, "argv", ["analysis", "map", f"--input={made}/x.npz", "--method=pca", f"--output={made}/map.csv"]
+    )
+    with exits(0):
+        analyse()
+    task = tmp_path / "task"
+    written(task)
+    for frozen in ("True", "False"):
+        status, lines = run(
+            made / f"tuned-{frozen}", f"model.restore_encoder_path={saved}", f"model.encoder_frozen={frozen}",
+            f"model.data.dataset_path={task}", "model.micro_batch_size=10", "trainer.max_epochs=1",
+            f"++{WANDB}.config.text='{TEXTS['export']}'", f"++{WANDB}.config.note='{URLS['password']}'",
+            model="task", **ENVIRONMENT,
+        )  # fmt: skip
+        assert status == 0, "\n".join(lines)
+        assert search(made, lines) == []
+    assert search(made, list(capfd.readouterr())) == []
+    for words in (
+        [f"model.api_key={NAMES['apikey']}"], [f"trainer.max_steps={FORMATS['github']}"],
+        [f"source={URLS['password']}", f"--password={NAMES['password']}"], ["--token", NAMES["token"]],
+        ["name=${oc.env:WANDB_API_KEY}"], [f"model.data.dataset_path={URLS['token']}"], ["--cfg", "job"],
+        [f"trainer.max_steps='{'x' * 60}{ENVIRONMENT['HF_TOKEN']}'"], [f"++{WANDB}.config={{a: {FORMATS['slack']}}}",
+        "--cfg", "job"],
+    ):  # fmt: skip
+        status, lines = run(made / "mistake", *words, **ENVIRONMENT)
+        assert search(made, lines) == [], words

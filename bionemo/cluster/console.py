@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bionemo.cluster.process import speaks_for_all
-from bionemo.errors import describe
+from bionemo.cluster.process import check_environment, speaks_for_all
+from bionemo.errors import UserError, describe
 
 DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
 
@@ -29,6 +29,8 @@ def one_line_errors() -> Iterator[None]:
     followed by a line that asks to report it.
     """
     try:
+        check_environment()
+        _check_working_directory()
         yield
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
@@ -47,6 +49,20 @@ def one_line_errors() -> Iterator[None]:
         if speaks_for_all():
             print("\ninterrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def _check_working_directory() -> None:
+    """Check the working directory before any library asks for it: relative paths have no meaning without one.
+
+    Raises:
+        UserError: when it was deleted or cannot be entered.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(
+            f"the working directory cannot be found ({error.strerror}): change to an existing directory with `cd`"
+        ) from error
 
 
 def _discard_output() -> None:

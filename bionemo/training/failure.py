@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 
 from bionemo.cluster.watch.callback import Watch
 from bionemo.cluster.watch.errors import lost_another, one_line
-from bionemo.errors import UserError
+from bionemo.errors import describe
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 def one_voice(watch: Watch, trainer: pl.Trainer) -> Iterator[None]:
     """Watch over the ranks; let the error of any reach the user, and no rank complain that another one has gone.
 
-    Rank 0 tells what ends any of them. An error that is no UserError also ends its own rank with a traceback.
+    Rank 0 tells what ends any of them. An error that only a defect explains also ends its own rank with a traceback.
     """
     if trainer.world_size == 1:
         yield
@@ -48,7 +48,7 @@ def _last_word(error: BaseException, watch: Watch) -> BaseException:
         return error
     line = one_line(error, watch.rank, str(watch), watch.doing)
     log.info("leaving: %s", line)
-    for_user = isinstance(error, UserError) or lost_another(error)
+    for_user = describe(error) is not None or lost_another(error)
     if verdict is None and for_user:  # rank 0 does not answer
         print(f"error: {line}", file=sys.stderr, flush=True)
     mine = verdict is None or (verdict.kind, verdict.rank) == ("failed", watch.rank)

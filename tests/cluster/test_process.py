@@ -91,8 +91,8 @@ def test_first_host(hosts: str, first: str) -> None:
 @pytest.mark.parametrize(
     ("launcher", "changed", "said"),
     [
-        ("torchrun", {"WORLD_SIZE": "x"}, "torchrun was to say who this process is, but WORLD_SIZE is 'x'"),
-        ("torchrun", {"GROUP_RANK": None}, "GROUP_RANK is not set"),
+        ("torchrun", {"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x': expected an integer from 1 to 4294967295"),
+        ("torchrun", {"GROUP_RANK": None}, "GROUP_RANK is not set; torchrun sets it to an integer"),
         ("mpirun", {"MASTER_ADDR": None}, "mpirun does not say where rank 0 is"),
         ("mpirun", {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "let ranks fill one node after the other"),
         ("bcprun", {"GROUP_RANK": None}, "bcprun does not say which node rank 3 is on: set NODE_RANK"),

@@ -30,7 +30,7 @@ def one_line_errors() -> Iterator[None]:
     """
     try:
         check_environment()
-        _check_working_directory()
+        _check_directories()
         yield
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
@@ -51,11 +51,11 @@ def one_line_errors() -> Iterator[None]:
         sys.exit(128 + signal.SIGINT)
 
 
-def _check_working_directory() -> None:
-    """Check the working directory before any library asks for it: relative paths have no meaning without one.
+def _check_directories() -> None:
+    """Check the working directory and the home directory before any library asks for them.
 
     Raises:
-        UserError: when it was deleted or cannot be entered.
+        UserError: when the first was deleted or cannot be entered, or the second is unknown.
     """
     try:
         os.getcwd()
@@ -63,6 +63,8 @@ def _check_working_directory() -> None:
         raise UserError(
             f"the working directory cannot be found ({error.strerror}): change to an existing directory with `cd`"
         ) from error
+    if os.path.expanduser("~") == "~":
+        raise UserError("HOME is not set and the user has no home directory: set HOME to a directory to write to")
 
 
 def _discard_output() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from bionemo.data.files import SplitName
 from bionemo.data.packing import pack, pad
 from bionemo.data.sampler import Position, SampleOrder, StepSampler
 from bionemo.data.samples import KindOfSamples, Samples
+from bionemo.errors import UserError
 from bionemo.tokenizers import Vocabulary
 
 _AT_ONCE = 1 << 16  # tokens built in one go: enough to outweigh calls, few enough to stay in the cache
@@ -196,6 +198,7 @@ class SequenceData(pl.LightningDataModule):
         self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: Position, workers: int
     ) -> DataLoader[TrainStep]:
         workers = min(workers, os.cpu_count() or 1)  # more would only take turns; the stream stays the same
+        _check_semaphores(workers)
         return DataLoader(
             self.steps(name, shuffle, epochs, micro_batches, start),
             batch_size=None,
@@ -207,3 +210,18 @@ class SequenceData(pl.LightningDataModule):
     def _rank_and_size(self) -> tuple[int, int]:
         strategy = self.trainer.strategy if self.trainer else None
         return getattr(strategy, "data_parallel_rank", 0), getattr(strategy, "data_parallel_size", 1)
+
+
+def _check_semaphores(workers: int) -> None:
+    """Check that /dev/shm has room for the queues of the workers; torch fails half-way through making them.
+
+    Raises:
+        UserError: when it has not.
+    """
+    try:
+        [multiprocessing.Event() for _ in range(workers + 2 if workers else 0)]
+    except OSError as error:
+        raise UserError(
+            f"data workers need semaphores in /dev/shm ({error.strerror}): enlarge it (docker run --shm-size), or set "
+            "model.data.num_workers=0"
+        ) from error

@@ -3,12 +3,15 @@
 
 from typing import TYPE_CHECKING, Any
 
+from bionemo.common.cpu import limit_onednn
 from bionemo.version import __version__
 
 if TYPE_CHECKING:
     from bionemo.inference.open import load
 
 __all__ = ["__version__", "load"]
+
+limit_onednn()  # before torch is loaded, in every process that imports this package
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ import errno
 import re
 
 _RETRY = "run the command again"
+_WORKERS = "check memory and the size of /dev/shm (docker run --shm-size), or set model.data.num_workers=0"
 _HINTS = {
     errno.ENOSPC: f"free disk space or choose another output directory, then {_RETRY}",
     errno.EDQUOT: f"free disk space or raise the quota, then {_RETRY}",
@@ -24,16 +25,16 @@ _HINTS = {
 # errors of libraries that a file or the machine causes: full name of the class, text of the message, advice
 _OF_LIBRARIES = [
     (r"(torch\.\w+|builtins\.RuntimeError)", r"out of memory|can't allocate memory", "reduce model.micro_batch_size"),
-    (
-        r"builtins\.RuntimeError",
-        r"^(DataLoader (worker \(pid|timed out)|Pin memory thread exited)",
-        "check the memory of the machine and the size of /dev/shm, or set model.data.num_workers=0",
-    ),
+    (r"builtins\.RuntimeError", r"^(DataLoader (worker \(pid|timed out)|Pin memory thread exited)", _WORKERS),
+    (r"builtins\.RuntimeError", r"unable to .*(</?torch_|shm|shared memory)", _WORKERS),
     (r"builtins\.RuntimeError", r"PytorchStreamWriter|file write failed|unexpected pos", _HINTS[errno.ENOSPC]),
-    (r"builtins\.RuntimeError", r"No space left on device|unable to .*(shm|shared memory)", _HINTS[errno.ENOSPC]),
+    (r"builtins\.RuntimeError", r"No space left on device", _HINTS[errno.ENOSPC]),
     (r"safetensors\..*", r"", "the file is damaged: use another one, or write it again"),
     (r"pyarrow\..*", r"", "check the file"),
 ]
+# what torch makes of an error in a data worker: the same class, with the traceback as its message
+_OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal Traceback")
+_OS_ERROR = re.compile(r"\[Errno (\d+)\] (.*?)(?:: '(.*)')?")
 
 
 class UserError(Exception):
@@ -49,14 +50,15 @@ def describe(error: BaseException) -> str | None:
     A UserError describes itself. For others this is the last resort at the entry of a command: code that knows which
     setting to change raises a UserError.
     """
+    message = _message(error)
     if isinstance(error, UserError):
-        text = str(error)
+        text = message
     elif isinstance(error, OSError):
-        text = _os_error(error)
+        text = _os_error(error, message)
     elif isinstance(error, MemoryError):
         text = f"out of memory: {_HINTS[errno.ENOMEM]}"
     else:
-        name, message = f"{type(error).__module__}.{type(error).__qualname__}", str(error).strip()
+        name = f"{type(error).__module__}.{type(error).__qualname__}"
         known = [hint for kind, words, hint in _OF_LIBRARIES if re.fullmatch(kind, name) and re.search(words, message)]
         if not known:
             return None
@@ -64,8 +66,18 @@ def describe(error: BaseException) -> str | None:
     return " ".join(text.split())
 
 
-def _os_error(error: OSError) -> str:
+def _message(error: BaseException) -> str:
+    """The message of an error; of one from a data worker, that which it had there."""
+    message = str(error).strip()
+    if _OF_WORKER.match(message):
+        return message.splitlines()[-1].partition(": ")[2]
+    return message
+
+
+def _os_error(error: OSError, message: str) -> str:
+    if error.errno is None and (match := _OS_ERROR.fullmatch(message)):
+        error = OSError(int(match[1]), match[2], *match.groups()[2:])
     files = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
-    reason = error.strerror or str(error) or type(error).__name__
+    reason = error.strerror or message or type(error).__name__
     hint = _HINTS.get(error.errno or 0, f"check the file system, then {_RETRY}")
     return f"{files}: {reason}: {hint}" if files else f"{reason}: {hint}"

@@ -14,8 +14,7 @@ cd "$1"
 shift 2
 : "${NUM_NODES:=1}" "${GPUS_PER_NODE:=8}"
 
-words=("trainer.num_nodes=$NUM_NODES" "trainer.devices=$GPUS_PER_NODE" "cluster.gpus_per_node=$GPUS_PER_NODE"
-    "cluster.gres=gpu:$GPUS_PER_NODE" "exp_manager.exp_dir='$results'")
+words=("trainer.num_nodes=$NUM_NODES" "trainer.devices=$GPUS_PER_NODE" "exp_manager.exp_dir='$results'")
 [ -z "${PARTITION:-}" ] || words+=("cluster.partition=$PARTITION")
 [ -z "${ACCOUNT:-}" ] || words+=("cluster.account=$ACCOUNT")
 [ -z "${TIME_LIMIT:-}" ] || words+=("cluster.time='$TIME_LIMIT'")

@@ -9,30 +9,40 @@
 #   bash setup/launch.sh info               what is set
 #
 # --dry-run in front shows the commands. Settings come from the environment, or from .env in the checkout, NAME=VALUE a
-# line (another file: ENV_FILE); nothing in it is run. Secrets are handed to the container by name.
+# line (another file: ENV_FILE). Only the names below and those of secrets are read from that file, and nothing in it is
+# run. WANDB_API_KEY, NGC_API_KEY, NGC_CLI_API_KEY and HF_TOKEN are secrets: the container gets them by name.
 #
 #   BIONEMO_IMAGE   name and tag of the image (bionemo)
 #   PROJECT_PATH    the code that is mounted (this checkout), at BIONEMO_PATH in the container (/workspace/bionemo)
-#   DATA_PATH, RESULTS_PATH   directories that are mounted at /data and /result
+#   DATA_PATH, RESULTS_PATH   directories that are mounted at /data and /result; all paths are absolute, without a colon
 #   JUPYTER_PORT    of this machine, for port 8888 of the container (8888)
 #   BIONEMO_CONTAINER  (bionemo)
 set -euo pipefail
 
 checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+settings=(BIONEMO_IMAGE PROJECT_PATH BIONEMO_PATH DATA_PATH RESULTS_PATH JUPYTER_PORT BIONEMO_CONTAINER)
 secrets=(WANDB_API_KEY NGC_API_KEY NGC_CLI_API_KEY HF_TOKEN)
 
 die() { echo "error: $*" >&2; exit 1; }
 
-read_env() { # what the environment has already stays
-    local line name
+read_env() { # a name that is set in the environment keeps that value
+    local line name ignored=()
     while IFS= read -r line || [ -n "$line" ]; do
         line="${line%$'\r'}"
         [[ "$line" =~ ^[[:space:]]*(#|$) ]] && continue
         [[ "$line" =~ ^(export[[:space:]]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)$ ]] || die "$1: '${line%%=*}' is no NAME=VALUE"
         name="${BASH_REMATCH[2]}" line="${BASH_REMATCH[3]}"
         [[ "$line" =~ ^\"(.*)\"$ || "$line" =~ ^\'(.*)\'$ ]] && line="${BASH_REMATCH[1]}"
-        [ -n "${!name+set}" ] || export "$name=$line"
+        case " ${settings[*]} ${secrets[*]} " in
+            *" $name "*) [ -n "${!name+set}" ] || export "$name=$line" ;;
+            *) ignored+=("$name") ;;
+        esac
     done < "$1"
+    [ "${#ignored[@]}" = 0 ] || echo "note: $1: ignored, as $0 has no such settings: ${ignored[*]}" >&2
+}
+
+check() { # NAME REGULAR_EXPRESSION EXPECTED: no value may be taken for an option of docker or for part of another one
+    [[ "${!1}" =~ ^($2)$ ]] || die "$1=${!1}: expected $3"
 }
 
 run() {
@@ -52,7 +62,12 @@ command="${1:-}"
 env_file="${ENV_FILE:-$checkout/.env}"
 if [ -f "$env_file" ]; then read_env "$env_file"; elif [ -n "${ENV_FILE:-}" ]; then die "there is no $ENV_FILE"; fi
 : "${BIONEMO_IMAGE:=bionemo}" "${PROJECT_PATH:=$checkout}" "${BIONEMO_PATH:=/workspace/bionemo}"
-: "${JUPYTER_PORT:=8888}" "${BIONEMO_CONTAINER:=bionemo}"
+: "${JUPYTER_PORT:=8888}" "${BIONEMO_CONTAINER:=bionemo}" "${DATA_PATH:=}" "${RESULTS_PATH:=}"
+check BIONEMO_IMAGE '[A-Za-z0-9][A-Za-z0-9._/:@-]*' "the name of an image, such as host:5000/bionemo:1.0"
+check BIONEMO_CONTAINER '[A-Za-z0-9][A-Za-z0-9_.-]*' "a name of letters, digits, '_', '.' and '-'"
+check JUPYTER_PORT '[1-9][0-9]{0,4}' "the number of a port"
+for name in PROJECT_PATH BIONEMO_PATH; do check "$name" '/[^:]*' "an absolute path without ':'"; done
+for name in DATA_PATH RESULTS_PATH; do check "$name" '(/[^:]*)?' "an absolute path without ':'"; done
 
 build() {
     local options=() option
@@ -72,15 +87,15 @@ push() {
     case "${BIONEMO_IMAGE##*/}" in *:*) ;; *) repository="$BIONEMO_IMAGE" ;; esac # a colon may belong to a port
     while getopts v:a: option; do
         case "$option" in
-            v | a) tags+=("$OPTARG") ;;
+            v | a) tag="$OPTARG" && check tag '[A-Za-z0-9_][A-Za-z0-9_.-]*' "the tag of an image" && tags+=("$tag") ;;
             *) exit 2 ;;
         esac
     done
     docker_is_there
-    run docker push "$BIONEMO_IMAGE"
+    run docker push -- "$BIONEMO_IMAGE"
     for tag in "${tags[@]}"; do
-        run docker tag "$BIONEMO_IMAGE" "$repository:$tag"
-        run docker push "$repository:$tag"
+        run docker tag -- "$BIONEMO_IMAGE" "$repository:$tag"
+        run docker push -- "$repository:$tag"
     done
 }
 
@@ -96,32 +111,30 @@ dev() {
     [ -d "$PROJECT_PATH" ] || die "PROJECT_PATH=$PROJECT_PATH is no directory"
     options+=(--name "$BIONEMO_CONTAINER" --shm-size=8g --publish "$JUPYTER_PORT:8888" --workdir "$BIONEMO_PATH")
     options+=(--volume "$PROJECT_PATH:$BIONEMO_PATH" --env "BIONEMO_HOME=$BIONEMO_PATH")
-    [ -z "${DATA_PATH:-}" ] || options+=(--volume "$DATA_PATH:/data")
-    [ -z "${RESULTS_PATH:-}" ] || options+=(--volume "$RESULTS_PATH:/result")
+    [ -z "$DATA_PATH" ] || options+=(--volume "$DATA_PATH:/data")
+    [ -z "$RESULTS_PATH" ] || options+=(--volume "$RESULTS_PATH:/result")
     if command -v nvidia-smi > /dev/null; then options+=(--gpus all); fi
     for name in "${secrets[@]}"; do
         if [ -n "${!name:-}" ]; then options+=(--env "$name"); fi
     done
     docker_is_there
-    run docker run "${options[@]}" "$BIONEMO_IMAGE" "${words[@]}"
+    run docker run "${options[@]}" -- "$BIONEMO_IMAGE" "${words[@]}"
 }
 
 info() {
     local name
-    for name in BIONEMO_IMAGE PROJECT_PATH BIONEMO_PATH DATA_PATH RESULTS_PATH JUPYTER_PORT BIONEMO_CONTAINER; do
-        echo "$name=${!name:-}"
-    done
+    for name in "${settings[@]}"; do echo "$name=${!name}"; done
     for name in "${secrets[@]}"; do
         if [ -n "${!name:-}" ]; then echo "$name is set"; else echo "$name is not set"; fi
     done
 }
 
 case "$command" in
-    pull) docker_is_there; run docker pull "$BIONEMO_IMAGE" ;;
+    pull) docker_is_there; run docker pull -- "$BIONEMO_IMAGE" ;;
     build) build "$@" ;;
     push) push "$@" ;;
     dev) dev "$@" ;;
-    attach) docker_is_there; run docker exec --interactive --tty "$BIONEMO_CONTAINER" bash ;;
+    attach) docker_is_there; run docker exec --interactive --tty -- "$BIONEMO_CONTAINER" bash ;;
     info) info ;;
     -h | --help | help) usage ;;
     *) usage >&2; die "'$command' is no command" ;;

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import bionemo  # noqa: F401  # limits oneDNN where the CPU needs it, before any test imports torch
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as interop/quiet.py does, before torch is imported

@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from bionemo.cluster.process import Process
+from bionemo.cluster.process import Process, check_master_address
 from bionemo.errors import UserError
 
 _WARM_UP = 3
@@ -66,6 +66,7 @@ def check(process: Process, sizes: Sizes, cpu: bool, patience: float) -> None:
 
 
 def _meet(process: Process, size: int, patience: float) -> dist.TCPStore:
+    check_master_address(process)
     first = process.rank == 0 and process.launcher != "torchrun"  # which serves one at this port already
     try:
         return dist.TCPStore(

@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bionemo.cluster.process import speaks_for_all
+from bionemo.cluster.process import check_environment, speaks_for_all
 from bionemo.common.redaction import learn, redact_text
-from bionemo.errors import describe
+from bionemo.errors import UserError, describe
 
 DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
 
@@ -31,6 +31,8 @@ def one_line_errors() -> Iterator[None]:
     """
     learn(sys.argv[1:])
     try:
+        check_environment()
+        _check_directories()
         yield
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
@@ -54,6 +56,22 @@ def one_line_errors() -> Iterator[None]:
 
 def _print_traceback(error: BaseException) -> None:
     print(redact_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+
+
+def _check_directories() -> None:
+    """Check the working directory and the home directory before any library asks for them.
+
+    Raises:
+        UserError: when the first was deleted or cannot be entered, or the second is unknown.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(
+            f"the working directory cannot be found ({error.strerror}): change to an existing directory with `cd`"
+        ) from error
+    if os.path.expanduser("~") == "~":
+        raise UserError("HOME is not set and the user has no home directory: set HOME to a directory to write to")
 
 
 def _discard_output() -> None:

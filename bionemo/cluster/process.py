@@ -7,6 +7,8 @@ loaded.
 
 import os
 import re
+import socket
+import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +16,12 @@ from dataclasses import dataclass
 from bionemo.errors import UserError
 
 _PORTS = 15000, 10000  # the first of those that jobs are given, and their number
+_INTEGERS = (  # those that torch, Lightning or this module reads in any process
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID",
+    "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "JSM_NAMESPACE_RANK",
+)  # fmt: skip
+_TASKS = re.compile(r"(\d{1,18})(?:\(x(\d{1,18})\))?")
 
 
 @dataclass(frozen=True)
@@ -89,14 +97,51 @@ def this_process(environment: Mapping[str, str] = os.environ) -> Process | None:
     return None
 
 
+def check_environment(environment: Mapping[str, str] = os.environ) -> None:
+    """Check the integers that launchers set, before torch or Lightning reads them.
+
+    Raises:
+        UserError: naming the first variable that is no integer of its range.
+    """
+    for name in _INTEGERS:
+        if name in environment and not _is_integer(name, environment[name]):
+            raise UserError(_wrong_integer(name, environment[name]))
+
+
+def check_master_address(process: Process | None, patience: float = 5.0) -> None:
+    """Check that the host of rank 0 can be resolved, before anything waits for a connection to it.
+
+    Args:
+        process: this one; None where no launcher has started it, and Lightning reads MASTER_ADDR.
+        patience: seconds in which the name may still be registered, as of a container that has just been started.
+
+    Raises:
+        UserError: naming the host.
+    """
+    address = process.address if process is not None else os.environ.get("MASTER_ADDR", "127.0.0.1")
+    until = time.monotonic() + patience
+    while True:
+        try:
+            socket.getaddrinfo(address, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() > until:
+                raise UserError(
+                    f"MASTER_ADDR={address}: {socket.gethostname()} cannot resolve this host name of rank 0 "
+                    f"({getattr(error, 'strerror', None) or error}): set MASTER_ADDR to a name or address that all "
+                    "machines of the run know, or unset it for a run on one machine"
+                ) from error
+            time.sleep(0.5)
+
+
 def speaks_for_all(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this is the first of all processes, before there are process groups; one that cannot tell is."""
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if name in environment:
-            return environment[name] == "0"
+            return _may_be_first(environment, name)
     if {"NODE_RANK", "LOCAL_RANK"} & environment.keys() and not _one_of_many_tasks(environment):  # Lightning starts it
-        return {environment.get("NODE_RANK", "0"), environment.get("LOCAL_RANK", "0")} == {"0"}
-    return environment.get("SLURM_PROCID", "0") == "0"
+        return _may_be_first(environment, "NODE_RANK", "LOCAL_RANK")
+    return _may_be_first(environment, "SLURM_PROCID")
 
 
 def first_of_node(environment: Mapping[str, str] = os.environ) -> bool:
@@ -104,7 +149,7 @@ def first_of_node(environment: Mapping[str, str] = os.environ) -> bool:
     names = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"]
     if "RANK" not in environment and _one_of_many_tasks(environment):
         names = names[1:]
-    return next((environment[name] == "0" for name in names if name in environment), True)
+    return next((_may_be_first(environment, name) for name in names if name in environment), True)
 
 
 def _torchrun(environment: Mapping[str, str]) -> Process | None:
@@ -170,13 +215,13 @@ def _srun(environment: Mapping[str, str]) -> Process | None:
         return None
     number = _numbers("srun", environment)
     size, node = number("SLURM_STEP_NUM_TASKS"), number("SLURM_NODEID")
-    tasks = _tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     host = first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
     address = environment.get("MASTER_ADDR") or host or "127.0.0.1"
+    local_size = _tasks_of(node, environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     job = number("SLURM_JOB_ID", 0) * 7 + number("SLURM_STEP_ID", 0)  # steps of one job may run side by side
     return Process(
         "srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), node, size,
-        tasks[node] if node < len(tasks) else None, address, number("MASTER_PORT", _port_of(job)),
+        local_size, address, number("MASTER_PORT", _port_of(job)),
     )  # fmt: skip
 
 
@@ -186,10 +231,15 @@ def first_host(hosts: str) -> str:
     return re.sub(r"\[([^-,\]]*)[^\]]*\]", r"\1", first[0] if first else "")
 
 
-def _tasks_per_node(counts: str) -> list[int]:
-    """Slurm's `2(x3),1`: 2, 2, 2, 1."""
-    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [int(tasks) for tasks, times in parts for _ in range(int(times or 1))]
+def _tasks_of(node: int, counts: str) -> int | None:
+    """Tasks of a node in Slurm's list `2(x3),1`, which stands for 2, 2, 2, 1; None for a node beyond its end."""
+    for part in counts.split(",") if counts else []:
+        if not (match := _TASKS.fullmatch(part)):
+            raise UserError(f"SLURM_STEP_TASKS_PER_NODE is {_shown(counts)}: expected a list such as 2(x3),1")
+        if node < (times := int(match[2] or 1)):
+            return int(match[1])
+        node -= times
+    return None
 
 
 def _port_of(job: int) -> int:
@@ -200,9 +250,35 @@ def _port_of(job: int) -> int:
 def _numbers(launcher: str, environment: Mapping[str, str]) -> Callable[..., int]:
     def number(name: str, default: int | None = None) -> int:
         value = environment.get(name, None if default is None else str(default))
-        if value is None or not value.isdecimal():
-            said = "is not set" if value is None else f"is {value!r}"
-            raise UserError(f"{launcher} was to say who this process is, but {name} {said}: set it to a number")
+        if value is None:
+            raise UserError(f"{name} is not set; {launcher} sets it to an integer")
+        if not _is_integer(name, value):
+            raise UserError(_wrong_integer(name, value))
         return int(value)
 
     return number
+
+
+def _range(name: str) -> tuple[int, int]:
+    lowest = int(name.endswith(("SIZE", "NUM_TASKS")))
+    return lowest, 2**16 - 1 if name == "MASTER_PORT" else 2**32 - 1
+
+
+def _is_integer(name: str, value: str) -> bool:
+    lowest, highest = _range(name)
+    return bool(re.fullmatch(r"[0-9]{1,10}", value)) and lowest <= int(value) <= highest
+
+
+def _wrong_integer(name: str, value: str) -> str:
+    lowest, highest = _range(name)
+    return f"{name} is {_shown(value)}: expected an integer from {lowest} to {highest}, set by a launcher; or unset it"
+
+
+def _may_be_first(environment: Mapping[str, str], *names: str) -> bool:
+    """Whether these are 0, not set, or no integers: an error about them must not be silent."""
+    values = {name: environment.get(name, "0") for name in names}
+    return all(not _is_integer(name, value) or int(value) == 0 for name, value in values.items())
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 40 else f"{value[:37]}...")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where configuration files are found."""
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,12 +88,15 @@ def find_config_dir(directory: str | Path) -> Path:
     """Give the absolute path of a directory named on the command line.
 
     Raises:
-        UserError: when there is no such directory beside the running script or under the working directory.
+        UserError: when there is no such directory beside the running script or under the working directory, or it
+            cannot be read: Hydra would silently take a config of that name from elsewhere.
     """
     given = Path(directory).expanduser()
     for base in (script_dir(), Path.cwd()):
-        if (base / given).is_dir():  # an absolute path ignores the base
-            return (base / given).resolve()
+        if (found := base / given).is_dir():  # an absolute path ignores the base
+            if not os.access(found, os.R_OK | os.X_OK):
+                raise UserError(f"config directory '{directory}' cannot be read: check the permissions and the owner")
+            return found.resolve()
     raise UserError(f"config directory '{directory}' not found, neither in {script_dir()} nor in {Path.cwd()}")
 
 

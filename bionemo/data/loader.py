@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch's data loader, whose worker processes report errors in one line and cannot hang the run."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -68,6 +69,7 @@ class StepLoader(DataLoader[Any]):
         Raises:
             UserError: the workers cannot be started, one of them is lost, or one has failed.
         """
+        _check_semaphores(self.num_workers)
         try:
             steps = super().__iter__()
         except OSError as error:
@@ -110,3 +112,18 @@ def _end_when_told(parent: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
+
+
+def _check_semaphores(workers: int) -> None:
+    """Check that /dev/shm has room for the queues of the workers; torch fails half-way through making them.
+
+    Raises:
+        UserError: when it has not.
+    """
+    try:
+        [multiprocessing.Event() for _ in range(workers + 2 if workers else 0)]
+    except OSError as error:
+        raise UserError(
+            f"data workers need semaphores in /dev/shm ({error.strerror}): enlarge it (docker run --shm-size), or set "
+            "model.data.num_workers=0"
+        ) from error

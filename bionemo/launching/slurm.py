@@ -45,7 +45,7 @@ class Slurm:
         """See `Cluster`: what was asked for, and a batch script for each stage."""
         config = self.config
         most = max(stage.tasks for stage in job.stages)
-        if job.gpus and config.gpus_per_node is not None and most > config.gpus_per_node:
+        if job.gpus and isinstance(config.gpus_per_node, int) and most > config.gpus_per_node:
             raise UserError(f"trainer.devices={most}, but a node has cluster.gpus_per_node={config.gpus_per_node}")
         return job.records | {self._script(job, stage): self._batch(job, stage) for stage in job.stages}
 
@@ -102,14 +102,15 @@ class Slurm:
         config = self.config
         log = str(job.directory / f"log-{config.job_name_prefix}{job.stem(stage)}").replace("%", "%%") + "_%j"
         notice = self._notice(job, stage)
+        gpus_per_node, gres = self._gpus(stage)
         options: dict[str, str | int | bool | None] = {
             "account": config.account,
             "dependency": config.dependency,
             "error": None if config.stderr_to_stdout else f"{log}.err",
             "exclusive": config.exclusive,
-            "gpus_per_node": config.gpus_per_node,
+            "gpus_per_node": gpus_per_node,
             "gpus_per_task": config.gpus_per_task,
-            "gres": config.gres,
+            "gres": gres,
             "job_name": f"{config.job_name_prefix}{job.stem(stage)}",
             "mem": _memory(config.mem),
             "nodes": stage.nodes,
@@ -130,6 +131,15 @@ class Slurm:
                 raise UserError(f"cluster.additional_parameters.{name}: {hint}, or another option of sbatch")
             options[known] = value
         return [_option(name, value) for name, value in sorted(options.items()) if value not in (None, False)]
+
+    def _gpus(self, stage: Stage) -> tuple[int | None, str | None]:
+        """Give --gpus-per-node and --gres, which must not contradict each other."""
+        count, gres = self.config.gpus_per_node, self.config.gres
+        if count == "auto":
+            count = stage.tasks if gres in (None, "auto") else None
+        if gres == "auto":
+            gres = f"gpu:{stage.tasks if count is None else count}"
+        return count, gres
 
     def _notice(self, job: Job, stage: Stage) -> tuple[int, int] | None:
         """The signal that tells a training that its time is nearly over, and how many seconds before."""

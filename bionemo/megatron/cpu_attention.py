@@ -4,7 +4,9 @@
 About twice as fast as one scaled_dot_product_attention a sequence, forward and backward, because:
 
 * Scores are in base 2: ATen vectorises fp32 `exp2` itself but hands `exp` to MKL, which is several times slower.
-* fp32 products go to oneDNN, twice as fast as MKL on AVX-512. For bf16 inputs, probabilities are bf16, scores fp32.
+* fp32 products go to oneDNN, up to twice as fast as MKL on AVX-512. torch passes them to oneDNN only if it may compute
+  in bf16, which it does only with AMX: without AMX the result is fp32; where AMX is possible, MKL computes instead.
+* For bf16 inputs, probabilities are bf16, scores fp32.
 * A sequence is read as a window of the pack and masked, not copied to be padded. Windows are multiples of `_WINDOW`
   because oneDNN compiles a kernel per shape (0.3 ms each): there must be few.
 * Numbers below fp32's normal range count as zero: they cost 3 to 5 times the time as soon as attention is sharp.
@@ -28,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bionemo.common.cpu import amx_is_possible
 from bionemo.megatron.dropout import AttentionDropout, keep_scale
 
 _WINDOW = 32
@@ -108,7 +111,12 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 @lru_cache(maxsize=1)
 def _onednn_is_exact() -> bool:
-    """Whether oneDNN computes in fp32 even where it may use bf16: true of AVX-512, not of AMX. Needs that mode set."""
+    """Whether oneDNN computes in fp32 even where it may use bf16, as without AMX; measured in that mode, which is set.
+
+    Where AMX is possible, nothing is measured: fp32 must not execute its instructions.
+    """
+    if amx_is_possible():
+        return False
     a = torch.arange(256 * 64).remainder(1021).add(1).div(1021).view(1, 256, 64)
     return torch.allclose(torch.bmm(a, a.mT).double(), torch.bmm(a.double(), a.double().mT), rtol=1e-6, atol=0)
 

@@ -21,22 +21,31 @@ log = logging.getLogger(__name__)
 def one_voice(watch: Watch, trainer: pl.Trainer) -> Iterator[None]:
     """Watch over the ranks; let the error of any reach the user, and no rank complain that another one has gone.
 
-    Rank 0 tells what ends any of them. A defect also ends its own rank with a traceback.
+    Rank 0 tells what ends any of them. An error that only a defect explains also ends its own rank with a traceback.
     """
-    if trainer.world_size == 1:
-        yield
-        return
-    watch.begin(trainer)
+    watch.error = None
+    if trainer.world_size > 1:
+        watch.begin(trainer)
     try:
         yield
     except BaseException as error:
-        last = _last_word(error, watch)
+        cause = _cause(error, watch)
+        last = cause if trainer.world_size == 1 else _last_word(cause, watch)
         if last is error:
             raise
         raise last from error
+    if trainer.world_size == 1:
+        return
     if watch.verdict is not None:
         sys.exit(1)
     watch.end()
+
+
+def _cause(error: BaseException, watch: Watch) -> BaseException:
+    """The error that ended the run, where Lightning's clean-up failed as well and would hide it behind a defect."""
+    first = watch.error
+    hidden = first is not None and isinstance(error, Exception) and describe(error) is None
+    return first if first is not None and hidden and describe(first) is not None else error
 
 
 def _last_word(error: BaseException, watch: Watch) -> BaseException:

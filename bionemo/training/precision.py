@@ -2,11 +2,15 @@
 """Which number formats a step computes in, and the loss scaling that fp16 needs."""
 
 import logging
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+
+from bionemo.common.cpu import amx_is_broken
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +94,24 @@ def precision_for_host(name: str | int) -> Precision:
         log.warning("trainer.precision=16-mixed needs a GPU: computing in %s here", plain)
     elif not native:
         log.warning("trainer.precision=%s is slow on this CPU, which emulates it: 32 is faster here", name)
+    if plain == "bf16-mixed" and native:
+        _note_unusable_amx()
     return Precision(plain)
 
 
 def cpu_has_bf16() -> bool:
     """Whether the processor multiplies bf16 numbers itself; one of which nothing is known is believed to."""
     able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # older torch cannot tell
-    return "avx2" not in able or bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+    by_amx = able.get("amx_bf16") and not amx_is_broken()
+    return "avx2" not in able or bool(able.get("avx512_bf16") or by_amx)
+
+
+@cache
+def _note_unusable_amx() -> None:
+    """Warn once in each process; the console shows messages of the first rank only."""
+    if amx_is_broken():
+        log.warning(
+            "this CPU advertises AMX but does not describe its tiles, as on some virtual machines: bf16 uses AVX-512 "
+            "instead and is slower (ONEDNN_MAX_CPU_ISA=%s)",
+            os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
+        )

@@ -12,7 +12,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from bionemo.cluster.environment import Launched
-from bionemo.cluster.process import this_process
+from bionemo.cluster.process import check_master_address, this_process
 from bionemo.config.check import layout, micro_batches
 from bionemo.config.durations import seconds
 from bionemo.config.schema import RunConfig
@@ -35,7 +35,8 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
 
     Raises:
         UserError: when a GPU is asked for and there is none, a launcher has started other processes than the run was
-            told, the devices cannot be divided as asked, or another argument cannot be.
+            told, the host of rank 0 cannot be resolved, the devices cannot be divided as asked, or another argument
+            cannot be.
     """
     config = cfg.trainer
     if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -76,6 +77,7 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         raise UserError(f"trainer: {error}") from error
     if process is not None:
         process.check(trainer.num_nodes, trainer.num_devices)
+    check_master_address(process)
     for problem in layout(cfg.model, config, trainer.world_size):  # "auto" devices have now been counted
         raise UserError(problem)
     config.accumulate_grad_batches = micro_batches(cfg.model, config, trainer.world_size)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a command ends that cannot go on."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +41,46 @@ def test_a_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(UserError), one_line_errors():
         raise UserError("what")
+
+
+def test_a_rank_that_is_no_integer_is_said_before_anything_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "abc")
+    with pytest.raises(SystemExit) as end, one_line_errors():
+        pytest.fail("begun")
+    told = capsys.readouterr().err
+    assert end.value.code == 1
+    assert told.startswith("error: RANK is 'abc': expected an integer")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["pretrain", "finetune", "predict", "preprocess", "launch", "plan", "cluster check", "cli checkpoint inspect x"],
+)
+def test_a_deleted_working_directory_is_one_line_of_every_command(command: str, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    package, *words = command.split()
+    script = f"rmdir {gone}; exec {sys.executable} -m bionemo.{package} {' '.join(words)}"
+    done = subprocess.run(["bash", "-c", script], cwd=gone, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: the working directory cannot be found (No such file or directory): change to an existing directory "
+        "with `cd`\n"
+    )
+
+
+def test_a_user_without_a_home_is_told_to_set_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container that runs under a number that no user has."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(SystemExit), one_line_errors():
+        pytest.fail("begun")
+    assert capsys.readouterr().err == (
+        "error: HOME is not set and the user has no home directory: set HOME to a directory to write to\n"
+    )

@@ -1,9 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who a process is, from what launchers were seen to set, and what is said when that is not what the run was told."""
 
+import socket
+import time
+
 import pytest
 
-from bionemo.cluster.process import Process, first_host, first_of_node, speaks_for_all, this_process
+from bionemo.cluster.process import (
+    Process,
+    check_environment,
+    check_master_address,
+    first_host,
+    first_of_node,
+    speaks_for_all,
+    this_process,
+)
 from bionemo.errors import UserError
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "j1", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4",
@@ -91,8 +102,8 @@ def test_first_host(hosts: str, first: str) -> None:
 @pytest.mark.parametrize(
     ("launcher", "changed", "said"),
     [
-        ("torchrun", {"WORLD_SIZE": "x"}, "torchrun was to say who this process is, but WORLD_SIZE is 'x'"),
-        ("torchrun", {"GROUP_RANK": None}, "GROUP_RANK is not set"),
+        ("torchrun", {"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x': expected an integer from 1 to 4294967295"),
+        ("torchrun", {"GROUP_RANK": None}, "GROUP_RANK is not set; torchrun sets it to an integer"),
         ("mpirun", {"MASTER_ADDR": None}, "mpirun does not say where rank 0 is"),
         ("mpirun", {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "let ranks fill one node after the other"),
         ("bcprun", {"GROUP_RANK": None}, "bcprun does not say which node rank 3 is on: set NODE_RANK"),
@@ -103,6 +114,75 @@ def test_what_contradicts_itself_is_refused(launcher: str, changed: dict[str, st
     with pytest.raises(UserError) as caught:
         this_process({name: value for name, value in environment.items() if value is not None})
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("counts", "node", "tasks"),
+    [
+        ("2(x3),1", 2, 2), ("2(x3),1", 3, 1), ("2(x3),1", 4, None), ("", 0, None),
+        ("2(x3000000000)", 7, 2), ("2(x3000000000),5", 3_000_000_000, 5),
+    ],
+)  # fmt: skip
+def test_tasks_of_a_node_of_slurm(counts: str, node: int, tasks: int | None) -> None:
+    """The list is never written out: it may stand for more nodes than there is memory."""
+    found = this_process({**SRUN, "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)})
+    assert found is not None
+    assert found.local_size == tasks
+
+
+@pytest.mark.parametrize("counts", ["2(x3", "x", "2,,1", f"{'9' * 5000}", "-2"])
+def test_other_lists_of_slurm_are_refused(counts: str) -> None:
+    with pytest.raises(UserError, match=r"SLURM_STEP_TASKS_PER_NODE is .*: expected a list such as 2") as caught:
+        this_process({**SRUN, "SLURM_STEP_TASKS_PER_NODE": counts})
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "abc"), ("RANK", ""), ("RANK", "-1"), ("RANK", "1.0"), ("RANK", "٣"), ("RANK", "9" * 5000),
+        ("LOCAL_RANK", "x"), ("WORLD_SIZE", "0"), ("MASTER_PORT", "65536"), ("MASTER_PORT", "http"),
+        ("SLURM_PROCID", "x"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "0"), ("JSM_NAMESPACE_RANK", "x"), ("NODE_RANK", " "),
+    ],
+)  # fmt: skip
+def test_variables_that_are_no_integers_are_named(name: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"^{name} is '.*': expected an integer from [01] to") as caught:
+        check_environment({name: value})
+    assert len(str(caught.value)) < 200
+    if "RANK" in name or name == "SLURM_PROCID":
+        assert speaks_for_all({name: value})  # else nobody would say it
+
+
+def test_variables_of_launchers_are_integers() -> None:
+    for environment in LAUNCHERS.values():
+        check_environment(environment)
+
+
+def test_a_host_that_cannot_be_resolved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and not when torch gives up waiting for it; a name that is registered a little later is found."""
+    answers = ["unknown", "unknown", "known"]
+
+    def resolve(host: str, port: None) -> list[object]:
+        if host != "node7" or answers.pop(0) == "unknown":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    process = this_process({**TORCHRUN, "MASTER_ADDR": "node7"})
+    check_master_address(process)
+    assert answers == []
+    begin = time.monotonic()
+    with pytest.raises(UserError, match=r"^MASTER_ADDR=no\.host: .* cannot resolve .*set MASTER_ADDR to"):
+        check_master_address(this_process({**TORCHRUN, "MASTER_ADDR": "no.host"}), patience=0.2)
+    monkeypatch.setenv("MASTER_ADDR", "other.host")  # for one that Lightning starts
+    with pytest.raises(UserError, match=r"^MASTER_ADDR=other\.host: "):
+        check_master_address(None, patience=0.2)
+    assert time.monotonic() - begin < 5
+
+
+def test_names_and_addresses_of_this_machine_are_resolved() -> None:
+    for address in ("127.0.0.1", "localhost", "::1"):
+        check_master_address(this_process({**TORCHRUN, "MASTER_ADDR": address}), patience=0)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

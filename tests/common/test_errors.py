@@ -4,6 +4,7 @@
 import errno
 
 import pytest
+from torch._utils import ExceptionWrapper
 
 from bionemo.cluster.console import DEFECT, one_line_errors
 from bionemo.errors import UserError, describe
@@ -33,6 +34,45 @@ def test_a_safetensors_error_is_of_the_file() -> None:
     from safetensors import SafetensorError
 
     assert "damaged" in (describe(SafetensorError("header too large")) or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (UserError("x.fasta: no sequence"), "x.fasta: no sequence"),
+        (
+            FileNotFoundError(2, "No such file or directory", "x.fasta"),
+            "x.fasta: No such file or directory: check the",
+        ),
+        (OSError("closed"), "closed: check the file system"),
+        (
+            RuntimeError("unable to write to file </torch_1_2>: No space left on device (28)"),
+            "unable to write to file",
+        ),
+        (RuntimeError("shape mismatch"), None),
+        (ValueError("defect"), None),
+    ],
+)
+def test_an_error_of_a_data_worker_is_described_as_in_the_main_process(error: Exception, expected: str | None) -> None:
+    """torch raises it again with the worker's traceback as its message."""
+    try:
+        raise error
+    except Exception:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(type(error)) as caught:
+        wrapped.reraise()
+    line = describe(caught.value)
+    if expected is None:
+        assert line is None
+    else:
+        assert line is not None
+        assert line.startswith(expected)
+        assert "Traceback" not in line
+
+
+def test_full_shared_memory_is_not_taken_for_a_full_disk() -> None:
+    error = RuntimeError("unable to write to file </torch_1_2>: No space left on device (28)")
+    assert "/dev/shm" in (describe(error) or "")
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), RuntimeError("shape mismatch"), AssertionError()])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every mistake is told on one line that says what to write instead."""
 
+import os
 import re
 
 import pytest
@@ -165,6 +166,13 @@ def test_misspelt_config_names_the_nearest_and_all():
 def test_directory_that_is_not_there():
     with pytest.raises(UserError, match="config directory 'nowhere' not found"):
         find_config_dir("nowhere")
+
+
+def test_directory_that_cannot_be_read(tmp_path, monkeypatch):
+    """Hydra would silently take the config of that name that comes with the package."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(UserError, match="cannot be read: check the permissions"):
+        find_config_dir(tmp_path)
 
 
 def test_sweep_is_checked_before_its_first_run():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is trained on depends on neither workers, ranks nor micro-batches, and resuming leaves nothing out."""
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from bionemo.data.batch import PackedBatch
 from bionemo.data.module import SequenceData, Steps, TrainStep
 from bionemo.data.proteins.masking import MaskedSamples
 from bionemo.data.sampler import Position
+from bionemo.errors import UserError
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
 from tests.training.runs import FORK
@@ -119,6 +121,18 @@ def test_ranks_and_micro_batches_only_deal_out_the_same_step(
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_take_turns(workers: int, reference: list[tuple[Counter[Sequence], Position]]) -> None:
     assert whole_steps(layout(1, 12, 1, f"model.data.train.num_workers={workers}"), 12) == reference
+
+
+def test_workers_that_shared_memory_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half-way through its queues torch leaves a loader that cannot be cleaned up."""
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(multiprocessing, "Event", full)
+    with pytest.raises(UserError, match=r"^data workers need semaphores in /dev/shm \(No space left on device\): "):
+        sequence_data("model.data.train.num_workers=2").train_dataloader()
+    sequence_data("model.data.train.num_workers=0").train_dataloader()
 
 
 def test_ranks_micro_batches_and_workers_together(reference: list[tuple[Counter[Sequence], Position]]) -> None:

@@ -16,7 +16,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a sweep": (["-m", "model.optim.lr=1e-3,1e-4"], r"-m: one run is launched at a time"),
     "several machines": (["trainer.num_nodes=2"], r"trainer.num_nodes=2, but cluster=local is this machine alone"),
     "a number of devices": ([*SLURM, "trainer.devices=auto"], r"trainer.devices=auto: give the number of devices"),
-    "devices of a node": ([*SLURM, "trainer.devices=16"], r"=16, but a node has cluster.gpus_per_node=8"),
+    "devices of a node": (
+        [*SLURM, "trainer.devices=16", "cluster.gpus_per_node=8"], r"=16, but a node has cluster.gpus_per_node=8"
+    ),
+    "a number of GPUs": ([*SLURM, "cluster.gpus_per_node=many"], r"cluster.gpus_per_node"),
     "a time": ([*SLURM, "cluster.time=soon"], r"cluster.time is 'soon', expected minutes, HH:MM:SS"),
     "a signal": ([*SLURM, "cluster.signal='B:SIGUSR1@90'"], r"cluster.signal is 'B:SIGUSR1@90', expected such as SIG"),
     "an option twice": ([*SLURM, "+cluster.additional_parameters.time=1"], r"parameters.time: give cluster.time"),

@@ -77,6 +77,31 @@ def test_it_is_sound_shell(case: str, tmp_path: Path, monkeypatch: pytest.Monkey
             assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"--gpus-per-node=4", "--gres=gpu:4"}),
+        (["cluster.gpus_per_node=8"], {"--gpus-per-node=8", "--gres=gpu:8"}),  # a node has more than are used
+        (["cluster.gres=gpu:a100:8"], {"--gres=gpu:a100:8"}),
+        (["cluster.gpus_per_node=null"], {"--gres=gpu:4"}),
+        (["cluster.gres=null"], {"--gpus-per-node=4"}),
+        (["cluster.gpus_per_node=8", "cluster.gres=gpu:a100:8"], {"--gpus-per-node=8", "--gres=gpu:a100:8"}),
+        (["trainer.devices=[0,2]"], {"--gpus-per-node=2", "--gres=gpu:2"}),
+        (["trainer.accelerator=cpu"], set()),
+    ],
+)
+def test_slurm_is_asked_for_the_gpus_of_a_run(
+    words: list[str], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    devices = [] if "devices" in str(words) else ["trainer.devices=4"]
+    assert launch(monkeypatch, tmp_path, *SLURM, *devices, *words, "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    options = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH --g")}
+    assert options == expected
+    assert f"#SBATCH --ntasks-per-node={2 if '[0,2]' in str(words) else 4}" in lines
+
+
 HOSTILE = "a b'c\"d$(touch owned)`touch owned`;touch owned\\ #&|>x"
 
 

@@ -120,16 +120,54 @@ def test_a_container_is_told_names_of_secrets_and_nothing_in_env_is_run(tmp_path
     assert "NGC_API_KEY is not set" in told
     image = "host:5000/org/bionemo:1.0"
     calls = [call[1:] for call in stubs.calls("docker")]
-    assert calls[0] == ["pull", image]
+    assert calls[0] == ["pull", "--", image]
     assert calls[1][:5] == ["build", "--pull", "--no-cache", "--tag", image]
     second, new = "host:5000/org/bionemo:2", "host:5000/org/bionemo:new"
-    assert calls[2:5] == [["push", image], ["tag", image, second], ["push", second]]
-    assert calls[5:7] == [["tag", image, new], ["push", new]]
+    assert calls[2:5] == [["push", "--", image], ["tag", "--", image, second], ["push", "--", second]]
+    assert calls[5:7] == [["tag", "--", image, new], ["push", "--", new]]
     run = calls[7]
-    assert run[-4:] == [image, "bash", "-c", "ls"]
+    assert run[-5:] == ["--", image, "bash", "-c", "ls"]
     assert {f"{tmp_path}:/code", "/a b:/data", "9:8888", "BIONEMO_HOME=/code", "WANDB_API_KEY"} <= set(run)
     assert "canary" not in told + str(stubs.calls())
     assert not list(tmp_path.rglob("owned"))
+
+
+def test_a_container_takes_known_names_alone_from_env(tmp_path: Path) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("docker", "print('inherited:', os.environ.get('LD_DEBUG'), os.environ.get('PYTHONPATH'))")
+    env = tmp_path / ".env"
+    env.write_text("LD_DEBUG=statistics\nPYTHONPATH=/canary\nPATH=/canary\nBIONEMO_IMAGE=mine\nHF_TOKEN=x\n")
+    path = f"{stubs.directory}:{os.environ['PATH']}"
+    status, told = say(LAUNCH, "pull", here=tmp_path, PATH=path, ENV_FILE=str(env))
+    assert status == 0
+    assert told.splitlines() == [
+        f"note: {env}: ignored, as {LAUNCH} has no such settings: LD_DEBUG PYTHONPATH PATH",
+        "inherited: None None",
+    ]
+    assert stubs.calls("docker")[0][1:] == ["pull", "--", "mine"]
+
+
+@pytest.mark.parametrize("command", ["pull", "build", "push", "dev", "attach", "info"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "BIONEMO_IMAGE=--privileged", "BIONEMO_IMAGE=a b", "BIONEMO_CONTAINER=--privileged", "BIONEMO_CONTAINER=a/b",
+        "JUPYTER_PORT=0.0.0.0:1", "JUPYTER_PORT=-p", "PROJECT_PATH=/:/host", "BIONEMO_PATH=/a:ro", "DATA_PATH=data",
+        "DATA_PATH=--privileged", "RESULTS_PATH=/etc:/etc",
+    ],
+)  # fmt: skip
+def test_no_setting_of_a_container_becomes_an_option(command: str, setting: str, tmp_path: Path) -> None:
+    env = tmp_path / ".env"
+    env.write_text(setting + "\n")
+    status, told = say(LAUNCH, "--dry-run", command, here=tmp_path, ENV_FILE=str(env))
+    assert status == 1
+    assert told.startswith(f"error: {setting}: expected ")
+    assert told.count("\n") == 1
+
+
+def test_no_tag_becomes_an_option(tmp_path: Path) -> None:
+    status, told = say(LAUNCH, "--dry-run", "push", "-v", "-x y", here=tmp_path)
+    assert (status, told) == (1, "error: tag=-x y: expected the tag of an image\n")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 """Several ranks, one of which dies, hangs, fails or was told something else: all others end, and one line says why."""
 
 import ctypes
+import errno
 import os
 import re
 import signal
@@ -17,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
-from bionemo.cluster.console import one_line_errors
+from bionemo.cluster.console import DEFECT, one_line_errors
 from bionemo.cluster.watch import callback
 from bionemo.cluster.watch.attendance import Presence, judge
 from bionemo.data.module import Steps
@@ -45,7 +47,18 @@ def orphan() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def killed_worker() -> None:
+    if get_worker_info() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def full_disk() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "x.pt")
+
+
 FAULTS: dict[str, Callable[[], Any]] = {
+    "killed worker": killed_worker,
+    "full disk": full_disk,
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "killed without its worker": orphan,
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
@@ -180,12 +193,17 @@ def test_a_rank_that_is_waited_for_is_named_and_ends_too(tmp_path: Path) -> None
     [
         (0, "mistaken", "error: in two lines"),
         (1, "mistaken", "error: rank 1: in two lines"),
+        (
+            1, "full disk",
+            "error: rank 1 {} failed in step 30: x.pt: No space left on device: free disk space or choose another "
+            "output directory, then run the command again",
+        ),
         (1, "defective", "error: rank 1 {} failed in step 30: ValueError: in two lines"),
     ],
-)
+)  # fmt: skip
 def test_a_failing_rank_says_why_and_the_others_nothing(tmp_path: Path, rank: int, fault: str, said: str) -> None:
     errors, name = bare(tmp_path, rank, fault, 30, gone=False)
-    assert errors == [[said.format(name)], [], []]
+    assert errors == [[said.format(name)], [f"error: {DEFECT}"] if fault == "defective" else [], []]
     assert ("Traceback" in (tmp_path / str(rank)).read_text()) == (fault == "defective")
 
 
@@ -237,6 +255,30 @@ def test_a_run_of_which_a_rank_is_killed(tmp_path: Path, rank: int, where: str, 
         rf"error: rank {rank} {re.escape(name)} ended without a word, last seen ({doing}), .* before", error
     )
     assert list((tmp_path / "run" / "checkpoints").glob("*-last")) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_run_of_which_a_data_worker_is_killed(tmp_path: Path, rank: int) -> None:
+    errors, name = real(tmp_path, rank, ("killed worker", "data", 0), "model.data.num_workers=1")
+    assert errors[1] == []
+    (error,) = errors[0]
+    assert re.fullmatch(
+        rf"error: rank {rank} {re.escape(name)} failed .+: DataLoader worker \(pid.+\) .+: check memory .+",
+        error,
+    )
+    assert DEFECT not in "".join((tmp_path / console).read_text() for console in ("0", "1"))
+
+
+def test_an_error_of_cleaning_up_does_not_hide_what_ended_a_run() -> None:
+    """Lightning's teardown fails on a half-made loader, and its error is the one that comes out."""
+    trainer: Any = SimpleNamespace(world_size=1)
+    watch, full = Watch(LIMIT), OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match="No space left") as caught, one_voice(watch, trainer):
+        watch.on_exception(trainer, None, full)
+        raise RuntimeError("Please call `iter(combined_loader)` first.")
+    assert caught.value is full
+    with pytest.raises(KeyError), one_voice(watch, trainer):  # another run, and a defect
+        raise KeyError("x")
 
 
 def test_a_run_whose_data_never_comes(tmp_path: Path) -> None:

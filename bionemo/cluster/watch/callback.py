@@ -40,6 +40,7 @@ class Watch(Phases):
     Attributes:
         rank: this one.
         verdict: once there is one.
+        error: the first that Lightning has seen; its clean-up may raise another one.
     """
 
     def __init__(self, limit: float) -> None:
@@ -48,6 +49,7 @@ class Watch(Phases):
         self._limit = limit
         self.rank, self._host = 0, socket.gethostname()
         self.verdict: Verdict | None = None
+        self.error: BaseException | None = None
         self._failed: str | None = None
         self._left = False
         self._decided = threading.Event()
@@ -88,6 +90,7 @@ class Watch(Phases):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Tell at once: what Lightning does before the error goes on may wait for other ranks."""
+        self.error = self.error or exception
         if trainer.world_size > 1 and not lost_another(exception):
             self.fail(exception)
 

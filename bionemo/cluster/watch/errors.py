@@ -18,7 +18,7 @@ def one_line(error: BaseException, rank: int, name: str, doing: str) -> str:
     elif lost_another(error):
         said = f"{name} could not reach another rank {doing}: {str(error).splitlines()[0]}"
     elif isinstance(error, Exception):
-        said = f"{name} failed {doing}: {type(error).__name__}: {error}"
+        said = f"{name} failed {doing}: {describe(error) or f'{type(error).__name__}: {error}'}"
     else:
         said = f"{name} was interrupted {doing}"
     return " ".join(said.split())

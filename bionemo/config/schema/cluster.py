@@ -34,10 +34,10 @@ class SlurmConfig(ClusterConfig):
     account: str | None
     exclusive: bool  # no other job on its nodes
     gpus_per_task: int | None
-    gpus_per_node: int | None
+    gpus_per_node: int | Literal["auto"] | None  # auto: trainer.devices, or left out where gres is given
     mem: int | float | str | None  # of a node, in GB where it is a number; 0: all of it
     job_name_prefix: str
-    gres: str | None
+    gres: str | None  # auto: gpu:N with as many as gpus_per_node or, where that is None, trainer.devices
     srun_args: list[str] | str  # those about containers count only where there is one
     stderr_to_stdout: bool  # one log for both
     time: str | None  # DD-HH:MM:SS; None: half an hour more than trainer.max_time, or the partition's

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A CPU that advertises AMX without providing it: every process is kept from it before torch computes anything."""
+
+import ast
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from bionemo.common import cpu
+from bionemo.megatron import cpu_attention
+from bionemo.training import precision
+from tests.conftest import ROOT
+
+VARIABLE = "ONEDNN_MAX_CPU_ISA"
+SIMULATED = ROOT / "tests" / "simulated_cpu"
+AMX = b"flags\t\t: fpu avx512_bf16 amx_bf16 amx_tile amx_int8\n"
+SAPPHIRE_RAPIDS = {
+    (0, 0): (0x20, 1, 1, 1), (0x1D, 0): (1, 0, 0, 0), (0x1D, 1): (0x04002000, 0x00080040, 0x10, 0),
+    (0x1E, 0): (0, 0x4010, 0, 0),
+}  # fmt: skip
+Leaves = dict[tuple[int, int], tuple[int, int, int, int]]
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes, Leaves], None]:
+    """Let the CPU have these flags and these leaves, and no variable be set."""
+
+    def set_up(flags: bytes, leaves: Leaves) -> None:
+        for name in (VARIABLE, "DNNL_MAX_CPU_ISA"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(cpu, "_cpu_flags", lambda: flags)
+        monkeypatch.setattr(cpu, "cpuid", lambda leaf, subleaf: leaves.get((leaf, subleaf), (0, 0, 0, 0)))
+        monkeypatch.setattr(cpu, "_TORCH_WAS_FIRST", False)
+        for function in (cpu._advertises_amx, cpu.amx_is_broken, cpu_attention._onednn_is_exact):
+            function.cache_clear()
+
+    yield set_up
+    for function in (cpu._advertises_amx, cpu.amx_is_broken, cpu_attention._onednn_is_exact):
+        function.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("flags", "leaves", "limited"),
+    [
+        (AMX, SAPPHIRE_RAPIDS, False),
+        (AMX, SAPPHIRE_RAPIDS | {(0, 0): (0x1C, 1, 1, 1)}, True),  # leaves beyond the highest one return another
+        (AMX, SAPPHIRE_RAPIDS | {(0x1D, 0): (0, 0, 0, 0)}, True),  # no palette
+        (AMX, SAPPHIRE_RAPIDS | {(0x1D, 1): (0, 0, 0, 0)}, True),  # one without tiles
+        (AMX, SAPPHIRE_RAPIDS | {(0x1E, 0): (0, 0, 0, 0)}, True),
+        (b"flags\t\t: fpu avx512_bf16\n", {(0, 0): (0x1C, 1, 1, 1)}, False),
+        (b"", {}, False),  # no /proc/cpuinfo, or another architecture
+    ],
+)
+def test_amx_is_avoided_where_its_tiles_are_not_described(
+    pretend: Callable[[bytes, Leaves], None], flags: bytes, leaves: Leaves, limited: bool
+) -> None:
+    pretend(flags, leaves)
+    cpu.limit_onednn()
+    assert os.environ.get(VARIABLE) == ("AVX512_CORE_BF16" if limited else None)
+    assert cpu.amx_is_possible() == (bool(flags) and not limited and b"amx" in flags)
+
+
+def test_amx_is_avoided_where_cpuid_cannot_be_executed(
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(leaf: int, subleaf: int) -> tuple[int, int, int, int]:
+        raise PermissionError(13, "executable memory is refused")
+
+    pretend(AMX, {})
+    monkeypatch.setattr(cpu, "cpuid", refused)
+    assert cpu.amx_is_broken()
+
+
+@pytest.mark.parametrize("name", [VARIABLE, "DNNL_MAX_CPU_ISA"])
+def test_a_value_of_the_user_stays(
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pretend(AMX, {})
+    monkeypatch.setenv(name, "AVX2")
+    cpu.limit_onednn()
+    assert {key: os.environ.get(key) for key in (name, VARIABLE)} == {name: "AVX2"} | (
+        {} if name == VARIABLE else {VARIABLE: None}
+    )
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="CPUID is of x86-64")
+def test_cpuid_is_that_of_this_machine() -> None:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    highest, b, c, d = cpu.cpuid(0, 0)
+    assert b"".join(part.to_bytes(4, "little") for part in (b, d, c)).decode() == told["vendor_id"]
+    assert highest == int(told["cpuid level"])
+
+
+def test_fp32_attention_does_not_execute_amx(
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not AMX works: oneDNN must not be allowed any other format than fp32 while it may use AMX."""
+    seen: list[str] = []
+    product = torch.bmm
+
+    def watched(*arguments: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.backends.mkldnn.matmul.fp32_precision)
+        return product(*arguments)
+
+    pretend(AMX, SAPPHIRE_RAPIDS)
+    monkeypatch.setattr(torch, "bmm", watched)
+    q = torch.randn(8, 2, 16, requires_grad=True)
+    cpu_attention.packed_attention(q, q, q, (5, 3), 0.25).sum().backward()
+    assert len(seen) > 5
+    assert set(seen) == {"ieee"}
+
+
+def test_one_note_where_bf16_becomes_slower(
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pretend(AMX, {})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": True, "amx_bf16": True})
+    precision._note_unusable_amx.cache_clear()
+    precision.precision_for_host("32")
+    assert not caplog.messages
+    assert [precision.precision_for_host("bf16-mixed").name for _ in range(2)] == ["bf16-mixed"] * 2
+    assert len(caplog.messages) == 1
+    assert "AMX" in caplog.text
+    precision._note_unusable_amx.cache_clear()
+
+
+def process(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python on the simulated CPU."""
+    places = os.pathsep.join([str(SIMULATED), str(ROOT)])
+    unset = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    return subprocess.run(
+        [sys.executable, *words], env=unset | {"PYTHONPATH": places} | environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+
+
+def test_the_simulated_cpu_ends_a_process_that_may_use_amx() -> None:
+    assert process("-c", "import torch").returncode == -signal.SIGILL
+    assert process("-c", "import torch", **{VARIABLE: "AVX512_CORE_BF16"}).returncode == 0
+
+
+def test_import_bionemo_is_enough_for_this_process_and_its_children() -> None:
+    child = "import torch; x = torch.ones(8, 8, dtype=torch.bfloat16); print((x @ x).sum().item())"
+    done = process(
+        "-c", f"import bionemo, subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    )
+    assert (done.returncode, done.stdout) == (0, "512.0\n"), done.stderr
+
+
+def test_onednn_obeys_what_is_set_after_torch_was_imported() -> None:
+    """A notebook may import torch first. AVX512_CORE stands for any limit that this machine can show."""
+    if not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("this CPU has nothing above AVX512_CORE to be limited from")
+    words = (
+        f"import torch, os; os.environ['{VARIABLE}'] = 'AVX512_CORE'; "
+        "x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", words], env=os.environ | {"ONEDNN_VERBOSE": "1"}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    [told] = [line for line in done.stdout.splitlines() if "info,cpu,isa" in line]
+    assert "bfloat16" not in told
+
+
+def test_other_machines_execute_no_cpuid() -> None:
+    words = "import bionemo, sys; print({'torch', 'ctypes', 'mmap'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    if b"amx_tile" not in cpu._cpu_flags():
+        assert done.stdout == "set()\n"
+
+
+def test_benchmarks_that_use_torch_import_the_package() -> None:
+    """compare.py starts train_hf.py, in an environment without bionemo: that one inherits the variable."""
+    found = set()
+    for path in (ROOT / "scripts" / "benchmark").glob("*.py"):
+        body = ast.parse(path.read_text()).body
+        names = {alias.name.split(".")[0] for node in body if isinstance(node, ast.Import) for alias in node.names}
+        names |= {str(node.module).split(".")[0] for node in body if isinstance(node, ast.ImportFrom)}
+        if "torch" in names or path.name == "compare.py":
+            found.add(path.name)
+            assert "bionemo" in names or path.name == "train_hf.py", path
+    assert len(found) > 4

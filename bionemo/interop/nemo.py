@@ -15,6 +15,7 @@ from nemo.utils.exp_manager import ExpManagerConfig as NemoExpManagerConfig
 from nemo.utils.exp_manager import exp_manager
 from omegaconf import OmegaConf
 
+from bionemo.config.references import as_literals
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.errors import UserError
 from bionemo.interop.quiet import our_messages_to
@@ -91,7 +92,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     for handler in _log_files():  # of a run before this one in the same process
         nemo_logging._logger.removeHandler(handler)
     try:
-        exp_manager(trainer, OmegaConf.create(given))
+        exp_manager(trainer, OmegaConf.create(as_literals(given)))
         if config.create_wandb_logger:
             trainer.loggers = [*trainer.loggers, start_wandb(config.wandb_logger_kwargs, directory)]
     except ImportError as error:

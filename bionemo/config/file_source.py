@@ -53,7 +53,9 @@ class CheckedFileSource(FileConfigSource):
             result = super().load_config(config_path)
         except OSError as error:
             if error.errno is None:  # OmegaConf's own, for a scalar
-                raise UserError(f"{path} holds no keys: a configuration file is a mapping of keys to values") from error
+                raise UserError(
+                    f"{path} holds no keys: a configuration file is a mapping of keys to values"
+                ) from error
             raise
         if not self.trusted:
             content = OmegaConf.to_container(result.config, resolve=False)

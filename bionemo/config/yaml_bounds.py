@@ -7,8 +7,8 @@ import yaml
 
 from bionemo.errors import UserError
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_MOST_BYTES, _MOST_NODES, _DEEPEST = 2**20, 20_000, 50
+
+_MOST_BYTES, _MOST_NODES, _DEEPEST = 2**18, 5_000, 50
 
 
 def check_bounds(path: Path) -> None:
@@ -26,7 +26,7 @@ def check_bounds(path: Path) -> None:
     open_nodes: list[tuple[str | None, int]] = []  # collections not yet ended: anchor, nodes before it
     nodes = 0
     with path.open("rb") as file:
-        for event in yaml.parse(file, Loader=_LOADER):
+        for event in yaml.parse(file, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 if any(anchor == event.anchor for anchor, _ in open_nodes):
                     raise UserError(f"{path}, line {event.start_mark.line + 1}: *{event.anchor} contains itself")

@@ -4,7 +4,6 @@
 python -m bionemo.finetune --config-name=downstream_flip_sec_str model.restore_encoder_path=esm2.nemo
 """
 
-import math
 from pathlib import Path
 
 from bionemo.cluster.process import this_process
@@ -91,12 +90,6 @@ def _see_that_it_fits(config: DownstreamModelConfig) -> None:
         raise UserError("model.freeze_layers: with model.peft.enabled=True all layers stay: leave one of them out")
     if config.peft.enabled and config.encoder_lr_scale != 1:
         raise UserError("model.encoder_lr_scale: with model.peft.enabled=True only adapters learn: leave it out")
-    if not 0 < config.encoder_lr_scale < math.inf:
-        raise UserError(f"model.encoder_lr_scale={config.encoder_lr_scale:g}, expected above 0, such as 0.1")
-    if config.peft.lora_tuning.adapter_dim < 1:
-        raise UserError(
-            f"model.peft.lora_tuning.adapter_dim={config.peft.lora_tuning.adapter_dim}, expected 1 or more"
-        )
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def typed(
         cfg = reader.read(composed, schema)
     except RecursionError as error:
         raise UserError(f"cannot compose '{where.name}': references or groups are nested too deeply") from error
-    problems = reader.problems if cfg is None else check(cfg) if isinstance(cfg, RunConfig) else []
+    problems = reader.problems if cfg is None else check(cfg)
     if cfg is None or problems:
         more = len(problems) - _SHOWN
         raise UserError("; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""))

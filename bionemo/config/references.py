@@ -50,7 +50,7 @@ def check_references(value: Any, where: str) -> None:
 def _check_call(shown: str, resolver: str, arguments: str) -> None:
     if resolver not in RESOLVERS:
         raise UserError(f"{shown}: a configuration file may use {', '.join(RESOLVERS)}, not {resolver}")
-    name = arguments.split(",")[0].strip(" \t'\"")
+    name = arguments.split(",", maxsplit=1)[0].strip(" \t'\"")
     if resolver == "oc.env" and not _VARIABLE.fullmatch(name):
         raise UserError(f"{shown}: the name of an environment variable has letters, digits and _")
     if resolver == "oc.env" and is_secret(name):

@@ -4,6 +4,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import reduce
 from operator import add, mul
 from pathlib import Path
@@ -71,10 +72,8 @@ def _calculate(name: str, operation: Callable[[Any, Any], Any], values: Iterable
 def _number(name: str, value: Any) -> int | float:
     """Read a number; those of the environment arrive as text."""
     if isinstance(value, str) and len(value) <= _DIGITS:
-        try:
+        with suppress(ValueError):
             value = int(value) if value.strip().lstrip("+-").isdigit() else float(value)
-        except ValueError:
-            pass
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         raise ValueError(f"{name} takes numbers up to {_LARGEST:g}, not {str(value)[:40]!r}")
     return value

@@ -7,7 +7,6 @@ import yaml
 
 from bionemo.errors import UserError
 
-
 _MOST_BYTES, _MOST_NODES, _DEEPEST = 2**18, 5_000, 50
 
 

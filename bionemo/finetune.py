@@ -12,6 +12,7 @@ from bionemo.config.help import Topic
 from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.downstream import DownstreamModelConfig
 from bionemo.errors import UserError
+from bionemo.training.limits import note_ineffective
 
 _TOPIC = Topic(
     DownstreamConfig,
@@ -55,6 +56,7 @@ def carry_out(cfg: DownstreamConfig) -> None:
 
     quiet_dependencies()
     our_messages_to_console()
+    note_ineffective(cfg)
     directory = log_directory(cfg.exp_manager)
     if cfg.model.encoder_frozen:
         process = this_process()

@@ -7,6 +7,7 @@ import yaml
 
 from bionemo.errors import UserError
 
+_LONGEST = 1000  # characters of a text with `${`
 _MOST_BYTES, _MOST_NODES, _DEEPEST = 2**18, 5_000, 50
 
 
@@ -32,6 +33,11 @@ def check_bounds(path: Path) -> None:
                 nodes += anchors.get(event.anchor, 1)
             elif isinstance(event, yaml.ScalarEvent):
                 nodes += 1
+                if "${" in event.value and len(event.value) > _LONGEST:  # slow to parse
+                    raise UserError(
+                        f"{path}, line {event.start_mark.line + 1}: a text with references has at most {_LONGEST} "
+                        "characters"
+                    )
                 if event.anchor:
                     anchors[event.anchor] = 1
             elif isinstance(event, yaml.CollectionStartEvent):

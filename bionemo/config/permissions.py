@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from bionemo.common.secret_names import is_secret_name
 from bionemo.config.paths import CONF_DIR, EXAMPLES
 from bionemo.errors import UserError
-from bionemo.interop.redact import is_secret
 
 TRUST = "--trust-config"
 # Each key stands for all keys below it.
@@ -92,7 +92,7 @@ def check_permissions(files: Iterable[tuple[UserFile, str]], words: Sequence[str
             reason = _reason(key, value)
             if reason is None or any(key == name or key.startswith(f"{name}.") for name in typed):
                 continue
-            shown = "***" if is_secret(key) else str(value)
+            shown = "***" if is_secret_name(key) else str(value)
             shown = repr(shown[:80] + "..." if len(shown) > 80 else shown)
             raise UserError(
                 f"{file.path} sets {key} to {shown}, which {reason}: if you want that, type {key}=... on the command "

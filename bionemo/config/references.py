@@ -10,8 +10,8 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser as Grammar
 from omegaconf.grammar_parser import parse
 
+from bionemo.common.secret_names import is_secret_name
 from bionemo.errors import UserError
-from bionemo.interop.redact import is_secret
 
 RESOLVERS = ("oc.env", "multiply", "sum", "now")
 _MOST_LOOKUPS = 100_000  # in the whole configuration; shipped ones need about 1,000
@@ -50,7 +50,7 @@ def _check_call(shown: str, resolver: str, arguments: str) -> None:
     name = arguments.split(",", maxsplit=1)[0].strip(" \t'\"")
     if resolver == "oc.env" and not _VARIABLE.fullmatch(name):
         raise UserError(f"{shown}: the name of an environment variable has letters, digits and _")
-    if resolver == "oc.env" and is_secret(name):
+    if resolver == "oc.env" and is_secret_name(name):
         raise UserError(
             f"{shown}: a configuration file may not read the secret {name}: the program that needs it reads the "
             "environment by itself; or type the key on the command line"

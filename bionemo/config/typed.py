@@ -5,8 +5,6 @@ OmegaConf's structured configs know neither Literal nor unions with lists, and s
 """
 
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
-from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -60,7 +58,7 @@ class Reader:
         except UserError as error:
             self.problems.append(f"{prefix}_target_: {error}")
             return None
-        hints = get_type_hints(schema, include_extras=True)
+        hints, ranges = get_type_hints(schema), get_type_hints(schema, include_extras=True)
         if "kind" in hints and cfg.get("kind") not in (
             *get_args(hints["kind"]),
             None,
@@ -75,19 +73,19 @@ class Reader:
         for field in fields(schema):  # type: ignore[arg-type]
             key = f"{prefix}{field.name}"
             if field.name in list(cfg):  # `in cfg` would deny a key whose value is missing
-                values[field.name] = self._value(cfg, field.name, hints[field.name], key)
+                values[field.name] = self._value(cfg, field.name, hints[field.name], ranges[field.name], key)
             elif field.default is MISSING and field.default_factory is MISSING:
                 self.problems.append(_missing(key))
         return schema(**values) if before == self._count() else None
 
-    def _value(self, cfg: DictConfig, name: str, hint: Any, key: str) -> Any:
+    def _value(self, cfg: DictConfig, name: str, hint: Any, ranges: Any, key: str) -> Any:
         try:
             value = cfg[name]
             nested = [option for option in alternatives(hint) if is_dataclass(option)]
             if nested and isinstance(value, DictConfig):
                 return self._group(value, nested[0], f"{key}.")  # type: ignore[arg-type]
-            value = convert(value, without_ranges(hint))
-            if expected := out_of_range(value, hint):
+            value = convert(value, hint)
+            if expected := out_of_range(value, ranges):
                 self._report(cfg, name, key, f"{key} is {_short(str(value))}, expected {expected}")
             return value
         except MissingMandatoryValue:
@@ -96,7 +94,7 @@ class Reader:
             why = explain_interpolation(error)
             self._consequences.setdefault(why, f"{key}: {why}")
         except TypeError:
-            self._report(cfg, name, key, _wrong(cfg, name, without_ranges(hint), key))
+            self._report(cfg, name, key, _wrong(cfg, name, hint, key))
         return None
 
     def _report(self, cfg: DictConfig, name: str, key: str, problem: str) -> None:
@@ -119,12 +117,6 @@ class Reader:
                 self._strange(cfg[name], str(below), f"{key}.{below}")
         else:
             self._unknown.append(key)
-
-
-@cache
-def without_ranges(hint: Any) -> Any:
-    """Strip ranges from a type."""
-    return get_type_hints(SimpleNamespace(__annotations__={"_": hint}))["_"]
 
 
 def out_of_range(value: Any, hint: Any) -> str | None:

@@ -4,7 +4,6 @@
 python -m bionemo.finetune --config-name=downstream_flip_sec_str model.restore_encoder_path=esm2.nemo
 """
 
-import math
 from pathlib import Path
 
 from bionemo.cluster.process import this_process
@@ -14,6 +13,7 @@ from bionemo.config.help import Topic
 from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.downstream import DownstreamModelConfig
 from bionemo.errors import UserError
+from bionemo.training.limits import note_ineffective
 
 _TOPIC = Topic(
     DownstreamConfig,
@@ -57,6 +57,7 @@ def carry_out(cfg: DownstreamConfig) -> None:
 
     quiet_dependencies()
     our_messages_to_console()
+    note_ineffective(cfg)
     directory = log_directory(cfg.exp_manager)
     if cfg.model.encoder_frozen:
         process = this_process()
@@ -93,12 +94,6 @@ def _see_that_it_fits(config: DownstreamModelConfig) -> None:
         raise UserError("model.freeze_layers: with model.peft.enabled=True all layers stay: leave one of them out")
     if config.peft.enabled and config.encoder_lr_scale != 1:
         raise UserError("model.encoder_lr_scale: with model.peft.enabled=True only adapters learn: leave it out")
-    if not 0 < config.encoder_lr_scale < math.inf:
-        raise UserError(f"model.encoder_lr_scale={config.encoder_lr_scale:g}, expected above 0, such as 0.1")
-    if config.peft.lora_tuning.adapter_dim < 1:
-        raise UserError(
-            f"model.peft.lora_tuning.adapter_dim={config.peft.lora_tuning.adapter_dim}, expected 1 or more"
-        )
 
 
 if __name__ == "__main__":

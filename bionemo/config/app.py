@@ -50,7 +50,9 @@ def _dispatch(
 ) -> None:
     from bionemo.config.compose import rewritten, sweep_jobs, typed
 
-    where = source(default_name, config_dir, flags.config_name, flags.config_path, flags.config_dir)
+    where = source(
+        default_name, config_dir, flags.config_name, flags.config_path, flags.config_dir, flags.trust_config
+    )
     if flags.shell_completion or flags.hydra_help:
         _ask_hydra(where, [*hydra_words(flags), *flags.overrides])
         return
@@ -78,7 +80,7 @@ def _ask_hydra(where: Source, words: Sequence[str]) -> None:
 
     from bionemo.config.search_path import register
 
-    register(where.extra)
+    register(where, words)
     with _command_line(words), _redacted_output():
         hydra.main(version_base="1.3", config_path=str(where.directory), config_name=where.name)(_never)()
 

@@ -7,13 +7,14 @@ from math import isclose
 from typing import Any
 
 from bionemo.common.redaction import holds_secret
-from bionemo.config.durations import seconds
 from bionemo.config.saving import check_saving
 from bionemo.config.schema import (
+    DownstreamConfig,
     EncoderDecoderConfig,
     ExpManagerConfig,
     MaskedDataConfig,
     ModelConfig,
+    MoleculeNetJob,
     OptimConfig,
     ProteinDataConfig,
     RunConfig,
@@ -23,18 +24,7 @@ from bionemo.config.schema import (
     TextDataConfig,
     TrainerConfig,
 )
-
-_AT_LEAST_ONE = (
-    "micro_batch_size",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "seq_length",
-    "num_layers",
-    "hidden_size",
-    "ffn_hidden_size",
-    "num_attention_heads",
-)
-
+from bionemo.config.schema.preparation import SplitSizes
 
 _OF_FILES = (  # keys whose values are in the names of files and directories that are written
     "name",
@@ -47,12 +37,23 @@ _OF_FILES = (  # keys whose values are in the names of files and directories tha
 _MOST_SENTINELS = 226  # beside 30 letters: ids of proteins are bytes
 
 
-def check(cfg: RunConfig) -> list[str]:
+def check(cfg: object) -> list[str]:
     """Give everything in a typed config that contradicts something else in it."""
+    if isinstance(cfg, RunConfig):
+        return _check_run(cfg)
+    if isinstance(cfg, DownstreamConfig):
+        preparation = _split_sizes(cfg.model.data.preprocessing, "model.data.preprocessing.")
+        return [
+            *check_saving(cfg.exp_manager),
+            *_devices(cfg.trainer),
+            *_optimizer(cfg.model.finetuning_optim, "model.finetuning_optim"),
+            *preparation,
+        ]
+    return list(_split_sizes(cfg, ""))
+
+
+def _check_run(cfg: RunConfig) -> list[str]:
     model, trainer = cfg.model, cfg.trainer
-    sizes = [f"model.{name} is {getattr(model, name)}, expected at least 1" for name in _too_small(model)]
-    if sizes:  # the other rules divide by these
-        return sizes
     return [
         *_seed(cfg),
         *_masking(model),
@@ -64,9 +65,10 @@ def check(cfg: RunConfig) -> list[str]:
         *_length_of_run(trainer),
         *_validation(trainer, cfg.exp_manager),
         *check_saving(cfg.exp_manager),
-        *_optimizer(model.optim),
+        *_optimizer(model.optim, "model.optim"),
         *_schedule(model.optim.sched, trainer),
         *_mock(model),
+        *_split_sizes(model.data.preprocessing, "model.data.preprocessing."),
     ]
 
 
@@ -82,10 +84,6 @@ def secret_names(config: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _too_small(model: ModelConfig) -> list[str]:
-    return [name for name in _AT_LEAST_ONE if getattr(model, name) < 1]
-
-
 def _seed(cfg: RunConfig) -> Iterator[str]:
     if cfg.seed not in (None, cfg.model.data.seed):
         yield f"seed={cfg.seed} would have no effect (did you mean model.seed?)"
@@ -95,9 +93,6 @@ def _masking(model: ModelConfig) -> Iterator[str]:
     if not isinstance(model.data, MaskedDataConfig):
         return
     shares = {name: getattr(model.data, name) for name in ("mask_percent", "perturb_percent", "identity_percent")}
-    for name, share in {"modify_percent": model.data.modify_percent, **shares}.items():
-        if not 0 <= share <= 1:
-            yield f"model.data.{name} is {share}, expected a share from 0 to 1"
     if not isclose(total := sum(shares.values()), 1, abs_tol=1e-6):
         yield f"{' + '.join(f'model.data.{name}' for name in shares)} is {total:g}, expected 1"
 
@@ -106,9 +101,6 @@ def _spans(model: ModelConfig) -> Iterator[str]:
     """Whether both ends of the longest sequence have room: a sentinel and a residue for each that is hidden."""
     data = model.data
     if not isinstance(data, SpanDataConfig):
-        return
-    if not 0 < data.masked_lm_prob < 1:
-        yield f"model.data.masked_lm_prob is {data.masked_lm_prob}, expected a share above 0 and below 1"
         return
     if data.max_ngram_size != 1:
         yield f"model.data.max_ngram_size is {data.max_ngram_size}, expected 1: spans are of one residue"
@@ -173,10 +165,6 @@ def _devices(trainer: TrainerConfig) -> Iterator[str]:
     devices = trainer.devices
     if devices == 0 or (isinstance(devices, str) and not re.fullmatch(r"auto|-1|\d+(, ?\d+)*,?", devices)):
         yield f"trainer.devices is {devices!r}, expected a number, auto, or indices such as [0,1]"
-    if trainer.num_nodes < 1:
-        yield f"trainer.num_nodes is {trainer.num_nodes}, expected at least 1"
-    if seconds("trainer.rank_timeout", trainer.rank_timeout) == 0:
-        yield f"trainer.rank_timeout is {trainer.rank_timeout}, expected a time above zero"
 
 
 def _parallel(model: ModelConfig, trainer: TrainerConfig) -> Iterator[str]:
@@ -232,9 +220,6 @@ def _checkpointing(model: ModelConfig) -> Iterator[str]:
             f"model.activations_checkpoint_granularity is {granularity} and model.activations_checkpoint_method is "
             f"{method}: full needs a method, uniform or block; selective and null need none"
         )
-    layers = model.activations_checkpoint_num_layers
-    if layers is not None and layers < 1:
-        yield f"model.activations_checkpoint_num_layers is {layers}, expected at least 1"
     if model.pipeline_model_parallel_size > 1 and model.data.dynamic_padding and not model.data.packing:
         yield (
             "model.data.dynamic_padding=True: pipeline stages exchange tensors of one size; set it to False, or "
@@ -245,8 +230,6 @@ def _checkpointing(model: ModelConfig) -> Iterator[str]:
 def _length_of_run(trainer: TrainerConfig) -> Iterator[str]:
     if trainer.max_steps < 1 and trainer.max_epochs is None and trainer.max_time is None:
         yield f"trainer.max_steps is {trainer.max_steps}, expected at least 1 unless trainer.max_epochs is given"
-    if trainer.accumulate_grad_batches is not None and trainer.accumulate_grad_batches < 1:
-        yield f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, expected at least 1"
 
 
 def _validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iterator[str]:
@@ -259,16 +242,14 @@ def _validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iterator[s
         )
 
 
-def _optimizer(optim: OptimConfig) -> Iterator[str]:
-    if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
-        yield f"model.optim.betas is {optim.betas}, expected two numbers from 0 to below 1"
+def _optimizer(optim: OptimConfig, key: str) -> Iterator[str]:
+    if len(optim.betas) != 2:
+        yield f"{key}.betas is {optim.betas}, expected two numbers from 0 to below 1"
 
 
 def _schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]:
     if sched.warmup_steps is not None and sched.warmup_ratio is not None:
         yield "model.optim.sched.warmup_steps and model.optim.sched.warmup_ratio exclude each other: set one to null"
-    if sched.warmup_ratio is not None and not 0 <= sched.warmup_ratio <= 1:
-        yield f"model.optim.sched.warmup_ratio is {sched.warmup_ratio}, expected a share from 0 to 1"
     anneals = sched.name in ("CosineAnnealing", "WarmupAnnealDecayHold", "WarmupAnnealing")
     endless = trainer.max_epochs is not None or trainer.max_time is not None
     if endless and (anneals or sched.warmup_ratio is not None) and (sched.max_steps or trainer.max_steps) < 1:
@@ -281,3 +262,12 @@ def _mock(model: ModelConfig) -> Iterator[str]:
     mock = model.data.mock
     if not 1 <= mock.min_length <= mock.max_length:
         yield f"model.data.mock.min_length={mock.min_length} is not from 1 to max_length={mock.max_length}"
+
+
+def _split_sizes(job: object, prefix: str) -> Iterator[str]:
+    """Whether shares of validation and test leave records to train on."""
+    if not isinstance(job, SplitSizes | MoleculeNetJob):
+        return
+    shares = [size for size in (job.val_size, job.test_size) if isinstance(size, float) and size < 1]
+    if sum(shares) >= 1:
+        yield f"{prefix}val_size + {prefix}test_size is {sum(shares):g}, expected below 1"

@@ -16,17 +16,20 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from bionemo.common.redaction import learn
 from bionemo.config.check import check, secret_names
 from bionemo.config.explain import explain
+from bionemo.config.file_source import CheckedFileSource
 from bionemo.config.legacy import notice
 from bionemo.config.legacy_downstream import chooses_task, make_room, take_places
 from bionemo.config.overrides import rewrite
 from bionemo.config.paths import Source, source
-from bionemo.config.saving import check_saving
+from bionemo.config.permissions import check_permissions
+from bionemo.config.references import check_lookups
 from bionemo.config.schema import DownstreamConfig, RunConfig
 from bionemo.config.search_path import register
 from bionemo.config.typed import Reader
@@ -89,8 +92,10 @@ def compose(where: Source, words: Sequence[str], schema: type = RunConfig) -> tu
     Raises:
         UserError: when it cannot be composed.
     """
-    with _hydra(where):
+    with _hydra(where, words) as loader:
         cfg = hydra_compose(where.name, list(words))
+        _check_files(loader, where.name, words)
+        check_lookups(OmegaConf.to_container(cfg, resolve=False))
     downstream = schema is DownstreamConfig
     complete = chooses_task(cfg) if downstream else _chooses_model(cfg)
     notes = take_places(cfg, complete) if downstream else []
@@ -106,6 +111,14 @@ def compose(where: Source, words: Sequence[str], schema: type = RunConfig) -> tu
     with open_dict(base):
         base.merge_with(cfg)
     return base, notes
+
+
+def _check_files(loader: ConfigLoader, name: str, words: Sequence[str]) -> None:
+    """See that files of the user, if there are any, set nothing that only the command line may."""
+    if CheckedFileSource.files:
+        defaults = loader.compute_defaults_list(name, list(words), RunMode.RUN).defaults
+        read = [(CheckedFileSource.files.get(default.config_path or ""), default.package) for default in defaults]
+        check_permissions([(file, package or file.package or "") for file, package in read if file], words)
 
 
 def _chooses_model(cfg: DictConfig) -> bool:
@@ -126,8 +139,11 @@ def typed(
     composed, notes = compose(where, words, schema)
     learn(OmegaConf.to_container(composed))
     reader = Reader()
-    cfg = reader.read(composed, schema)
-    problems = reader.problems if cfg is None else _problems(cfg)
+    try:
+        cfg = reader.read(composed, schema)
+    except RecursionError as error:
+        raise UserError(f"cannot compose '{where.name}': references or groups are nested too deeply") from error
+    problems = reader.problems if cfg is None else check(cfg)
     if cfg is not None:
         learn(resolved := asdict(cfg))  # type: ignore[call-overload]
         problems += secret_names(resolved)
@@ -138,16 +154,10 @@ def typed(
     return cfg, notes + ([without_effect] if without_effect else [])
 
 
-def _problems(cfg: object) -> list[str]:
-    if isinstance(cfg, RunConfig):
-        return check(cfg)
-    return [*check_saving(cfg.exp_manager)] if isinstance(cfg, DownstreamConfig) else []
-
-
 @contextmanager
-def _hydra(where: Source) -> Iterator[ConfigLoader]:
+def _hydra(where: Source, words: Sequence[str] = ()) -> Iterator[ConfigLoader]:
     """Set Hydra up for a source, and tell its complaints on one line."""
-    register(where.extra)
+    register(where, words)
     try:
         with warnings.catch_warnings(), initialize_config_dir(str(where.directory), version_base="1.3"):
             warnings.simplefilter("ignore")  # files of v1 leave out `_self_`; Hydra then puts it last, as they mean it
@@ -156,5 +166,7 @@ def _hydra(where: Source) -> Iterator[ConfigLoader]:
         raise
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(explain(error, where)) from error
+    except RecursionError as error:
+        raise UserError(f"cannot compose '{where.name}': references or groups are nested too deeply") from error
     except (AssertionError, TypeError, ValueError) as error:  # Hydra has no class of its own for some complaints
         raise UserError(f"cannot compose '{where.name}': {error}") from error

@@ -17,5 +17,5 @@ def seconds(key: str, interval: str | dict[str, int]) -> float:
             days, hours, minutes, rest = map(int, interval.split(":"))
             return timedelta(days, rest, minutes=minutes, hours=hours).total_seconds()
         return timedelta(**interval).total_seconds()
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise UserError(f"{key}={interval} is not a time: write DD:HH:MM:SS, or {{hours: 1}}") from error

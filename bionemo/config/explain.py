@@ -32,7 +32,7 @@ def explain_interpolation(error: OmegaConfBaseException) -> str:
     if "Environment variable" in text:
         variable = text.partition("Environment variable '")[2].partition("'")[0]
         return f"environment variable {variable} is not set"
-    return text
+    return text.partition(" raised while resolving interpolation: ")[2] or text
 
 
 def _missing_config(error: MissingConfigException, where: Source) -> str:

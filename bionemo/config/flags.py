@@ -26,6 +26,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--config-name", "-cn")
     parser.add_argument("--config-path", "-cp")
     parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--trust-config", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--hydra-help", action="store_true")
     parser.add_argument("--version", action="store_true")
@@ -52,4 +53,5 @@ def hydra_words(flags: argparse.Namespace) -> list[str]:
 def source_words(flags: argparse.Namespace) -> list[str]:
     """The flags that say where the config is."""
     given = {name: getattr(flags, name.replace("-", "_")) for name in ("config-name", "config-path", "config-dir")}
-    return [f"--{name}={value}" for name, value in given.items() if value]
+    words = [f"--{name}={value}" for name, value in given.items() if value]
+    return [*words, "--trust-config"] if flags.trust_config else words

@@ -17,6 +17,7 @@ Composes a configuration from YAML files, checks it, and runs it. Every key can 
   --config-name NAME        the file to start from (default: {name})
   --config-path DIR         a directory with your own files; they may name all groups below
   --config-dir DIR          a directory to search as well
+  --trust-config            let your files set keys that run code or redirect credentials (conf/README.md)
   --cfg job [--resolve]     print the configuration and stop; --package KEY prints that part
   --info defaults-tree      show which files it is made of
   -m key=1,2                one run after the other, for each value

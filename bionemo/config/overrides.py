@@ -77,7 +77,7 @@ def _fits(value: Any, types: list[Any]) -> bool:
         return False
     if str not in types or any(option in types for option in (bool, int, float)):
         return True  # numbers are read as Hydra reads them
-    return value is None or isinstance(value, str | QuotedString) or (isinstance(value, list) and list in types)
+    return value is None or isinstance(value, str | QuotedString) or type(value) in types
 
 
 def _groups() -> list[str]:

@@ -12,7 +12,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel carries conf/ inside the package; a checkout and an editable install have it beside the package.
 CONF_DIR = next((path for path in (_PACKAGE / "conf", _PACKAGE.parent / "conf") if path.is_dir()), _PACKAGE / "conf")
 CHECKOUT = CONF_DIR.parent  # or the installed package, which has its examples, too
-_EXAMPLES = CHECKOUT / "examples"
+EXAMPLES = CHECKOUT / "examples"
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class Source:
         directory: where it is looked for first.
         extra: directories that are searched after it, before our own `conf`.
         fallback: what lies under a config that chooses no model; None when it is this source.
+        trusted: whether the user has allowed files everything (`--trust-config`).
     """
 
     name: str
     directory: Path
     extra: tuple[Path, ...] = ()
     fallback: "Source | None" = None
+    trusted: bool = False
 
 
 def source(
@@ -38,6 +40,7 @@ def source(
     config_name: str | None = None,
     config_path: str | Path | None = None,
     config_dir: str | Path | None = None,
+    trusted: bool = False,
 ) -> Source:
     """Work out the source from the command's defaults and the user's flags.
 
@@ -59,9 +62,8 @@ def source(
     if added is not None:
         directories.insert(0 if has else 1, added)
     extra = tuple(path for path in dict.fromkeys([*directories, home]) if path != directories[0])
-    fallback = Source(default_name, home)
-    here = Source(name, directories[0], extra)
-    return here if (name, directories[0]) == (default_name, home) else Source(name, directories[0], extra, fallback)
+    default = (name, directories[0]) == (default_name, home)
+    return Source(name, directories[0], extra, None if default else Source(default_name, home), trusted)
 
 
 def config_home(name: str) -> Path:
@@ -76,7 +78,7 @@ def config_home(name: str) -> Path:
     default = beside if beside.is_dir() else CONF_DIR
     if first := next((path for path in (beside, CONF_DIR) if has_config(path, name)), None):
         return first
-    found = [path for path in sorted(_EXAMPLES.glob("**/conf")) if has_config(path, name)]
+    found = [path for path in sorted(EXAMPLES.glob("**/conf")) if has_config(path, name)]
     found = [path for path in found if name.startswith(f"{path.parent.name}_")] or found
     if len(found) > 1:
         several = ", ".join(path.parent.name for path in found)

@@ -5,7 +5,7 @@ OmegaConf's structured configs know neither Literal nor unions with lists, and s
 """
 
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -16,11 +16,13 @@ from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
 from bionemo.config.legacy import OF_PREDICTIONS, replacement
 from bionemo.config.legacy_downstream import OF_DOWNSTREAM
 from bionemo.config.schema import SCHEMAS, DownstreamConfig, InferConfig
+from bionemo.config.schema.ranges import ANY_FLOAT, ANY_INT
 from bionemo.config.targets import resolve
 from bionemo.errors import UserError
 
 T = TypeVar("T")
 _OF_KIND: dict[type, dict[str, str]] = {InferConfig: OF_PREDICTIONS, DownstreamConfig: OF_DOWNSTREAM}
+_LIMITS = {int: ANY_INT, float: ANY_FLOAT}  # of numbers without a range of their own
 _TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -57,7 +59,7 @@ class Reader:
         except UserError as error:
             self.problems.append(f"{prefix}_target_: {error}")
             return None
-        hints = get_type_hints(schema)
+        hints, ranges = get_type_hints(schema), get_type_hints(schema, include_extras=True)
         if "kind" in hints and cfg.get("kind") not in (
             *get_args(hints["kind"]),
             None,
@@ -72,30 +74,36 @@ class Reader:
         for field in fields(schema):  # type: ignore[arg-type]
             key = f"{prefix}{field.name}"
             if field.name in list(cfg):  # `in cfg` would deny a key whose value is missing
-                values[field.name] = self._value(cfg, field.name, hints[field.name], key)
+                values[field.name] = self._value(cfg, field.name, hints[field.name], ranges[field.name], key)
             elif field.default is MISSING and field.default_factory is MISSING:
                 self.problems.append(_missing(key))
         return schema(**values) if before == self._count() else None
 
-    def _value(self, cfg: DictConfig, name: str, hint: Any, key: str) -> Any:
+    def _value(self, cfg: DictConfig, name: str, hint: Any, ranges: Any, key: str) -> Any:
         try:
             value = cfg[name]
             nested = [option for option in alternatives(hint) if is_dataclass(option)]
             if nested and isinstance(value, DictConfig):
                 return self._group(value, nested[0], f"{key}.")  # type: ignore[arg-type]
-            return convert(value, hint)
+            value = convert(value, hint)
+            if expected := out_of_range(value, ranges):
+                self._report(cfg, name, key, f"{key} is {_short(str(value))}, expected {expected}")
+            return value
         except MissingMandatoryValue:
             self.problems.append(_missing(key))
         except OmegaConfBaseException as error:
             why = explain_interpolation(error)
             self._consequences.setdefault(why, f"{key}: {why}")
         except TypeError:
-            wrong = _wrong(cfg, name, hint, key)
-            if OmegaConf.is_interpolation(cfg, name):
-                self._consequences[key] = wrong
-            else:
-                self.problems.append(wrong)
+            self._report(cfg, name, key, _wrong(cfg, name, hint, key))
         return None
+
+    def _report(self, cfg: DictConfig, name: str, key: str, problem: str) -> None:
+        """Note a wrong value; one that repeats another counts only when that is right."""
+        if OmegaConf.is_interpolation(cfg, name):
+            self._consequences[key] = problem
+        else:
+            self.problems.append(problem)
 
     def _count(self) -> int:
         return len(self.problems) + len(self._unknown) + len(self._consequences)
@@ -110,6 +118,20 @@ class Reader:
                 self._strange(cfg[name], str(below), f"{key}.{below}")
         else:
             self._unknown.append(key)
+
+
+def out_of_range(value: Any, hint: Any) -> str | None:
+    """What a converted value should be, by the ranges in its type; None if it is right."""
+    for option in alternatives(hint):
+        limits = option.__metadata__[0] if get_origin(option) is Annotated else _LIMITS.get(option)
+        plain = option.__origin__ if get_origin(option) is Annotated else option
+        if limits is not None and type(value) in map(lambda each: get_origin(each) or each, alternatives(plain)):
+            return limits.expected(value)
+        if isinstance(value, list | dict) and get_origin(plain) is type(value):
+            items, hint_of_items = (value, 0) if isinstance(value, list) else (value.values(), 1)
+            found = (out_of_range(item, get_args(plain)[hint_of_items]) for item in items)
+            return next((f"{expected} in each place" for expected in found if expected), None)
+    return None
 
 
 def convert(value: Any, hint: Any) -> Any:
@@ -217,5 +239,9 @@ def _wrong(cfg: DictConfig, name: str, hint: Any, key: str) -> str:
     value = cfg[name]
     shown = repr(redact_tree({name: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value})[name])
     words = [str(word) for option in alternatives(hint) if get_origin(option) is Literal for word in get_args(option)]
-    shown = shown if len(shown) < 80 else shown[:77] + "..."
-    return f"{key} is {'null' if value is None else shown}, expected {describe(hint)}{did_you_mean(str(value), words)}"
+    shown = "null" if value is None else _short(shown)
+    return f"{key} is {shown}, expected {describe(hint)}{did_you_mean(str(value), words)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) < 80 else text[:77] + "..."

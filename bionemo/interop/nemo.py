@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import LogFilter, redact_arguments
+from bionemo.config.references import as_literals
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.errors import UserError
 from bionemo.interop import full_disk
@@ -121,7 +122,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     for handler in _log_files():  # of a run before this one in the same process
         nemo_logging._logger.removeHandler(handler)
     try:
-        nemo.exp_manager(trainer, OmegaConf.create(given))
+        nemo.exp_manager(trainer, OmegaConf.create(as_literals(given)))
         if config.create_wandb_logger:
             trainer.loggers = [*trainer.loggers, start_wandb(config.wandb_logger_kwargs, directory)]
     except ImportError as error:

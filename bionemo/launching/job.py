@@ -14,6 +14,8 @@ import yaml
 
 from bionemo.common.redaction import redact_arguments
 from bionemo.config.durations import seconds
+from bionemo.config.permissions import TRUST
+from bionemo.config.references import as_literals
 from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
 from bionemo.launching.text import lines
@@ -100,7 +102,7 @@ class Job:
         return [
             [python or self.python, "-u", "-m", MODULE],
             [f"--config-path={self.settings.parent}"],
-            [f"--config-name={self.settings.name}"],
+            [f"--config-name={self.settings.name}", TRUST],  # its values were checked when it was made
             stage.words,
         ]
 
@@ -171,7 +173,7 @@ def _text(cfg: RunConfig, directory: Path) -> str:
     manager = cfg.exp_manager
     if manager.explicit_log_dir in (None, manager.exp_dir):  # nobody wants it elsewhere
         manager = replace(manager, exp_dir=str(directory), explicit_log_dir=str(directory / "results"))
-    return yaml.safe_dump(asdict(replace(cfg, exp_manager=manager)), sort_keys=False)
+    return yaml.safe_dump(as_literals(asdict(replace(cfg, exp_manager=manager))), sort_keys=False)
 
 
 def _devices(devices: int | str | list[int]) -> int:

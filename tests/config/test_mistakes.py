@@ -77,7 +77,7 @@ MISTAKES = {
     "model.data.mask_percent=0.7": (
         r"model.data.mask_percent + model.data.perturb_percent + model.data.identity_percent is 0.9, expected 1"
     ),
-    "model.data.modify_percent=15": r"model.data.modify_percent is 15.0, expected a share from 0 to 1",
+    "model.data.modify_percent=15": r"model.data.modify_percent is 15.0, expected from 0 to 1",
     "model.num_attention_heads=7": r"model.hidden_size=768 is not divisible by model.num_attention_heads=7",
     "model.micro_batch_size=0": r"model.micro_batch_size is 0, expected at least 1",
     "model.global_batch_size=7": r"model.global_batch_size is 7, but micro batch, devices and accumulation make 8",
@@ -86,7 +86,7 @@ MISTAKES = {
     "model.max_position_embeddings=10": r"model.seq_length=512 is longer than model.max_position_embeddings=10",
     "trainer.limit_val_batches=0": r"trainer.limit_val_batches is 0, but checkpoints are written after validations",
     "trainer.rank_timeout=00:00:00:00": r"trainer.rank_timeout is 00:00:00:00, expected a time above zero",
-    "trainer.rank_timeout=soon": r"trainer.rank_timeout=soon is not a time: write DD:HH:MM:SS",
+    "trainer.rank_timeout=soon": r"trainer.rank_timeout is soon, expected a time: DD:HH:MM:SS, or {hours: 1}",
     "trainer.max_steps=-1": r"trainer.max_steps is -1, expected at least 1 unless trainer.max_epochs is given",
     "trainer.accumulate_grad_batches=0": r"expected at least 1",
     "trainer.devices=two": r"trainer.devices is 'two', expected a number, auto, or indices such as [0,1]",
@@ -200,7 +200,7 @@ OF_FAMILIES = {
         "model.tokenizer.num_sentinel_tokens=76": "num_sentinel_tokens is 76, expected 77 to 226: one for each of the",
         "model.tokenizer.num_sentinel_tokens=300": "num_sentinel_tokens is 300, expected 77 to 226",
         "model.data.max_ngram_size=3": "model.data.max_ngram_size is 3, expected 1: spans are of one residue",
-        "model.data.masked_lm_prob=0": "model.data.masked_lm_prob is 0.0, expected a share above 0 and below 1",
+        "model.data.masked_lm_prob=0": "model.data.masked_lm_prob is 0.0, expected above 0 and below 1",
         "model.pipeline_model_parallel_size=2 trainer.devices=2": "expected 1: an encoder and a decoder are not",
         "model.sequence_parallel=True model.tensor_model_parallel_size=3 trainer.devices=3": "seq_length_dec=256",
         "model.data.mask_percent=0.1": "unknown key model.data.mask_percent",

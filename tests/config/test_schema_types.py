@@ -4,7 +4,10 @@
 import ast
 import importlib.util
 import inspect
+import pkgutil
+import re
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Literal, get_type_hints
 
@@ -17,6 +20,7 @@ from bionemo.config.schema import SCHEMAS, EncoderConfig, RunConfig, TrainerConf
 from bionemo.config.targets import resolve
 from bionemo.config.typed import Reader, convert, target_schema
 from bionemo.errors import UserError
+from tests.conftest import ROOT
 
 # Objects, not values: the command makes them.
 LEFT_OUT = {"strategy", "plugins", "callbacks", "model_registry"}
@@ -161,3 +165,45 @@ def test_types_in_words():
 def test_all_keys_are_full_keys():
     keys = set(all_keys(RunConfig))
     assert {"model.data.packing_window", "exp_manager.ema.decay", "name"} <= keys
+
+
+# Passed on whole, to Lightning's Trainer, its WandbLogger, and NeMo's exp_manager.
+PASSED_ON = {
+    "TrainerConfig", "WandbLoggerConfig", "MLFlowParams", "DLLoggerParams", "ClearMLParams", "EarlyStoppingParams",
+    "IPLEpochStopperParams", "StepTimingParams", "EMAParams", "StragglerDetectionParams", "FaultToleranceParams",
+}  # fmt: skip
+ONE_MEANING = {"desc", "peft_scheme"}  # a free text, and a key with one possible value
+
+
+def words_of_the_code() -> set[str]:
+    """Attributes and texts in the code, and keys that `conf/` refers to; keys without effect are in limits.py."""
+    files = [path for path in (ROOT / "bionemo").rglob("*.py") if path.parent.name != "schema"]
+    nodes = [
+        node for path in files if not path.stem.startswith("legacy") for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    found = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    found |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    references = [re.findall(r"\$\{([^}]*)\}", path.read_text()) for path in (ROOT / "conf").rglob("*.yaml")]
+    return found | {word for group in references for text in group for word in re.split(r"\W+", text)}
+
+
+def keys_that_nemo_does_not_get() -> set[str]:
+    """Keys of `_OURS` in interop/nemo.py; importing it would take longer than all other tests."""
+    tree = ast.parse((ROOT / "bionemo" / "interop" / "nemo.py").read_text())
+    [table] = [node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "_OURS"]
+    return set(ast.literal_eval(table))
+
+
+def test_every_key_is_read_or_its_lack_of_effect_is_noted():
+    words, kept_from_nemo = words_of_the_code(), keys_that_nemo_does_not_get()
+    modules = [vars(import_module(f"{schema.__name__}.{each.name}")) for each in pkgutil.iter_modules(schema.__path__)]
+    classes = {value for module in modules for value in module.values() if isinstance(value, type)}
+    unread = {
+        f"{each.__name__}.{field.name}"
+        for each in classes
+        if is_dataclass(each) and each.__name__ not in PASSED_ON and each.__module__ != f"{schema.__name__}.ranges"
+        for field in fields(each)
+        if field.name not in words | ONE_MEANING
+        and (each.__name__ != "ExpManagerConfig" or field.name in kept_from_nemo)
+    }
+    assert not unread

@@ -256,7 +256,7 @@ def test_a_run_goes_on_where_it_was_left(model: Path, data: Path, tmp_path: Path
         (["model.restore_head_path=none/head.safetensors"], "none/head.safetensors cannot be read"),
         (["model.encoder_lr_scale=0"], "expected above 0"),
         (["model.freeze_layers=3"], "model.freeze_layers=3: the model has 2 layers"),
-        (["model.peft.enabled=True", "model.peft.lora_tuning.adapter_dim=0"], "adapter_dim=0, expected 1 or more"),
+        (["model.peft.enabled=True", "model.peft.lora_tuning.adapter_dim=0"], "adapter_dim is 0, expected at least 1"),
         (["model.peft.enabled=True", "model.peft.lora_tuning.target_modules=[qkv]"], "attention_qkv"),
         (["model.pipeline_model_parallel_size=2"], "set it to 1"),
         (["model.tensor_model_parallel_size=3"], "model.num_attention_heads=4 is not divisible"),

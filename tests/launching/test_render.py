@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.config.compose import load
+from bionemo.config.compose import typed
+from bionemo.config.paths import source
 
 from .launches import BCP, launch
 from .stubs import Stubs
@@ -138,12 +139,13 @@ def test_hostile_values_come_through_and_are_never_run(
         run_all(here, stubs)
     settings = f"{here}/out dir/{HOSTILE}_hydra.yaml"
     command = ["-u", "-m", "bionemo.pretrain", f"--config-path={here}/out dir", f"--config-name={HOSTILE}_hydra.yaml",
-               "do_preprocessing=False", "do_training=True", "do_testing=False"]  # fmt: skip
+               "--trust-config", "do_preprocessing=False", "do_training=True", "do_testing=False"]  # fmt: skip
     program = {"bcm": "srun", "mpi": "mpirun", "local": python.name}[kind]
     (call,) = stubs.calls(program)
-    assert call[-8:] == command
+    assert call[-9:] == command
     assert kind == "local" or "--x=$(touch owned)" in call
-    assert load(Path(settings).name, [], Path(settings).parent).name == HOSTILE
+    where = source(Path(settings).name, Path(settings).parent, trusted=True)
+    assert typed(where, [])[0].name == HOSTILE
     logs = [path for path in here.rglob("*.out") if kind != "bcm"]
     assert [path.read_text() for path in logs] == [f"{HOSTILE}\n" for _ in logs]
     assert not list(tmp_path.rglob("owned"))

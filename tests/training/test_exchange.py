@@ -57,7 +57,7 @@ def test_a_new_run_begins_with_them(
     found = find_weights(str(source))
     assert isinstance(found, Checkpoint | TensorsInMemory)
     assert equal(weights(found), weights(Checkpoint(last)))
-    once = ("trainer.max_steps=1", "model.optim.lr=0.0", "model.optim.sched.min_lr=0.0")
+    once = ("trainer.max_steps=1", "model.optim.lr=1e-60", "model.optim.sched.min_lr=0.0")
     train(config(tmp_path / "next", f"restore_from_path={source}", *once, model=model))
     assert equal(weights(Checkpoint(last_checkpoint(tmp_path / "next"))), weights(Checkpoint(last)))
     train(config(tmp_path / "anew", "trainer.max_steps=1", model=model))
@@ -70,7 +70,7 @@ def test_other_families_end_and_begin_with_one(tmp_path: Path, model: str) -> No
     (archive,) = (tmp_path / "run" / "checkpoints").glob("*.nemo")
     expected = weights(Checkpoint(last_checkpoint(tmp_path / "run")))
     assert equal(nemo_archive.read(archive).weights, expected)
-    once = ("trainer.max_steps=1", "model.optim.lr=0.0", "model.optim.sched.min_lr=0.0")
+    once = ("trainer.max_steps=1", "model.optim.lr=1e-60", "model.optim.sched.min_lr=0.0")
     train(config(tmp_path / "next", f"restore_from_path={archive}", *once, model=model))
     assert equal(weights(Checkpoint(last_checkpoint(tmp_path / "next"))), expected)
 
@@ -82,7 +82,7 @@ def test_learned_positions_are_fitted_to_another_length(tmp_path: Path, length: 
     last = last_checkpoint(tmp_path / "run")
     status, lines = run(
         tmp_path / "next", f"restore_from_path={last}", f"model.seq_length={length}", "trainer.max_steps=1",
-        "model.optim.lr=0.0", "model.optim.sched.min_lr=0.0", model="megamolbart",
+        "model.optim.lr=1e-60", "model.optim.sched.min_lr=0.0", model="megamolbart",
     )  # fmt: skip
     assert status == 0, lines
     (told,) = [line for line in lines if "learned positions" in line]

@@ -2,7 +2,9 @@
 """`cluster`: where `python -m bionemo.launch` sends a run, and how; a run itself does not look at it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from bionemo.config.schema.ranges import NotNegative, NotNegativeFloat, Positive, Processes, Range
 
 
 @dataclass(kw_only=True)
@@ -33,9 +35,9 @@ class SlurmConfig(ClusterConfig):
     partition: str | None
     account: str | None
     exclusive: bool  # no other job on its nodes
-    gpus_per_task: int | None
-    gpus_per_node: int | Literal["auto"] | None  # auto: trainer.devices, or left out where gres is given
-    mem: int | float | str | None  # of a node, in GB where it is a number; 0: all of it
+    gpus_per_task: Positive | None
+    gpus_per_node: Positive | Literal["auto"] | None  # auto: trainer.devices, or left out where gres is given
+    mem: NotNegative | NotNegativeFloat | str | None  # of a node, in GB where it is a number; 0: all of it
     job_name_prefix: str
     gres: str | None  # auto: gpu:N with as many as gpus_per_node or, where that is None, trainer.devices
     srun_args: list[str] | str  # those about containers count only where there is one
@@ -63,7 +65,7 @@ class BcpConfig(ClusterConfig):
     total_runtime: str | None  # [nD][nH][nM][nS]
     preempt: Literal["RUNONCE", "RESTARTABLE", "RESUMABLE"]
     priority: Literal["HIGH", "NORMAL", "LOW"]
-    order: int | None  # from 1 to 99 among the jobs of one user
+    order: Annotated[int, Range(1, 99)] | None  # from 1 to 99 among the jobs of one user
     result: str  # directory whose content is kept, for `ngc result download`
     datasets: list[str]  # ID:MOUNT, read-only
     workspaces: list[str]  # ID:MOUNT[:RW|RO]
@@ -79,5 +81,5 @@ class RayConfig(ClusterConfig):
     """A Ray cluster, which runs already, or is being started."""
 
     address: str  # HOST:PORT of its head, or auto
-    cpus_per_worker: int
-    patience: int  # seconds to wait for it to be there, with all its machines
+    cpus_per_worker: Processes
+    patience: NotNegative  # seconds to wait for it to be there, with all its machines

@@ -2,9 +2,22 @@
 """`model.data`: where sequences come from and how they become batches."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from bionemo.config.schema.preparation import PreparationConfig
+from bionemo.config.schema.ranges import (
+    Byte,
+    Column,
+    NotNegative,
+    NotNegativeFloat,
+    OpenShare,
+    Positive,
+    Range,
+    Seed,
+    Share,
+    Tokens,
+    Workers,
+)
 
 DataImpl = Literal["csv_mmap", "csv_fields_mmap", "fasta_fields_mmap", "mock"]
 Files = str | list[str]  # a range such as x[000..049] or x_OP_000..049_CL_, or a list of them
@@ -14,34 +27,34 @@ Files = str | list[str]  # a range such as x[000..049] or x_OP_000..049_CL_, or 
 class CsvConfig:
     """A text file of one record a line, of which one column is read."""
 
-    header_lines: int
-    newline_int: int  # byte that ends a record
-    workers: int | None  # processes that index the files
+    header_lines: NotNegative
+    newline_int: Byte  # byte that ends a record
+    workers: Workers | None  # processes that index the files
     sort_dataset_paths: bool
     data_sep: str
-    data_col: int  # column of the sequence, from 0
+    data_col: Column  # column of the sequence, from 0
 
 
 @dataclass(kw_only=True)
 class CsvFieldsConfig:
     """A text file of one record a line, of which several columns are read."""
 
-    header_lines: int
-    newline_int: int
-    workers: int | None
+    header_lines: NotNegative
+    newline_int: Byte
+    workers: Workers | None
     sort_dataset_paths: bool
     data_sep: str
-    data_fields: dict[str, int]  # column of each field, from 0
+    data_fields: dict[str, Column]  # column of each field, from 0
 
 
 @dataclass(kw_only=True)
 class FastaConfig:
     """A FASTA file; v1's line settings are accepted, the format itself decides."""
 
-    data_fields: dict[str, int] | None = None
-    header_lines: int | None = None
-    newline_int: int | None = None
-    workers: int | None = None
+    data_fields: dict[str, Column] | None = None
+    header_lines: NotNegative | None = None
+    newline_int: Byte | None = None
+    workers: Workers | None = None
     sort_dataset_paths: bool | None = None
 
 
@@ -59,8 +72,8 @@ class LoaderConfig:
     """How the samples of one of train, val and test come. In YAML each key follows `model.data` until it is set."""
 
     use_upsampling: bool  # repeat the samples as often as the run needs them
-    num_workers: int
-    seed: int
+    num_workers: Workers
+    seed: Seed
 
 
 @dataclass(kw_only=True)
@@ -71,7 +84,7 @@ class SplitConfig(LoaderConfig):
     range: Files
     data_impl: DataImpl
     data_impl_kwargs: DataImplConfig
-    max_seq_length: int
+    max_seq_length: Tokens
     index_mapping_dir: str | None
 
 
@@ -132,11 +145,11 @@ class DatasetConfig:
 class MockConfig:
     """An endless synthetic protein language whose best possible loss is known."""
 
-    num_sequences: int  # in the training set
-    num_validation_sequences: int  # in the validation set, and in the test set
-    min_length: int
-    max_length: int
-    seed: int
+    num_sequences: Positive  # in the training set
+    num_validation_sequences: Positive  # in the validation set, and in the test set
+    min_length: Tokens
+    max_length: Tokens
+    seed: Seed
 
 
 @dataclass(kw_only=True)
@@ -149,16 +162,16 @@ class DataConfig:
     index_mapping_dir: str | None  # where indexes are kept; None: beside the data, else in the user's cache
     # batches
     packing: bool  # fill micro_batch_size x seq_length tokens with whole sequences; False: one sequence a row, padded
-    packing_window: int  # sequences whose packing is planned together
+    packing_window: Positive  # sequences whose packing is planned together
     dynamic_padding: bool  # one sequence a row: as many tokens as there are, instead of seq_length for each
     # order
     shuffle: bool
-    seed: int
+    seed: Seed
     use_upsampling: bool
     dataloader_type: Literal["single", "cyclic"]
     drop_last: bool
     # processes
-    num_workers: int
+    num_workers: Workers
     pin_memory: bool
     # preparation
     preprocessing: PreparationConfig | None  # None: there is nothing to prepare
@@ -177,7 +190,7 @@ class ShardDataConfig(DataConfig):
     train: SplitConfig
     val: SplitConfig
     test: SplitConfig
-    max_seq_length: int
+    max_seq_length: Tokens
 
 
 @dataclass(kw_only=True)
@@ -200,10 +213,10 @@ class MaskedDataConfig(ProteinDataConfig):
     modify_percent of them are asked for; of these, the other three say what stands there instead.
     """
 
-    modify_percent: float
-    mask_percent: float
-    perturb_percent: float
-    identity_percent: float
+    modify_percent: Share
+    mask_percent: Share
+    perturb_percent: Share
+    identity_percent: Share
     mask_special_tokens: bool  # v1 also masked the tokens that begin and end a sequence
 
 
@@ -211,9 +224,9 @@ class MaskedDataConfig(ProteinDataConfig):
 class SpanDataConfig(ProteinDataConfig):
     """Residues behind sentinels, for an encoder-decoder to fill in."""
 
-    seq_length_dec: int  # tokens of a row of the decoder
-    masked_lm_prob: float  # share of the residues that are hidden
-    max_ngram_size: int  # residues behind one sentinel
+    seq_length_dec: Tokens  # tokens of a row of the decoder
+    masked_lm_prob: OpenShare  # share of the residues that are hidden
+    max_ngram_size: Positive  # residues behind one sentinel
 
 
 @dataclass(kw_only=True)
@@ -230,8 +243,8 @@ class MoleculeDataConfig(ShardDataConfig):
     # masking: walking along, with mask_prob one <MASK> takes the place of Poisson(span_lambda) tokens
     encoder_mask: bool
     decoder_mask: bool
-    mask_prob: float
-    span_lambda: float
+    mask_prob: Share
+    span_lambda: Annotated[float, Range(0, 100)]
     # reactions: the columns of what is read and what is written
     input_name: str | None
     target_name: str | None
@@ -246,9 +259,9 @@ class MoleculeDataConfig(ShardDataConfig):
 class MockTextConfig:
     """Made-up text whose best possible loss is known."""
 
-    num_samples: int  # in the training set
-    num_validation_samples: int  # in the validation set, and in the test set
-    seed: int
+    num_samples: Positive  # in the training set
+    num_validation_samples: Positive  # in the validation set, and in the test set
+    seed: Seed
 
 
 @dataclass(kw_only=True)
@@ -257,10 +270,10 @@ class TextDataConfig(DataConfig):
 
     kind: Literal["text"]
     data_impl: Literal["mmap", "mock"]
-    data_prefix: str | list[str | float]  # a path less its .bin and .idx, several, or weights and paths in turns
+    data_prefix: str | list[str | NotNegativeFloat]  # paths less .bin and .idx, or weights and paths in turns
     splits_string: str  # shares of train, val and test in the documents
     mock: MockTextConfig
-    seq_length: int
+    seq_length: Tokens
     reset_position_ids: bool  # positions begin anew with every document
     reset_attention_mask: bool  # a document attends to itself alone
     eod_mask_loss: bool  # what follows the end of a document is not asked

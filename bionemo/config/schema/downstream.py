@@ -8,6 +8,7 @@ from bionemo.config.schema.data import Files
 from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.config.schema.optim import OptimConfig
 from bionemo.config.schema.preparation import PreparationConfig
+from bionemo.config.schema.ranges import LayerCount, Positive, PositiveFloat, Seed, ShareBelowOne, Tokens, Width
 from bionemo.config.schema.trainer import TrainerConfig
 
 TaskType = Literal["token-level-classification", "classification", "regression"]
@@ -33,9 +34,9 @@ class DownstreamDataConfig:
     dataset: TaskFilesConfig
     sequence_column: str
     target_column: str | list[str]
-    target_sizes: list[int] | None  # classes of the target; None: as many as the training split has
+    target_sizes: list[Positive] | None  # classes of the target; None: as many as the training split has
     mask_column: str | list[str] | None  # which residues are asked of: 1 or 0 for each
-    emb_batch_size: int  # sequences embedded together, at most
+    emb_batch_size: Width  # sequences embedded together, at most
     shuffle: bool
     preprocessing: PreparationConfig
 
@@ -44,16 +45,16 @@ class DownstreamDataConfig:
 class HeadConfig:
     """What is trained on top."""
 
-    cnn_dim: int  # token-level: channels between the two convolutions
-    hidden_layer_size: int | list[int]  # of sequences: width of the layer between, or of several
-    dropout: float
+    cnn_dim: Width  # token-level: channels between the two convolutions
+    hidden_layer_size: Width | list[Width]  # of sequences: width of the layer between, or of several
+    dropout: ShareBelowOne
 
 
 @dataclass(kw_only=True)
 class LoraConfig:
     """Low-rank adapters, under NeMo's names."""
 
-    adapter_dim: int  # rank of each
+    adapter_dim: Width  # rank of each
     target_modules: list[Literal["attention_qkv", "attention_dense", "mlp_fc1", "mlp_fc2"]]  # of each layer
 
 
@@ -70,19 +71,19 @@ class PeftConfig:
 class DownstreamModelConfig:
     """What is trained, and on what."""
 
-    seq_length: int | None  # tokens it has to read, if more than it was trained with; learned positions have no more
+    seq_length: Tokens | None  # tokens to read, if more than it was trained with; learned positions have no more
     restore_encoder_path: str | None  # a .nemo archive, a checkpoint, or a directory of Hugging Face's
     restore_head_path: str | None  # unfrozen: begin with head.safetensors of a run whose encoder was frozen
     encoder_frozen: bool  # its vectors are computed once, and a head is trained on them
-    freeze_layers: int  # unfrozen: the first n layers stay, and the embedding; below 0: all but the last n
-    encoder_lr_scale: float  # unfrozen: learning rate of the pretrained weights, as a multiple of the head's
+    freeze_layers: LayerCount  # unfrozen: the first n layers stay, and the embedding; below 0: all but the last n
+    encoder_lr_scale: PositiveFloat  # unfrozen: learning rate of the pretrained weights, as a multiple of the head's
     peft: PeftConfig
-    tensor_model_parallel_size: int
-    pipeline_model_parallel_size: int
+    tensor_model_parallel_size: Width
+    pipeline_model_parallel_size: Width
     sequence_parallel: bool
-    micro_batch_size: int  # sequences of an update on each device
-    global_batch_size: int | None  # unfrozen: of an update on all devices; None: as many as there are at once
-    seed: int
+    micro_batch_size: Width  # sequences of an update on each device
+    global_batch_size: Positive | None  # unfrozen: of an update on all devices; None: as many as there are at once
+    seed: Seed
     downstream_task: HeadConfig
     data: DownstreamDataConfig
     finetuning_optim: OptimConfig

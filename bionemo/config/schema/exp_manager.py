@@ -7,6 +7,18 @@ Only what our YAML gives is required; what is None is left to NeMo's own default
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bionemo.config.schema.ranges import (
+    Duration,
+    DurationText,
+    NotNegative,
+    NotNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Share,
+    Steps,
+    Unlimited,
+)
+
 
 @dataclass(kw_only=True)
 class WandbLoggerConfig:
@@ -92,21 +104,21 @@ class CallbackParams:
     mode: Literal["min", "max"] | None = None
     verbose: bool | None = None
     save_last: bool | None = None
-    save_top_k: int | None = None
+    save_top_k: Unlimited | None = None
     save_weights_only: bool | None = None
     auto_insert_metric_name: bool | None = None
-    every_n_epochs: int | None = None
-    every_n_train_steps: int | None = None
-    train_time_interval: str | dict[str, int] | None = None
+    every_n_epochs: NotNegative | None = None
+    every_n_train_steps: Steps | None = None
+    train_time_interval: Duration | None = None
     prefix: str | None = None  # of the .nemo file, exp_manager.name by default
     postfix: str | None = None  # .nemo by default
     save_best_model: bool | None = None  # the .nemo file is of the best checkpoint instead of the last
     always_save_nemo: bool | None = None  # export a .nemo file at every save; the next one replaces it
     save_nemo_on_train_end: bool | None = None
-    model_parallel_size: int | None = None
+    model_parallel_size: Positive | None = None
     save_on_train_epoch_end: bool | None = None
     async_save: bool | None = None  # write while training goes on; None: when it computes on a GPU
-    save_last_n_optim_states: int | None = None
+    save_last_n_optim_states: Unlimited | None = None
 
 
 @dataclass(kw_only=True)
@@ -115,8 +127,8 @@ class EarlyStoppingParams:
 
     monitor: str | None = None
     mode: Literal["min", "max"] | None = None
-    min_delta: float | None = None
-    patience: int | None = None  # validations without improvement
+    min_delta: NotNegativeFloat | None = None
+    patience: NotNegative | None = None  # validations without improvement
     verbose: bool | None = None
     strict: bool | None = None
     check_finite: bool | None = None
@@ -131,7 +143,7 @@ class IPLEpochStopperParams:
     """When to stop for new pseudo-labels (speech models)."""
 
     enable_stop: bool | None = None
-    stop_every_n_epochs: int | None = None
+    stop_every_n_epochs: Positive | None = None
 
 
 @dataclass(kw_only=True)
@@ -140,7 +152,7 @@ class StepTimingParams:
 
     reduction: str | None = None
     sync_cuda: bool | None = None
-    buffer_size: int | None = None
+    buffer_size: Positive | None = None
 
 
 @dataclass(kw_only=True)
@@ -148,22 +160,22 @@ class EMAParams:
     """A moving average of the weights."""
 
     enable: bool | None = None
-    decay: float | None = None
+    decay: Share | None = None
     cpu_offload: bool | None = None
     validate_original_weights: bool | None = None
-    every_n_steps: int | None = None
+    every_n_steps: Positive | None = None
 
 
 @dataclass(kw_only=True)
 class StragglerDetectionParams:
     """How slow ranks are found."""
 
-    report_time_interval: float | None = None
+    report_time_interval: PositiveFloat | None = None
     calc_relative_gpu_perf: bool | None = None
     calc_individual_gpu_perf: bool | None = None
-    num_gpu_perf_scores_to_log: int | None = None
-    gpu_relative_perf_threshold: float | None = None
-    gpu_individual_perf_threshold: float | None = None
+    num_gpu_perf_scores_to_log: NotNegative | None = None
+    gpu_relative_perf_threshold: Share | None = None
+    gpu_individual_perf_threshold: Share | None = None
     stop_if_detected: bool | None = None
 
 
@@ -171,15 +183,15 @@ class StragglerDetectionParams:
 class FaultToleranceParams:
     """How hung ranks are found and restarted."""
 
-    workload_check_interval: float | None = None
-    initial_rank_heartbeat_timeout: float | None = None
-    rank_heartbeat_timeout: float | None = None
+    workload_check_interval: PositiveFloat | None = None
+    initial_rank_heartbeat_timeout: PositiveFloat | None = None
+    rank_heartbeat_timeout: PositiveFloat | None = None
     calculate_timeouts: bool | None = None
-    safety_factor: float | None = None
+    safety_factor: PositiveFloat | None = None
     rank_termination_signal: str | None = None
     log_level: str | None = None
-    max_rank_restarts: int | None = None
-    max_subsequent_job_failures: int | None = None
+    max_rank_restarts: NotNegative | None = None
+    max_subsequent_job_failures: NotNegative | None = None
     additional_ft_launcher_args: str | None = None
     simulated_fault: dict[str, Any] | None = None
 
@@ -234,5 +246,5 @@ class ExpManagerConfig:
     log_delta_step_timing: bool | None = None
     step_timing_kwargs: StepTimingParams | None = None
     log_tflops_per_sec_per_gpu: bool | None = None
-    max_time_per_run: str | None = None  # DD:HH:MM:SS; saves and stops
-    seconds_to_sleep: float | None = None
+    max_time_per_run: DurationText | None = None  # DD:HH:MM:SS; saves and stops
+    seconds_to_sleep: NotNegativeFloat | None = None

@@ -5,6 +5,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bionemo.config.schema.data import CsvFieldsConfig, FastaConfig
+from bionemo.config.schema.ranges import (
+    Devices,
+    Duration,
+    Machines,
+    NotNegative,
+    NotNegativeFloat,
+    PositiveFloat,
+    Seed,
+    Share,
+    Tokens,
+    Width,
+)
 from bionemo.config.schema.trainer import Precision
 
 Output = Literal["embeddings", "begin", "hiddens", "logits", "pseudo_perplexity", "reconstruction", "samples"]
@@ -22,10 +34,10 @@ class InferTrainerConfig:
     """Where it is computed."""
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda"]  # auto takes the GPU when there is one
-    devices: int | str  # of each node, each of which takes a share of the sequences; auto: all GPUs
-    num_nodes: int
+    devices: Devices | str  # of each node, each of which takes a share of the sequences; auto: all GPUs
+    num_nodes: Machines
     precision: Precision
-    rank_timeout: str | dict[str, int]  # DD:HH:MM:SS that the first process waits for something new from the others
+    rank_timeout: Duration  # DD:HH:MM:SS that the first process waits for something new from the others
 
 
 @dataclass(kw_only=True)
@@ -33,14 +45,14 @@ class SamplingConfig:
     """How molecules near one that was read are drawn, in v1's words: noise on its vectors, then what is written."""
 
     sampling_method: SamplingMethod
-    num_samples: int  # perturbations; of single-sample: beams of one perturbation, all of which are kept
-    scaled_radius: float  # standard deviation of the noise; 0: none
-    top_k: int  # topkp: tokens are drawn from so many likeliest ones; 0: from all
-    top_p: float  # topkp: and from the likeliest that together have this probability; 0: from all
-    temperature: float  # topkp: below 1 likely tokens become likelier
-    beam_size: int  # of beam searches; perturbate-sample keeps all beams of every perturbation
-    beam_alpha: float  # length penalty of beam searches; 0: none
-    seed: int
+    num_samples: Width  # perturbations; of single-sample: beams of one perturbation, all of which are kept
+    scaled_radius: NotNegativeFloat  # standard deviation of the noise; 0: none
+    top_k: NotNegative  # topkp: tokens are drawn from so many likeliest ones; 0: from all
+    top_p: Share  # topkp: and from the likeliest that together have this probability; 0: from all
+    temperature: PositiveFloat  # topkp: below 1 likely tokens become likelier
+    beam_size: Width  # of beam searches; perturbate-sample keeps all beams of every perturbation
+    beam_alpha: NotNegativeFloat  # length penalty of beam searches; 0: none
+    seed: Seed
 
 
 @dataclass(kw_only=True)
@@ -49,7 +61,7 @@ class TaskConfig:
 
     restore_from_path: str  # a .nemo archive, a checkpoint, or a directory of Hugging Face's
     outputs: list[Output]
-    reconstruction_beam_size: int  # 1: greedy
+    reconstruction_beam_size: Width  # 1: greedy
     sampling: SamplingConfig
 
 
@@ -70,8 +82,8 @@ class InferDataConfig:
     data_impl_kwargs: InferDataImplConfig
     data_fields_map: dict[str, str]  # names of the columns, where a CSV file has a header: {sequence: seq, id: name}
     index_mapping_dir: str | None
-    batch_size: int  # sequences computed together, at most; results do not depend on it
-    tokens_per_batch: int  # and tokens
+    batch_size: Width  # sequences computed together, at most; results do not depend on it
+    tokens_per_batch: Tokens  # and tokens
     long_sequences: Literal["truncate", "split", "drop", "error"]  # what has more tokens than the model reads
     output_fname: str  # "": the name of the first file, with another ending, in the current directory
     output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl"] | None  # None: by the ending of output_fname

@@ -13,6 +13,17 @@ from bionemo.config.schema.data import (
     TextDataConfig,
 )
 from bionemo.config.schema.optim import OptimConfig
+from bionemo.config.schema.ranges import (
+    Layers,
+    NotNegative,
+    Positive,
+    PositiveFloat,
+    Seed,
+    ShareBelowOne,
+    Tokens,
+    Width,
+    Workers,
+)
 
 
 @dataclass(kw_only=True)
@@ -25,8 +36,8 @@ class TokenizerConfig:
     vocab_file: str | None = None
     merge_file: str | None = None
     model_name: str | None = None  # name on the Hugging Face hub
-    mask_id: int | None = None
-    num_sentinel_tokens: int | None = None  # ProtT5nv
+    mask_id: NotNegative | None = None
+    num_sentinel_tokens: NotNegative | None = None  # ProtT5nv
 
 
 @dataclass(kw_only=True)
@@ -54,15 +65,15 @@ class DownstreamDatasetConfig:
     dataset: DownstreamFilesConfig
     sequence_column: str
     target_column: str | list[str]
-    target_sizes: list[int] | None  # classes of each target; None: they are numbers
+    target_sizes: list[Positive] | None  # classes of each target; None: they are numbers
     mask_column: list[str] | None
-    max_seq_length: int
-    emb_batch_size: int
-    batch_size: int
-    num_epochs: int
+    max_seq_length: Tokens
+    emb_batch_size: Width
+    batch_size: Width
+    num_epochs: Positive
     shuffle: bool
-    num_workers: int
-    random_seed: int
+    num_workers: Workers
+    random_seed: Seed
     optim: OptimConfig
 
 
@@ -80,35 +91,35 @@ class ModelConfig:
 
     _target_: str  # import path of the model class
     # batch and layout
-    micro_batch_size: int  # sequences per device and forward pass; packed: x seq_length tokens
-    global_batch_size: int | None  # None: micro batch x data-parallel size x accumulation
-    tensor_model_parallel_size: int
-    pipeline_model_parallel_size: int
+    micro_batch_size: Width  # sequences per device and forward pass; packed: x seq_length tokens
+    global_batch_size: Positive | None  # None: micro batch x data-parallel size x accumulation
+    tensor_model_parallel_size: Width
+    pipeline_model_parallel_size: Width
     sequence_parallel: bool  # norms and dropout are split along the sequence too; needs tensor parallelism
     # architecture
-    seq_length: int  # longest sequence, begin and end token included
-    encoder_seq_length: int  # the same
-    max_position_embeddings: int
-    num_layers: int  # of an encoder-decoder: of each
-    hidden_size: int
-    ffn_hidden_size: int
-    num_attention_heads: int
-    kv_channels: int | None  # size of a head; None: hidden_size / num_attention_heads
+    seq_length: Tokens  # longest sequence, begin and end token included
+    encoder_seq_length: Tokens  # the same
+    max_position_embeddings: Tokens
+    num_layers: Layers  # of an encoder-decoder: of each
+    hidden_size: Width
+    ffn_hidden_size: Width
+    num_attention_heads: Width
+    kv_channels: Width | None  # size of a head; None: hidden_size / num_attention_heads
     activation: Literal["gelu", "gelu_tanh"]  # by the error function, or GPT-2's approximation
-    hidden_dropout: float
-    attention_dropout: float
-    layernorm_epsilon: float
-    init_method_std: float
-    make_vocab_size_divisible_by: int  # rows are added to the embedding table until it is
+    hidden_dropout: ShareBelowOne
+    attention_dropout: ShareBelowOne
+    layernorm_epsilon: PositiveFloat
+    init_method_std: PositiveFloat
+    make_vocab_size_divisible_by: Width  # rows are added to the embedding table until it is
     # numerics and speed
-    seed: int
+    seed: Seed
     compile: bool  # torch.compile every layer
-    native_amp_init_scale: float  # 16-mixed: first loss scale,
-    native_amp_growth_interval: int  # doubled after this many good steps,
-    hysteresis: int  # halved after this many bad ones
+    native_amp_init_scale: PositiveFloat  # 16-mixed: first loss scale,
+    native_amp_growth_interval: Positive  # doubled after this many good steps,
+    hysteresis: Positive  # halved after this many bad ones
     activations_checkpoint_granularity: Literal["selective", "full"] | None
     activations_checkpoint_method: Literal["uniform", "block"] | None
-    activations_checkpoint_num_layers: int | None
+    activations_checkpoint_num_layers: Positive | None
     # start
     resume_from_checkpoint: str | None  # a checkpoint to go on from, instead of the newest of this run
     # groups
@@ -148,7 +159,7 @@ class ESM2nvConfig(EncoderConfig):
 
     position_embedding_type: Literal["rope"]
     embedding_token_dropout: bool  # scale embeddings by the share of tokens that is not masked
-    mask_token_id: int
+    mask_token_id: NotNegative
     drop_last: bool
 
 

@@ -4,6 +4,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from bionemo.config.schema.ranges import NotNegativeFloat, PositiveFloat, Share, ShareBelowOne, StepLimit, Steps, Width
+
 
 @dataclass(kw_only=True)
 class SchedConfig:
@@ -12,15 +14,15 @@ class SchedConfig:
     name: Literal[
         "CosineAnnealing", "WarmupAnnealDecayHold", "InverseSquareRootAnnealing", "NoamAnnealing", "WarmupAnnealing"
     ]
-    warmup_steps: int | None = None
-    warmup_ratio: float | None = None  # warm-up as a share of max_steps, instead of warmup_steps
-    constant_steps: int | None = None  # CosineAnnealing: steps at min_lr at the end
-    min_lr: float | None = None
-    max_lr: float | None = None  # WarmupAnnealDecayHold: the peak; it replaces optim.lr
-    max_steps: int | None = None  # None: trainer.max_steps
-    anneal_percentage: float | None = None  # WarmupAnnealDecayHold: share of max_lr that is held at the end
-    d_model: int | None = None  # NoamAnnealing: hidden size
-    last_epoch: int | None = None  # schedule step to go on from, -1 for the first
+    warmup_steps: Steps | None = None
+    warmup_ratio: Share | None = None  # warm-up as a share of max_steps, instead of warmup_steps
+    constant_steps: Steps | None = None  # CosineAnnealing: steps at min_lr at the end
+    min_lr: NotNegativeFloat | None = None
+    max_lr: PositiveFloat | None = None  # WarmupAnnealDecayHold: the peak; it replaces optim.lr
+    max_steps: StepLimit | None = None  # None: trainer.max_steps
+    anneal_percentage: Share | None = None  # WarmupAnnealDecayHold: share of max_lr that is held at the end
+    d_model: Width | None = None  # NoamAnnealing: hidden size
+    last_epoch: StepLimit | None = None  # schedule step to go on from, -1 for the first
 
 
 @dataclass(kw_only=True)
@@ -31,8 +33,8 @@ class OptimConfig:
     """
 
     name: Literal["fused_adam", "distributed_fused_adam", "adamw", "adam"]
-    lr: float
-    weight_decay: float
-    betas: list[float]
-    eps: float
+    lr: PositiveFloat
+    weight_decay: NotNegativeFloat
+    betas: list[ShareBelowOne]
+    eps: PositiveFloat
     sched: SchedConfig

@@ -4,7 +4,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Size = int | float  # a count of records, or a share of them below 1
+from bionemo.config.schema.ranges import (
+    Column,
+    NotNegative,
+    NotNegativeFloat,
+    Positive,
+    Processes,
+    Seed,
+    Shards,
+    Tokens,
+)
+
+Size = NotNegative | NotNegativeFloat  # a count of records, or a share of them below 1
 Strictness = Literal["error", "skip"]
 
 
@@ -15,7 +26,7 @@ class PreparationConfig:
     _target_: str
     output: str  # directory of the result
     force: bool  # prepare again what is there already
-    num_preprocess_workers: int  # processes, at most one per core
+    num_preprocess_workers: Processes  # processes, at most one per core
 
 
 @dataclass(kw_only=True)
@@ -24,8 +35,8 @@ class SplitSizes:
 
     val_size: Size
     test_size: Size
-    seed: int
-    num_csv_files: int  # shards of each split
+    seed: Seed
+    num_csv_files: Shards  # shards of each split
 
 
 @dataclass(kw_only=True)
@@ -44,8 +55,8 @@ class SequencesJob(PreparationConfig, SplitSizes, SequencePolicies):
     source: str | list[str]  # files or URLs
     checksum: str | None  # of the only source: md5:... or sha256:...
     format: Literal["auto", "fasta", "csv"]  # auto: by the file's first letter
-    id_column: str | int  # of a CSV: its name in the header, or its number from 0
-    sequence_column: str | int
+    id_column: str | Column  # of a CSV: its name in the header, or its number from 0
+    sequence_column: str | Column
     separator: str
 
 
@@ -60,7 +71,7 @@ class ClustersJob(PreparationConfig, SequencePolicies):
     uf90_datapath: str  # all members
     cluster_mapping_tsv: str
     on_duplicate: Strictness
-    num_csv_files: int
+    num_csv_files: Shards
     on_unknown: Strictness  # the mapping names a cluster or member that no FASTA holds
     on_shared: Strictness  # a member of two clusters; skip keeps it in the first
     custom_pretraining_fasta_path: dict[
@@ -81,11 +92,11 @@ class ZincJob(PreparationConfig):
     """ZINC15 tranches, or any directory of SMILES files, to shards of canonical SMILES."""
 
     source: str  # a file that lists URLs, a directory of SMILES files, or one such file
-    max_smiles_length: int
-    train_size: int  # molecules of a shard
-    val_size: int
-    test_size: int
-    seed: int
+    max_smiles_length: Tokens
+    train_size: Positive  # molecules of a shard
+    val_size: NotNegative
+    test_size: NotNegative
+    seed: Seed
     on_invalid: Strictness  # SMILES that RDKit cannot read
     on_duplicate: Literal["skip", "keep", "error"]  # molecules with the same canonical SMILES
 
@@ -98,7 +109,7 @@ class MoleculeNetJob(PreparationConfig):
     task_name: str | list[str]
     val_size: Size
     test_size: Size
-    seed: int
+    seed: Seed
     on_invalid: Strictness
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bionemo.config.schema.cluster import ClusterConfig
 from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.config.schema.model import ModelConfig
+from bionemo.config.schema.ranges import Seed
 from bionemo.config.schema.trainer import TrainerConfig
 
 
@@ -18,7 +19,7 @@ class RunConfig:
     do_preprocessing: bool  # prepare the data set, then stop unless do_training
     do_training: bool  # train
     do_testing: bool  # run the test set at the end
-    seed: int | None = None  # of the data, where model.data.seed follows it (MegaMolBART); model.seed is another
+    seed: Seed | None = None  # of the data, where model.data.seed follows it (MegaMolBART); model.seed is another
     restore_from_path: str | None  # weights to start from (.nemo or checkpoint directory)
     trainer: TrainerConfig
     exp_manager: ExpManagerConfig

@@ -4,6 +4,20 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from bionemo.config.schema.ranges import (
+    Devices,
+    Duration,
+    Machines,
+    NotNegative,
+    NotNegativeFloat,
+    Positive,
+    Share,
+    ShareAboveZero,
+    StepLimit,
+    Steps,
+    Unlimited,
+)
+
 Precision = Literal["32", "bf16-mixed", "16-mixed", "32-true", "bf16", "16"]
 
 
@@ -16,32 +30,32 @@ class TrainerConfig:
 
     # where
     accelerator: Literal["auto", "cpu", "gpu", "cuda"]  # auto takes the GPU when there is one
-    devices: int | str | list[int]  # per node: a number, "auto", or the devices' indices
-    num_nodes: int
+    devices: Devices | str | list[NotNegative]  # per node: a number, "auto", or the devices' indices
+    num_nodes: Machines
     precision: Precision
-    rank_timeout: str | dict[str, int]  # DD:HH:MM:SS after which a rank that hangs is given up, and the run ends
+    rank_timeout: Duration  # DD:HH:MM:SS after which a rank that hangs is given up, and the run ends
     # how long
-    max_steps: int  # optimizer steps; -1: bounded by max_epochs or max_time alone
-    max_epochs: int | None
-    min_steps: int | None = None
-    min_epochs: int | None = None
-    max_time: str | dict[str, int] | None = None  # DD:HH:MM:SS, or {hours: 4}
-    limit_train_batches: int | float | None = None  # a number of batches, or a share when a fraction
-    fast_dev_run: bool | int | None = None  # this many batches of everything, without loggers or checkpoints
-    overfit_batches: int | float | None = None  # train on the same few batches again and again
+    max_steps: StepLimit  # optimizer steps; -1: bounded by max_epochs or max_time alone
+    max_epochs: Unlimited | None
+    min_steps: Steps | None = None
+    min_epochs: NotNegative | None = None
+    max_time: Duration | None = None  # DD:HH:MM:SS, or {hours: 4}
+    limit_train_batches: NotNegative | Share | None = None  # a number of batches, or a share when a fraction
+    fast_dev_run: bool | NotNegative | None = None  # this many batches of everything, without loggers or checkpoints
+    overfit_batches: NotNegative | Share | None = None  # train on the same few batches again and again
     # validation and test
-    val_check_interval: int | float | None  # training batches between validations, or a share of an epoch
-    check_val_every_n_epoch: int | None = None
-    limit_val_batches: int | float  # batches per validation, or a share of the validation set
-    limit_test_batches: int | float
-    limit_predict_batches: int | float | None = None
-    num_sanity_val_steps: int | None = None  # validation batches before the first step
+    val_check_interval: Positive | ShareAboveZero | None  # training batches, or a share of an epoch
+    check_val_every_n_epoch: Positive | None = None
+    limit_val_batches: NotNegative | Share  # batches per validation, or a share of the validation set
+    limit_test_batches: NotNegative | Share
+    limit_predict_batches: NotNegative | Share | None = None
+    num_sanity_val_steps: Unlimited | None = None  # validation batches before the first step
     # optimization
-    accumulate_grad_batches: int | None  # micro-batches per step; None: as many as make model.global_batch_size
-    gradient_clip_val: float | None  # largest norm of all gradients together
+    accumulate_grad_batches: Positive | None  # micro-batches per step; None: as many as make model.global_batch_size
+    gradient_clip_val: NotNegativeFloat | None  # largest norm of all gradients together
     gradient_clip_algorithm: Literal["norm"] | None = None
     # reporting
-    log_every_n_steps: int
+    log_every_n_steps: Positive
     logger: bool  # exp_manager makes the loggers: leave this off
     enable_checkpointing: bool  # exp_manager makes the checkpoints: leave this off
     enable_progress_bar: bool | None = None
@@ -56,4 +70,4 @@ class TrainerConfig:
     detect_anomaly: bool | None = None
     barebones: bool | None = None  # measure raw speed: everything optional is off
     sync_batchnorm: bool | None = None
-    reload_dataloaders_every_n_epochs: int | None = None
+    reload_dataloaders_every_n_epochs: NotNegative | None = None

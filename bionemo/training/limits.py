@@ -42,14 +42,13 @@ def refuse_unbuilt(cfg: RunConfig) -> None:
 
 def note_ineffective(cfg: RunConfig | DownstreamConfig) -> None:
     """Say which keys ask for something that this version does not do, and what to do instead."""
-    asked = _of_trainer(cfg.trainer) | _of_manager(cfg.exp_manager)
     if isinstance(cfg, RunConfig):
-        asked |= _of_model(cfg) | _of_schedule("model.optim.sched", cfg.model.optim.sched)
+        asked = _of_model(cfg) | _of_schedule("model.optim.sched", cfg.model.optim.sched)
         validation = "model.dwnstr_task_validation.dataset.optim.sched"
         asked |= _of_schedule(validation, cfg.model.dwnstr_task_validation.dataset.optim.sched)
     else:
-        asked |= _of_schedule("model.finetuning_optim.sched", cfg.model.finetuning_optim.sched)
-    for key, (given, reason) in asked.items():
+        asked = _of_schedule("model.finetuning_optim.sched", cfg.model.finetuning_optim.sched)
+    for key, (given, reason) in (asked | _of_trainer(cfg.trainer) | _of_manager(cfg.exp_manager)).items():
         if given:
             log.warning("%s has no effect: %s", key, reason)
 

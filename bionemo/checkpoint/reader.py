@@ -3,7 +3,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +42,12 @@ class Checkpoint:
             state: dict[str, Any] = decode(json.loads((self.path / STATE).read_text()))
             check_state(state)
         return state
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """See TensorSource."""
+        config = self.state.get("config")
+        return config if isinstance(config, Mapping) else {}
 
     @cached_property
     def _index(self) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 """Where tensors can be read from block by block: a checkpoint, or memory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -17,6 +17,10 @@ class TensorSource(Protocol):
     @property
     def path(self) -> Path:
         """Where they come from, for messages."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The `model` section of the configuration they were saved with, as far as it is known."""
 
     def shapes(self, group: str = "") -> dict[str, Shape]:
         """Shape of every tensor; with a group such as "weights", of its tensors under their names in it."""
@@ -31,6 +35,7 @@ class TensorsInMemory:
 
     path: Path
     weights: Mapping[str, Tensor]
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def shapes(self, group: str = "") -> dict[str, Shape]:
         """See TensorSource."""

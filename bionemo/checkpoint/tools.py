@@ -86,7 +86,7 @@ def average(output: Path, inputs: Sequence[Path]) -> None:
     One tensor of one checkpoint is in memory at a time, and the means.
 
     Raises:
-        UserError: when they are not of one model, or one is damaged.
+        UserError: when they are not of one model, or one is damaged or holds weights that are not finite.
     """
     if len(inputs) < 2:
         raise UserError("average needs two checkpoints at least")
@@ -109,12 +109,19 @@ def _alike(one: Checkpoint, other: Checkpoint) -> bool:
 
 def _means(saved: list[Checkpoint]) -> Iterator[tuple[str, Tensor]]:
     for name in saved[0].shapes(WEIGHTS):
-        tensors = (checkpoint.read(f"{WEIGHTS}/{name}") for checkpoint in saved)
+        tensors = (_finite(checkpoint, name) for checkpoint in saved)
         total = next(tensors)
         dtype, total = total.dtype, total.double()
         for tensor in tensors:
             total += tensor
         yield name, (total / len(saved)).to(dtype)
+
+
+def _finite(saved: Checkpoint, name: str) -> Tensor:
+    tensor = saved.read(f"{WEIGHTS}/{name}")
+    if not tensor.isfinite().all():
+        raise UserError(f"{saved.path} holds NaN or infinite values in {name}: average the others without it")
+    return tensor
 
 
 def write_weights(output: Path, state: dict[str, Any], weights: Iterator[tuple[str, Tensor]]) -> None:

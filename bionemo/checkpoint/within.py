@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The language model in a checkpoint of a fine-tuned one, with its adapters merged: what all its other uses read."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -24,6 +26,11 @@ class LanguageModelWithin:
     def path(self) -> Path:
         """See TensorSource."""
         return self.tuned.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """See TensorSource."""
+        return self.tuned.config
 
     def shapes(self, group: str = "") -> dict[str, Shape]:
         """See TensorSource; weights alone."""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torch's data loader, whose worker processes report errors in one line and cannot hang the run."""
 
+import os
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +99,17 @@ class _Steps:
 
 
 def _leave_signals_to_the_main_process(worker: int) -> None:
-    """Keep a worker alive at Ctrl-C and at the end of a terminal: the main process decides when the run ends."""
-    for number in (signal.SIGINT, signal.SIGHUP):
+    """Keep a worker alive when a terminal, `timeout` or Slurm signals all processes: the main one decides when to end.
+
+    It saves first, and then ends its workers.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the thread, which knows who has sent it
+    threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

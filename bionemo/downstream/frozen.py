@@ -20,6 +20,7 @@ from bionemo.downstream.features import Batch, Features, batches
 from bionemo.downstream.heads import Head
 from bionemo.downstream.task import NOT_ASKED
 from bionemo.errors import UserError
+from bionemo.megatron.finite import all_finite
 from bionemo.training.schedules import build_schedule
 
 _AT_ONCE = 256  # sequences of an evaluation
@@ -78,7 +79,7 @@ def train(
         told: given the figures of each epoch.
 
     Raises:
-        UserError: when the loss is no finite number.
+        UserError: when a loss or the weights of the head are not finite.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(recipe.seed)
@@ -117,10 +118,9 @@ def _train(
             step += 1
             totals += torch.stack((loss.detach(), loss.new_tensor(count)))
         figures = {"epoch": float(epoch), "train_loss": float(totals[0] / totals[1].clamp_min(1))}
-        if not math.isfinite(figures["train_loss"]):
-            raise UserError(f"epoch {epoch}: the loss is {figures['train_loss']}: lower the learning rate (optim.lr)")
         if val is not None:
             figures |= {f"val_{name}": value for name, value in evaluate(head, val).items()}
+        _refuse_not_finite(head, epoch, figures["train_loss"], figures.get("val_loss", 0.0))
         result.history.append(figures)
         told(figures)
         if val is None or figures["val_loss"] < lowest:
@@ -128,6 +128,15 @@ def _train(
             kept = copy.deepcopy(head.state_dict())
     head.load_state_dict(kept)
     return result
+
+
+def _refuse_not_finite(head: Head, epoch: int, *losses: float) -> None:
+    """See that the losses and the weights are finite numbers; the metrics may be undefined, as a correlation is."""
+    wrong = [f"the loss is {value:.4g}" for value in losses if not math.isfinite(value)]
+    if not all_finite(head.parameters()):
+        wrong.append("the weights of the head are not finite")
+    if wrong:
+        raise UserError(f"epoch {epoch}: {wrong[0]}: lower the learning rate (optim.lr)")
 
 
 def evaluate(head: Head, data: Features) -> dict[str, float]:

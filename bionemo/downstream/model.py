@@ -57,6 +57,7 @@ class FineTuned(Trainable):
     """
 
     perplexity = False
+    optim_key = "model.finetuning_optim"
 
     def __init__(
         self, encoder: LanguageModel, make_head: Callable[[], Head], weights: TensorSource, kind: Kind, tuning: Tuning,
@@ -96,7 +97,7 @@ class FineTuned(Trainable):
                 lora.initialise(parameter, place, torch.Generator(parameter.device).manual_seed(key))
             else:
                 own[parameter] = place
-        load_weights(own, self._weights)
+        load_weights(own, self._weights, to_train=True)
         if self._head_weights is not None:
             self.head.load_state_dict(self._head_weights)
             return

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from bionemo.interop.convert import Model
 from bionemo.megatron.state import load_weights
 from bionemo.models.build import model_class
 from bionemo.training.checkpointing import Checkpoints
+from bionemo.training.identity import refuse_another_function
 from bionemo.training.module import TrainingModule
 from bionemo.training.precision import Precision
 from bionemo.training.run import Work, train
@@ -49,6 +50,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     path, saved = saved_model(str(cfg.model.restore_encoder_path))
     kind = model_class(str(saved.config["_target_"]))
     model = _model_config(cfg, model_config(kind, saved.config, path, cfg.model.seq_length))
+    refuse_another_function(path, saved.config, asdict(model))
     splits, classes = read_splits(
         cfg.model.data, "model.data", ["train", "val", *(["test"] if cfg.do_testing else [])]
     )

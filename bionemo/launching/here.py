@@ -3,7 +3,10 @@
 
 import shlex
 import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bionemo.config.schema import ClusterConfig
@@ -20,8 +23,22 @@ log={log}_$(date +%m%d_%H%M%S).out
 {setup}
 {{
 {commands}
-}} 2>&1 | tee -a "$log"
+}} 2>&1 | tee -i -a "$log"
 """
+
+
+@contextmanager
+def _interrupts_left_to_the_run() -> Iterator[None]:
+    """Wait on after Ctrl-C, which the terminal sends to the run as well: it saves, and then ends."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:  # what it starts ignores it too
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Here:
@@ -62,7 +79,8 @@ class Here:
         """See `Cluster`: run the script."""
         if self.program and not shutil.which(self.program):
             raise UserError(f"there is no {self.program} here: install it, or choose another cluster=")
-        return subprocess.run(["bash", str(self._script(job))], check=False).returncode
+        with _interrupts_left_to_the_run():
+            return subprocess.run(["bash", str(self._script(job))], check=False).returncode
 
     def _script(self, job: Job) -> Path:
         return job.directory / f"{job.name}_submission.sh"

@@ -4,6 +4,7 @@
 Tensors are named `weights/NAME`, and for each of the optimizer's, `exp_avg/NAME` and so on.
 """
 
+import logging
 from collections.abc import Iterator
 from itertools import accumulate
 
@@ -14,9 +15,11 @@ from torch.optim import Optimizer
 from bionemo.checkpoint import Piece, TensorSource, blocks
 from bionemo.errors import UserError
 from bionemo.megatron import groups
+from bionemo.megatron.finite import all_finite
 from bionemo.megatron.placement import Placement
 from bionemo.megatron.step import ParallelModel, Part
 
+log = logging.getLogger(__name__)
 WEIGHTS = "weights"
 
 
@@ -41,6 +44,30 @@ def optimizer_pieces(model: ParallelModel, optimizer: Optimizer) -> list[Piece]:
     ]
 
 
+def load_weights(places: dict[nn.Parameter, Placement], saved: TensorSource, to_train: bool = False) -> None:
+    """Give this process's part of a model its weights; those that are not finite are noted in one line.
+
+    Args:
+        places: of the parameters.
+        saved: the weights.
+        to_train: refuse weights that are not finite: every update of them is NaN again. A model that is only used may
+            have some in a part that the use does not need.
+
+    Raises:
+        UserError: when they belong to another model; the first difference is named. When they are to be trained and
+            not finite.
+    """
+    refuse_other_weights(places, saved)
+    with torch.no_grad():
+        for parameter, place in places.items():
+            parameter.copy_(saved.read(f"{WEIGHTS}/{place.name}", place.offset, tuple(parameter.shape)))
+    if wrong := _not_finite(places):
+        said = f"{saved.path} holds NaN or infinite values in {wrong}"
+        if to_train:
+            raise UserError(f"{said}: training cannot go on from it; take an earlier checkpoint or other weights")
+        log.warning("%s: what this model computes may be NaN", said)
+
+
 def refuse_other_weights(places: dict[nn.Parameter, Placement], saved: TensorSource) -> None:
     """Compare names and shapes of saved weights with those of this process's part of a model.
 
@@ -57,16 +84,12 @@ def refuse_other_weights(places: dict[nn.Parameter, Placement], saved: TensorSou
         _refuse(saved, f"{others[0]} is there and not here")
 
 
-def load_weights(places: dict[nn.Parameter, Placement], saved: TensorSource) -> None:
-    """Give this process's part of a model its weights.
-
-    Raises:
-        UserError: when they belong to another model; the first difference is named.
-    """
-    refuse_other_weights(places, saved)
-    with torch.no_grad():
-        for parameter, place in places.items():
-            parameter.copy_(saved.read(f"{WEIGHTS}/{place.name}", place.offset, tuple(parameter.shape)))
+def _not_finite(places: dict[nn.Parameter, Placement]) -> str:
+    """Name the weights of this process that are not finite, "" when there are none."""
+    if all_finite(places):
+        return ""
+    names = [place.name for parameter, place in places.items() if not all_finite([parameter])]
+    return names[0] + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
 
 
 def optimizer_slots(saved: TensorSource) -> list[str]:

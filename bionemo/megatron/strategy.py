@@ -73,7 +73,13 @@ class MegatronStrategy(DDPStrategy):
     def save_checkpoint(
         self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Callable[[], None] | None = None
     ) -> None:
-        """Write a checkpoint directory, from all processes; `storage_options` is what rank 0 does when it is there."""
+        """Write a checkpoint directory, from all processes; `storage_options` is what rank 0 does when it is there.
+
+        Raises:
+            UserError: when the state or a metric is not finite; nothing is written or deleted then.
+        """
+        module: Any = self.lightning_module
+        module.refuse_not_finite(checkpoint_.get("metrics"))
         groups_of_pieces = [checkpoint_.pop("state_dict"), *checkpoint_.get("optimizer_states", [])]
         checkpoint_["optimizer_states"] = []
         pieces = [piece for group in groups_of_pieces for piece in group["pieces"]]
@@ -101,7 +107,7 @@ class MegatronStrategy(DDPStrategy):
         """
         module: Any = self.lightning_module
         assert self._saved is not None
-        load_weights(module.parallel.places, self._saved)
+        load_weights(module.parallel.places, self._saved, to_train=module.trainer.training)
 
     def load_optimizer_state_dict(self, checkpoint_: Mapping[str, Any]) -> None:
         """Give the optimizer its state.

@@ -21,6 +21,7 @@ class Trainable(nn.Module):
     """
 
     perplexity: ClassVar[bool] = True  # the exponential of its loss is one
+    optim_key: ClassVar[str] = "model.optim"  # where its optimizer stands in the configuration, for messages
     config: ModelConfig
     vocabulary: Vocabulary
     transformer_config: Any

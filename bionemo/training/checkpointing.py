@@ -6,15 +6,14 @@ the value in their manifests. Something is deleted only after its successor is s
 """
 
 import logging
+import math
 import os
 import re
 import signal
-import threading
 import time
 from functools import partial
 from itertools import count
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -27,6 +26,7 @@ from bionemo.config.schema import ExpManagerConfig
 from bionemo.interop.convert import export
 from bionemo.training.agreement import any_rank
 from bionemo.training.archive import own_archive
+from bionemo.training.signals import Signals
 
 log = logging.getLogger(__name__)
 
@@ -57,33 +57,29 @@ class Checkpoints(pl.Callback):
         self._interval = seconds(key, interval) if interval else None
         self._saved_at, self._saved_step, self._validated_step = time.monotonic(), -1, -1
         self._archive = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
-        self.leaving = 0
-        self._trainer: pl.Trainer | None = None
-        self._listen_to(signal.SIGUSR1)  # from now on: what comes before the first step is heeded after it
+        self.signals = Signals()
+        self.signals.listen(signal.SIGUSR1)  # one that comes before the first step is heeded after it
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Clear what an interrupted save left."""
+        vars(pl_module)["saved"] = self._saved
         if stage == "fit" and trainer.is_global_zero:
             checkpoint.clean(self.directory)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen for the notice to leave, in the place of Lightning's handler, which stops inside a step."""
-        self._trainer = trainer
-        self._listen_to(signal.SIGTERM, signal.SIGUSR1)
+        self.signals.listen(signal.SIGTERM, signal.SIGUSR1)
 
-    def _listen_to(self, *signals: signal.Signals) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for name in signals:
-                signal.signal(name, self._notice)
-
-    def _notice(self, number: int, frame: FrameType | None) -> None:
-        """Note that the run has to end between two steps: a save in the middle of one would be inconsistent."""
-        self.leaving = number
-        if self._trainer is not None and (launcher := self._trainer.strategy.launcher) is not None:
-            launcher.kill(number)  # the other processes of this node hear of it through us
+    @property
+    def leaving(self) -> int:
+        """Number of the signal that ends the run; 0: none."""
+        return self.signals.number
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Save when a step or time interval is over, or a signal has come."""
+        if self._saves(trainer) and not self.signals.saving:
+            self.signals.saving = True
+            self.signals.listen(signal.SIGHUP)
         step, every = trainer.global_step, self.config.every_n_train_steps
         due = every is not None and step % every == 0
         if self._interval is not None and not due:
@@ -92,10 +88,11 @@ class Checkpoints(pl.Callback):
         if due and not validates:  # else the validation that follows saves, with its result
             self.save(trainer, pl_module)
         if number := any_rank(trainer, pl_module, self.leaving):
-            self.leaving = number
+            self.signals.number = number
             log.warning("received %s: saving step %d and leaving", signal.Signals(self.leaving).name, step)
             self.save(trainer, pl_module)
             trainer.should_stop = True
+            trainer.limit_val_batches = 0  # Lightning would validate once more
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save with the fresh value of the monitored metric."""
@@ -106,9 +103,11 @@ class Checkpoints(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save the last step if no rule has, and export what was trained."""
         self.save(trainer, pl_module)
+        if not self._saves(trainer):
+            pl_module.refuse_not_finite()
         if self.leaving:  # a launcher may end all ranks when the first has left, and then report another status
             trainer._signal_connector._original_handlers[signal.SIGTERM] = signal.SIG_IGN  # which Lightning restores
-        if not self._enabled or getattr(trainer, "fast_dev_run", False) or self.leaving:
+        if not self._saves(trainer) or self.leaving:
             return
         strategy: Any = trainer.strategy
         strategy.saver.wait()
@@ -116,11 +115,14 @@ class Checkpoints(pl.Callback):
             self._export()
         trainer.strategy.barrier("exported")
 
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Nothing is left to save: the last write is complete."""
+        self.signals.saving = False
+
     def save(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write `-last`, name it a best one if it is, then prune."""
-        if not self._enabled or getattr(trainer, "fast_dev_run", False) or trainer.global_step == self._saved_step:
+        if not self._saves(trainer) or trainer.global_step == self._saved_step:
             return
-        pl_module.loss_and_norm()  # weights that are no numbers would take the place of the last good ones
         for lock in self.locks:
             lock.check()
         with pl_module.throughput.paused():
@@ -129,6 +131,9 @@ class Checkpoints(pl.Callback):
             weights_only = self.config.save_weights_only or False
             trainer.save_checkpoint(last, weights_only, storage_options=partial(self._prune, last, name))
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+
+    def _saves(self, trainer: pl.Trainer) -> bool:
+        return self._enabled and not getattr(trainer, "fast_dev_run", False)
 
     def _name(self, trainer: pl.Trainer, pl_module: Any) -> str:
         """Fill v1's pattern, e.g. `megatron_bert--{val_loss:.2f}-{step}-{consumed_samples}`, as `key=value`."""
@@ -189,11 +194,11 @@ class Checkpoints(pl.Callback):
         return next(iter(self._ranked({path: self._value(path) for path in self._saved()})), None)
 
     def _value(self, path: Path) -> float | None:
-        value: float | None = checkpoint.manifest_of(path).get("metrics", {}).get(self.config.monitor or "")
-        return value
+        value = checkpoint.manifest_of(path).get("metrics", {}).get(self.config.monitor or "")
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
 
     def _ranked(self, values: dict[Path, float | None]) -> list[Path]:
-        """Those that have a value, the best first."""
+        """Those that have a finite value, the best first."""
         known = {path: value for path, value in values.items() if value is not None}
         return sorted(known, key=lambda path: known[path], reverse=self.config.mode == "max")
 

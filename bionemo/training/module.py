@@ -2,9 +2,10 @@
 """The training step, as a LightningModule: the trainer calls it, this file says what one update is."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -18,15 +19,18 @@ from bionemo.data.sampler import Position
 from bionemo.errors import UserError
 from bionemo.megatron import groups
 from bionemo.megatron.placement import materialise, placements
-from bionemo.megatron.state import load_weights
+from bionemo.megatron.state import load_weights, optimizer_slots, refuse_other_weights
 from bionemo.megatron.step import Objective, ParallelModel
 from bionemo.models.trainable import Trainable
-from bionemo.training.identity import refuse_another_model
+from bionemo.training.divergence import diverged, refuse_not_finite
+from bionemo.training.identity import note_other_settings, refuse_another_function, refuse_another_model
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.position import loops_at
 from bionemo.training.precision import LossScaler, Precision
 from bionemo.training.schedules import build_schedule
 from bionemo.training.throughput import Throughput
+
+_LARGEST_EXPONENT = 88.0  # exp(88) is finite in fp32
 
 
 class TrainingModule(pl.LightningModule):
@@ -55,6 +59,7 @@ class TrainingModule(pl.LightningModule):
         self.throughput = Throughput()
         self._loss_and_norm = torch.zeros(2)  # of the last step, on the device
         self.report: dict[str, float] = {}  # what was logged last, for the progress bar and the loss curve
+        self.saved: Callable[[], list[Path]] = list  # checkpoints, newest first; training/checkpointing.py sets it
         self.model: Trainable | None = None
 
     def configure_model(self) -> None:
@@ -65,14 +70,34 @@ class TrainingModule(pl.LightningModule):
         materialise(model, self.trainer.strategy.root_device)
         model.initialise(self.config.seed)
         if self._initial_weights is not None:
-            if isinstance(self._initial_weights, Checkpoint):
-                refuse_another_model(self._initial_weights.state["model"], model)
-            load_weights(placements(model), self._initial_weights)
+            load_weights(placements(model), self._initial_weights, to_train=True)
         if self.config.compile:
             for layer in (layer for block in model.blocks() for layer in block.layers):
                 layer.compile()
         self.model = model
         self.parallel = ParallelModel(model, sharded=self.config.optim.name == "distributed_fused_adam")
+
+    def check_start(self, start: Path | None) -> None:
+        """Compare this model with what the run starts from, before the run writes anything.
+
+        Args:
+            start: the checkpoint to go on from; None: the weights that a new run starts with, if any.
+
+        Raises:
+            UserError: when its weights belong to another model, or the run cannot go on from it.
+        """
+        source = self._initial_weights if start is None else Checkpoint(start)
+        if source is None:
+            return
+        model, config = self._on_meta(), asdict(self.config)
+        if isinstance(source, Checkpoint):
+            known = source.state.get("model")
+            refuse_another_model(known if isinstance(known, dict) else {}, model)
+        refuse_other_weights(placements(model), source)
+        refuse_another_function(source.path, source.config, config)
+        if start is not None:
+            optimizer_slots(source)
+            note_other_settings(start, source.config, config)
 
     def _on_meta(self) -> Trainable:
         with torch.device("meta"):
@@ -126,20 +151,32 @@ class TrainingModule(pl.LightningModule):
         else:
             self.schedule_step += 1
         optimizer.step()
+        if self.scaler.exhausted:
+            skipped = f"the last {self.scaler.skipped} updates were skipped for gradients that are not finite"
+            raise diverged(self, f"{skipped}, and the loss scale is at its minimum of {self.scaler.scale:g}")
 
     def loss_and_norm(self) -> tuple[float, float]:
         """Read the loss and the gradient norm of the last step, the only wait for the device.
 
         Raises:
-            UserError: when one is not a finite number: the weights are lost from here on, and must not be saved.
+            UserError: when one is not a finite number; with loss scaling the norm may be infinite.
         """
+        refuse_not_finite(self, self._figures(), state=False)
         loss, norm = self._loss_and_norm.tolist()
-        if not (math.isfinite(loss) and math.isfinite(norm)) and not self.precision.needs_scaling:
-            raise UserError(
-                f"step {self.trainer.global_step}: the loss is {loss:.4g}, the gradient norm {norm:.4g}: training has "
-                "diverged; lower model.optim.lr or set trainer.gradient_clip_val. Earlier checkpoints are untouched"
-            )
         return loss, norm
+
+    def refuse_not_finite(self, metrics: Mapping[str, float] | None = None) -> None:
+        """See that the state that would be saved now, and the given metrics, are finite; all ranks call it.
+
+        Raises:
+            UserError: naming what is not finite, and the checkpoint that is left.
+        """
+        refuse_not_finite(self, self._figures() | dict(metrics or {}))
+
+    def _figures(self) -> dict[str, float]:
+        """What has to be finite after a step; with loss scaling the norm may be infinite, that step was skipped."""
+        loss, norm = self._loss_and_norm.tolist()
+        return {"the loss": loss} if self.precision.needs_scaling else {"the loss": loss, "the gradient norm": norm}
 
     def _log(self, rate: float) -> None:
         """Hand the step's figures to the loggers."""
@@ -194,11 +231,20 @@ class TrainingModule(pl.LightningModule):
 
     def _report_mean(self, stage: str) -> None:
         sums = torch.stack([sum(each, torch.zeros(2, device=self.device)) for each in self._sums.values()])
-        totals, counts = groups.sum_over_data(sums).unbind(1)
-        means = dict(zip(self._sums, (totals / counts.clamp_min(1)).tolist(), strict=True))
+        pairs = zip(self._sums, groups.sum_over_data(sums).tolist(), strict=True)
+        means = {name: total / count for name, (total, count) in pairs if count}
+        if "loss" not in means:
+            if self.trainer.sanity_checking:  # a few batches
+                return
+            raise UserError(
+                f"the {stage} data asks for no prediction, so there is no {stage}_loss: check "
+                f"model.data.dataset.{stage} and the masking settings of model.data"
+            )
         if self._built().perplexity:
-            means = {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], 700.0)), **means}
+            # of a larger loss it would be infinite in fp32
+            means = {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], _LARGEST_EXPONENT)), **means}
         metrics = {f"{stage}_{name}": mean for name, mean in means.items()}
+        refuse_not_finite(self, self._figures() | metrics, state=False)
         self.log_dict(metrics, logger=False)  # for callbacks: early stopping, checkpoints
         if not self.trainer.sanity_checking:
             self._to_loggers(metrics)
@@ -222,12 +268,7 @@ class TrainingModule(pl.LightningModule):
         state["loss_scaler"] = self.scaler.state_dict()
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:
-        """Take it back.
-
-        Raises:
-            UserError: when it is of another kind of model, or of one that reads other tokens.
-        """
-        refuse_another_model(state["model"], self._built())
+        """Take it back; `check_start` has compared the models."""
         state["loops"] = loops_at(self.trainer, state["global_step"])
         self.schedule_step = state["schedule_step"]
         self.scaler.load_state_dict(state["loss_scaler"])

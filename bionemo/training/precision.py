@@ -10,6 +10,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
+_LOWEST, _MOST_SKIPPED = 1.0, 10  # loss scale; steps in a row without an update that are accepted at that scale
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
@@ -28,18 +29,26 @@ class LossScaler:
     hysteresis: int
     good_steps: int = 0
     tolerated: int = 0
+    skipped: int = 0  # overflows since the last good step
 
     def update(self, overflow: bool) -> None:
         """Adjust the scale after a step."""
         if overflow:
             self.good_steps = 0
             self.tolerated += 1
+            self.skipped += 1
             if self.tolerated >= self.hysteresis:
-                self.scale = max(self.scale / 2, 1.0)
+                self.scale = max(self.scale / 2, _LOWEST)
         else:
+            self.skipped = 0
             self.good_steps += 1
             if self.good_steps == self.growth_interval:
                 self.scale, self.good_steps, self.tolerated = self.scale * 2, 0, 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a lower scale cannot help: the gradients overflow again and again without one."""
+        return self.scale <= _LOWEST and self.skipped >= _MOST_SKIPPED
 
     def state_dict(self) -> dict[str, Any]:
         """Scale and counters."""

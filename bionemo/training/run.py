@@ -77,10 +77,18 @@ def train(
     )
     written = [directory, saved] if cfg.do_training else [directory]
     locked = written if cfg.exp_manager.create_checkpoint_callback else [directory]
-    with one_voice(watch, trainer), one_line_mistakes(), _locked(trainer, locked) as checkpoints.locks:
+    if (launcher := trainer.strategy.launcher) is not None:
+        checkpoints.signals.send = launcher.kill
+    with (
+        checkpoints.signals,
+        one_voice(watch, trainer),
+        one_line_mistakes(),
+        _locked(trainer, locked) as checkpoints.locks,
+    ):
         if checkpoint.complete(saved, directory)[:1] != newest:
             raise UserError(f"another run has just written to {saved}: run the command again")
         data, module = make(trainer, precision, start)
+        module.check_start(start)
         references |= data.reference_losses()
         if cfg.do_training:
             data.check_steps(trainer.world_size)

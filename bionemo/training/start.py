@@ -3,8 +3,10 @@
 
 import logging
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
 from bionemo.interop import huggingface, nemo_archive
 from bionemo.interop.run_files import recorded_run
+from bionemo.interop.v1_models import names_of
 
 log = logging.getLogger(__name__)
 _POSITIONS = "position_embeddings.weight"
@@ -98,7 +101,9 @@ def find_weights(path: str | None, positions: int | None = None) -> TensorSource
 
 def _open(path: str) -> TensorSource:
     if path.endswith(".nemo"):
-        return checkpoint.TensorsInMemory(Path(path), nemo_archive.read(path).weights)
+        archive = nemo_archive.read(path)
+        config = names_of(archive.config).our_config(archive.config)
+        return checkpoint.TensorsInMemory(Path(path), archive.weights, config)
     if not Path(path).is_dir():
         raise UserError(
             f"restore_from_path={path}: there is no such directory; give a .nemo file or a checkpoint, "
@@ -124,6 +129,11 @@ class FittedPositions:
     def path(self) -> Path:
         """See TensorSource."""
         return self.weights.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """See TensorSource."""
+        return self.weights.config
 
     def shapes(self, group: str = "") -> dict[str, tuple[int, ...]]:
         """See TensorSource."""

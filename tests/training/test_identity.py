@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saved weights are only taken by a model that computes the function they were trained for."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bionemo.checkpoint import Checkpoint
+from bionemo.checkpoint.tools import write_weights
+from bionemo.errors import UserError
+from bionemo.interop.convert import convert
+from bionemo.training.identity import note_other_settings, refuse_another_function
+
+from .runs import config, last_checkpoint, logged, train
+
+NEMO = "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=True"
+SHORT = ("trainer.max_steps=2", "model.optim.sched.max_steps=4", "trainer.val_check_interval=2")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    train(config(directory, *SHORT, NEMO))
+    convert(last_checkpoint(directory), directory / "hf", "hf")
+    return directory
+
+
+OTHER_FUNCTIONS = [
+    ("num_attention_heads", "4", "2"),
+    ("layernorm_epsilon", "0.1", "1e-05"),
+    ("activation", "gelu_tanh", "gelu"),
+    ("embedding_token_dropout", "False", "True"),
+]
+
+
+def written(directory: Path) -> dict[str, tuple[int, int]]:
+    """Inodes and times of change of all files and directories; the log files of a run in this process stay open."""
+    paths = [directory, *directory.rglob("*")]
+    return {str(p): (p.stat().st_ino, p.stat().st_mtime_ns) for p in paths if not p.name.endswith("logs.txt")}
+
+
+@pytest.mark.parametrize(("key", "value", "before"), OTHER_FUNCTIONS)
+def test_a_run_does_not_go_on_with_another_function(trained: Path, key: str, value: str, before: str) -> None:
+    files = written(trained)
+    with pytest.raises(UserError) as caught:
+        train(config(trained, f"model.{key}={value}"))
+    assert f"model.{key} is {before} there and {value} here" in str(caught.value)
+    assert f"set model.{key}={before}" in str(caught.value)
+    assert written(trained) == files
+
+
+@pytest.mark.parametrize("words", [("model.hidden_size=64",), ("model.num_layers=3",)])
+def test_a_run_of_another_size_leaves_the_directory_as_it_is(trained: Path, words: tuple[str, ...]) -> None:
+    files = written(trained)
+    with pytest.raises(UserError, match="those of another model"):
+        train(config(trained, *words))
+    assert written(trained) == files
+
+
+@pytest.mark.parametrize("source", ["checkpoint", "nemo", "hf"])
+def test_a_new_run_does_not_take_weights_of_another_function(trained: Path, tmp_path: Path, source: str) -> None:
+    checkpoint = last_checkpoint(trained)
+    (archive,) = (trained / "checkpoints").glob("*.nemo")
+    path = {"checkpoint": checkpoint, "nemo": archive, "hf": trained / "hf"}[source]
+    for key, value, before in OTHER_FUNCTIONS:
+        with pytest.raises(UserError, match=rf"model\.{key} is {before} there and {value} here"):
+            train(config(tmp_path / "run", f"restore_from_path={path}", f"model.{key}={value}"))
+    assert not (tmp_path / "run").exists()
+    train(config(tmp_path / "run", f"restore_from_path={path}", "trainer.max_steps=1", "model.optim.lr=0.1"))
+
+
+def test_what_may_change_is_taken_and_what_matters_noted_once(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config(tmp_path, *SHORT))
+    capsys.readouterr()
+    words = (
+        "trainer.max_steps=4", "model.optim.sched.max_steps=4", "model.optim.lr=0.001", "model.hidden_dropout=0.2",
+        "model.micro_batch_size=2", "model.seq_length=128", "model.kv_channels=16", "model.data.num_workers=1",
+        "model.init_method_std=0.5", "model.activations_checkpoint_granularity=selective",
+    )  # fmt: skip
+    train(config(tmp_path, *words))
+    (note,) = [line for line in capsys.readouterr().err.splitlines() if "not as in" in line and "model.optim" in line]
+    for change in ("optim.lr 0.0004 -> 0.001", "hidden_dropout 0.0 -> 0.2", "micro_batch_size 4 -> 2"):
+        assert f"model.{change}" in note
+    for free in ("seq_length", "kv_channels", "num_workers", "init_method_std", "granularity"):
+        assert free not in note
+    assert list(logged(tmp_path, "lr")) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kept", [{}, {"hidden_size": 32}], ids=["no configuration", "a part"])
+def test_a_checkpoint_that_lacks_keys_is_still_taken(trained: Path, tmp_path: Path, kept: dict[str, Any]) -> None:
+    old = Checkpoint(last_checkpoint(trained))
+    weights = ((name, old.read(f"weights/{name}")) for name in old.shapes("weights"))
+    state = {**old.state, "config": kept}
+    write_weights(tmp_path / "old", state, weights)
+    train(config(tmp_path / "run", f"restore_from_path={tmp_path / 'old'}", "trainer.max_steps=1"))
+
+
+def refused(saved: dict[str, Any], here: dict[str, Any]) -> str:
+    try:
+        refuse_another_function("SOURCE", saved, here)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("saved", "here"),
+    [
+        ({"conv_dilation": 1}, {"conv_dilation": 2}),  # a key that nothing here knows
+        ({"conv": {"dilation": [1, 2]}}, {"conv": {"dilation": [1, 3]}}),
+        ({"conv_dilation": None}, {"conv_dilation": 2}),
+        ({"kv_channels": None, "hidden_size": 32, "num_attention_heads": 2}, {"kv_channels": 8}),
+        ({"bias": True}, {"bias": False}),
+        ({"layernorm_epsilon": "1e-5"}, {"layernorm_epsilon": 1e-6}),
+    ],
+)
+def test_keys_count_unless_they_are_known_not_to(saved: dict[str, Any], here: dict[str, Any]) -> None:
+    assert "compute another function" in refused(saved, {**saved, **here})
+
+
+@pytest.mark.parametrize(
+    ("saved", "here"),
+    [
+        ({}, {"conv_dilation": 2}),
+        ({"conv_dilation": 2}, {}),
+        ({"layernorm_epsilon": "1e-5"}, {"layernorm_epsilon": 1e-5}),
+        ({"normalization": None}, {"normalization": "layernorm"}),
+        ({"kv_channels": None, "hidden_size": 32, "num_attention_heads": 2}, {"kv_channels": 16}),
+        ({"mask_token_id": "${.tokenizer.mask_id}"}, {"mask_token_id": 32}),
+        ({"betas": (0.9, 0.98)}, {"betas": [0.9, 0.98]}),
+        ({"tensor_model_parallel_size": 2, "compile": True}, {"tensor_model_parallel_size": 1, "compile": False}),
+        ({"data": {"dataset_path": "a"}, "seq_length": 8}, {"data": {"dataset_path": "b"}, "seq_length": 16}),
+    ],
+)
+def test_what_says_the_same_or_does_not_matter_is_taken(saved: dict[str, Any], here: dict[str, Any]) -> None:
+    assert refused(saved, {**saved, **here} if here else {}) == ""
+
+
+def test_a_note_is_one_line_however_much_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger("bionemo.training.identity"), "callHandlers", records.append)
+    saved = {"optim": {f"key{number}": 0 for number in range(20)}}
+    note_other_settings("SOURCE", saved, {"optim": {f"key{number}": 1 for number in range(20)}})
+    (record,) = records
+    assert record.getMessage().endswith("and 14 more")
+    assert "\n" not in record.getMessage()
+    note_other_settings("SOURCE", saved, saved)
+    assert len(records) == 1

@@ -60,7 +60,7 @@ class StepLoader(DataLoader[Any]):
             pin_memory=pin_memory and torch.cuda.is_available(),
             persistent_workers=workers > 0,
             timeout=patience if workers else 0,
-            worker_init_fn=_obey_parent,
+            worker_init_fn=_leave_signals_to_the_main_process,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -100,8 +100,11 @@ class _Steps:
         return step
 
 
-def _obey_parent(worker: int) -> None:
-    """Ignore what a terminal, `timeout` or Slurm sends to all processes: the parent saves, then ends its workers."""
+def _leave_signals_to_the_main_process(worker: int) -> None:
+    """Keep a worker alive when a terminal, `timeout` or Slurm signals all processes: the main one decides when to end.
+
+    It saves first, and then ends its workers.
+    """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the thread, which knows who has sent it

@@ -16,7 +16,7 @@ from bionemo.inference.model import TrainedModel
 from bionemo.interop.convert import Model, open_model
 from bionemo.interop.fit import refuse_interpolations, short
 from bionemo.megatron.placement import materialise, placements
-from bionemo.megatron.state import check_shapes, load_weights
+from bionemo.megatron.state import load_weights, refuse_other_weights
 from bionemo.models.build import model_class
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import Vocabulary, load_tokenizer
@@ -51,7 +51,7 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     path, saved = saved_model(path)
     model = build(saved, path, longest)
-    check_shapes(placements(model), saved.weights)  # before memory is taken for what a configuration says
+    refuse_other_weights(placements(model), saved.weights)  # before memory is taken for what a configuration says
     materialise(model, torch.device(device))
     load_weights(placements(model), saved.weights)
     return TrainedModel(model.eval().requires_grad_(False), path, precision, saved.contact_head)

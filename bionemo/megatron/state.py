@@ -57,7 +57,7 @@ def load_weights(places: dict[nn.Parameter, Placement], saved: TensorSource, to_
         UserError: when they belong to another model; the first difference is named. When they are to be trained and
             not finite.
     """
-    check_shapes(places, saved)
+    refuse_other_weights(places, saved)
     with torch.no_grad():
         for parameter, place in places.items():
             parameter.copy_(saved.read(f"{WEIGHTS}/{place.name}", place.offset, tuple(parameter.shape)))
@@ -68,8 +68,8 @@ def load_weights(places: dict[nn.Parameter, Placement], saved: TensorSource, to_
         log.warning("%s: what this model computes may be NaN", said)
 
 
-def check_shapes(places: dict[nn.Parameter, Placement], saved: TensorSource) -> None:
-    """See that saved weights have the names and shapes of a model's.
+def refuse_other_weights(places: dict[nn.Parameter, Placement], saved: TensorSource) -> None:
+    """Compare names and shapes of saved weights with those of this process's part of a model.
 
     Raises:
         UserError: naming the first difference.

@@ -62,7 +62,7 @@ class Checkpoints(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Clear what an interrupted save left."""
-        vars(pl_module)["checkpoints"] = self.directory
+        vars(pl_module)["saved"] = self._saved
         if stage == "fit" and trainer.is_global_zero:
             checkpoint.clean(self.directory)
 

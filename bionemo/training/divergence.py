@@ -44,7 +44,7 @@ def diverged(module: Any, what: str) -> UserError:
     if module.precision.needs_scaling:
         todo.append("set trainer.precision=bf16-mixed")
     trainer.strategy.saver.wait()  # for the newest checkpoint
-    saved = checkpoint.complete(module.checkpoints) if module.checkpoints else []
+    saved = module.saved()
     if saved:
         left = f", and resume from {saved[0]} (step {checkpoint.manifest_of(saved[0])['step']})"
     else:

@@ -20,7 +20,7 @@ from bionemo.data.sampler import Position
 from bionemo.errors import UserError
 from bionemo.megatron import groups
 from bionemo.megatron.placement import materialise, placements
-from bionemo.megatron.state import check_shapes, load_weights, optimizer_slots
+from bionemo.megatron.state import load_weights, optimizer_slots, refuse_other_weights
 from bionemo.megatron.step import Objective, ParallelModel
 from bionemo.models.trainable import Trainable
 from bionemo.training.divergence import diverged, refuse_not_finite
@@ -60,7 +60,7 @@ class TrainingModule(pl.LightningModule):
         self.throughput = Throughput()
         self._loss_and_norm = torch.zeros(2)  # of the last step, on the device
         self.report: dict[str, float] = {}  # what was logged last, for the progress bar and the loss curve
-        self.checkpoints: Path | None = None  # where they are saved; training/checkpointing.py sets it
+        self.saved: Callable[[], list[Path]] = list  # checkpoints, newest first; training/checkpointing.py sets it
         self.model: Trainable | None = None
 
     def configure_model(self) -> None:
@@ -94,7 +94,7 @@ class TrainingModule(pl.LightningModule):
         if isinstance(source, Checkpoint):
             known = source.state.get("model")
             refuse_another_model(known if isinstance(known, dict) else {}, model)
-        check_shapes(placements(model), source)
+        refuse_other_weights(placements(model), source)
         refuse_another_function(source.path, source.config, config)
         if start is not None:
             optimizer_slots(source)

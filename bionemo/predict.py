@@ -4,16 +4,23 @@
 python -m bionemo.predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
 """
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bionemo.cluster.again import started_again
 from bionemo.cluster.process import this_process
+from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_text
 from bionemo.config import run
 from bionemo.config.durations import seconds
 from bionemo.config.help import Topic
 from bionemo.config.schema import InferConfig
 from bionemo.errors import UserError
+
+if TYPE_CHECKING:  # imported when the command line is known to be right
+    from bionemo.inference.model import TrainedModel
+    from bionemo.inference.run import Prediction
 
 _TOPIC = Topic(
     InferConfig,
@@ -51,9 +58,8 @@ def predict(cfg: InferConfig) -> None:
     from bionemo.inference.generation import ways
     from bionemo.inference.identity import of_prediction
     from bionemo.inference.open import load
-    from bionemo.inference.progress import progress
     from bionemo.inference.records import Records
-    from bionemo.inference.run import Prediction, abandon, await_parts, begin, compute_parts, finish, follow
+    from bionemo.inference.run import Prediction
 
     our_messages_to_console()
     task, data = cfg.model.downstream_task, cfg.model.data
@@ -70,11 +76,24 @@ def predict(cfg: InferConfig) -> None:
     model = load(task.restore_from_path, f"cuda:{local}" if gpus else "cpu", precision)
     model.see_that_it_has(task.outputs)
     prediction = Prediction(records, task, data, of_prediction(task, data, precision, records.paths, model))
+    ranks = cfg.trainer.num_nodes * devices
+    output = Path(data.output_fname)
+    alone = run_lock(output.absolute().parent, f".{output.name}.lock") if rank == 0 else nullcontext()
+    with alone:
+        _compute(prediction, model, rank, ranks, ours, patience)
+
+
+def _compute(
+    prediction: "Prediction", model: "TrainedModel", rank: int, ranks: int, ours: int, patience: float
+) -> None:
+    """Compute this process's parts; rank 0 also creates their directory and puts them together."""
+    from bionemo.inference.progress import progress
+    from bionemo.inference.run import abandon, await_parts, begin, compute_parts, finish, follow
+
     if rank == 0:
         begin(prediction, model)
     else:
         follow(prediction, patience)
-    ranks = cfg.trainer.num_nodes * devices
     try:
         with started_again(ours) as see_that_none_has_failed:
             with progress(prediction.output.name, len(prediction.records), "sequences", shown=rank == 0) as advance:

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,17 +15,6 @@ from bionemo.errors import UserError
 
 MARKER = ".bionemo.json"
 _CANNOT_SYNC_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EISDIR, errno.EACCES}
-
-
-def require_regular(path: Path) -> None:
-    """Refuse what is no file: reading a pipe would wait for ever, and a device has no end.
-
-    Raises:
-        UserError: when it is something else, directly or through links.
-        OSError: when there is nothing, or it cannot be reached.
-    """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path} is not a regular file: give a file")
 
 
 def sync(path: Path) -> None:

@@ -8,6 +8,19 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bionemo.errors import UserError
+
+
+def require_regular(path: Path) -> None:
+    """Refuse what is no file: reading a pipe would wait for ever, and a device has no end.
+
+    Raises:
+        UserError: when it is something else, directly or through links.
+        OSError: when there is nothing, or it cannot be reached.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UserError(f"{path} is not a regular file: give a file")
+
 
 def open_regular(path: Path, follow: bool = True) -> BinaryIO:
     """Open a regular file for reading, without buffering; a FIFO or device neither blocks nor takes effect.

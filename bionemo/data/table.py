@@ -5,7 +5,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from bionemo.common.files import require_regular
+from bionemo.common.regular import require_regular
 from bionemo.errors import UserError
 
 _SHOWN = 8  # columns that a message lists

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bionemo.common.files import require_regular
+from bionemo.common.regular import require_regular
 from bionemo.downstream.heads import Head, SequenceHead, TokenHead
 from bionemo.errors import UserError
 from bionemo.inference.model import TrainedModel

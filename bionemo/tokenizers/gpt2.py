@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from bionemo.common.files import require_regular
+from bionemo.common.regular import require_regular
 from bionemo.errors import UserError
 from bionemo.tokenizers.vocabulary import Vocabulary
 

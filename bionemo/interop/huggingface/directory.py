@@ -24,7 +24,7 @@ from bionemo.checkpoint import Piece, TensorSource
 from bionemo.checkpoint.directory import delete, publish, unfinished
 from bionemo.checkpoint.tensors import write as write_tensors
 from bionemo.checkpoint.tensors import write_text
-from bionemo.common.files import require_regular
+from bionemo.common.regular import require_regular
 from bionemo.errors import UserError
 from bionemo.interop.card import card
 from bionemo.interop.fit import Shape, compare, first_few, short

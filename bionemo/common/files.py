@@ -11,9 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bionemo.common.regular import load_json
 from bionemo.errors import UserError
 
 MARKER = ".bionemo.json"
+_LARGEST_MARKER = 1 << 20  # bytes
 _CANNOT_SYNC_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EISDIR, errno.EACCES}
 
 
@@ -108,10 +110,10 @@ def identity_of(path: Path, kind: str) -> dict[str, Any] | None:
     if path.is_symlink():
         return None
     try:
-        match json.loads((path / MARKER).read_text()):
+        match load_json(path / MARKER, _LARGEST_MARKER, follow=False):
             case {"kind": str(found), "identity": dict(identity)} if found == kind:
                 return identity
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         pass
     return None
 

@@ -72,6 +72,12 @@ def test_a_stage_without_the_marker_is_somebody_elses(out: Path, name: str, capl
     assert not make(out)
 
 
+def test_a_marker_that_is_no_file(out: Path) -> None:
+    stage = stage_of(out, {"train": False}, marked=False)
+    os.mkfifo(stage / ".bionemo.json")
+    assert make(out) and (stage / "moves.json").exists()
+
+
 def test_a_symbolic_link_is_no_stage(out: Path) -> None:
     stage = stage_of(out, {"train": False})
     stage.rename(out.parent / "elsewhere")

@@ -169,7 +169,6 @@ def test_what_is_there_is_kept_until_all_is_made(made: Prepare, tmp_path: Path) 
     create_owned(stage, "indexed data set")
     for name in ("bin", "idx"):
         (stage / name).write_bytes(bytes(10_000))
-    (tmp_path / "out" / ".text.lock").touch()
     assert made("on_invalid=skip", "force=True") != one
 
 

@@ -129,6 +129,7 @@ class Checkpoints(pl.Callback):
             name = trainer.strategy.broadcast(self._free(self._name(trainer, pl_module)))
             last = self.directory / f"{name}-last"
             weights_only = self.config.save_weights_only or False
+            pl_module.record = self._record(trainer)
             trainer.save_checkpoint(last, weights_only, storage_options=partial(self._prune, last, name))
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
 
@@ -162,12 +163,11 @@ class Checkpoints(pl.Callback):
     def _is_ours_or_none(self, path: Path) -> bool:
         return not os.path.lexists(path) or (checkpoint.is_checkpoint(path) and checkpoint.run_of(path) == self.run)
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, state: dict[str, Any]) -> None:
-        """Put the monitored value into the manifest, where pruning finds it; not that of an earlier step's weights."""
-        state["run"] = self.run
+    def _record(self, trainer: pl.Trainer) -> dict[str, Any]:
+        """What the manifest says for pruning: the run, and the monitored value if this step has been validated."""
         value = trainer.callback_metrics.get(self.config.monitor or "")
-        if value is not None and self._validated_step == trainer.global_step:
-            state["metrics"] = {self.config.monitor: float(value)}
+        validated = value is not None and self._validated_step == trainer.global_step
+        return {"run": self.run} | ({"metrics": {self.config.monitor: float(value)}} if validated else {})
 
     def _prune(self, last: Path, name: str) -> None:
         """Name the new checkpoint a best one if it is; delete older last ones and those no longer among the best."""

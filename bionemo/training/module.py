@@ -61,6 +61,7 @@ class TrainingModule(pl.LightningModule):
         self._loss_and_norm = torch.zeros(2)  # of the last step, on the device
         self.report: dict[str, float] = {}  # what was logged last, for the progress bar and the loss curve
         self.saved: Callable[[], list[Path]] = list  # checkpoints, newest first; training/checkpointing.py sets it
+        self.record: dict[str, Any] = {}  # what else a checkpoint holds, weights alone or not; set there too
         self.model: Trainable | None = None
 
     def configure_model(self) -> None:
@@ -263,6 +264,7 @@ class TrainingModule(pl.LightningModule):
         """Keep what a step depends on; Lightning's own counters follow from the step (training/position.py)."""
         del state["loops"]
         state["epoch"] = 0
+        state |= self.record
         state["schedule_step"] = self.schedule_step
         state["model"] = self._built().identity
         state["config"] = redact_tree(asdict(self.config))

@@ -16,6 +16,7 @@ import bionemo
 from bionemo import checkpoint
 from bionemo.checkpoint import Checkpoint, tools
 from bionemo.checkpoint.tools import weights_of, write_weights
+from bionemo.common.lock import LOCK
 from bionemo.errors import UserError
 from bionemo.training import module as training_module
 from bionemo.training.checkpointing import Checkpoints
@@ -28,7 +29,9 @@ PARAMS = "exp_manager.checkpoint_callback_params"
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    """Of all files but the lock, which is there while a run is."""
+    files = [path for path in directory.rglob("*") if path.is_file() and path.name != LOCK]
+    return {str(path): path.read_bytes() for path in files}
 
 
 def spoil_weights(module: TrainingModule) -> None:
@@ -69,16 +72,21 @@ def test_it_replaces_no_checkpoint_and_prunes_none(
     """The loss of the step and its gradient norm are finite; so is every loss before."""
     options = [f"{PARAMS}.save_top_k=1", f"{PARAMS}.every_n_train_steps=4", *(f"{PARAMS}.{word}" for word in words)]
     options += ["trainer.limit_val_batches=0", "trainer.log_every_n_steps=100"]
-    train(config(tmp_path, "trainer.max_steps=4", "model.optim.sched.max_steps=8", *options))
-    before = contents(tmp_path / "checkpoints")
-    if "save_weights_only=True" in words:  # a run cannot go on from these
-        options += ["exp_manager.resume_if_exists=False", f"{PARAMS}.every_n_train_steps=8"]
-    after_step(monkeypatch, 8, spoil)
+    before: dict[str, bytes] = {}
+
+    def spoil_and_look(module: TrainingModule) -> None:
+        strategy: Any = module.trainer.strategy
+        strategy.saver.wait()
+        before.update(contents(tmp_path / "checkpoints"))
+        spoil(module)
+
+    after_step(monkeypatch, 8, spoil_and_look)
     with pytest.raises(UserError, match=rf"^step 8: {what}") as caught:
         train(config(tmp_path, "trainer.max_steps=8", *options))
     assert str(last_checkpoint(tmp_path)) in str(caught.value)
     assert "(step 4)" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert before
     assert contents(tmp_path / "checkpoints") == before
 
 
@@ -88,7 +96,7 @@ def test_the_end_of_a_run_is_looked_at_too(tmp_path: Path, monkeypatch: pytest.M
     words = ("trainer.max_steps=2", "trainer.limit_val_batches=0", f"{PARAMS}.every_n_train_steps=100")
     with pytest.raises(UserError, match=r"step 2: the weights are not finite.*no checkpoint has been saved before"):
         train(config(tmp_path, *words, f"exp_manager.create_checkpoint_callback={create}"))
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert list((tmp_path / "checkpoints").glob("*")) == []
 
 
 def test_a_validation_without_a_number_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +150,7 @@ def test_with_loss_scaling_a_loss_that_is_no_number_ends_the_run(
     after_step(monkeypatch, 4, lambda module: [each.data.fill_(math.nan) for each in module.parameters()])
     with pytest.raises(UserError, match=r"^step 5: the loss is nan.*trainer\.precision=bf16-mixed"):
         train(config(tmp_path, "trainer.limit_val_batches=0", f"{PARAMS}.every_n_train_steps=100"))
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert list((tmp_path / "checkpoints").glob("*")) == []
 
 
 def test_a_run_that_skips_every_update_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from bionemo.checkpoint import defect, manifest_of
 from bionemo.training.signals import Signals
 
-from ..conftest import ROOT
+from ..conftest import RANKS, ROOT
 from .runs import last_checkpoint, tiny
 
 LONG = ("trainer.max_steps=20000", "trainer.val_check_interval=20000")
@@ -43,10 +43,12 @@ class Terminal:
         self.directory, self._console = directory / "run", directory / "console"
         (script := directory / "script.py").write_text(before + _START)  # a file, so that it can be started again
         words = (f"exp_manager.exp_dir={self.directory}", *LONG, *words)
+        environment = {name: value for name, value in os.environ.items() if name not in RANKS}  # of runs before
+        environment["PYTHONPATH"] = str(ROOT)
         with self._console.open("w") as console:
             self.process = subprocess.Popen(
                 [sys.executable, str(script), *tiny(*words)], stdout=console, stderr=console,
-                start_new_session=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+                start_new_session=True, cwd=ROOT, env=environment,
             )  # fmt: skip
 
     def lines(self) -> list[str]:

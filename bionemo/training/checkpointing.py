@@ -166,8 +166,9 @@ class Checkpoints(pl.Callback):
     def _record(self, trainer: pl.Trainer) -> dict[str, Any]:
         """What the manifest says for pruning: the run, and the monitored value if this step has been validated."""
         value = trainer.callback_metrics.get(self.config.monitor or "")
-        validated = value is not None and self._validated_step == trainer.global_step
-        return {"run": self.run} | ({"metrics": {self.config.monitor: float(value)}} if validated else {})
+        if value is None or self._validated_step != trainer.global_step:
+            return {"run": self.run}
+        return {"run": self.run, "metrics": {self.config.monitor: float(value)}}
 
     def _prune(self, last: Path, name: str) -> None:
         """Name the new checkpoint a best one if it is; delete older last ones and those no longer among the best."""

@@ -64,6 +64,14 @@ def refuse_another_function(source: object, saved: Mapping[str, Any], here: Mapp
         UserError: naming the keys under which the same weights would compute another function, and how to set them.
     """
     changed = [each for each in _differences(saved, here) if not _is_one_of(each[0], _FREE + _NOTED)]
+    if str(source).endswith(".nemo") and (approximated := [each for each in changed if each[0] == "activation"]):
+        _, there, now = approximated[0]
+        if {there, now} == {"gelu", "gelu_tanh"}:  # v1's fused kernels imply the second
+            log.warning(
+                "%s was trained with model.activation=%s, this run uses %s, which differs by up to 5e-4: set "
+                "model.activation=%s to continue with the same function", source, there, now, there,
+            )  # fmt: skip
+            changed.remove(approximated[0])
     if changed:
         said = ", ".join(f"model.{key} is {_value(there)} there and {_value(now)} here" for key, there, now in changed)
         words = " ".join(f"model.{key}={_value(there)}" for key, there, _ in changed)

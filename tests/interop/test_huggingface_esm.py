@@ -132,7 +132,7 @@ def test_any_layout_exports_the_same_file(tmp_path: Path) -> None:
     theirs(tmp_path / "hf", heads=2, size=16)
     words = [f"restore_from_path={tmp_path / 'hf'}", "trainer.max_steps=1", "trainer.val_check_interval=1",
              "model.ffn_hidden_size=96", "model.optim.lr=1e-60", "model.optim.weight_decay=0.0",
-             "model.optim.sched.max_lr=0.0", "model.optim.sched.min_lr=0.0",
+             "model.optim.sched.max_lr=1e-60", "model.optim.sched.min_lr=0.0",
              "model.max_position_embeddings=96"]  # fmt: skip
     run(tmp_path / "one", *words)
     ended = run_on_ranks(tmp_path / "two", *words, "model.tensor_model_parallel_size=2", ranks=2)

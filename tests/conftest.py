@@ -18,6 +18,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as interop/quiet.py doe
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 RANKS = "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"  # of a launcher
+_RANKS_BEFORE = {name: os.environ.get(name) for name in RANKS}
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "protein"
 PRETRAINING = sorted(path.parent / "conf" for path in ROOT.glob("examples/**/pretrain.py"))  # of every family
@@ -36,12 +37,16 @@ def nothing_stays_of_runs() -> Iterator[None]:
 
     And take out of the environment what they put there: other tests' processes would take themselves for theirs.
     """
-    before = {name: os.environ.get(name) for name in RANKS}
+    _restore_ranks()  # fixtures of modules may have run a training in this process
     yield
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
         distributed.destroy_process_group()
-    for name, value in before.items():
+    _restore_ranks()
+
+
+def _restore_ranks() -> None:
+    for name, value in _RANKS_BEFORE.items():
         if value is None:
             os.environ.pop(name, None)
         else:

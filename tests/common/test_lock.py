@@ -166,7 +166,7 @@ def test_a_silent_lock_of_another_host_is_taken_over_and_said(
     logging.getLogger("bionemo").propagate = True
     with run_lock(tmp_path):
         assert str(os.getpid()) in (tmp_path / LOCK).read_text()
-    (message,) = [record.getMessage() for record in caplog.records]
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "bionemo.common.lock"]
     assert str(tmp_path / LOCK) in message
     assert "to see whether it is alive" in message
 

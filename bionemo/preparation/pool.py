@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from multiprocessing.forkserver import ensure_running
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -40,9 +41,12 @@ def pool(workers: int, initializer: Callable[..., object] | None = None, *argume
     context = multiprocessing.get_context(_START_METHOD)
     if _START_METHOD == "forkserver":
         context.set_forkserver_preload([_PRELOADED])  # imported once, not by every worker
+        _start_server()
     size = max(1, min(workers, os.cpu_count() or 1))
     executor = ProcessPoolExecutor(size, context, _begin, (initializer, arguments))
     try:
+        with _interrupts_deferred():
+            executor.submit(os.getpid)  # starts a process, then the thread that ends it
         yield executor
     except BrokenProcessPool as error:
         raise UserError(
@@ -50,6 +54,34 @@ def pool(workers: int, initializer: Callable[..., object] | None = None, *argume
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_deferred() -> Iterator[None]:
+    """Raise KeyboardInterrupt after the block instead of within it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
+
+
+def _start_server() -> None:
+    """Start the server of processes; it ignores Ctrl-C, which a terminal sends to it too, from its first line."""
+    if threading.current_thread() is not threading.main_thread():
+        ensure_running()
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def in_order(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int) -> Generator[Result, None, None]:

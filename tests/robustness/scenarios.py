@@ -14,8 +14,8 @@ from bionemo.checkpoint import complete, manifest_of
 from ..training.runs import TINY
 
 LETTERS = "LAGVSERTIDPKQNFYMHWC"
-MODEL = [*TINY, "data@model.data=fasta", "model.num_layers=1", "model.seq_length=32", "trainer.max_steps=4",
-         "trainer.val_check_interval=2", "name=small"]  # fmt: skip
+MODEL = [*TINY, "data@model.data=fasta", "model.num_layers=1", "model.seq_length=32", "trainer.max_steps=2",
+         "trainer.val_check_interval=1", "name=small"]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def configured(directory: Path) -> list[str]:
     words += [f"{WANDB}.job_type='x {FORMATS['github']} y'"]
     words += ["cluster=bcm", f"cluster.srun_args=['{TEXTS['export']}']"]
     words += [f"cluster.env_vars={{WANDB_API_KEY: {NAMES['api_key']}, PLAIN: '${{oc.env:GITHUB_PAT}}'}}"]
-    return [f"--config-dir={directory}", "--config-name=canary", *words]
+    return ["--trust-config", f"--config-dir={directory}", "--config-name=canary", *words]
 
 
 def pretrained(tmp_path: Path) -> tuple[Path, list[str]]:

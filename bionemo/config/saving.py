@@ -24,8 +24,6 @@ def check_saving(manager: ExpManagerConfig) -> Iterator[str]:
         value = getattr(params, key)
         if value is not None and ("/" in value or value == ".."):
             yield f"{_PARAMS}.{key} is {value}, expected part of a file name, without /"
-    if params.save_top_k is not None and params.save_top_k < -1:
-        yield f"{_PARAMS}.save_top_k is {params.save_top_k}, expected a number of checkpoints, or -1 for all"
     if params.filename:
         yield from _filename(params.filename)
 

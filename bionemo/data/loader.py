@@ -127,6 +127,6 @@ def _check_semaphores(workers: int) -> None:
         [multiprocessing.Event() for _ in range(workers + 2 if workers else 0)]
     except OSError as error:
         raise UserError(
-            f"data workers need semaphores in /dev/shm ({error.strerror}): enlarge it (docker run --shm-size), or set "
-            "model.data.num_workers=0"
+            f"data loader workers need semaphores in /dev/shm ({error.strerror}): enlarge it (docker run --shm-size), "
+            "or set model.data.num_workers=0"
         ) from error

@@ -128,9 +128,9 @@ def test_references_of_a_file(text: str, said: str, tmp_path: Path, monkeypatch:
 
 def test_references_of_v1_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIONEMO_HOME", "/home/bionemo")
-    text = "name: ${oc.env:BIONEMO_HOME}-${now:%y}\nmodel: {ffn_hidden_size: '${multiply:${.hidden_size}, 2}'}\n"
+    text = "desc: ${oc.env:BIONEMO_HOME}-${now:%y}\nmodel: {ffn_hidden_size: '${multiply:${.hidden_size}, 2}'}\n"
     cfg = compose(tmp_path, BASE + text)
-    assert cfg.name.startswith("/home/bionemo-") and cfg.model.ffn_hidden_size == 1536
+    assert cfg.desc.startswith("/home/bionemo-") and cfg.model.ffn_hidden_size == 1536
 
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(

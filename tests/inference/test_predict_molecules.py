@@ -155,7 +155,7 @@ def test_what_is_stopped_goes_on_and_other_samples_are_not_taken(
     [
         (["sampling.sampling_method=beam"], "sampling.sampling_method is 'beam', expected one of greedy-perturbate"),
         (["sampling.num_samples=0"], "model.downstream_task.sampling.num_samples is 0, expected at least 1"),
-        (["sampling.top_p=2"], "model.downstream_task.sampling.top_p is 2.0, expected a probability"),
+        (["sampling.top_p=2"], "model.downstream_task.sampling.top_p is 2.0, expected from 0 to 1"),
         (["reconstruction_beam_size=0"], "model.downstream_task.reconstruction_beam_size is 0, expected at least 1"),
         (["sampling.topk=3"], "unknown key model.downstream_task.sampling.topk"),
     ],

@@ -18,7 +18,9 @@ import pytest
 import yaml
 
 from bionemo.analysis.__main__ import main as analyse
-from bionemo.config.compose import load
+from bionemo.config.compose import load, typed
+from bionemo.config.paths import source
+from bionemo.config.schema import RunConfig
 from bionemo.errors import UserError
 from bionemo.launch import launch as launch_job
 from bionemo.launch import main as launch
@@ -117,7 +119,8 @@ def test_pretraining_and_what_is_made_of_it(
     assert (made / "hf").exists()
     assert (made / "again").exists()
     assert search(made, [*lines, *capfd.readouterr()]) == []
-    again = load("config", ["trainer.max_steps=3"], directory)  # what was redacted is still a configuration
+    # what was redacted is still a configuration
+    again, _ = typed(source("config", directory, trusted=True), ["trainer.max_steps=3"], RunConfig)
     assert (again.model.hidden_size, again.trainer.max_steps, again.name) == (32, 3, "canary")
     assert again.exp_manager.wandb_logger_kwargs.offline is True
 

@@ -78,7 +78,7 @@ def test_a_disk_that_fills_behind_the_training_ends_it_with_one_line(tmp_path: P
     assert status == 1, lines
     assert "could not be written (" in lines[-1]
     assert sum(line.startswith("error: ") for line in lines) == 1
-    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+    assert list((tmp_path / "run" / "checkpoints").glob("*")) == []
 
 
 RECOMPUTED = [

@@ -192,7 +192,7 @@ def test_a_run_whose_lock_was_taken_over_saves_nothing_more(tmp_path: Path) -> N
         (f"{PARAMS}.filename=x-last", "does not end in -last"),
         (f"{PARAMS}.filename={'x' * 250}", "makes 250 bytes, expected at most"),
         (f"{PARAMS}.filename=..", "expected a name"),
-        (f"{PARAMS}.save_top_k=-2", "save_top_k is -2, expected a number of checkpoints, or -1 for all"),
+        (f"{PARAMS}.save_top_k=-2", "save_top_k is -2, expected at least -1"),
         (f"{PARAMS}.prefix=a/b", "prefix is a/b, expected part of a file name"),
         (f"{PARAMS}.postfix=/b.nemo", "postfix is /b.nemo, expected part of a file name"),
         ("exp_manager.name=../x", r"exp_manager\.name is \.\./x, expected a name"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bionemo.config.schema.ranges import (
-    Duration,
+    DurationOrZero,
     DurationText,
     NotNegative,
     NotNegativeFloat,
@@ -109,7 +109,7 @@ class CallbackParams:
     auto_insert_metric_name: bool | None = None
     every_n_epochs: NotNegative | None = None
     every_n_train_steps: Steps | None = None
-    train_time_interval: Duration | None = None
+    train_time_interval: DurationOrZero | None = None
     prefix: str | None = None  # of the .nemo file, exp_manager.name by default
     postfix: str | None = None  # .nemo by default
     save_best_model: bool | None = None  # the .nemo file is of the best checkpoint instead of the last

@@ -54,7 +54,13 @@ def _plain(number: float) -> str:
 
 @dataclass(frozen=True)
 class TimeSpan:
-    """Which lengths of time a field takes: above zero, and no longer than a timedelta can be."""
+    """Which lengths of time a field takes: no longer than a timedelta can be.
+
+    Attributes:
+        zero: whether it may be zero.
+    """
+
+    zero: bool = False
 
     def expected(self, value: object) -> str | None:
         """What would be right in the place of a value; None if it is right itself."""
@@ -62,7 +68,7 @@ class TimeSpan:
             length = seconds("", value)  # type: ignore[arg-type]
         except UserError:
             return "a time: DD:HH:MM:SS, or {hours: 1}"
-        return None if length > 0 else "a time above zero"
+        return None if length > 0 or self.zero else "a time above zero"
 
 
 ANY_INT, ANY_FLOAT = Range(-_INT - 1, _INT), Range()
@@ -95,4 +101,5 @@ OpenShare = Annotated[float, Range(above=0, below=1)]
 ShareBelowOne = Annotated[float, Range(0, below=1)]
 # others
 Duration = Annotated[str | dict[str, int], TimeSpan()]
-DurationText = Annotated[str, TimeSpan()]
+DurationOrZero = Annotated[str | dict[str, int], TimeSpan(zero=True)]
+DurationText = Annotated[str, TimeSpan(zero=True)]

@@ -10,15 +10,18 @@ from typing import Any
 
 
 class LateErrorFile(io.RawIOBase):
-    """A new file that is written and read; after the first error writes do nothing, and `raise_error` raises it.
+    """A new file that is written and read; after the first error it keeps what is written in memory.
 
-    HDF5 writes its caches once more when a file is closed and when the process ends, and faults where that fails;
-    torch's writer raises from a destructor.
+    `raise_error` raises that error: call it often, to bound the memory. HDF5 writes its caches again when a file is
+    closed and when the process ends, reads back what it has written, and faults where either fails; torch's writer
+    raises from a destructor.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("x+b", buffering=0)
         self._error: OSError | None = None
+        self._kept: list[tuple[int, bytes]] = []  # positions and bytes that could not be written, in their order
+        self._end = 0  # size that could not be set
 
     def raise_error(self) -> None:
         """Raise the first error, if there was one.
@@ -50,6 +53,9 @@ class LateErrorFile(io.RawIOBase):
                 left = left[os.write(self._file.fileno(), left) :]
         except OSError as error:
             self._error = error
+        if left:
+            self._kept.append((self._file.tell(), bytes(left)))
+            self._file.seek(len(left), os.SEEK_CUR)
         return size
 
     def truncate(self, size: int | None = None) -> int:
@@ -60,19 +66,37 @@ class LateErrorFile(io.RawIOBase):
                 self._file.truncate(size)
         except OSError as error:
             self._error = error
+        self._end = size if self._error else 0
         return size
 
-    def readinto(self, buffer: Any) -> int | None:
+    def readinto(self, buffer: Any) -> int:
         """Read; the number of bytes, 0 at the end."""
-        return self._file.readinto(buffer)
+        view, start = memoryview(buffer).cast("B"), self._file.tell()
+        count = self._file.readinto(view) or 0
+        if self._error is not None:
+            end = min(len(view), max(self._size() - start, count))
+            view[count:end] = bytes(max(end - count, 0))
+            for at, data in self._kept:
+                first, last = max(at, start), min(at + len(data), start + end)
+                if first < last:
+                    view[first - start : last - start] = data[first - at : last - at]
+            count = end
+            self._file.seek(start + count)
+        return count
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a position; give it."""
+        if whence == os.SEEK_END and self._error is not None:
+            return self._file.seek(self._size() + offset)
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:
         """The position."""
         return self._file.tell()
+
+    def _size(self) -> int:
+        """The size in bytes that the file would have."""
+        return max(os.fstat(self._file.fileno()).st_size, self._end, *(at + len(data) for at, data in self._kept), 0)
 
     def close(self) -> None:
         """Close it."""

@@ -22,6 +22,7 @@ LONG = ("trainer.max_steps=20000", "trainer.val_check_interval=20000")
 _START = """\
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 from bionemo.pretrain import main
 main()
 """

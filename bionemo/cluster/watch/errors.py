@@ -3,7 +3,7 @@
 
 import torch.distributed as dist
 
-from bionemo.errors import describe
+from bionemo.errors import UserError, describe
 
 
 def lost_another(error: BaseException) -> bool:
@@ -13,8 +13,8 @@ def lost_another(error: BaseException) -> bool:
 
 def one_line(error: BaseException, rank: int, name: str, doing: str) -> str:
     """Tell an error of a rank; `name` is its rank, host and process, `doing` its phase."""
-    if (line := describe(error)) is not None:
-        said = f"rank {rank}: {line}" if rank else line
+    if isinstance(error, UserError):
+        said = f"rank {rank}: {error}" if rank else str(error)
     elif lost_another(error):
         said = f"{name} could not reach another rank {doing}: {str(error).splitlines()[0]}"
     elif isinstance(error, Exception):

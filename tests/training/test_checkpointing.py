@@ -112,7 +112,7 @@ def test_saves_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     steps = steps_of_saves(monkeypatch)
     train(config(tmp_path, f"{PARAMS}.train_time_interval='00:00:00:00'", "trainer.max_steps=3"))
     assert steps == [1, 2, 3]
-    with pytest.raises(UserError, match=r"train_time_interval=soon is not a time: write DD:HH:MM:SS"):
+    with pytest.raises(UserError, match=r"train_time_interval is soon, expected a time: DD:HH:MM:SS"):
         train(config(tmp_path, f"{PARAMS}.train_time_interval=soon"))
 
 
@@ -350,7 +350,7 @@ def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
         assert status == 0
         assert f"note: exp_manager.max_time_per_run=00:00:00:00 is over: leaving at step {step}" in lines
         assert saved(directory)[last_checkpoint(directory).name] == step == start
-    with pytest.raises(UserError, match=r"exp_manager\.max_time_per_run=1h is not a time"):
+    with pytest.raises(UserError, match=r"exp_manager\.max_time_per_run is 1h, expected a time"):
         train(config(directory, "exp_manager.max_time_per_run=1h"))
 
 

@@ -68,7 +68,7 @@ class TimeSpan:
             length = seconds("", value)  # type: ignore[arg-type]
         except UserError:
             return "a time: DD:HH:MM:SS, or {hours: 1}"
-        return None if length > 0 or self.zero else "a time above zero"
+        return None if length > 0 or (self.zero and length == 0) else "a time above zero"
 
 
 ANY_INT, ANY_FLOAT = Range(-_INT - 1, _INT), Range()

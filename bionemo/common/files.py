@@ -101,8 +101,22 @@ def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = Non
             f"{path} exists and was not created by bionemo: move it away or choose another output (it is needed for "
             f"{kind})"
         )
-    path.mkdir(parents=True, exist_ok=True)
-    write_atomic(path / MARKER, json.dumps({"kind": kind, "identity": dict(identity or {})}, indent=1, default=str))
+    record = json.dumps({"kind": kind, "identity": dict(identity or {})}, indent=1, default=str)
+    if path.is_symlink() or identity_of(path, kind) is not None:
+        write_atomic(path / MARKER, record)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    new.mkdir()
+    try:
+        write_atomic(new / MARKER, record)
+        os.rename(new, path)  # a process that is killed leaves no directory of this name without the record
+    except OSError:
+        with suppress(OSError):
+            (new / MARKER).unlink(missing_ok=True)
+            new.rmdir()
+        raise
+    sync(path.parent)
 
 
 def identity_of(path: Path, kind: str) -> dict[str, Any] | None:

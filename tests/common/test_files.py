@@ -94,3 +94,20 @@ def test_replacing_is_all_or_nothing(tmp_path: Path) -> None:
         new.write_text("new")
     assert path.read_text() == "new"
     assert not list((tmp_path / "aside").iterdir())
+
+
+def test_a_process_killed_while_it_creates_a_directory_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "fsync", killed)
+        create_owned(tmp_path / "features", "features")
+    assert not (tmp_path / "features").exists()
+    create_owned(tmp_path / "features", "features")
+    assert identity_of(tmp_path / "features", "features") == {}

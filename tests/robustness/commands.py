@@ -138,7 +138,7 @@ class Server:
         assert self._process.stdin is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = self._answer()
-        counted = int(calls.read_text()) if calls.exists() else 0
+        counted = int(calls.read_text() or 0) if calls.exists() else 0
         return Result(answer["status"], console.read_text(errors="replace"), counted)
 
     def end(self) -> None:

@@ -175,7 +175,7 @@ def _columns(path: Path, separator: str, names: dict[str, str]) -> dict[str, int
 
 
 def _name_of(field: str, names: dict[str, str]) -> str:
-    """Name of a field in headers; `data_fields_map` says it where it is another."""
+    """Column name of a field in headers: the field's own name unless `data_fields_map` gives another."""
     return names.get(field, field)
 
 

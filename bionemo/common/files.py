@@ -15,6 +15,7 @@ from bionemo.common.regular import load_json
 from bionemo.errors import UserError
 
 MARKER = ".bionemo.json"
+_UNFINISHED_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\w+\.tmp")
 _LARGEST_MARKER = 1 << 20  # bytes
 _CANNOT_SYNC_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EISDIR, errno.EACCES}
 
@@ -96,27 +97,28 @@ def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = Non
         UserError: when it exists, is not empty and was not created by this project.
         OSError: when it cannot be created.
     """
-    if identity_of(path, kind) is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if os.path.lexists(path) and identity_of(path, kind) is None and not is_unmarked(path):
         raise UserError(
             f"{path} exists and was not created by bionemo: move it away or choose another output (it is needed for "
             f"{kind})"
         )
     record = json.dumps({"kind": kind, "identity": dict(identity or {})}, indent=1, default=str)
-    if path.is_symlink() or identity_of(path, kind) is not None:
-        write_atomic(path / MARKER, record)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    new.mkdir()
+    path.mkdir(parents=True, exist_ok=True)
     try:
-        write_atomic(new / MARKER, record)
-        os.rename(new, path)  # a process that is killed leaves no directory of this name without the record
+        for unfinished in path.glob(f".{MARKER}.*.tmp"):
+            unfinished.unlink()
+        write_atomic(path / MARKER, record)
     except OSError:
         with suppress(OSError):
-            (new / MARKER).unlink(missing_ok=True)
-            new.rmdir()
+            path.rmdir()
         raise
-    sync(path.parent)
+
+
+def is_unmarked(path: Path) -> bool:
+    """Whether a directory is empty or holds only an unfinished record: `create_owned` was interrupted there."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return all(_UNFINISHED_MARKER.fullmatch(each.name) and each.is_file() for each in path.iterdir())
 
 
 def identity_of(path: Path, kind: str) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bionemo.common.files import MARKER, create_owned, identity_of, sync, write_atomic
+from bionemo.common.files import MARKER, create_owned, identity_of, is_unmarked, sync, write_atomic
 from bionemo.common.regular import load_json
 from bionemo.errors import UserError
 from bionemo.preparation.checksums import OutputFile, measure
@@ -29,7 +29,6 @@ from bionemo.preparation.names import DIRECTORIES, MANIFEST, STAGE_PREFIX, is_sh
 
 log = logging.getLogger(__name__)
 _NAME = re.compile(re.escape(STAGE_PREFIX) + "[0-9a-f]{8}")
-_UNFINISHED_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\w+\.tmp")
 _MOVES, _REPLACED, _KIND = "moves.json", "replaced", "preparation"
 _LARGEST = 1 << 20  # bytes of a list of moves
 
@@ -158,7 +157,7 @@ class Stage:
 
 def is_interrupted(target: Path) -> bool:
     """Whether an earlier preparation left something that `recover` finishes or removes."""
-    return bool(_stages(target)) or any(map(_is_unmarked, _named(target)))
+    return bool(_stages(target)) or any(map(is_unmarked, _named(target)))
 
 
 def _stages(target: Path) -> list[Stage]:
@@ -179,7 +178,7 @@ def recover(target: Path) -> None:
         log.info("starting again: an earlier preparation of %s was interrupted", target)
         stage.remove()
     for path in _named(target):
-        if _is_unmarked(path):
+        if is_unmarked(path):
             for unfinished in path.iterdir():
                 unfinished.unlink()
             path.rmdir()
@@ -191,11 +190,6 @@ def _named(target: Path) -> Iterator[Path]:
     for path in sorted(target.glob(f"{STAGE_PREFIX}*")):
         if _NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             yield path
-
-
-def _is_unmarked(path: Path) -> bool:
-    """Whether a stage was interrupted before it was marked: it is empty or holds a marker's temporary file."""
-    return all(_UNFINISHED_MARKER.fullmatch(each.name) and each.is_file() for each in path.iterdir())
 
 
 def _is_move(move: tuple[str, object]) -> bool:

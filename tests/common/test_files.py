@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.common.files import create_owned, identity_of, remove_owned, replacing, sync, write_atomic
+from bionemo.common.files import (
+    MARKER,
+    create_owned,
+    identity_of,
+    is_unmarked,
+    remove_owned,
+    replacing,
+    sync,
+    write_atomic,
+)
 from bionemo.errors import UserError
 
 
@@ -96,18 +105,17 @@ def test_replacing_is_all_or_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "aside").iterdir())
 
 
-def test_a_process_killed_while_it_creates_a_directory_leaves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(os, "fsync", killed)
-        create_owned(tmp_path / "features", "features")
-    assert not (tmp_path / "features").exists()
-    create_owned(tmp_path / "features", "features")
-    assert identity_of(tmp_path / "features", "features") == {}
+def test_a_directory_whose_creation_was_interrupted_is_taken_over(tmp_path: Path) -> None:
+    """A process was killed before the record had its name; a directory with anything else in it is not taken."""
+    interrupted = tmp_path / "features"
+    interrupted.mkdir()
+    (interrupted / "..bionemo.json.0123456789ab.tmp").write_text('{"kind"')
+    assert is_unmarked(interrupted)
+    create_owned(interrupted, "features")
+    assert identity_of(interrupted, "features") == {}
+    assert [path.name for path in interrupted.iterdir()] == [MARKER]
+    (interrupted / MARKER).rename(interrupted / "mine.json")
+    assert not is_unmarked(interrupted)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="was not created by bionemo"):
+        create_owned(tmp_path / "link", "features")

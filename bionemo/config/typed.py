@@ -15,7 +15,7 @@ from bionemo.config.explain import explain_interpolation
 from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
 from bionemo.config.legacy import OF_PREDICTIONS, replacement
 from bionemo.config.legacy_downstream import OF_DOWNSTREAM
-from bionemo.config.schema import SCHEMAS, DownstreamConfig, InferConfig
+from bionemo.config.schema import SCHEMAS, DownstreamConfig, InferConfig, PreparationConfig
 from bionemo.config.schema.ranges import ANY_FLOAT, ANY_INT
 from bionemo.config.targets import resolve
 from bionemo.errors import UserError
@@ -220,7 +220,7 @@ def _model_keys(cfg: DictConfig) -> list[str]:
     model = cfg.get("model")
     keys = [f"model.{key}" for key in all_keys(_schema(model, next(iter(SCHEMAS.values()))))]
     preparation = OmegaConf.select(cfg, "model.data.preprocessing")
-    below = all_keys(_schema(preparation, type(None))) if isinstance(preparation, DictConfig) else ()
+    below = all_keys(_schema(preparation, PreparationConfig)) if isinstance(preparation, DictConfig) else ()
     return keys + [f"model.data.preprocessing.{key}" for key in below]
 
 

@@ -80,8 +80,8 @@ class Checkpoints(pl.Callback):
         if self._saves(trainer) and not self.signals.saving:
             self.signals.saving = True
             self.signals.listen(signal.SIGHUP)
-        step, every = trainer.global_step, self.config.every_n_train_steps
-        due = every is not None and step % every == 0
+        step, every = trainer.global_step, self.config.every_n_train_steps or 0  # 0: not by steps, as in Lightning
+        due = every > 0 and step % every == 0
         if self._interval is not None and not due:
             due = bool(any_rank(trainer, pl_module, time.monotonic() - self._saved_at >= self._interval))
         validates = trainer.enable_validation and step % (trainer.val_check_batch or step) == 0

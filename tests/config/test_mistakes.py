@@ -29,6 +29,7 @@ MISTAKES = {
     "exp_manager.wandb_logger_kwargs.projet=x": r"(did you mean exp_manager.wandb_logger_kwargs.project?)",
     "trainer={max_step: 3}": r"unknown key trainer.max_step (did you mean trainer.max_steps?)",
     "zzz.qqq=3": r"unknown key zzz.qqq",
+    "++model.data.preprocessing.sorce=x": r"unknown key model.data.preprocessing.sorce (did you mean",
     "~model.seed": r"missing value: give model.seed=...",
     "~model.sed": r"'model.sed' does not exist",
     # values

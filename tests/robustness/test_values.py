@@ -51,6 +51,9 @@ def test_values(part: int, server: Server, tmp_path: Path) -> None:
             except UserError as error:
                 outcomes.judge(word, "several lines" if "\n" in str(error) else "")
                 continue
+            except Exception as error:
+                outcomes.judge(word, f"not a UserError: {error!r}")
+                continue
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
             scenario.prepare(directory)

@@ -102,10 +102,13 @@ def steps_of_saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-def test_saves_every_so_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("every", "expected"), [(3, [3, 4, 6, 8]), (0, [4, 8])])
+def test_saves_every_so_many_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, expected: list[int]
+) -> None:
     steps = steps_of_saves(monkeypatch)
-    train(config(tmp_path, f"{PARAMS}.every_n_train_steps=3"))
-    assert steps == [3, 4, 6, 8]  # 4 and 8 are validations
+    train(config(tmp_path, f"{PARAMS}.every_n_train_steps={every}"))
+    assert steps == expected  # 4 and 8 are validations
 
 
 def test_saves_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

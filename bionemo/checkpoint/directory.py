@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bionemo.checkpoint.manifest import MANIFEST, STATE, defect, manifest_of
+from bionemo.checkpoint.manifest import MANIFEST, STATE, defect, manifest_of, read_manifest
 from bionemo.common.files import sync
 from bionemo.errors import UserError
 
@@ -68,7 +68,7 @@ def link(source: Path, path: Path) -> None:
         new.mkdir()
     try:
         with disk_errors(path):
-            for name in (*manifest_of(source)["bytes"], MANIFEST):
+            for name in (*read_manifest(source)["bytes"], MANIFEST):
                 _link_or_copy(source / name, new / name)
             publish(path)
     except UserError:

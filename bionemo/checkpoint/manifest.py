@@ -71,6 +71,21 @@ def manifest_of(path: Path) -> dict[str, Any]:
         return {}
 
 
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        UserError: when it is invalid.
+        OSError: when it cannot be read.
+    """
+    try:
+        return _manifest(path)
+    except OSError:
+        raise
+    except _UNREADABLE as error:
+        raise UserError(f"checkpoint {path} cannot be used: {error}; take another or remove it") from error
+
+
 def run_of(path: Path) -> str:
     """The identity of the run that wrote a checkpoint, also of a damaged one; "" when it names none."""
     try:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a command says to its user: once, however many processes it is."""
 
+import atexit
 import os
 import signal
 import sys
@@ -52,6 +53,8 @@ def one_line_errors() -> Iterator[None]:
         if speaks_for_all():
             print("\ninterrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+    finally:  # Ctrl-C while the interpreter exits: no traceback of an exit handler
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 
 def _print_traceback(error: BaseException) -> None:

@@ -55,9 +55,9 @@ def keep(outcome: Outcome, cfg: DownstreamConfig, directory: Path, classes: tupl
     if outcome.test:
         figures |= {f"test_{name}": value for name, value in metrics.figures_of(*outcome.test).items()}
     encoder = redact_text(str(outcome.encoder))
-    told = {"classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": encoder}
-    metadata = {"task": json.dumps(told), RUN: outcome.run}
-    write_atomic(directory / HEAD, save(outcome.head.state_dict(), metadata))
+    told = {"classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": encoder, RUN: outcome.run}
+    # One entry of metadata: safetensors writes several in random order, and equal heads shall be equal files.
+    write_atomic(directory / HEAD, save(outcome.head.state_dict(), {"task": json.dumps(told)}))
     report.write(directory, redact_tree(figures), history, answers, targets, classes)
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name.startswith("test_"))
     say(f"best epoch {figures['epoch']:.4g}{': ' + shown if shown else ''}" if outcome.best else shown)

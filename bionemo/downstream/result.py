@@ -16,7 +16,7 @@ from bionemo.errors import UserError
 from bionemo.inference.identity import digest_of
 
 HEAD, REPORT, PICTURE = "head.safetensors", "report.json", "report.png"  # written in this order
-RUN = "run"  # key of the run's identity in the metadata of the head, and in the report
+RUN = "run"  # key of the run's identity in the description of the head's task, and in the report
 # Settings of the model that cannot change the result, or whose content is part of the identity.
 _NOT_OF_MODEL = ("restore_encoder_path", "restore_head_path", "data")
 # Of a run that trains the model: it goes on from its checkpoints, with other settings of the optimizer or of devices.
@@ -63,9 +63,10 @@ def is_complete(directory: Path, run: str) -> bool:
 def _run_of_head(path: Path) -> str | None:
     try:
         with safe_open(path, "np") as file:
-            return (file.metadata() or {}).get(RUN)
-    except (OSError, SafetensorError):
+            task = json.loads((file.metadata() or {}).get("task", "{}"))
+    except (OSError, SafetensorError, ValueError, RecursionError):
         return None
+    return task.get(RUN) if isinstance(task, dict) else None
 
 
 def _run_of_report(path: Path) -> str | None:

@@ -124,6 +124,7 @@ class Server:
             send: a signal, and the seconds after which the whole process group gets it.
         """
         console, calls = (cwd.with_name(f"{cwd.name}.{name}") for name in ("console", "calls"))
+        console.write_text("")  # a command may be killed before it opens the file
         request: dict[str, Any] = {
             "command": list(command), "cwd": str(cwd), "console": str(console), "timeout": TIMEOUT,
             "environment": dict(environment or {}), "calls": str(calls),

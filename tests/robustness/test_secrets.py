@@ -270,7 +270,9 @@ def test_other_commands(
             predict()
         assert (made / f"x.{kind}").exists()
     monkeypatch.setattr(
-        sys, "argv", ["plan", "--config-name=canary", f"--config-dir={tmp_path / 'conf'}", *TINY, *MOCK]
+        sys,
+        "argv",
+        ["plan", "--config-name=canary", f"--config-dir={tmp_path / 'conf'}", "--trust-config", *TINY, *MOCK],
     )
     with exits(0):
         plan()

@@ -5,9 +5,11 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from bionemo.cluster.process import check_environment, speaks_for_all
 from bionemo.common.redaction import learn, redact_text
@@ -31,11 +33,14 @@ def one_line_errors() -> Iterator[None]:
     followed by a line that asks to report it. Neither shows secrets.
     """
     learn(sys.argv[1:])
+    interrupted = _note_interrupts()
     try:
         check_environment()
         _check_directories()
         yield
     except Exception as error:
+        if interrupted:  # and a library has raised another error while it cleaned up
+            _end_interrupted()
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             sys.excepthook = lambda *raised: _print_traceback(raised[1])
             raise
@@ -50,11 +55,38 @@ def one_line_errors() -> Iterator[None]:
             print(redact_text(f"error: {line}"), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        if speaks_for_all():
+        _end_interrupted()
+
+
+def _note_interrupts() -> list[int]:
+    """Note each Ctrl-C of a command, which is KeyboardInterrupt as before, in the list that is returned.
+
+    None of them prints a traceback: not where it ends the interpreter, nor within exit handlers.
+    """
+    noted: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        noted.append(number)
+        raise KeyboardInterrupt
+
+    def excepthook(kind: type[BaseException], *others: Any) -> None:
+        if issubclass(kind, KeyboardInterrupt):
             print("\ninterrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    finally:  # Ctrl-C while the interpreter exits: no traceback of an exit handler
+        else:
+            before(kind, *others)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        before, sys.excepthook = sys.excepthook, excepthook
+        signal.signal(signal.SIGINT, note)
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return noted
+
+
+def _end_interrupted() -> NoReturn:
+    if speaks_for_all():
+        print("\ninterrupted", file=sys.stderr)
+    sys.exit(128 + signal.SIGINT)
 
 
 def _print_traceback(error: BaseException) -> None:

@@ -43,10 +43,8 @@ def pool(workers: int, initializer: Callable[..., object] | None = None, *argume
         context.set_forkserver_preload([_PRELOADED])  # imported once, not by every worker
         _start_server()
     size = max(1, min(workers, os.cpu_count() or 1))
-    executor = ProcessPoolExecutor(size, context, _begin, (initializer, arguments))
+    executor = _Executor(size, context, _begin, (initializer, arguments))
     try:
-        with _interrupts_deferred():
-            executor.submit(os.getpid)  # starts a process, then the thread that ends it
         yield executor
     except BrokenProcessPool as error:
         raise UserError(
@@ -56,9 +54,18 @@ def pool(workers: int, initializer: Callable[..., object] | None = None, *argume
         executor.shutdown(cancel_futures=True)
 
 
+class _Executor(ProcessPoolExecutor):
+    """An executor whose `submit`, which may start a process and the thread that ends it, is not interrupted."""
+
+    def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
+        """Submit a task."""
+        with _interrupts_deferred():
+            return super().submit(*arguments, **keywords)
+
+
 @contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Raise KeyboardInterrupt after the block instead of within it."""
+    """Handle Ctrl-C after the block instead of within it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -69,7 +76,7 @@ def _interrupts_deferred() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if interrupts:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
 
 def _start_server() -> None:

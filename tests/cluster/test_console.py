@@ -13,25 +13,51 @@ from bionemo.cluster.console import one_line_errors
 from bionemo.errors import UserError
 
 WAITING = """
-import signal, time
+import atexit, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from bionemo.cluster.console import one_line_errors
 
-with one_line_errors():
+def wait():
     print("here", flush=True)
     time.sleep(60)
+
+def wait_and_fail():
+    try:
+        wait()
+    except KeyboardInterrupt as error:
+        raise AttributeError("as a library's clean-up does") from error
+
+moment = sys.argv[1]
+if moment == "at exit":
+    atexit.register(wait)
+with one_line_errors():
+    if moment == "at work":
+        wait()
+    if moment == "at work, and its clean-up fails":
+        wait_and_fail()
+if moment == "after the work":
+    wait()
 """
 
 
-def test_an_interrupted_command_says_so_in_one_line() -> None:
+@pytest.mark.parametrize(
+    ("moment", "told", "status"),
+    [
+        ("at work", ["interrupted"], 130),
+        ("at work, and its clean-up fails", ["interrupted"], 130),
+        ("after the work", ["interrupted"], -signal.SIGINT),
+        ("at exit", [], -signal.SIGINT),
+    ],
+)
+def test_an_interrupted_command_says_so_in_one_line(moment: str, told: list[str], status: int) -> None:
     """With the status that a shell expects, so that what follows in a script is not begun."""
-    with subprocess.Popen([sys.executable, "-c", WAITING], stdout=-1, stderr=-1, text=True) as command:
+    with subprocess.Popen([sys.executable, "-c", WAITING, moment], stdout=-1, stderr=-1, text=True) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == "here\n"
         command.send_signal(signal.SIGINT)
         _, said = command.communicate(timeout=30)
-    assert said.split() == ["interrupted"]
-    assert command.returncode == 130
+    assert said.split() == told
+    assert command.returncode == status
 
 
 def test_a_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from importlib import import_module
 from typing import Any
 
@@ -86,7 +85,7 @@ def _run(request: dict[str, Any]) -> None:
     except SystemExit as end:
         status = end.code
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         status = 1
     if status is not None and not isinstance(status, int):
         print(status, file=sys.stderr)

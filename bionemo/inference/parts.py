@@ -14,7 +14,8 @@ from bionemo.checkpoint.tensors import write as write_tensors
 from bionemo.common.files import replacing
 
 KIND = "parts of a prediction"
-NAMES = r"part-\d{6,}\.safetensors|\..+\.tmp"  # of all files that are written to their directory
+COMPLETE = "complete"  # a hard link to the output, until the parts are deleted
+NAMES = rf"part-\d{{6,}}\.safetensors|\..+\.tmp|{COMPLETE}"  # of all files that are written to their directory
 
 
 def name_of(number: int) -> str:

@@ -6,6 +6,7 @@ are made, and what is there is not made again.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -137,8 +138,18 @@ def _refuse_existing(prediction: Prediction) -> None:
     output = prediction.output
     if output.is_dir():
         raise UserError(f"{output} is a directory: name a file in it with model.data.output_fname")
-    if output.exists() and not prediction.data.overwrite:
+    if output.exists() and not prediction.data.overwrite and not _is_written_from_parts(prediction):
         raise UserError(f"{output} exists: name another model.data.output_fname, or set model.data.overwrite=True")
+
+
+def _is_written_from_parts(prediction: Prediction) -> bool:
+    """Whether this prediction was interrupted between its output and the deletion of its parts."""
+    directory = prediction.directory
+    try:
+        same = os.path.samefile(directory / parts.COMPLETE, prediction.output)
+    except OSError:
+        return False
+    return same and identity_of(directory, parts.KIND) == prediction.identity
 
 
 def follow(prediction: Prediction, patience: float) -> None:

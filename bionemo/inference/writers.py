@@ -11,9 +11,11 @@
 N sequences. All but .pt and .pkl are written part by part, whatever their size.
 """
 
+import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +30,7 @@ from bionemo.common.files import replacing
 from bionemo.errors import UserError
 from bionemo.inference.late_errors import written_to
 from bionemo.inference.outputs import PER_TOKEN, WRITTEN
+from bionemo.inference.parts import COMPLETE
 from bionemo.inference.records import Record, Records
 from bionemo.inference.texts import from_bytes
 
@@ -124,7 +127,8 @@ def write(path: Path, kind: str, results: Results, directory: Path | None = None
         path: the file.
         kind: one of FORMATS.
         results: what is written.
-        directory: where the file is until it is complete, on the same file system; None: beside `path`.
+        directory: of the parts, on the same file system: the file is there until it is complete, and remains linked
+            there as COMPLETE; None: beside `path`.
 
     Raises:
         UserError: when a table of numbers cannot hold it.
@@ -136,6 +140,10 @@ def write(path: Path, kind: str, results: Results, directory: Path | None = None
         )
     with replacing(path, directory) as new:
         _WRITERS[kind](new, results)
+        if directory is not None:
+            with suppress(OSError):  # a file system without hard links
+                (directory / COMPLETE).unlink(missing_ok=True)
+                os.link(new, directory / COMPLETE)
 
 
 def _npz(path: Path, results: Results) -> None:

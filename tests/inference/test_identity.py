@@ -17,6 +17,7 @@ from bionemo.config.schema import InferConfig
 from bionemo.errors import UserError
 from bionemo.inference import run as running
 from bionemo.inference.identity import of_prediction
+from bionemo.inference.parts import COMPLETE
 from bionemo.inference.records import Records
 
 from .samples import go, sequences
@@ -141,6 +142,32 @@ def test_an_output_that_appears_meanwhile_stays(
     assert list((tmp_path / "x.npz.parts").glob("part-*"))
     with pytest.raises(UserError, match="is a directory: name a file in it"):
         go(model, fasta, tmp_path, "model.data.overwrite=True", "model.data.output_format=npz")
+
+
+def test_stopped_between_the_output_and_the_deletion_of_the_parts(
+    model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start knows its own output, and deletes the parts; it refuses another file of that name."""
+    output, directory = tmp_path / "x.npz", tmp_path / "x.npz.parts"
+
+    def stop(*_: object) -> None:
+        raise SystemError
+
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(SystemError):
+            patch.setattr(running, "remove_owned", stop)
+            go(model, fasta, output)
+        assert output.exists() and list(directory.glob("part-*"))
+    whole = output.read_bytes()
+    output.unlink()
+    output.write_bytes(whole)  # a copy is another file
+    with pytest.raises(UserError, match=r"x\.npz exists: name another"):
+        go(model, fasta, output)
+    output.unlink()
+    os.link(directory / COMPLETE, output)
+    go(model, fasta, output)
+    assert output.read_bytes() == whole
+    assert not directory.exists()
 
 
 def test_each_file_has_its_own_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

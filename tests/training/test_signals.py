@@ -56,7 +56,7 @@ class Terminal:
         return self._console.read_text().splitlines()
 
     def wait_for(self, text: str) -> None:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 400  # a busy machine
         while text not in self._console.read_text():
             assert self.process.poll() is None, self.lines()
             assert time.monotonic() < end, self.lines()

@@ -72,7 +72,7 @@ def manifest_of(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
+    """Read the manifest of a checkpoint; `manifest_of` returns {} instead of raising an error.
 
     Raises:
         UserError: when it is invalid.

@@ -39,7 +39,7 @@ def one_line_errors() -> Iterator[None]:
         _check_directories()
         yield
     except Exception as error:
-        if interrupted:  # and a library has raised another error while it cleaned up
+        if interrupted:  # a library replaced KeyboardInterrupt by an error of its own clean-up
             _end_interrupted()
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             sys.excepthook = lambda *raised: _print_traceback(raised[1])
@@ -59,9 +59,9 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _note_interrupts() -> list[int]:
-    """Note each Ctrl-C of a command, which is KeyboardInterrupt as before, in the list that is returned.
+    """Install a SIGINT handler that records the signal in the returned list and raises KeyboardInterrupt.
 
-    None of them prints a traceback: not where it ends the interpreter, nor within exit handlers.
+    Also suppress the traceback of a KeyboardInterrupt that nothing catches, and of Ctrl-C in exit handlers.
     """
     noted: list[int] = []
 

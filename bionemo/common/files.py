@@ -115,7 +115,7 @@ def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = Non
 
 
 def is_unmarked(path: Path) -> bool:
-    """Whether a directory is empty or holds only an unfinished record: `create_owned` was interrupted there."""
+    """Whether a directory is empty or contains only temporary files of `create_owned`, which was interrupted."""
     if path.is_symlink() or not path.is_dir():
         return False
     return all(_UNFINISHED_MARKER.fullmatch(each.name) and each.is_file() for each in path.iterdir())

@@ -56,7 +56,7 @@ def keep(outcome: Outcome, cfg: DownstreamConfig, directory: Path, classes: tupl
         figures |= {f"test_{name}": value for name, value in metrics.figures_of(*outcome.test).items()}
     encoder = redact_text(str(outcome.encoder))
     told = {"classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": encoder, RUN: outcome.run}
-    # One entry of metadata: safetensors writes several in random order, and equal heads shall be equal files.
+    # A single metadata entry: safetensors writes several in random order, and the file must be reproducible.
     write_atomic(directory / HEAD, save(outcome.head.state_dict(), {"task": json.dumps(told)}))
     report.write(directory, redact_tree(figures), history, answers, targets, classes)
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name.startswith("test_"))

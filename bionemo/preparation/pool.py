@@ -55,7 +55,7 @@ def pool(workers: int, initializer: Callable[..., object] | None = None, *argume
 
 
 class _Executor(ProcessPoolExecutor):
-    """An executor whose `submit`, which may start a process and the thread that ends it, is not interrupted."""
+    """A process pool whose `submit` defers Ctrl-C: it may start a worker, which must be registered to be stopped."""
 
     def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
         """Submit a task."""
@@ -65,7 +65,7 @@ class _Executor(ProcessPoolExecutor):
 
 @contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """Handle Ctrl-C after the block instead of within it."""
+    """Defer SIGINT until the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -73,7 +73,7 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         arguments.pop(key, None)
     try:
         trainer = pl.Trainer(**(arguments | ours))
-    except (MisconfigurationException, ValueError, TypeError) as error:  # TypeError: indices of devices, without GPUs
+    except (MisconfigurationException, ValueError, TypeError) as error:  # TypeError: device indices on CPUs
         raise UserError(f"trainer: {error}") from error
     if process is not None:
         process.check(trainer.num_nodes, trainer.num_devices)

@@ -103,14 +103,16 @@ def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = Non
             f"{kind})"
         )
     record = json.dumps({"kind": kind, "identity": dict(identity or {})}, indent=1, default=str)
+    existed = path.exists()
     path.mkdir(parents=True, exist_ok=True)
     try:
         for unfinished in path.glob(f".{MARKER}.*.tmp"):
             unfinished.unlink()
         write_atomic(path / MARKER, record)
     except OSError:
-        with suppress(OSError):
-            path.rmdir()
+        if not existed:
+            with suppress(OSError):
+                path.rmdir()
         raise
 
 

@@ -119,3 +119,17 @@ def test_a_directory_whose_creation_was_interrupted_is_taken_over(tmp_path: Path
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(UserError, match="was not created by bionemo"):
         create_owned(tmp_path / "link", "features")
+
+
+def test_an_empty_directory_of_the_user_stays_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("bionemo.common.files.write_atomic", full)
+    (tmp_path / "theirs").mkdir()
+    for name in ("theirs", "new"):
+        with pytest.raises(OSError, match="No space left"):
+            create_owned(tmp_path / name, "features")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

@@ -3,6 +3,8 @@
 
 import errno
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _RETRY = "run the command again"
 _WORKERS = "check memory and the size of /dev/shm (docker run --shm-size), or set model.data.num_workers=0"
@@ -42,6 +44,32 @@ class UserError(Exception):
 
     Commands print the text and exit with status 1.
     """
+
+
+class HostError(UserError):
+    """A UserError that may occur on one host of a run only: the first process of every host prints it.
+
+    Any other UserError is printed by rank 0 only, because all ranks raise it.
+    """
+
+
+class RankError(HostError):
+    """A UserError that may occur in one process of a run only: every process prints it."""
+
+
+@contextmanager
+def raised_as(kind: type[HostError]) -> Iterator[None]:
+    """Raise errors that users, files or machines cause as `kind`, with the same text.
+
+    Raises:
+        HostError: in place of any error that `describe` explains.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, HostError) or (line := describe(error)) is None:
+            raise
+        raise kind(line) from error
 
 
 def describe(error: BaseException) -> str | None:

@@ -16,7 +16,7 @@ from bionemo.config import run
 from bionemo.config.durations import seconds
 from bionemo.config.help import Topic
 from bionemo.config.schema import InferConfig
-from bionemo.errors import UserError
+from bionemo.errors import HostError, RankError, UserError, raised_as
 
 if TYPE_CHECKING:  # imported when the command line is known to be right
     from bionemo.inference.model import TrainedModel
@@ -63,19 +63,20 @@ def predict(cfg: InferConfig) -> None:
 
     our_messages_to_console()
     task, data = cfg.model.downstream_task, cfg.model.data
-    patience = seconds("trainer.rank_timeout", cfg.trainer.rank_timeout)
-    gpus = 0 if cfg.trainer.accelerator == "cpu" else torch.cuda.device_count()
-    devices = _devices(cfg, gpus)
-    rank, local = _place(cfg, devices)
-    ours = devices if this_process() is None else 1  # processes that this one has to start, itself included
-    if ours > 1 and not gpus:
-        torch.set_num_threads(max(torch.get_num_threads() // ours, 1))
+    with raised_as(HostError):
+        patience = seconds("trainer.rank_timeout", cfg.trainer.rank_timeout)
+        gpus = 0 if cfg.trainer.accelerator == "cpu" else torch.cuda.device_count()
+        devices = _devices(cfg, gpus)
+        rank, local = _place(cfg, devices)
+        ours = devices if this_process() is None else 1  # processes that this one has to start, itself included
+        if ours > 1 and not gpus:
+            torch.set_num_threads(max(torch.get_num_threads() // ours, 1))
 
-    ways(task)  # a mistake in them is told before anything is read
-    records, precision = Records(data), str(cfg.trainer.precision)
-    model = load(task.restore_from_path, f"cuda:{local}" if gpus else "cpu", precision)
-    model.see_that_it_has(task.outputs)
-    prediction = Prediction(records, task, data, of_prediction(task, data, precision, records.paths, model))
+        ways(task)  # a mistake in them is told before anything is read
+        records, precision = Records(data), str(cfg.trainer.precision)
+        model = load(task.restore_from_path, f"cuda:{local}" if gpus else "cpu", precision)
+        model.see_that_it_has(task.outputs)
+        prediction = Prediction(records, task, data, of_prediction(task, data, precision, records.paths, model))
     ranks = cfg.trainer.num_nodes * devices
     output = Path(data.output_fname)
     alone = run_lock(output.absolute().parent, f".{output.name}.lock") if rank == 0 else nullcontext()
@@ -93,7 +94,8 @@ def _compute(
     if rank == 0:
         begin(prediction, model)
     else:
-        follow(prediction, patience)
+        with raised_as(HostError):
+            follow(prediction, patience)
     try:
         with started_again(ours) as see_that_none_has_failed:
             with progress(prediction.output.name, len(prediction.records), "sequences", shown=rank == 0) as advance:
@@ -102,7 +104,8 @@ def _compute(
                     see_that_none_has_failed()
                     advance(count * ranks)  # this process's share stands for all
 
-                compute_parts(prediction, model, rank, ranks, done)
+                with raised_as(RankError) if rank else nullcontext():
+                    compute_parts(prediction, model, rank, ranks, done)
             if rank:
                 return
             await_parts(prediction, patience, see_that_none_has_failed)

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -27,7 +28,7 @@ class Sizes:
     factor: int
     times: int
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[int]:
         size = self.first
         while size <= self.last:
             yield size

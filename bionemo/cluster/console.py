@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from bionemo.cluster.process import check_environment, speaks_for_all
+from bionemo.cluster.process import check_environment, first_of_node, speaks_for_all
 from bionemo.common.redaction import learn, redact_text
-from bionemo.errors import UserError, describe
+from bionemo.errors import HostError, RankError, describe
 
 DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
 
@@ -51,11 +51,16 @@ def one_line_errors() -> Iterator[None]:
         if line is None:
             _print_traceback(error)
             print(f"error: {DEFECT}", file=sys.stderr)
-        elif speaks_for_all():
+        elif _prints(error):
             print(redact_text(f"error: {line}"), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         _end_interrupted()
+
+
+def _prints(error: Exception) -> bool:
+    """Whether this process prints the error, which other ranks may raise as well."""
+    return speaks_for_all() or isinstance(error, RankError) or (isinstance(error, HostError) and first_of_node())
 
 
 def _note_interrupts() -> list[int]:
@@ -97,16 +102,16 @@ def _check_directories() -> None:
     """Check the working directory and the home directory before any library asks for them.
 
     Raises:
-        UserError: when the first was deleted or cannot be entered, or the second is unknown.
+        HostError: when the first was deleted or cannot be entered, or the second is unknown.
     """
     try:
         os.getcwd()
     except OSError as error:
-        raise UserError(
+        raise HostError(
             f"the working directory cannot be found ({error.strerror}): change to an existing directory with `cd`"
         ) from error
     if os.path.expanduser("~") == "~":
-        raise UserError("HOME is not set and the user has no home directory: set HOME to a directory to write to")
+        raise HostError("HOME is not set and the user has no home directory: set HOME to a directory to write to")
 
 
 def _discard_output() -> None:

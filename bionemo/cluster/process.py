@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bionemo.errors import UserError
+from bionemo.errors import HostError, UserError
 
 _PORTS = 15000, 10000  # the first of those that jobs are given, and their number
 _INTEGERS = (  # those that torch, Lightning or this module reads in any process
@@ -116,7 +116,7 @@ def check_master_address(process: Process | None, patience: float = 5.0) -> None
         patience: seconds in which the name may still be registered, as of a container that has just been started.
 
     Raises:
-        UserError: naming the host.
+        HostError: naming the host.
     """
     address = process.address if process is not None else os.environ.get("MASTER_ADDR", "127.0.0.1")
     until = time.monotonic() + patience
@@ -126,7 +126,7 @@ def check_master_address(process: Process | None, patience: float = 5.0) -> None
             return
         except (OSError, UnicodeError) as error:
             if time.monotonic() > until:
-                raise UserError(
+                raise HostError(
                     f"MASTER_ADDR={address}: {socket.gethostname()} cannot resolve this host name of rank 0 "
                     f"({getattr(error, 'strerror', None) or error}): set MASTER_ADDR to a name or address that all "
                     "machines of the run know, or unset it for a run on one machine"

@@ -143,7 +143,7 @@ def _refuse_existing(prediction: Prediction) -> None:
 
 
 def _is_written_from_parts(prediction: Prediction) -> bool:
-    """Whether the output was written from these parts by an earlier start that did not delete them."""
+    """Whether the output was written from these parts by an earlier run that did not delete them."""
     directory = prediction.directory
     try:
         same = os.path.samefile(directory / parts.COMPLETE, prediction.output)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of earlier starts in a log directory: they move to `run_0`, `run_1` and so on, and nothing else moves.
+"""Files of earlier runs in a log directory: they move to `run_0`, `run_1` and so on, and nothing else moves.
 
 A log directory may hold other files, and may be the working directory. So every start records which files it writes.
 """
@@ -26,7 +26,7 @@ def recorded_run(directory: Path) -> str | None:
 
 
 def set_aside(directory: Path, run: str | None, copies: Iterable[str] = ()) -> None:
-    """Move the files of earlier starts to the next `run_N`, then record this start.
+    """Move the files of earlier runs to the next `run_N`, then record this start.
 
     Args:
         directory: the log directory.
@@ -61,7 +61,7 @@ def set_aside(directory: Path, run: str | None, copies: Iterable[str] = ()) -> N
 
 @contextmanager
 def started_logs(directory: Path, run: str | None, copies: Iterable[str] = ()) -> Iterator[None]:
-    """Move files of earlier starts away as `set_aside`; delete the logs of this one if an OSError ends the block."""
+    """Move files of earlier runs away as `set_aside`; delete the logs of this one if an OSError ends the block."""
     set_aside(directory, run, copies)
     try:
         yield

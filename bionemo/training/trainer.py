@@ -16,7 +16,7 @@ from bionemo.cluster.process import check_master_address, this_process
 from bionemo.config.check import layout, micro_batches
 from bionemo.config.durations import seconds
 from bionemo.config.schema import RunConfig
-from bionemo.errors import UserError
+from bionemo.errors import HostError, UserError
 from bionemo.megatron.strategy import MegatronStrategy
 from bionemo.training.determinism import require_determinism
 
@@ -34,13 +34,13 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     """Hand Lightning what is Lightning's, and keep what the training step does itself.
 
     Raises:
-        UserError: when a GPU is asked for and there is none, a launcher has started other processes than the run was
-            told, the host of rank 0 cannot be resolved, the devices cannot be divided as asked, or another argument
-            cannot be.
+        HostError: when a GPU is asked for and there is none, or the host of rank 0 cannot be resolved.
+        UserError: when a launcher has started other processes than the run was told, the devices cannot be divided as
+            asked, or another argument cannot be.
     """
     config = cfg.trainer
     if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
-        raise UserError(f"trainer.accelerator={config.accelerator}: this machine has no GPU; use auto or cpu")
+        raise HostError(f"trainer.accelerator={config.accelerator}: this machine has no GPU; use auto or cpu")
     if config.max_time is not None:
         seconds("trainer.max_time", config.max_time)
     if config.deterministic is True:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bionemo.cluster.console import one_line_errors
-from bionemo.errors import UserError
+from bionemo.errors import HostError, RankError, UserError
 
 WAITING = """
 import atexit, signal, sys, time
@@ -67,6 +67,28 @@ def test_a_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(UserError), one_line_errors():
         raise UserError("what")
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "printed"),
+    [
+        (0, 0, [True, True, True]),
+        (1, 1, [False, False, True]),
+        (2, 0, [False, True, True]),
+        (3, 1, [False, False, True]),
+    ],
+)
+def test_which_processes_print_an_error(
+    rank: int, local_rank: int, printed: list[bool],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Two hosts with two processes each; rank 0 may not have the error of another host or process."""
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    for kind, expected in zip((UserError, HostError, RankError), printed, strict=True):
+        with pytest.raises(SystemExit) as end, one_line_errors():
+            raise kind("what")
+        assert (end.value.code, capsys.readouterr().err) == (1, "error: what\n" if expected else "")
 
 
 def test_a_rank_that_is_no_integer_is_said_before_anything_is_done(

@@ -15,7 +15,7 @@ from bionemo.cluster.process import (
     speaks_for_all,
     this_process,
 )
-from bionemo.errors import UserError
+from bionemo.errors import HostError, UserError
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "j1", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4",
             "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "2345"}  # fmt: skip
@@ -172,10 +172,10 @@ def test_a_host_that_cannot_be_resolved_is_named(monkeypatch: pytest.MonkeyPatch
     check_master_address(process)
     assert answers == []
     begin = time.monotonic()
-    with pytest.raises(UserError, match=r"^MASTER_ADDR=no\.host: .* cannot resolve .*set MASTER_ADDR to"):
+    with pytest.raises(HostError, match=r"^MASTER_ADDR=no\.host: .* cannot resolve .*set MASTER_ADDR to"):
         check_master_address(this_process({**TORCHRUN, "MASTER_ADDR": "no.host"}), patience=0.2)
     monkeypatch.setenv("MASTER_ADDR", "other.host")  # for one that Lightning starts
-    with pytest.raises(UserError, match=r"^MASTER_ADDR=other\.host: "):
+    with pytest.raises(HostError, match=r"^MASTER_ADDR=other\.host: "):
         check_master_address(None, patience=0.2)
     assert time.monotonic() - begin < 5
 

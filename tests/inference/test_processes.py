@@ -88,6 +88,23 @@ def test_a_process_that_dies_ends_all(model: Path, fasta: Path, tmp_path: Path) 
     assert told.splitlines()[-1] == "error: process 1 of 2 has ended with status -9"
 
 
+def test_the_process_with_an_invalid_sequence_names_it(model: Path, tmp_path: Path) -> None:
+    """The second of two processes computes the second part; the first one has no error of its own."""
+    fasta = tmp_path / "x.fasta"
+    fasta.write_text(f">a\n{'MK' * 65_500}\n>b\n{'1' * 100}\n")
+    words = ("trainer.devices=2", "model.data.long_sequences=truncate")
+    told = subprocess.run(
+        command(model, fasta, tmp_path / "x.npz", *words), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
+    assert told.returncode == 1
+    assert sorted(errors) == [
+        f"error: b (record 1) has no letter that the model knows ('{'1' * 30}'): is that a sequence?",
+        "error: process 1 of 2 has ended with status 1",
+    ]
+    assert "Traceback" not in told.stderr
+
+
 def _child(pid: int) -> int | None:
     """A process of the same program that this one has started."""
     for file in Path("/proc").glob("[0-9]*/stat"):

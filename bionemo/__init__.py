@@ -4,10 +4,10 @@
 from typing import TYPE_CHECKING, Any
 
 from bionemo.common.cpu import limit_onednn
-from bionemo.version import __version__
+from bionemo.common.version import __version__
 
 if TYPE_CHECKING:
-    from bionemo.inference.open import load
+    from bionemo.inference.load import load
 
 __all__ = ["__version__", "load"]
 
@@ -17,7 +17,7 @@ limit_onednn()  # before torch is loaded, in every process that imports this pac
 def __getattr__(name: str) -> Any:
     """Import what needs torch when it is asked for: commands answer mistakes before it is loaded."""
     if name == "load":
-        from bionemo.inference.open import load
+        from bionemo.inference.load import load
 
         return load
     raise AttributeError(f"module 'bionemo' has no attribute {name!r}")

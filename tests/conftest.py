@@ -55,7 +55,7 @@ def _restore_ranks() -> None:
 
 def checkpoint_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     """Say `bionemo checkpoint WORDS` in this process; give the exit status."""
-    from bionemo.cli import main
+    from bionemo.cli.main import main
 
     monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, words)])
     try:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rdkit import Chem
 
-from bionemo.data.molecules.forms import Forms
-from bionemo.data.molecules.samples import MoleculeSamples
-from bionemo.data.samples import Sequences, Tokens
+from bionemo.data.dataset import Sequences, Tokens
+from bionemo.data.molecules.augmentation import Forms
+from bionemo.data.molecules.dataset import MoleculeSamples
 from bionemo.data.shards.source import open_source
 from bionemo.tokenizers import load_tokenizer
 from tests.molecules import MOLECULES

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from .conftest import ROOT
-from .training.runs import TINY
+from tests.conftest import ROOT
+from tests.training.runs import TINY
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 TORCH = re.search(r"'torch==([\d.]+)'", (ROOT / "setup" / "install.sh").read_text())

@@ -3,10 +3,10 @@
 
 from bionemo.checkpoint.directory import clean, complete, is_checkpoint, link, newest, remove
 from bionemo.checkpoint.manifest import check, defect, manifest_of, run_of
+from bionemo.checkpoint.merged_lora import LanguageModelWithin
 from bionemo.checkpoint.reader import Checkpoint
 from bionemo.checkpoint.source import TensorsInMemory, TensorSource
 from bionemo.checkpoint.tensors import Piece, blocks
-from bionemo.checkpoint.within import LanguageModelWithin
 from bionemo.checkpoint.writer import save, save_together
 
 __all__ = [

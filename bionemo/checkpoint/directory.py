@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bionemo.checkpoint.manifest import MANIFEST, STATE, defect, manifest_of, read_manifest
+from bionemo.common.errors import UserError
 from bionemo.common.files import sync
-from bionemo.errors import UserError
 
 _UNFINISHED, _REPLACED = ".unfinished", ".replaced"
 _FILES = r"(index|state|manifest)\.json|tensors-\d+\.safetensors"

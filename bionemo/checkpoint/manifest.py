@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.checkpoint.tensors import checksum, checksum_of
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 FORMAT_VERSION = 2
 STATE, INDEX, MANIFEST = "state.json", "index.json", "manifest.json"

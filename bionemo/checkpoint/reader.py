@@ -13,10 +13,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from bionemo.checkpoint.json_state import decode
 from bionemo.checkpoint.manifest import INDEX, STATE, manifest_of
 from bionemo.checkpoint.state_schema import check_state
-from bionemo.checkpoint.tree import decode
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 
 class Checkpoint:

@@ -15,8 +15,8 @@ from bionemo.checkpoint.source import Shape
 from bionemo.checkpoint.state_schema import missing_to_resume
 from bionemo.checkpoint.tensors import Piece
 from bionemo.checkpoint.writer import save
+from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
-from bionemo.errors import UserError
 
 WEIGHTS = "weights"
 _KEPT = ("model", "config", "contact_head")  # what a checkpoint of weights alone knows of its model

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.checkpoint.directory import delete, disk_errors, publish, unfinished
+from bionemo.checkpoint.json_state import encode
 from bionemo.checkpoint.manifest import FORMAT_VERSION, INDEX, MANIFEST, STATE, sealed
 from bionemo.checkpoint.tensors import Piece, write, write_text
-from bionemo.checkpoint.tree import encode
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 Exchange = Callable[[Any], list[Any]]  # gives a value of this process to all others, and takes theirs, by rank
 

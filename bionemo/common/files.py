@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bionemo.common.errors import UserError
 from bionemo.common.regular import load_json
-from bionemo.errors import UserError
 
 MARKER = ".bionemo.json"
 _UNFINISHED_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\w+\.tmp")

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 LOCK = ".bionemo.lock"
 _BEAT = 10.0  # seconds between two counts of the holder

@@ -5,7 +5,7 @@ import mmap
 from pathlib import Path
 from typing import Any
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 
 class MappedFile:

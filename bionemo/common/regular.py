@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 
 def require_regular(path: Path) -> None:

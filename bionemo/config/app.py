@@ -14,7 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bionemo.cluster.console import one_line_errors, tell
+from bionemo.common.console import one_line_errors, tell
 from bionemo.common.redaction import redact_arguments, redact_text
 from bionemo.config.flags import hydra_words, parse, source_words
 from bionemo.config.help import TRAINING, Topic, help_text
@@ -124,6 +124,6 @@ def _command() -> str:
 
 
 def _version() -> str:
-    from bionemo.version import __version__
+    from bionemo.common.version import __version__
 
     return f"bionemo {__version__}"

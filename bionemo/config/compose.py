@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from bionemo.common.errors import UserError
 from bionemo.common.redaction import learn
 from bionemo.config.check import check, secret_names
 from bionemo.config.explain import explain
@@ -33,7 +34,6 @@ from bionemo.config.references import check_lookups
 from bionemo.config.schema import DownstreamConfig, RunConfig
 from bionemo.config.search_path import register
 from bionemo.config.typed import Reader
-from bionemo.errors import UserError
 
 T = TypeVar("T")
 _SHOWN = 3  # mistakes told at once

@@ -3,7 +3,7 @@
 
 from datetime import timedelta
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 
 def seconds(key: str, interval: str | dict[str, int]) -> float:

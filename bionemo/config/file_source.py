@@ -14,10 +14,10 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import ListConfig, OmegaConf
 
+from bionemo.common.errors import UserError
 from bionemo.config.permissions import TRUST, UserFile, is_packaged
 from bionemo.config.references import check_references
 from bionemo.config.yaml_bounds import check_bounds
-from bionemo.errors import UserError
 
 
 class CheckedFileSource(FileConfigSource):

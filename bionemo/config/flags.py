@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 

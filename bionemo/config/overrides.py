@@ -15,10 +15,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString, Sweep
 from hydra.errors import HydraException
 
+from bionemo.common.errors import UserError
 from bionemo.config.hints import alternatives, did_you_mean
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import SCHEMAS, ModelConfig, RunConfig
-from bionemo.errors import UserError
 
 _OVERRIDE = re.compile(r"(?P<prefix>~|\+{0,2})(?P<key>[^=~+\s]+)(?:=(?P<value>.*))?", re.DOTALL)
 _LIST_ITEM = re.compile(r"(?:[^,\[({<]|[\[({<][^\])}>]*[\])}>])+")  # commas inside brackets belong to the item

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # A wheel carries conf/ inside the package; a checkout and an editable install have it beside the package.

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from bionemo.common.errors import UserError
 from bionemo.common.secret_names import is_secret_name
 from bionemo.config.paths import CONF_DIR, EXAMPLES
-from bionemo.errors import UserError
 
 TRUST = "--trust-config"
 # Each key stands for all keys below it.

@@ -10,8 +10,8 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser as Grammar
 from omegaconf.grammar_parser import parse
 
+from bionemo.common.errors import UserError
 from bionemo.common.secret_names import is_secret_name
-from bionemo.errors import UserError
 
 RESOLVERS = ("oc.env", "multiply", "sum", "now")
 _MOST_LOOKUPS = 100_000  # in the whole configuration; shipped ones need about 1,000

@@ -21,9 +21,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from bionemo.common.errors import UserError
 from bionemo.config.hints import did_you_mean
 from bionemo.config.schema import SCHEMAS
-from bionemo.errors import UserError
 
 GROUP, VARIABLE = "bionemo.models", "BIONEMO_TRUSTED_PACKAGES"
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
 from bionemo.config.explain import explain_interpolation
 from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
@@ -18,7 +19,6 @@ from bionemo.config.legacy_downstream import OF_DOWNSTREAM
 from bionemo.config.schema import SCHEMAS, DownstreamConfig, InferConfig, PreparationConfig
 from bionemo.config.schema.ranges import ANY_FLOAT, ANY_INT
 from bionemo.config.targets import resolve
-from bionemo.errors import UserError
 
 T = TypeVar("T")
 _OF_KIND: dict[type, dict[str, str]] = {InferConfig: OF_PREDICTIONS, DownstreamConfig: OF_DOWNSTREAM}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 _LONGEST = 1000  # characters of a text with `${`
 _MOST_BYTES, _MOST_NODES, _DEEPEST = 2**18, 5_000, 50

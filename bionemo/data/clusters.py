@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
 from bionemo.common.mapped import MappedFile
-from bionemo.data.random_stream import below, draw, purpose_key, sample_keys
-from bionemo.errors import UserError
+from bionemo.common.random_stream import below, draw, purpose_key, sample_keys
 
 
 @dataclass(frozen=True)

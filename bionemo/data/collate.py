@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bionemo.common.random_stream import Words, draw
 from bionemo.data.batch import PackedBatch
-from bionemo.data.random_stream import Words, draw
+from bionemo.data.dataset import Samples, Sequences
 from bionemo.data.sampler import Row
-from bionemo.data.samples import Samples, Sequences
 
 _SOURCE = 1 << 32  # draw of a sequence's key that is the key of what its encoder reads; no token draws that far
 _GRAIN = 64  # tokens of a compact batch come in multiples of it, which tensor ranks can share

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import DataConfig, ProteinDataConfig, ShardDataConfig, SplitConfig, TextDataConfig
 from bionemo.data.shards.ranges import shard_paths
-from bionemo.errors import UserError
 
 SplitName = Literal["train", "val", "test"]
 _FASTA = (".fa", ".faa", ".fas")  # FASTA's other endings

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from bionemo.errors import UserError, describe
+from bionemo.common.errors import UserError, describe
 
 _LOST = re.compile(r"DataLoader (worker \(pid|timed out)|Pin memory thread exited")  # what torch says of lost workers
 _ADVICE = "check the memory of the machine and the size of /dev/shm, or set model.data.num_workers=0"

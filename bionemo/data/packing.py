@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.random_stream import permute
+from bionemo.common.random_stream import permute
 
 Rows = list[NDArray[np.int64]]  # for each row, which sequences of the window it holds
 

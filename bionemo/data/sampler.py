@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.random_stream import permute, purpose_key
 from bionemo.data.clusters import Clusters
 from bionemo.data.packing import Rows
-from bionemo.data.random_stream import permute, purpose_key
 
 Row = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and records [k]
 

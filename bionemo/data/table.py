@@ -5,8 +5,8 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
+from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
-from bionemo.errors import UserError
 
 _SHOWN = 8  # columns that a message lists
 

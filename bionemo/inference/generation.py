@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
+from bionemo.common.random_stream import Words, draw_runs, normal, purpose_key, sample_keys
 from bionemo.config.schema import SamplingConfig, TaskConfig
 from bionemo.config.schema.infer import SamplingMethod
-from bionemo.data.random_stream import Words, draw_runs, normal, purpose_key, sample_keys
-from bionemo.errors import UserError
+from bionemo.inference.batching import ROWS, USUAL, Ids, Limits
 from bionemo.inference.outputs import Floats, Outputs, see_that_it_writes
 from bionemo.inference.progress import silent
-from bionemo.inference.tokens import ROWS, USUAL, Ids, Limits
 from bionemo.megatron.attention import Segments
-from bionemo.megatron.spec import Memory
+from bionemo.megatron.layer_spec import Memory
 from bionemo.models.decoding import Choose, beam_search, greedy, sampled, write
 from bionemo.models.encoder_decoder import EncoderDecoder
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import SamplingConfig
 from bionemo.config.schema.infer import SamplingMethod
-from bionemo.errors import UserError
+from bionemo.inference.batching import Ids, room, token_ids
 from bionemo.inference.generation import way_to_reconstruct, way_to_sample, written
 from bionemo.inference.outputs import Floats, Outputs, see_that_it_writes
-from bionemo.inference.tokens import Ids, room, token_ids
 
 
 class TrainedModel(Outputs):

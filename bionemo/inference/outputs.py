@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bionemo.common.errors import UserError
 from bionemo.data.batch import PackedBatch
-from bionemo.errors import UserError
-from bionemo.inference.tokens import ROWS, USUAL, Ids, Limits, packed, packs, with_ends
+from bionemo.inference.batching import ROWS, USUAL, Ids, Limits, packed, packs, with_ends
+from bionemo.megatron.precision import precision_for_host
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import SmilesTokenizer
-from bionemo.training.precision import precision_for_host
 
 Floats = NDArray[np.float32]
 Columns = dict[str, Floats]

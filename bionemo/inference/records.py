@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import InferDataConfig
 from bionemo.config.schema.data import CsvFieldsConfig
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.shards.ranges import expand_range
-from bionemo.errors import UserError
 
 FASTA = (".fasta", ".fa", ".faa", ".fas")
 _CSV, _SMILES = (".csv", ".tsv"), (".smi", ".smiles")

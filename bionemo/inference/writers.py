@@ -26,13 +26,13 @@ import torch
 from numpy.lib import format as npy
 from safetensors import safe_open
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
-from bionemo.errors import UserError
 from bionemo.inference.late_errors import written_to
 from bionemo.inference.outputs import PER_TOKEN, WRITTEN
 from bionemo.inference.parts import COMPLETE
 from bionemo.inference.records import Record, Records
-from bionemo.inference.texts import from_bytes
+from bionemo.inference.text_outputs import from_bytes
 
 FORMATS = ("npz", "h5", "pt", "csv", "parquet", "pkl")
 

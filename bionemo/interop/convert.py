@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bionemo.checkpoint import Checkpoint, LanguageModelWithin, TensorsInMemory, TensorSource, check, tools
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.interop import huggingface, nemo_archive
-from bionemo.interop.card import card, history_of
+from bionemo.interop.model_card import card, history_of
 from bionemo.interop.v1_models import names_of
 
 CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"

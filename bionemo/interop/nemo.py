@@ -17,11 +17,11 @@ from nemo.utils import logging as nemo_logging
 from nemo.utils.exceptions import NeMoBaseException
 from omegaconf import OmegaConf
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import LogFilter, redact_arguments
 from bionemo.config.references import as_literals
 from bionemo.config.schema import ExpManagerConfig
-from bionemo.errors import UserError
 from bionemo.interop import full_disk
 from bionemo.interop.quiet import our_messages_to
 from bionemo.interop.revision import revision

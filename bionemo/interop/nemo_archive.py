@@ -23,9 +23,9 @@ import torch
 import yaml
 from torch import Tensor
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import sync
 from bionemo.common.redaction import redact_tree
-from bionemo.errors import UserError
 from bionemo.interop.safe_load import load_settings, load_tensors
 from bionemo.interop.safe_tar import BLOCK, Member, opened
 from bionemo.interop.v1_models import names_of

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 
-from bionemo.cluster.process import speaks_for_all
+from bionemo.common.launcher_environment import speaks_for_all
 from bionemo.common.redaction import LogFilter
 
 _TALKATIVE = ("lightning", "lightning.pytorch", "lightning.fabric", "torch", "torch.distributed")

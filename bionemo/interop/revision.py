@@ -4,7 +4,7 @@
 import subprocess
 from pathlib import Path
 
-from bionemo.version import __version__
+from bionemo.common.version import __version__
 
 
 def revision() -> str:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
-from bionemo.errors import UserError
 
 RECORD = ".bionemo-run.json"
 _NAMED_BY_NEMO = r"cmd-args\.log|nemo_error_log\.txt|lightning_logs\.txt|nemo_log_globalrank-\d+_localrank-\d+\.txt"

@@ -20,9 +20,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from bionemo.errors import UserError
-from bionemo.interop.fit import short
+from bionemo.common.errors import UserError
 from bionemo.interop.safe_tar import Member
+from bionemo.interop.shape_check import short
 
 _MOST_YAML, _MOST_PICKLE = 1 << 17, 4 << 20  # bytes; v1 needs some 10 KB, and 200 KB for 600 tensors
 _CHUNK = 1 << 20  # bytes of a storage that are read at a time

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 BLOCK = tarfile.BLOCKSIZE
 _MOST_MEMBERS = 10_000

@@ -9,7 +9,7 @@ weights), BioNeMo v1.10 (`ESMnvBertModel`, the converter of ESM-2).
 from collections.abc import Mapping
 from typing import Any
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.interop.v1_names import Modules, Names, Stack
 
 _LAYER: Modules = {

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bionemo.errors import UserError
-from bionemo.interop.fit import MOST_LAYERS, compare, size_of
+from bionemo.common.errors import UserError
+from bionemo.interop.shape_check import MOST_LAYERS, compare, size_of
 
 # Our module -> v1's, the shape of its weight, that of its bias. H hidden, P heads x head size, D twice and Q three
 # times that, F feed-forward, L positions, V padded vocabulary; in lower case: divided by tensor parallelism.

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bionemo.errors import UserError
-from bionemo.interop.fit import first_few
+from bionemo.common.errors import UserError
+from bionemo.interop.shape_check import first_few
 from bionemo.interop.v1_names import Names, Weight, check, refuse_other_layers
 
 _TABLE, _COPY = "word_embeddings.weight", "word_embeddings.weight"  # by our name, and by v1's on the last stage

@@ -9,9 +9,9 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
 from bionemo.config.schema.exp_manager import WandbLoggerConfig
-from bionemo.errors import UserError
 
 log = logging.getLogger(__name__)
 _USED = ("settings", "dir", "save_dir")  # to log in and to write; W&B itself shows neither key nor password

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bionemo.data import random_stream
+from bionemo.common import random_stream
 
 # The constants of data/random_stream.py as signed words: torch has no arithmetic on unsigned ones.
 _GOLDEN, *_MULTIPLIERS = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

@@ -19,10 +19,10 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor, nn
 
-from bionemo.checkpoint.within import UP
+from bionemo.checkpoint.merged_lora import UP
+from bionemo.megatron.layer_spec import Block
 from bionemo.megatron.linear import ColumnLinear, RowLinear
-from bionemo.megatron.placement import Placement
-from bionemo.megatron.spec import Block
+from bionemo.megatron.sharding import Placement
 
 # NeMo's names of what can be adapted
 MODULES = {

@@ -12,10 +12,16 @@ from torch.optim import Optimizer
 
 from bionemo import checkpoint
 from bionemo.checkpoint.state_schema import missing_to_resume
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.megatron import groups
-from bionemo.megatron.saving import Saver
-from bionemo.megatron.state import load_optimizer, load_weights, optimizer_pieces, optimizer_slots, weight_pieces
+from bionemo.megatron.async_save import Saver
+from bionemo.megatron.sharded_state_dict import (
+    load_optimizer,
+    load_weights,
+    optimizer_pieces,
+    optimizer_slots,
+    weight_pieces,
+)
 
 
 class MegatronStrategy(DDPStrategy):

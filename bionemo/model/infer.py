@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m bionemo.model.infer: what v1 called `python -m bionemo.predict`."""
+"""`python -m bionemo.model.infer`: the name of `bionemo predict` in BioNeMo v1."""
 
-import runpy
+from bionemo.cli.predict import main
 
 if __name__ == "__main__":
-    runpy.run_module("bionemo.predict", run_name="__main__", alter_sys=True)
+    main()

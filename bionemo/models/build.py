@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the name in the configuration to a model class."""
 
+from bionemo.common.errors import UserError
 from bionemo.config.targets import resolve
-from bionemo.errors import UserError
 from bionemo.models.language_model import LanguageModel
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bionemo.data.random_stream import Words, draw, uniform
-from bionemo.megatron.incremental import IncrementalDecoder, undivided_sequences
-from bionemo.megatron.spec import Memory
+from bionemo.common.random_stream import Words, draw, uniform
+from bionemo.megatron.kv_cache import IncrementalDecoder, undivided_sequences
+from bionemo.megatron.layer_spec import Memory
 from bionemo.megatron.vocabulary import whole_vocabulary
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.tokenizers import TokenTable

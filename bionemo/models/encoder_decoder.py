@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bionemo.config.schema import EncoderDecoderConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.megatron.spec import Block, Memory
+from bionemo.megatron.layer_spec import Block, Memory
 from bionemo.megatron.vocabulary import VocabularyProjection
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import TokenTable

@@ -2,7 +2,7 @@
 """GPT-3: a causal decoder of text with learned positions (Brown et al. 2020), which GPT-2 is as well."""
 
 from bionemo.config.schema import GPT3Config
-from bionemo.data.text.samples import TextSamples
+from bionemo.data.text.dataset import TextSamples
 from bionemo.megatron.vocabulary import VocabularyProjection
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers.gpt2 import GPT2Tokenizer

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from bionemo.config.schema import ModelConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.data.samples import KindOfSamples
+from bionemo.data.dataset import KindOfSamples
 from bionemo.megatron import groups
 from bionemo.megatron.attention import Segments, rotary_angles
 from bionemo.megatron.dropout import EMBEDDING, dropout, token_keys
-from bionemo.megatron.placement import placements
-from bionemo.megatron.spec import Block, Kind
+from bionemo.megatron.layer_spec import Block, Kind
+from bionemo.megatron.sharding import placements
 from bionemo.megatron.vocabulary import over_sequence, whole_sequence, word_table
 from bionemo.models.trainable import Trainable
 from bionemo.tokenizers import Vocabulary

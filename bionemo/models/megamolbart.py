@@ -10,9 +10,9 @@ from torch import Tensor
 from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Parts, Stream, assemble
-from bionemo.data.molecules.samples import MoleculeSamples
+from bionemo.data.molecules.dataset import MoleculeSamples
 from bionemo.data.molecules.smiles import same_molecule
-from bionemo.megatron.incremental import undivided_sequences
+from bionemo.megatron.kv_cache import undivided_sequences
 from bionemo.megatron.vocabulary import whole_vocabulary
 from bionemo.models.decoding import Written, write
 from bionemo.models.encoder_decoder import EncoderDecoder

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from bionemo.config.schema import ModelConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.megatron.spec import Block
+from bionemo.megatron.layer_spec import Block
 from bionemo.tokenizers import Vocabulary
 
 

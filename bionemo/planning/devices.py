@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 USABLE = 0.92  # share of the memory: the rest is for the CUDA context, NCCL, cuBLAS and fragmentation
 

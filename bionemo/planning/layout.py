@@ -4,9 +4,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from bionemo.common.errors import UserError
 from bionemo.config.check import micro_batches
 from bionemo.config.schema import RunConfig
-from bionemo.errors import UserError
 
 Recompute = Literal["none", "selective", "uniform", "block"]
 

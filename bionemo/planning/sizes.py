@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import (
     EncoderDecoderConfig,
     ESM1bConfig,
@@ -14,7 +15,6 @@ from bionemo.config.schema import (
     ModelConfig,
     ProtT5nvConfig,
 )
-from bionemo.errors import UserError
 from bionemo.planning.layout import Layout, Stage
 from bionemo.tokenizers import load_tokenizer
 

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
+from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_text
-from bionemo.errors import UserError
 
 
 def place(source: str, into: Path) -> Path:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from bionemo.common.errors import UserError
 from bionemo.common.regular import open_regular
-from bionemo.errors import UserError
 from bionemo.preparation.progress import progress
 
 _BLOCK = 4 << 20

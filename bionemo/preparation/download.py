@@ -16,7 +16,7 @@ from time import sleep
 import requests
 from urllib3.exceptions import HTTPError, InvalidHeader, TimeoutError
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.preparation.addresses import is_url, join, local, name_of, public
 from bionemo.preparation.inputs import is_gzipped, unzipped
 from bionemo.preparation.partial import Partial, is_version

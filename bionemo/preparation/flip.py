@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import FlipJob
 from bionemo.data.shards.fasta import RAN_TOGETHER
-from bionemo.errors import UserError
 from bionemo.preparation.addresses import expected, is_url, join, public
 from bionemo.preparation.download import locate
 from bionemo.preparation.inputs import read_small

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from isal import igzip_threaded, isal_zlib
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.preparation.checksums import OutputFile
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def note_dropped_columns(shown: str, titles: Sequence[str], kept: Sequence[str])
         more = f" and {len(dropped) - 10} more" if len(dropped) > 10 else ""
         log.warning(
             "note: %s: columns not kept: %s%s; the shards hold %s alone; to train on labels, give CSV files that have "
-            "them to bionemo.finetune (model.data.target_column)",
+            "them to `bionemo finetune` (model.data.target_column)",
             shown, ", ".join(dropped[:10]), more, ", ".join(kept),
         )  # fmt: skip
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from bionemo.common.errors import UserError
 from bionemo.common.regular import load_json
-from bionemo.errors import UserError
 from bionemo.preparation.checksums import InputFile, OutputFile, measure
 from bionemo.preparation.names import MANIFEST, is_output
 

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import Strictness
 from bionemo.data.shards.blocks import blocks
-from bionemo.errors import UserError
-from bionemo.preparation.identifiers import Places, digest, repeated
+from bionemo.preparation.chunks import next_place
+from bionemo.preparation.name_index import Places, digest, repeated
 from bionemo.preparation.records import column
-from bionemo.preparation.stretches import next_place
 
 _STRETCH = 32 << 20
 _NEWLINE, _TAB, _COMMA = b"\n\t,"

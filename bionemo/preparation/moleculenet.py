@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import MoleculeNetJob, SplitSizes
-from bionemo.errors import UserError
 from bionemo.preparation.addresses import expected, is_url, public
 from bionemo.preparation.download import Refused, locate
 from bionemo.preparation.inputs import read_small

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from rdkit import Chem, rdBase
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK
-from bionemo.errors import UserError
 from bionemo.preparation.inputs import note_dropped_columns, whole_lines
 
 rdBase.DisableLog("rdApp.*")  # RDKit's complaints name neither file nor line; ours do

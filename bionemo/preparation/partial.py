@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
 from bionemo.common.regular import load_json
-from bionemo.errors import UserError
 from bionemo.preparation.addresses import public
 
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 _START_METHOD = "forkserver"
-_PRELOADED = "bionemo.preparation.deal"
+_PRELOADED = "bionemo.preparation.shards"
 _AHEAD = 2  # tasks in flight per worker: one at work, one waiting
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 Task = TypeVar("Task")

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.data.shards.blocks import Block, blocks
 from bionemo.data.shards.fasta import RAN_TOGETHER, mark_in_sequence, whole_records
-from bionemo.errors import UserError
 
 _NEWLINE, _MARK, _SPACE, _TAB = b"\n> \t"
 _A, _Z = b"AZ"

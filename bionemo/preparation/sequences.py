@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import SequencesJob, Size, SplitSizes
-from bionemo.errors import UserError
 from bionemo.preparation.addresses import described, public
 from bionemo.preparation.checksums import OutputFile, measure
-from bionemo.preparation.deal import ByNumber, deal
+from bionemo.preparation.chunks import Columns, Stretch, count, cut, is_fasta
 from bionemo.preparation.download import fetch
 from bionemo.preparation.inputs import is_gzipped, note_dropped_columns, unzipped
 from bionemo.preparation.pool import pool
 from bionemo.preparation.progress import progress
 from bionemo.preparation.records import csv_columns
-from bionemo.preparation.stretches import Columns, Stretch, count, cut, is_fasta
+from bionemo.preparation.shards import ByNumber, deal
 from bionemo.preparation.writer import Draft, draft
 
 SPLITS = ("val", "test", "train")  # in this order v1 takes them from its shuffled list

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_text
-from bionemo.errors import UserError
 from bionemo.preparation.addresses import described, place, public
 from bionemo.preparation.download import fetch
 from bionemo.preparation.inputs import is_gzipped

@@ -17,17 +17,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import ClustersJob
-from bionemo.errors import UserError
 from bionemo.preparation.checksums import OutputFile, measure
-from bionemo.preparation.deal import ByName, ByNumber, deal, in_order
+from bionemo.preparation.chunks import count
 from bionemo.preparation.manifest import Manifest
 from bionemo.preparation.mapping import Mapping, ranks
 from bionemo.preparation.names import is_top_level
 from bionemo.preparation.pool import pool
 from bionemo.preparation.sequences import plain, shard_sizes, stretches_of
+from bionemo.preparation.shards import ByName, ByNumber, deal, in_order
 from bionemo.preparation.shuffle import write_all
-from bionemo.preparation.stretches import count
 from bionemo.preparation.writer import Draft, draft
 
 _FILES = ("uf50_datapath", "val_datapath", "test_datapath", "uf90_datapath", "cluster_mapping_tsv")

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import UsptoJob
-from bionemo.errors import UserError
 from bionemo.preparation.addresses import described, expected, is_url, public
 from bionemo.preparation.download import fetch, locate
 from bionemo.preparation.inputs import note_dropped_columns, read_small

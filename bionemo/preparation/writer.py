@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
 from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_tree
-from bionemo.errors import UserError
 from bionemo.preparation.addresses import is_url
 from bionemo.preparation.checksums import InputFile, OutputFile
 from bionemo.preparation.manifest import Manifest, Tally
 from bionemo.preparation.names import MANIFEST, is_output, is_shard
-from bionemo.preparation.stage import Stage, is_interrupted, recover
+from bionemo.preparation.staged_output import Stage, is_interrupted, recover
 
 log = logging.getLogger(__name__)
 _LOCK = ".prepare.lock"

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from bionemo.common.errors import UserError
+from bionemo.common.random_stream import purpose_key
 from bionemo.config.schema.preparation import ZincJob
-from bionemo.data.random_stream import purpose_key
-from bionemo.errors import UserError
 from bionemo.preparation.addresses import is_url, public
 from bionemo.preparation.checksums import OutputFile, measure
 from bionemo.preparation.inputs import is_gzipped

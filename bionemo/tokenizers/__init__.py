@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text to ids: one vocabulary per family of models."""
+"""Tokenizers: one vocabulary per model family."""
 
-from bionemo.config.schema import TokenizerConfig
-from bionemo.errors import UserError
+from collections.abc import Callable
+from typing import Protocol
+
+from bionemo.common.errors import UserError
 from bionemo.tokenizers.alphabet import Alphabet
 from bionemo.tokenizers.esm import esm2nv
 from bionemo.tokenizers.protein import SENTINELS, esm1nv, prott5nv
@@ -11,39 +13,50 @@ from bionemo.tokenizers.vocabulary import TokenTable, Vocabulary
 
 __all__ = ["Alphabet", "SmilesTokenizer", "TokenTable", "Vocabulary", "load_tokenizer"]
 
-_WORDS_OF_GPT2 = 50257
+_GPT2_VOCABULARY_SIZE = 50257
 
 
-def _gpt2(config: TokenizerConfig) -> Vocabulary:
-    """The user's; without files, numbers in its place, which are enough for made-up text."""
-    from bionemo.tokenizers.gpt2 import read_gpt2, unnamed  # other models do not pay for it
+class TokenizerSettings(Protocol):
+    """The fields of `model.tokenizer` that a vocabulary depends on."""
 
-    if config.vocab_file is None and config.merge_file is None:
-        return unnamed(_WORDS_OF_GPT2)
+    vocab_file: str | None
+    merge_file: str | None
+    num_sentinel_tokens: int | None
+
+
+def _prott5nv(config: TokenizerSettings | None) -> Vocabulary:
+    count = config.num_sentinel_tokens if config else None
+    return prott5nv(SENTINELS if count is None else count)
+
+
+def _gpt2(config: TokenizerSettings | None) -> Vocabulary:
+    """Read the user's vocabulary files. Without files, tokens are numbers, which is enough for mock text."""
+    from bionemo.tokenizers.gpt2 import read_gpt2, unnamed  # imports a library that other models do not need
+
+    if config is None or (config.vocab_file is None and config.merge_file is None):
+        return unnamed(_GPT2_VOCABULARY_SIZE)
     return read_gpt2(config.vocab_file, config.merge_file)
 
 
-_KNOWN = {
+_TOKENIZERS: dict[str, Callable[[TokenizerSettings | None], Vocabulary]] = {
     "esm1nv": lambda config: esm1nv(),
     "esm2nv": lambda config: esm2nv(),
-    "prott5nv": lambda config: prott5nv(
-        SENTINELS if config.num_sentinel_tokens is None else config.num_sentinel_tokens
-    ),
+    "prott5nv": _prott5nv,
     "megamolbart": lambda config: megamolbart(),
     "gpt2": _gpt2,
 }
 
 
-def load_tokenizer(name: str, config: TokenizerConfig | None = None) -> Vocabulary:
-    """Give the vocabulary of a model family.
+def load_tokenizer(name: str, config: TokenizerSettings | None = None) -> Vocabulary:
+    """Return the vocabulary of a model family.
 
     Args:
-        name: of the family.
-        config: `model.tokenizer`; None: nothing is asked for there.
+        name: name of the tokenizer, such as "esm2nv".
+        config: `model.tokenizer`. None selects the defaults.
 
     Raises:
-        UserError: when no vocabulary has this name, or its files are missing.
+        UserError: if no tokenizer has this name, or its files are missing.
     """
-    if name not in _KNOWN:
-        raise UserError(f"tokenizer '{name}' is not known: choose one of {', '.join(_KNOWN)}")
-    return _KNOWN[name](config or TokenizerConfig(library="megatron"))
+    if name not in _TOKENIZERS:
+        raise UserError(f"unknown tokenizer '{name}': choose one of {', '.join(_TOKENIZERS)}")
+    return _TOKENIZERS[name](config)

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
-from bionemo.errors import UserError
 from bionemo.tokenizers.vocabulary import Vocabulary
 
 END_OF_DOCUMENT = "<|endoftext|>"

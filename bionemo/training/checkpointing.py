@@ -24,8 +24,8 @@ from bionemo.config.durations import seconds
 from bionemo.config.saving import FIELD
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.interop.convert import export
-from bionemo.training.agreement import any_rank
 from bionemo.training.archive import own_archive
+from bionemo.training.rank_consistency import any_rank
 from bionemo.training.signals import Signals
 
 log = logging.getLogger(__name__)

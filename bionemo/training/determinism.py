@@ -7,8 +7,8 @@ torch then raises at every operation that has no deterministic form, and our att
 
 import os
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import TrainerConfig
-from bionemo.errors import UserError
 
 # Algorithms of NCCL that add in a fixed order; where none is chosen, its choice depends on timing.
 _FIXED_ORDER = ("Ring", "Tree", "CollnetDirect", "CollnetChain", "^NVLS")

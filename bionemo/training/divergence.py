@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from bionemo import checkpoint
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.megatron.finite import not_finite
-from bionemo.megatron.state import optimizer_pieces, weight_pieces
+from bionemo.megatron.sharded_state_dict import optimizer_pieces, weight_pieces
 
 
 def refuse_not_finite(module: Any, figures: Mapping[str, float], state: bool = True) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.models.trainable import Trainable
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from bionemo.common.errors import UserError
 from bionemo.config.hints import did_you_mean
 from bionemo.config.saving import FIELD, WHOLE_NUMBERS
 from bionemo.config.schema import ExpManagerConfig
-from bionemo.errors import UserError
 
 log = logging.getLogger(__name__)
 _PARAMS = "exp_manager.checkpoint_callback_params"

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from bionemo.checkpoint import Checkpoint, TensorSource
+from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
 from bionemo.config.schema import ModelConfig, TrainerConfig
-from bionemo.data.module import TrainStep
+from bionemo.data.data_module import TrainStep
 from bionemo.data.sampler import Position
-from bionemo.errors import UserError
 from bionemo.megatron import groups
-from bionemo.megatron.placement import materialise, placements
-from bionemo.megatron.state import load_weights, optimizer_slots, refuse_other_weights
-from bionemo.megatron.step import Objective, ParallelModel
+from bionemo.megatron.precision import LossScaler, Precision
+from bionemo.megatron.sharded_state_dict import load_weights, optimizer_slots, refuse_other_weights
+from bionemo.megatron.sharding import materialise, placements
+from bionemo.megatron.train_step import Objective, ParallelModel
 from bionemo.models.trainable import Trainable
 from bionemo.training.divergence import diverged, refuse_not_finite
 from bionemo.training.identity import note_other_settings, refuse_another_function, refuse_another_model
+from bionemo.training.loop_state import loops_at
 from bionemo.training.optimizers import build_optimizer
-from bionemo.training.position import loops_at
-from bionemo.training.precision import LossScaler, Precision
 from bionemo.training.schedules import build_schedule
 from bionemo.training.throughput import Throughput
 

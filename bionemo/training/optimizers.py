@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bionemo.config.schema import OptimConfig
-from bionemo.megatron.step import Part
+from bionemo.megatron.train_step import Part
 
 
 def parameter_groups(

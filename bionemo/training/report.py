@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import RunConfig
-from bionemo.data.module import compact
+from bionemo.data.data_module import compact
 from bionemo.training.progress import step_of
 
 

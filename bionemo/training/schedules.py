@@ -8,8 +8,8 @@ of NeMo 1.23's schedulers, with BioNeMo's constant steps.
 import math
 from collections.abc import Callable
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import SchedConfig
-from bionemo.errors import UserError
 
 Schedule = Callable[[int], float]
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from bionemo.cluster.process import speaks_for_all
+from bionemo.common.launcher_environment import speaks_for_all
 
 _SAME_KEY_PRESS = 0.5  # seconds in which SIGINT comes again from a launcher that forwards the terminal's
 

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo.config.durations import seconds
-from bionemo.training.agreement import any_rank
+from bionemo.training.rank_consistency import any_rank
 
 log = logging.getLogger(__name__)
 

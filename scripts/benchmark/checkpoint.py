@@ -151,7 +151,7 @@ def position(repeats: int) -> None:
 
     import bionemo
     from bionemo.config.compose import load
-    from bionemo.data.module import SequenceData
+    from bionemo.data.data_module import SequenceData
     from bionemo.data.proteins.masking import MaskedSamples
     from bionemo.data.sampler import Position
     from bionemo.tokenizers import load_tokenizer

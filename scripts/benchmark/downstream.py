@@ -21,9 +21,9 @@ import torch
 
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
-from bionemo.downstream import frozen
-from bionemo.downstream.configured import make_head, read_splits
-from bionemo.downstream.features import Features
+from bionemo.finetuning import linear_probe
+from bionemo.finetuning.build import make_head, read_splits
+from bionemo.finetuning.features import Features
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYX"
 TASK = ["model.micro_batch_size=8", "model.data.task_name=secondary_structure"]
@@ -66,15 +66,15 @@ def one_hot(seed: int, data: Path) -> float:
         lengths = np.array([len(text) for text in texts], np.int64)
         return Features(vectors[ids], np.concatenate(splits[name].targets), lengths)
 
-    recipe = frozen.Recipe(
+    recipe = linear_probe.Recipe(
         cfg.trainer.max_epochs or 1, cfg.model.micro_batch_size, True, seed, cfg.model.finetuning_optim,
         cfg.trainer.gradient_clip_val,
     )  # fmt: skip
     head = partial(
         make_head, "token-level-classification", len(LETTERS), len(classes), width=32, sizes=(), dropout=0.25
     )
-    trained = frozen.train(head, features("train"), features("val"), recipe, torch.device("cpu"))
-    return frozen.evaluate(trained.head, features("test"))["accuracy"]
+    trained = linear_probe.train(head, features("train"), features("val"), recipe, torch.device("cpu"))
+    return linear_probe.evaluate(trained.head, features("test"))["accuracy"]
 
 
 def told(values: list[float]) -> str:

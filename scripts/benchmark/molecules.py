@@ -21,8 +21,8 @@ from statistics import median
 import numpy as np
 from rdkit import Chem, rdBase
 
-from bionemo.data.molecules.forms import Forms
-from bionemo.data.molecules.samples import MoleculeSamples
+from bionemo.data.molecules.augmentation import Forms
+from bionemo.data.molecules.dataset import MoleculeSamples
 from bionemo.data.molecules.smiles import Molecules
 from bionemo.data.shards.source import SequenceSource, open_source
 from bionemo.tokenizers import load_tokenizer

@@ -24,7 +24,7 @@ from transformers import DataCollatorForLanguageModeling, EsmTokenizer, logging
 
 import bionemo.tokenizers
 from bionemo.data.collate import Collator
-from bionemo.data.module import Steps
+from bionemo.data.data_module import Steps
 from bionemo.data.packing import pack
 from bionemo.data.proteins.masking import MaskedSamples, Masking
 from bionemo.data.proteins.residues import Residues

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--override", action="append", default=[])
     options = parser.parse_args()
 
-    from bionemo.pretrain import pretrain
+    from bionemo.cli.pretrain import pretrain
     from bionemo.training.module import TrainingModule
 
     readings: list[float] = []

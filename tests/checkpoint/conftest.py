@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .samples import FILES, names, save
+from tests.checkpoint.samples import FILES, names, save
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from bionemo import checkpoint
-from bionemo.errors import UserError
-
-from .samples import FILES, holds, newest, state, whole
+from bionemo.common.errors import UserError
+from tests.checkpoint.samples import FILES, holds, newest, state, whole
 
 
 class Vandal:

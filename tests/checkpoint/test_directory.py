@@ -18,9 +18,8 @@ import torch
 
 from bionemo import checkpoint
 from bionemo.checkpoint import Piece, directory
-from bionemo.errors import UserError
-
-from .samples import FILES, holds, names, newest, save, state, together, weights, whole
+from bionemo.common.errors import UserError
+from tests.checkpoint.samples import FILES, holds, names, newest, save, state, together, weights, whole
 
 FORK = multiprocessing.get_context("fork")  # nothing to import again
 

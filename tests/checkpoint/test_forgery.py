@@ -19,9 +19,8 @@ from safetensors.torch import save_file
 from bionemo import checkpoint
 from bionemo.checkpoint.manifest import sealed
 from bionemo.checkpoint.tensors import checksum
-from bionemo.errors import UserError
-
-from .samples import FILES, newest, weights
+from bionemo.common.errors import UserError
+from tests.checkpoint.samples import FILES, newest, weights
 
 
 def forge(path: Path, edit: Callable[[dict[str, Any]], None] = lambda manifest: None) -> None:

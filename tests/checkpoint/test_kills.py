@@ -16,11 +16,10 @@ import torch.distributed as dist
 
 from bionemo import checkpoint
 from bionemo.checkpoint import Piece, blocks
-from bionemo.megatron.saving import Saver
+from bionemo.megatron.async_save import Saver
 from bionemo.training.checkpointing import Checkpoints
-
-from ..training.runs import config
-from .samples import names, newest
+from tests.checkpoint.samples import names, newest
+from tests.training.runs import config
 
 FORK = multiprocessing.get_context("fork")  # nothing to import again
 SIZE = 60_000  # values of the tensor

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from bionemo.checkpoint.state_schema import check_state, missing_to_resume
-from bionemo.errors import UserError
-from bionemo.inference.open import load
+from bionemo.common.errors import UserError
+from bionemo.inference.load import load
 from bionemo.interop.convert import convert, describe
 from bionemo.megatron.strategy import MegatronStrategy
-
-from ..training.runs import config, last_checkpoint, train
-from .test_forgery import forge
+from tests.checkpoint.test_forgery import forge
+from tests.training.runs import config, last_checkpoint, train
 
 WRONG = [None, "x", -1, 1e308, [], {"$dict": []}, {"$dict": [[1, 1]]}, {"$tensor": [1.0], "dtype": "float32",
          "shape": [1]}, "${oc.env:HOME}"]  # fmt: skip

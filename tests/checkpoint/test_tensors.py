@@ -18,9 +18,8 @@ from torch import Tensor
 from bionemo import checkpoint
 from bionemo.checkpoint import Piece, blocks
 from bionemo.checkpoint.tensors import DTYPES, checksum, write
-from bionemo.errors import UserError
-
-from .samples import names, same_bits, state, together, whole
+from bionemo.common.errors import UserError
+from tests.checkpoint.samples import names, same_bits, state, together, whole
 
 SHAPES = st.lists(st.integers(1, 6), max_size=3).map(tuple)
 

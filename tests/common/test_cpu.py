@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from bionemo.common import cpu
-from bionemo.megatron import cpu_attention
-from bionemo.training import precision
+from bionemo.megatron import cpu_attention, precision
 from tests.conftest import ROOT
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"

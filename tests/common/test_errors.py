@@ -6,8 +6,8 @@ import errno
 import pytest
 from torch._utils import ExceptionWrapper
 
-from bionemo.cluster.console import DEFECT, one_line_errors
-from bionemo.errors import UserError, describe
+from bionemo.common.console import DEFECT, one_line_errors
+from bionemo.common.errors import UserError, describe
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import (
     MARKER,
     create_owned,
@@ -17,7 +18,6 @@ from bionemo.common.files import (
     sync,
     write_atomic,
 )
-from bionemo.errors import UserError
 
 
 def test_a_directory_of_the_user_is_neither_taken_nor_removed(tmp_path: Path) -> None:

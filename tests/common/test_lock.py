@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from bionemo.common import lock
+from bionemo.common.errors import UserError, describe
 from bionemo.common.lock import LOCK, run_lock
-from bionemo.errors import UserError, describe
 
 FORK = multiprocessing.get_context("fork")
 HOLD = "import sys, time; from pathlib import Path; from bionemo.common.lock import run_lock\n"

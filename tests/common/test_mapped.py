@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.common.mapped import MappedFile
-from bionemo.errors import UserError
 
 
 def test_a_file_that_lost_its_end_is_noticed_before_it_is_read(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from bionemo.common.redaction import (
     redact_tree,
 )
 from bionemo.common.secret_names import is_secret_name
-
-from ..robustness.canaries import ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, needles
+from tests.robustness.canaries import ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, needles
 
 HARMLESS_NAMES = (
     "tokenizer mask_token_id num_tokens key_padding max_tokens author authors keyboard keyword monkey compass bypass "

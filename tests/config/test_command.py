@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from bionemo.cluster.process import speaks_for_all
+from bionemo.common.launcher_environment import speaks_for_all
 from tests.conftest import EXAMPLES, ROOT
 
 TASK = f"""
 import sys
 from bionemo.config import run
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 def task(cfg):
     heavy = {{"torch", "lightning", "megatron", "nemo", "pytorch_lightning", "transformers"}} & set(sys.modules)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load, rewritten, typed
 from bionemo.config.paths import options, source
 from bionemo.config.schema import DownstreamConfig
-from bionemo.errors import UserError
 from tests.config.v1 import v1_base
 from tests.conftest import EXAMPLES, ROOT
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load, rewritten, sweep_jobs, typed
 from bionemo.config.hints import did_you_mean
 from bionemo.config.paths import find_config_dir, source
-from bionemo.errors import UserError
 from tests.conftest import EXAMPLES, ROOT
 
 HOME = EXAMPLES / "esm1nv" / "conf"

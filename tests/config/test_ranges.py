@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import DownstreamConfig, InferConfig, PreparationConfig
-from bionemo.errors import UserError
 from tests.conftest import EXAMPLES
 
 WRONG = {

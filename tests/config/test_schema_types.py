@@ -14,12 +14,12 @@ from typing import Literal, get_type_hints
 import pytest
 from omegaconf import OmegaConf
 
+from bionemo.common.errors import UserError
 from bionemo.config import schema
 from bionemo.config.hints import all_keys, describe
 from bionemo.config.schema import SCHEMAS, EncoderConfig, RunConfig, TrainerConfig, exp_manager
 from bionemo.config.targets import resolve
 from bionemo.config.typed import Reader, convert, target_schema
-from bionemo.errors import UserError
 from tests.conftest import ROOT
 
 # Objects, not values: the command makes them.

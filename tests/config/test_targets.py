@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import SCHEMAS
 from bionemo.config.targets import resolve
-from bionemo.errors import UserError
 
 PATHS = [
     "os.system", "posix.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "logging.os.system",
@@ -20,7 +20,7 @@ PATHS = [
     "bionemo.models.esm1nv.ESM1nv.__init__.__globals__", "bionemo.models.esm1nv.__builtins__",
     "bionemo.models.esm2nv.torch.load", "bionemo.models.encoder.torch", "bionemo.config.targets.os.system",
     "bionemo.config.targets.importlib.import_module", "bionemo.interop.nemo_archive.read",
-    "bionemo.preparation.sequences.shutil", "bionemo.preparation.download.fetch", "bionemo.errors.UserError",
+    "bionemo.preparation.sequences.shutil", "bionemo.preparation.download.fetch", "bionemo.common.errors.UserError",
     "bionemo.models", "bionemo", "", ".", "..", "a", ".ESM1nv", "bionemo.models.esm1nv.", "__main__.x", "sys.modules",
     "bionemo..models.esm1nv.ESM1nv", "bionemo.models.esm1nv.ESM1nv ", " bionemo.models.esm1nv.ESM1nv",
     "bionemo.models.esm1nv.ESM1nv\n", "bionemo.models.esm1nv.ESM1nv\0", "bionemo.models.esm1nv:ESM1nv",

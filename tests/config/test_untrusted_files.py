@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import rewritten, typed
 from bionemo.config.paths import CONF_DIR, source
 from bionemo.config.references import as_literals
 from bionemo.config.schema import RunConfig
-from bionemo.errors import UserError
 from tests.conftest import EXAMPLES, ROOT
 
 HOME = EXAMPLES / "esm1nv" / "conf"

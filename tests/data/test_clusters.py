@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.data.clusters import Clusters, open_clusters
-from bionemo.data.module import SequenceData
+from bionemo.data.data_module import SequenceData
 from bionemo.data.proteins.masking import MaskedSamples
 from bionemo.data.sampler import Position, SampleOrder
-from bionemo.errors import UserError
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
 

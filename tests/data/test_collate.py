@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bionemo.common.errors import UserError
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Collator, assemble, disassemble
 from bionemo.data.proteins.masking import MaskedSamples, Masking
 from bionemo.data.proteins.residues import Residues
 from bionemo.data.proteins.splits import Split, long_records
 from bionemo.data.sampler import Row
-from bionemo.errors import UserError
 from bionemo.tokenizers import load_tokenizer
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
-from bionemo.data.molecules.samples import MoleculeSamples
+from bionemo.data.molecules.dataset import MoleculeSamples
 from bionemo.data.proteins.splits import Split, open_split
 from bionemo.data.shards.columns import PROTEINS, SMILES, CsvLayout, SequenceKind, check_columns
-from bionemo.errors import UserError
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES, ROOT
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards import blocks
 from bionemo.data.shards.source import open_source
-from bionemo.errors import UserError
 
 CELL = st.text(st.sampled_from('ACDEF,;"\n é中\t'), max_size=12)
 

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
+from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.files import parse_prefixes
-from bionemo.data.random_stream import purpose_key, sample_keys
 from bionemo.data.sampler import SampleOrder
 from bionemo.data.text.blend import Blend
 from bionemo.data.text.corpora import CorpusSplit, open_documents, split_documents
 from bionemo.data.text.documents import DocumentSamples, Switches
 from bionemo.data.text.indexed import IndexedTokens
-from bionemo.errors import UserError
 from tests.megatron.indexed import write_indexed
 
 EOD = 0

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards import blocks
 from bionemo.data.shards.source import open_source
-from bionemo.errors import UserError
 
 
 @st.composite

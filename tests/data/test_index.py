@@ -15,11 +15,11 @@ import pytest
 from filelock import FileLock
 from safetensors.numpy import load_file
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards import index, index_store, text_shards
 from bionemo.data.shards.index import UNWRAPPED, ContentHash, Fingerprint, Table, read_index, write_index
 from bionemo.data.shards.index_store import index_places, load_index
 from bionemo.data.shards.source import open_source
-from bionemo.errors import UserError
 
 SPEC = {"format": "test", "fields": ["id", "sequence"], "sequence": 1}
 

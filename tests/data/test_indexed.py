@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bionemo.common.errors import UserError
 from bionemo.data.text import indexed
 from bionemo.data.text.indexed import IndexedTokens
-from bionemo.errors import UserError
 from tests.megatron.indexed import write_indexed
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 100), max_size=5), max_size=3), max_size=8)

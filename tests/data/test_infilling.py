@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare, poisson
 
+from bionemo.common.random_stream import draw_runs, purpose_key, sample_keys
+from bionemo.data.dataset import Sequences
 from bionemo.data.molecules.infilling import Infilling
-from bionemo.data.random_stream import draw_runs, purpose_key, sample_keys
-from bionemo.data.samples import Sequences
 
 MASK = 4
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
+from bionemo.common.errors import UserError, describe
 from bionemo.data.loader import StepLoader, with_failures
-from bionemo.errors import UserError, describe
 from tests.training.runs import config, logged, train
 
 MINUTE = 60.0

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.data.clusters import open_clusters
-from bionemo.data.module import TrainStep
+from bionemo.data.data_module import TrainStep
 from bionemo.data.shards.source import SequenceSource, open_source
 from bionemo.data.text.corpora import CorpusSplit
 from bionemo.data.text.indexed import IndexedTokens
-from bionemo.errors import UserError
 from bionemo.training.module import TrainingModule
 from tests.training.runs import FORK, config, train, write_shards
 
@@ -129,7 +129,7 @@ def test_a_run_whose_data_is_cut_short_ends_with_one_line(
         step(self, batch)
 
     monkeypatch.setattr(TrainingModule, "training_step", cut_short)
-    monkeypatch.setattr("bionemo.data.module._AT_ONCE", 1)  # nothing is made ahead
+    monkeypatch.setattr("bionemo.data.data_module._AT_ONCE", 1)  # nothing is made ahead
     words = [f"model.data.dataset_path={shards}", "model.data.dataset.train=x000", "model.data.dataset.val=x000",
              "trainer.max_steps=100", "trainer.val_check_interval=100",
              f"model.data.num_workers={workers}"]  # fmt: skip

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.proteins.masking import Masking
-from bionemo.data.random_stream import purpose_key, sample_keys
 from bionemo.tokenizers import load_tokenizer
 
 NAMES = ["esm1nv", "esm2nv"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bionemo.config.compose import load
-from bionemo.data.molecules.samples import MoleculeSamples
+from bionemo.data.molecules.dataset import MoleculeSamples
 from bionemo.data.proteins.splits import open_split
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES, ROOT

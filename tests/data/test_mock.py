@@ -6,10 +6,10 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.data.proteins import mock
 from bionemo.data.proteins.hidden_markov import MASKED, Corruption, HiddenMarkov
 from bionemo.data.proteins.mock import MockSource, language, optimal_masked_loss
-from bionemo.errors import UserError
 
 CORRUPTION = Corruption(modify_percent=0.15, mask_percent=0.8, perturb_percent=0.1, alternatives=26)
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from bionemo.common.errors import UserError
 from bionemo.data.text import mock as mock_text
 from bionemo.data.text.documents import DocumentSamples, Switches
 from bionemo.data.text.mock import MockLanguage, MockText, language
-from bionemo.errors import UserError
 
 SMALL = 12, 4  # vocabulary and end
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from tests.molecule_samples import (
     AS_IT_STANDS,
     CANONICAL,
@@ -75,8 +75,8 @@ def test_molecules_that_rdkit_refuses(make: Make) -> None:
 
 
 def test_what_the_look_at_the_start_has_missed_is_met_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bionemo.data.molecules.texts._PARSED", 1)
-    monkeypatch.setattr("bionemo.data.molecules.texts._TOKENISED", 1)
+    monkeypatch.setattr("bionemo.data.molecules.reader._PARSED", 1)
+    monkeypatch.setattr("bionemo.data.molecules.reader._TOKENISED", 1)
     records = ["CCO", "c1cccc1", "C[Zr]"]
     samples = make(records, EQUIVARIANT, on_unknown="error")
     assert samples.notices == ()

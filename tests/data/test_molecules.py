@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from rdkit import Chem
 
-from bionemo.data.molecules.forms import Forms
+from bionemo.common.random_stream import purpose_key, sample_keys
+from bionemo.data.dataset import Samples, Sequences
+from bionemo.data.molecules.augmentation import Forms
 from bionemo.data.molecules.infilling import Infilling
-from bionemo.data.random_stream import purpose_key, sample_keys
-from bionemo.data.samples import Samples, Sequences
 from tests.molecule_samples import (
     AS_IT_STANDS,
     CANONICAL,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards.ranges import expand_range, shard_paths
-from bionemo.errors import UserError
 
 
 @pytest.mark.parametrize(

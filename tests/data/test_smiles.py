@@ -13,8 +13,8 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import inchi
 from scipy.stats import chisquare
 
+from bionemo.common.random_stream import draw_runs
 from bionemo.data.molecules.smiles import Molecules, canonical, randomised, read, remembered, restored
-from bionemo.data.random_stream import draw_runs
 from tests.molecules import MOLECULES, REFUSED, REFUSED_OR_EMPTY, shared_molecules
 
 rdBase.DisableLog("rdApp.*")
@@ -155,7 +155,7 @@ def test_an_order_that_rdkit_cannot_write_becomes_the_canonical_form(monkeypatch
 
 def test_rdkit_is_loaded_when_a_molecule_is_read_and_not_before() -> None:
     program = (
-        "import sys\nimport bionemo.data.molecules.samples, bionemo.tokenizers\n"
+        "import sys\nimport bionemo.data.molecules.dataset, bionemo.tokenizers\n"
         "from bionemo.data.molecules.smiles import Molecules, read\nMolecules()\n"
         "assert 'rdkit' not in sys.modules\nread('C')\nassert 'rdkit' in sys.modules"
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.data.proteins.splits import open_split
-from bionemo.errors import UserError
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import EsmForMaskedLM
 
-from ..interop.test_huggingface_esm import theirs
-from .molecules import trained
-from .samples import parts_of_150_letters, sequences
+from tests.inference.molecules import trained
+from tests.inference.samples import parts_of_150_letters, sequences
+from tests.interop.test_huggingface_esm import theirs
 
 
 @pytest.fixture(scope="session")

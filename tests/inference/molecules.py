@@ -14,8 +14,7 @@ from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Parts, Stream, assemble
 from bionemo.models.megamolbart import MegaMolBART
 from bionemo.tokenizers import SmilesTokenizer, load_tokenizer
-
-from ..training.runs import FAMILIES
+from tests.training.runs import FAMILIES
 
 KNOWN = ["CCO", "c1ccccc1", "CC(=O)Nc1ccccc1", "C1CCNCC1", "OB(O)c1ccccc1", "N#CCCl"]
 ROOM = 24  # tokens

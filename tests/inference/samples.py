@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bionemo.cli.predict import predict
 from bionemo.config.compose import load
 from bionemo.config.schema import InferConfig
-from bionemo.inference import run as running
-from bionemo.predict import predict
+from bionemo.inference import predict_files as running
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
 LENGTHS = (10, 1, 57, 90, 33, 2, 130, 41, 200, 12)  # the model reads 94

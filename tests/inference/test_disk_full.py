@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bionemo.errors import describe
+from bionemo.common.errors import describe
 from bionemo.inference import parts
 from bionemo.inference.records import Record
 from bionemo.inference.writers import FORMATS, Results, write
-
-from .samples import go
+from tests.inference.samples import go
 
 SEQUENCES, PARTS = 60, 3
 

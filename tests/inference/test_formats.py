@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from .samples import go, sequences
+from tests.inference.samples import go, sequences
 
 
 @pytest.mark.parametrize("kind", ["h5", "pt", "parquet", "pkl"])

@@ -10,17 +10,16 @@ import pytest
 import torch
 
 import bionemo
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import InferConfig, SamplingConfig
-from bionemo.errors import UserError
+from bionemo.inference.batching import Limits
 from bionemo.inference.generation import METHODS, way_to_sample, written
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.texts import as_bytes, from_bytes, tally
-from bionemo.inference.tokens import Limits
+from bionemo.inference.text_outputs import as_bytes, from_bytes, tally
 from bionemo.models.megamolbart import MegaMolBART
-
-from ..models.test_parity import ours
-from .molecules import KNOWN, ROOM, said
+from tests.inference.molecules import KNOWN, ROOM, said
+from tests.models.test_parity import ours
 
 OTHERS = ["CCN", "c1ccncc1O", "CC(C)(C)C", "O", "ClCCCl", "CC(=O)Nc1ccccc1CCO"]
 FAR = 3.0  # a radius at which something else is written

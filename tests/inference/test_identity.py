@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 import bionemo
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import InferConfig
-from bionemo.errors import UserError
-from bionemo.inference import run as running
+from bionemo.inference import predict_files as running
 from bionemo.inference.identity import of_prediction
 from bionemo.inference.parts import COMPLETE
 from bionemo.inference.records import Records
-
-from .samples import go, sequences
+from tests.inference.samples import go, sequences
 
 READER = "model.data.data_impl_kwargs.csv_fields_mmap"
 CSV = ["model.data.data_impl=csv_fields_mmap"]

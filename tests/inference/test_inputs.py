@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .samples import go, same, sequences
+from tests.inference.samples import go, same, sequences
 
 
 @pytest.mark.parametrize("kind", ["csv", "named.csv", "tsv", "v1.csv", "shards"])

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bionemo.errors import UserError
-
-from .samples import go
+from bionemo.common.errors import UserError
+from tests.inference.samples import go
 
 
 def mistake(model: Path, data: Path, output: Path, *words: str) -> str:

@@ -11,8 +11,7 @@ from transformers import EsmForMaskedLM
 
 import bionemo
 from bionemo.interop.convert import convert
-
-from .samples import ALL, LENGTHS, go, same, sequences
+from tests.inference.samples import ALL, LENGTHS, go, same, sequences
 
 
 def expected(theirs: EsmForMaskedLM, text: str, tokens: Callable[[str], list[int]]) -> dict[str, np.ndarray]:

@@ -16,17 +16,16 @@ import pytest
 import torch
 
 import bionemo
+from bionemo.cli.predict import predict
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import InferConfig
-from bionemo.errors import UserError
-from bionemo.inference import run as running
+from bionemo.inference import predict_files as running
 from bionemo.inference.writers import FORMATS
 from bionemo.interop.convert import convert
-from bionemo.predict import predict
-
-from ..conftest import ROOT
-from ..interop.test_huggingface_esm import theirs
-from .molecules import KNOWN
+from tests.conftest import ROOT
+from tests.inference.molecules import KNOWN
+from tests.interop.test_huggingface_esm import theirs
 
 TEXTS = [*KNOWN, "CCN", "c1ccncc1O", "O", "CC(C)(C)C"]
 BOTH = ["model.downstream_task.outputs=[reconstruction,embeddings,samples]",

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bionemo.inference import run as running
-
-from ..conftest import EXAMPLES, ROOT
-from .samples import ALL, command, go, parts_of_150_letters, same, sequences
+from bionemo.inference import predict_files as running
+from tests.conftest import EXAMPLES, ROOT
+from tests.inference.samples import ALL, command, go, parts_of_150_letters, same, sequences
 
 
 def test_any_number_of_processes_writes_the_same_file(model: Path, fasta: Path, tmp_path: Path) -> None:
@@ -58,7 +57,7 @@ def test_parts_of_another_prediction_are_not_taken(
     model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(running, "finish", lambda prediction: [])
-    monkeypatch.setattr("bionemo.predict.print", lambda *words: None, raising=False)
+    monkeypatch.setattr("bionemo.cli.predict.print", lambda *words: None, raising=False)
     go(model, fasta, tmp_path / "x.npz")
     assert len(list((tmp_path / "x.npz.parts").glob("part-*"))) > 2
     monkeypatch.undo()

@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.interop.nemo_archive import read
 from bionemo.interop.v1_models import names_of
 

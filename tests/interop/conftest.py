@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .archives import MARK
+from tests.interop.archives import MARK
 
 
 @pytest.fixture

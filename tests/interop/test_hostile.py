@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 import bionemo
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.interop.convert import convert
 from bionemo.interop.nemo_archive import read
-
-from .archives import CONFIG, GOOD, MARK, OURS, WEIGHTS, archive, as_yaml, entry, refuse, same, tar, tiny
+from tests.interop.archives import CONFIG, GOOD, MARK, OURS, WEIGHTS, archive, as_yaml, entry, refuse, same, tar, tiny
 
 pytestmark = pytest.mark.usefixtures("sentinel")
 

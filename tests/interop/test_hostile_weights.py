@@ -18,8 +18,7 @@ from torch import nn
 
 from bionemo.interop.safe_load import load_tensors
 from bionemo.interop.safe_tar import Member
-
-from .archives import CONFIG, MARK, OURS, WEIGHTS, archive, entry, refuse, same, saved, state_of_v1, tiny
+from tests.interop.archives import CONFIG, MARK, OURS, WEIGHTS, archive, entry, refuse, same, saved, state_of_v1, tiny
 
 pytestmark = pytest.mark.usefixtures("sentinel")
 STATE = state_of_v1(tiny(), OURS)

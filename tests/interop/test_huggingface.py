@@ -16,17 +16,16 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from bionemo.checkpoint import Checkpoint, TensorsInMemory, tools
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
-from bionemo.errors import UserError
 from bionemo.interop.huggingface import HuggingFaceModel, write
 from bionemo.models.gpt3 import GPT3
 from bionemo.tokenizers.gpt2 import unnamed
-
-from ..conftest import checkpoint_command
-from ..models.test_parity import SMALL, as_rows, batch_of, close
-from ..training.runs import FAMILIES
-from .archives import same
-from .test_nemo_archive import FORK
+from tests.conftest import checkpoint_command
+from tests.interop.archives import same
+from tests.interop.test_nemo_archive import FORK
+from tests.models.test_parity import SMALL, as_rows, batch_of, close
+from tests.training.runs import FAMILIES
 
 WORDS = 517  # padded to 520 and 640
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bionemo.checkpoint import TensorsInMemory
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.interop.convert import convert
 from bionemo.interop.huggingface import ARCHITECTURES, HuggingFaceModel, write
 

@@ -17,13 +17,12 @@ from transformers import EsmConfig as TheirConfig
 
 import bionemo
 from bionemo.checkpoint import Checkpoint, TensorsInMemory, tools
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.interop.convert import convert, open_model
 from bionemo.interop.huggingface import HuggingFaceModel, write
-
-from ..conftest import checkpoint_command
-from ..training.runs import run, run_on_ranks
-from .archives import same
+from tests.conftest import checkpoint_command
+from tests.interop.archives import same
+from tests.training.runs import run, run_on_ranks
 
 SEQUENCES = ["MKTAYIAKQR", "ACDEFGHIKLMNPQRSTVWYXBUZO" * 3, "M", "GG<mask>A"]
 LAYOUTS = [(20, 16), (20, 24), (20, 32), (20, 64), (40, 64), (40, 128)]  # heads, and their size: 8M to 15B

@@ -14,20 +14,19 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, EsmForMaskedLM
 
 import bionemo
-from bionemo.analysis.contacts import predict_contacts
 from bionemo.checkpoint import tools
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
-from bionemo.errors import UserError
+from bionemo.inference.analysis.contacts import predict_contacts
 from bionemo.interop.convert import convert, open_model
 from bionemo.interop.huggingface import HuggingFaceModel
 from bionemo.models.build import model_class
 from bionemo.tokenizers import load_tokenizer
-
-from ..conftest import EXAMPLES
-from ..models.reference import hf_esm1b
-from ..training.runs import config, last_checkpoint, train
-from .archives import same
-from .test_huggingface_esm import SEQUENCES, compute_the_same, states, theirs
+from tests.conftest import EXAMPLES
+from tests.interop.archives import same
+from tests.interop.test_huggingface_esm import SEQUENCES, compute_the_same, states, theirs
+from tests.models.reference import hf_esm1b
+from tests.training.runs import config, last_checkpoint, train
 
 FORM = {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
 FORMS = {

@@ -16,15 +16,14 @@ import torch
 import yaml
 from torch import Tensor, nn
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
-from bionemo.errors import UserError
 from bionemo.interop.nemo_archive import read, write
 from bionemo.interop.v1_models import MODELS, names_of
 from bionemo.models.build import model_class
 from bionemo.tokenizers import load_tokenizer
-
-from ..conftest import EXAMPLES
-from .archives import TARGETS, archive, as_yaml, entry, same, saved, some_weights, state_of_v1, tar, tiny
+from tests.conftest import EXAMPLES
+from tests.interop.archives import TARGETS, archive, as_yaml, entry, same, saved, some_weights, state_of_v1, tar, tiny
 
 FORK = multiprocessing.get_context("fork")  # nothing to import again
 CONFIGS = {"esm1nv": "pretrain_small", "esm2nv": "pretrain_esm2_8M"}

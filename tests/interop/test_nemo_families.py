@@ -11,19 +11,18 @@ import torch
 import yaml
 from torch import Tensor
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
-from bionemo.errors import UserError
 from bionemo.interop.nemo_archive import read, write
 from bionemo.interop.safe_load import load_settings, load_tensors
 from bionemo.interop.safe_tar import opened
 from bionemo.interop.v1_models import names_of
 from bionemo.models.build import model_class
 from bionemo.tokenizers import load_tokenizer
-
-from ..models.reference import TorchSeq2Seq, split_qkv
-from ..models.test_parity import as_rows, batch_of, close, ours
-from ..training.runs import FAMILIES
-from .archives import archive, as_yaml, entry, same, saved, state_of_v1, tar
+from tests.interop.archives import archive, as_yaml, entry, same, saved, state_of_v1, tar
+from tests.models.reference import TorchSeq2Seq, split_qkv
+from tests.models.test_parity import as_rows, batch_of, close, ours
+from tests.training.runs import FAMILIES
 
 TARGETS = {
     "prott5nv": "bionemo.model.protein.prott5nv.prott5_model.ProtT5nvModel",

@@ -15,17 +15,16 @@ import torch.distributed as dist
 from bionemo.checkpoint import Checkpoint, save_together
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
-from bionemo.data.module import SequenceData, TrainStep
+from bionemo.data.data_module import SequenceData, TrainStep
 from bionemo.data.sampler import Position
 from bionemo.megatron import groups
-from bionemo.megatron.state import load_optimizer, load_weights, optimizer_pieces, weight_pieces
-from bionemo.megatron.step import ParallelModel
+from bionemo.megatron.sharded_state_dict import load_optimizer, load_weights, optimizer_pieces, weight_pieces
+from bionemo.megatron.train_step import ParallelModel
 from bionemo.models.build import model_class
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.objectives import masked_lm
 from bionemo.training.optimizers import build_optimizer
-
-from ..training.runs import FORK, MODELS, tiny
+from tests.training.runs import FORK, MODELS, tiny
 
 ROWS = 8  # of a global batch
 

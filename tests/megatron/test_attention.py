@@ -12,7 +12,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
-from bionemo.data import random_stream
+from bionemo.common import random_stream
 from bionemo.megatron import attention, cpu_attention
 from bionemo.megatron.attention import PackedAttention, Segments, per_sequence, rotary_angles, rotate
 from bionemo.megatron.cpu_attention import packed_attention

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bionemo.data import random_stream
+from bionemo.common import random_stream
 from bionemo.megatron.dropout import (
     ATTENTION_OUTPUT,
     CROSS_OUTPUT,

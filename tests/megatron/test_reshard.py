@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from bionemo.checkpoint import Checkpoint, defect
-
-from ..training.runs import FAMILIES
-from .layouts import UP_TO_FOUR, Layout, Run, on_every_process
+from tests.megatron.layouts import UP_TO_FOUR, Layout, Run, on_every_process
+from tests.training.runs import FAMILIES
 
 BEFORE, AFTER = 3, 5
 SOME = [Layout(), Layout(tensor=2, pipeline=2, sequence=True), Layout(data=2, sharded=True)]

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from bionemo.common.random_stream import Words, purpose_key, sample_keys
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Parts, Stream, assemble
-from bionemo.data.random_stream import Words, purpose_key, sample_keys
-from bionemo.megatron.spec import Memory
+from bionemo.megatron.layer_spec import Memory
 from bionemo.models.decoding import Written, beam_search, greedy, sampled, write
 from bionemo.models.encoder_decoder import EncoderDecoder
-
-from .test_parity import LENGTHS, ours, stream
+from tests.models.test_parity import LENGTHS, ours, stream
 
 LONGEST = 12
 

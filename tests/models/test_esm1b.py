@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from ..megatron.layouts import Layout, Run, on_every_process
-from .test_parity import batch_of, ours
+from tests.megatron.layouts import Layout, Run, on_every_process
+from tests.models.test_parity import batch_of, ours
 
 
 def losses_and_norms(layout: Layout) -> list[tuple[float, float]]:

@@ -13,9 +13,8 @@ from bionemo.models import megamolbart
 from bionemo.models.decoding import Written, beam_search, greedy, sampled, write
 from bionemo.models.megamolbart import MegaMolBART
 from tests.conftest import ROOT
+from tests.models.test_parity import ours
 from tests.training.runs import FAMILIES, TINY
-
-from .test_parity import ours
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,7 @@ from bionemo.data.collate import Parts, Stream, assemble
 from bionemo.models.build import model_class
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import Vocabulary, load_tokenizer
-
-from ..training.runs import MODELS
-from .reference import (
+from tests.models.reference import (
     TorchBert,
     TorchSeq2Seq,
     hf_esm1b,
@@ -30,6 +28,7 @@ from .reference import (
     to_torch_bert,
     to_torch_seq2seq,
 )
+from tests.training.runs import MODELS
 
 SMALL = ["model.num_layers=3", "model.hidden_size=64", "model.num_attention_heads=4", "model.ffn_hidden_size=256",
          "model.seq_length=96", "model.hidden_dropout=0.0", "model.attention_dropout=0.0"]  # fmt: skip

@@ -28,8 +28,7 @@ from bionemo.planning.sizes import shape_of
 from bionemo.planning.step import Step
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import ROOT
-
-from ..tokenizers.bpe import write_bpe
+from tests.tokenizers.bpe import write_bpe
 
 FAMILIES = {  # directory of the examples, configuration, data
     "esm1nv": ("protein/esm1nv", "pretrain_small", "mock"),

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
-from bionemo.errors import UserError
 from bionemo.planning.choices import alternatives, choice, choices, largest, overrides
 from bionemo.planning.devices import DEVICES, device
 from bionemo.planning.duration import duration
@@ -19,8 +19,7 @@ from bionemo.planning.memory import fullest
 from bionemo.planning.sizes import shape_of
 from bionemo.planning.step import Step
 from tests.conftest import EXAMPLES
-
-from .alone import FAMILIES, config
+from tests.planning.alone import FAMILIES, config
 
 H100 = DEVICES["h100"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.plan import main
+from bionemo.cli.plan import main
 from tests.conftest import EXAMPLES, ROOT
 
 HEAVY = "torch", "lightning", "megatron", "nemo", "transformers"
 RUN = f"""
 import sys
-from bionemo.plan import main
+from bionemo.cli.plan import main
 main()
 assert not {{*{HEAVY}}} & set(sys.modules)
 """

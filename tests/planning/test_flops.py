@@ -9,9 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from bionemo.planning.flops import of_micro_batch, of_update, on_hardware
 from bionemo.planning.layout import layout_of
 from bionemo.training.objectives import masked_lm
-
-from .alone import batch, build, config, step_of
-from .test_memory import CHANGES
+from tests.planning.alone import batch, build, config, step_of
+from tests.planning.test_memory import CHANGES
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,12 @@ import pytest
 
 from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.data.module import SequenceData
+from bionemo.data.data_module import SequenceData
 from bionemo.data.sampler import Position
 from bionemo.models.build import model_class
 from bionemo.planning.lengths import OPENWEBTEXT, ZINC, tokens_of
 from bionemo.tokenizers import load_tokenizer
-
-from .alone import config, read_by
+from tests.planning.alone import config, read_by
 
 
 @pytest.mark.parametrize("limit", [100, 512, 1024, 100_000])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bionemo.config.schema import RunConfig
 from bionemo.megatron import attention
-from bionemo.megatron.step import ParallelModel
+from bionemo.megatron.train_step import ParallelModel
 from bionemo.planning.activations import activations, end, head
 from bionemo.planning.layout import Layout, Stage, layout_of
 from bionemo.planning.memory import Memory, fullest, memory, states
@@ -19,9 +19,8 @@ from bionemo.planning.moments import copies, head_copies
 from bionemo.planning.step import Step
 from bionemo.training.objectives import masked_lm
 from bionemo.training.optimizers import build_optimizer
-
-from .alone import batch, build, config, one_of, step_of
-from .live import Live
+from tests.planning.alone import batch, build, config, one_of, step_of
+from tests.planning.live import Live
 
 Words = dict[str, Any]
 

@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import EncoderConfig
-from bionemo.errors import UserError
-from bionemo.megatron.spec import Block
+from bionemo.megatron.layer_spec import Block
 from bionemo.planning.layout import Layout, Stage, layout_of
 from bionemo.planning.sizes import layer_matrices, model_parameters, shape_of, stage_parameters
 from tests.conftest import RUNNABLE
-
-from .alone import FAMILIES, build, config, one_of
+from tests.planning.alone import FAMILIES, build, config, one_of
 
 SHIPPED = RUNNABLE
 KNOWN = {("esm2nv", "pretrain_esm2_8M"): 7_542_848, ("esm1nv", "pretrain_small"): 43_612_544}  # of the predecessor

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.preparation import checksums, sequences
 from bionemo.preparation.checksums import measure
 from bionemo.preparation.manifest import verify
 from bionemo.preparation.zinc import prepare as prepare_zinc
-
-from .test_sequences import make_job, prepare, shards
-from .test_uniref import prepare as prepare_clusters
-from .test_zinc import job as zinc_job
+from tests.preparation.test_sequences import make_job, prepare, shards
+from tests.preparation.test_uniref import prepare as prepare_clusters
+from tests.preparation.test_zinc import job as zinc_job
 
 SIZES = {"val_size": 1, "test_size": 1, "num_csv_files": 1}
 

@@ -16,7 +16,7 @@ from threading import Thread
 
 import pytest
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.preparation import download
 from bionemo.preparation.addresses import join, public
 from bionemo.preparation.download import fetch, locate

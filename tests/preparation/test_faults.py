@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
-from bionemo.errors import describe
+from bionemo.common.errors import describe
 from bionemo.preparation import sequences, zinc
 from bionemo.preparation.manifest import Manifest, verify
 from tests.preparation.test_sequences import generated, inline, make_job, shards, write

@@ -12,8 +12,8 @@ from threading import Thread
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import FlipJob
-from bionemo.errors import UserError
 from bionemo.preparation.flip import SPLITS, TASKS, prepare
 from bionemo.preparation.manifest import Manifest, verify
 from tests.conftest import ROOT

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import MoleculeNetJob
-from bionemo.errors import UserError
 from bionemo.preparation.manifest import Manifest, verify
 from bionemo.preparation.moleculenet import prepare
 from tests.conftest import ROOT

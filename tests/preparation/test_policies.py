@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.preparation import sequences
 from tests.preparation.test_sequences import generated, inline, left, make_job, prepare, rows, small, write
 

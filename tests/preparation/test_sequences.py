@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import SequencesJob
 from bionemo.data.shards import blocks
 from bionemo.data.shards.source import open_source
-from bionemo.errors import UserError
-from bionemo.preparation import identifiers, sequences, shuffle, stretches
+from bionemo.preparation import chunks, name_index, sequences, shuffle
 from bionemo.preparation.manifest import Manifest, verify
 from tests.conftest import ROOT
 
@@ -52,11 +52,11 @@ def inline(*_: object) -> Iterator[Executor]:
 def small(**sizes: int) -> Iterator[None]:
     """Have stretches, blocks, buckets and partitions of a few bytes."""
     places = {
-        "stretch": [(stretches, "_STRETCH")],
-        "window": [(stretches, "_WINDOW")],
-        "block": [(blocks, "BLOCK"), (stretches, "BLOCK")],
+        "stretch": [(chunks, "_STRETCH")],
+        "window": [(chunks, "_WINDOW")],
+        "block": [(blocks, "BLOCK"), (chunks, "BLOCK")],
         "bucket": [(shuffle, "_BUCKET")],
-        "together": [(identifiers, "_TOGETHER")],
+        "together": [(name_index, "_TOGETHER")],
     }
     with ExitStack() as stack:
         for name, size in sizes.items():
@@ -233,7 +233,7 @@ def test_a_stretch_ends_where_the_next_record_begins(tmp_path: Path, edge: bytes
     with write(tmp_path, data).open("rb") as file:
         for window in range(2, len(data) + 2):
             with small(window=window):
-                found = [stretches.next_place(file.fileno(), edge, at, len(data)) for at in range(1, len(data) + 9)]
+                found = [chunks.next_place(file.fileno(), edge, at, len(data)) for at in range(1, len(data) + 9)]
             places = [data.find(edge, at - 1) + 1 or len(data) for at in range(1, len(data) + 9)]
             assert found == places
 

@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from bionemo.config.compose import load
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig
-from bionemo.data.module import SequenceData
+from bionemo.data.data_module import SequenceData
 from bionemo.data.sampler import Position
 from bionemo.preparation import prepare
 from bionemo.preparation.manifest import verify

@@ -13,8 +13,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import ClustersJob
-from bionemo.errors import UserError
 from bionemo.preparation import mapping, uniref
 from bionemo.preparation.manifest import Manifest, verify
 from tests.preparation.test_sequences import inline, left, parse, shards, small

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned
-from bionemo.errors import UserError
 from bionemo.preparation.manifest import Manifest, verify
 from tests.preparation.test_writer import make, tree
 

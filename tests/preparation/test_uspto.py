@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rdkit import Chem
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import UsptoJob
-from bionemo.errors import UserError
 from bionemo.preparation import uspto
 from bionemo.preparation.manifest import Manifest, verify
 from bionemo.preparation.uspto import prepare

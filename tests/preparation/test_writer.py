@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.common.lock import run_lock
-from bionemo.errors import UserError
 from bionemo.preparation import shuffle, writer
 from bionemo.preparation.manifest import Manifest, verify
 from bionemo.preparation.writer import Draft, draft

@@ -15,8 +15,8 @@ from unittest.mock import patch
 import pytest
 from rdkit import Chem
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import ZincJob
-from bionemo.errors import UserError
 from bionemo.preparation import molecules, zinc
 from bionemo.preparation.manifest import Manifest, verify
 from bionemo.preparation.zinc import prepare, shard_sizes

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import ROOT
+from tests.conftest import ROOT
 
 OPEN_READ, OPEN_WRITE, READ, WRITE, SYNC, RENAME, MKDIR, UNLINK, RESIZE, LINK = (1 << bit for bit in range(10))
 SHORT = -1  # no error: half of the bytes are transferred

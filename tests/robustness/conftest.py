@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from bionemo.checkpoint import complete
-
-from .commands import Server
-from .scenarios import scenarios
+from tests.robustness.commands import Server
+from tests.robustness.scenarios import scenarios
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bionemo.checkpoint import complete, manifest_of
-
-from ..training.runs import TINY
+from tests.training.runs import TINY
 
 LETTERS = "LAGVSERTIDPKQNFYMHWC"
 MODEL = [*TINY, "data@model.data=fasta", "model.num_layers=1", "model.seq_length=32", "trainer.max_steps=2",

@@ -18,12 +18,29 @@ from importlib import import_module
 from typing import Any
 
 _IMPORTS = (
-    "bionemo.pretrain", "bionemo.finetune", "bionemo.predict", "bionemo.preprocess", "bionemo.analysis.__main__",
-    "bionemo.cli", "bionemo.interop.nemo", "bionemo.training.run", "bionemo.training.module", "bionemo.models.build",
-    "bionemo.models.esm2nv", "bionemo.models.esm1nv", "bionemo.inference.run", "bionemo.inference.open",
-    "bionemo.downstream.run", "bionemo.downstream.frozen", "bionemo.preparation.sequences", "h5py",
-    "matplotlib.figure", "pyarrow.parquet", "tensorboard.compat", "torch.utils.tensorboard",
-)  # fmt: skip
+    "bionemo.cli.pretrain",
+    "bionemo.cli.finetune",
+    "bionemo.cli.predict",
+    "bionemo.cli.preprocess",
+    "bionemo.cli.analysis",
+    "bionemo.cli.main",
+    "bionemo.interop.nemo",
+    "bionemo.training.train",
+    "bionemo.training.module",
+    "bionemo.models.build",
+    "bionemo.models.esm2nv",
+    "bionemo.models.esm1nv",
+    "bionemo.inference.predict_files",
+    "bionemo.inference.load",
+    "bionemo.finetuning.run",
+    "bionemo.finetuning.linear_probe",
+    "bionemo.preparation.sequences",
+    "h5py",
+    "matplotlib.figure",
+    "pyarrow.parquet",
+    "tensorboard.compat",
+    "torch.utils.tensorboard",
+)
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from .commands import FAULTS, Outcomes, Server
-from .scenarios import Scenario, kept, scenarios
+from tests.robustness.commands import FAULTS, Outcomes, Server
+from tests.robustness.scenarios import Scenario, kept, scenarios
 
 pytestmark = pytest.mark.slow
 COMMANDS = ["pretrain", "predict", "preprocess", "finetune"]

@@ -16,18 +16,17 @@ import psutil
 import pytest
 
 from bionemo import checkpoint
+from bionemo.common.errors import describe
 from bionemo.config.compose import load as load_config
 from bionemo.data.shards.source import open_source
 from bionemo.data.table import read_table
-from bionemo.downstream.trained import read_trained_head
-from bionemo.errors import describe
-from bionemo.inference.open import load
+from bionemo.finetuning.load_head import read_trained_head
+from bionemo.inference.load import load
 from bionemo.interop.convert import convert
 from bionemo.interop.convert import describe as inspect
 from bionemo.preparation.manifest import verify
-
-from .commands import Outcomes, Server
-from .scenarios import scenarios
+from tests.robustness.commands import Outcomes, Server
+from tests.robustness.scenarios import scenarios
 
 pytestmark = pytest.mark.slow
 LIMIT = 20  # seconds

@@ -17,22 +17,21 @@ import numpy as np
 import pytest
 import yaml
 
-from bionemo.analysis.__main__ import main as analyse
+from bionemo.cli.analysis import main as analyse
+from bionemo.cli.launch import launch as launch_job
+from bionemo.cli.launch import main as launch
+from bionemo.cli.plan import main as plan
+from bionemo.cli.predict import main as predict
+from bionemo.cli.preprocess import main as preprocess
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load, typed
 from bionemo.config.paths import source
 from bionemo.config.schema import RunConfig
-from bionemo.errors import UserError
-from bionemo.launch import launch as launch_job
-from bionemo.launch import main as launch
-from bionemo.plan import main as plan
-from bionemo.predict import main as predict
-from bionemo.preprocess import main as preprocess
-
-from ..conftest import checkpoint_command
-from ..downstream.test_frozen import written
-from ..launching.launches import BCP
-from ..training.runs import MOCK, TINY, last_checkpoint, run
-from .canaries import ALL, ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, search
+from tests.conftest import checkpoint_command
+from tests.finetuning.test_linear_probe import written
+from tests.launch.launches import BCP
+from tests.robustness.canaries import ALL, ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, search
+from tests.training.runs import MOCK, TINY, last_checkpoint, run
 
 WANDB = "exp_manager.wandb_logger_kwargs"
 CLUSTERS = {"bcm": ["cluster=bcm", "trainer.devices=8"], "bcp": BCP, "mpi": ["cluster=mpi"], "ray": ["cluster=ray"],

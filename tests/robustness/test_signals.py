@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from .commands import Outcomes, Server
-from .scenarios import kept, scenarios
-from .test_faults import COMMANDS
+from tests.robustness.commands import Outcomes, Server
+from tests.robustness.scenarios import kept, scenarios
+from tests.robustness.test_faults import COMMANDS
 
 pytestmark = pytest.mark.slow
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL

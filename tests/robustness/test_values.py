@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
-from bionemo.errors import UserError
-
-from .commands import Outcomes, Server
-from .scenarios import kept, scenarios
+from tests.robustness.commands import Outcomes, Server
+from tests.robustness.scenarios import kept, scenarios
 
 pytestmark = pytest.mark.slow
 VALUES = ["-1", "0", "1.5", "nan", "inf", "1e30", "''"]

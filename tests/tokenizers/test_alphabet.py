@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bionemo.tokenizers
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.tokenizers import Alphabet, load_tokenizer
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYXBUZO" * 2 + ".-*Jjmkt <>?é\t\n\xa0"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.tokenizers.gpt2 import GPT2Tokenizer, id_dtype, read_gpt2, unnamed
 from tests.tokenizers.bpe import TEXTS, write_bpe
 

@@ -21,16 +21,15 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bionemo.checkpoint import Checkpoint, manifest_of
-from bionemo.checkpoint.tree import encode
+from bionemo.checkpoint.json_state import encode
+from bionemo.cli.finetune import main as fine_tune
+from bionemo.cli.pretrain import main, pretrain
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
-from bionemo.finetune import main as fine_tune
-from bionemo.pretrain import main, pretrain
 from bionemo.training.module import TrainingModule
-
-from ..conftest import EXAMPLES, ROOT
-from ..molecules import MOLECULES
-from ..tokenizers.bpe import TEXTS, write_bpe
+from tests.conftest import EXAMPLES, ROOT
+from tests.molecules import MOLECULES
+from tests.tokenizers.bpe import TEXTS, write_bpe
 
 TINY = [
     "model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=2", "model.micro_batch_size=4",
@@ -109,7 +108,7 @@ TASK = Example(EXAMPLES / "downstream", "downstream_flip_sec_str", [])
 MODELS = FAMILIES | {"esm1b": Example(EXAMPLES / "esm1b", "pretrain_esm1b_small", MOCK)}
 # A server that has imported everything and trained nothing is forked for each command: seconds less than a new Python.
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["bionemo.interop.nemo", "bionemo.training.module", "bionemo.pretrain", __name__])
+FORK.set_forkserver_preload(["bionemo.interop.nemo", "bionemo.training.module", "bionemo.cli.pretrain", __name__])
 
 
 class Stop(Exception):

@@ -15,12 +15,11 @@ import torch
 from bionemo import checkpoint
 from bionemo.checkpoint import writer
 from bionemo.checkpoint.tools import weights_of
-from bionemo.errors import UserError
-from bionemo.megatron import saving
+from bionemo.common.errors import UserError
+from bionemo.megatron import async_save
 from bionemo.training.checkpointing import Checkpoints
 from bionemo.training.module import TrainingModule
-
-from .runs import Command, config, fingerprint, last_checkpoint, logged, run, train
+from tests.training.runs import Command, config, fingerprint, last_checkpoint, logged, run, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 
@@ -92,13 +91,13 @@ def test_names_follow_the_pattern_of_v1(tmp_path: Path) -> None:
 
 def steps_of_saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
-    save = saving.save_together
+    save = async_save.save_together
 
     def watched(path: Path, state: dict[str, Any], *others: Any) -> None:
         steps.append(state["global_step"])
         save(path, state, *others)
 
-    monkeypatch.setattr(saving, "save_together", watched)
+    monkeypatch.setattr(async_save, "save_together", watched)
     return steps
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.training.determinism import require_determinism
-
-from .runs import FAMILIES, config, fingerprint, logged, run, run_on_ranks, train
+from tests.training.runs import FAMILIES, config, fingerprint, logged, run, run_on_ranks, train
 
 
 @pytest.mark.parametrize("model", FAMILIES)

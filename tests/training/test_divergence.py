@@ -16,14 +16,13 @@ import bionemo
 from bionemo import checkpoint
 from bionemo.checkpoint import Checkpoint, tools
 from bionemo.checkpoint.tools import weights_of, write_weights
+from bionemo.common.errors import UserError
 from bionemo.common.lock import LOCK
-from bionemo.errors import UserError
+from bionemo.megatron.precision import LossScaler
 from bionemo.training import module as training_module
 from bionemo.training.checkpointing import Checkpoints
 from bionemo.training.module import TrainingModule
-from bionemo.training.precision import LossScaler
-
-from .runs import config, last_checkpoint, run_on_ranks, train
+from tests.training.runs import config, last_checkpoint, run_on_ranks, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 
@@ -222,7 +221,7 @@ def test_opening_a_model_that_is_not_finite_warns_in_one_line(
 ) -> None:
     records: list[logging.LogRecord] = []
     monkeypatch.setattr(logging.getLogger("bionemo"), "callHandlers", records.append)
-    monkeypatch.setattr(logging.getLogger("bionemo.megatron.state"), "callHandlers", records.append)
+    monkeypatch.setattr(logging.getLogger("bionemo.megatron.sharded_state_dict"), "callHandlers", records.append)
     bionemo.load(spoiled[0], device="cpu")
     bionemo.load(spoiled[1], device="cpu")
     (said,) = [each.getMessage() for each in records]

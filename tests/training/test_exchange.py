@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from bionemo.checkpoint import Checkpoint, TensorsInMemory
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.interop import nemo_archive
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.identity import refuse_another_model
-from bionemo.training.start import find_weights
-
-from ..conftest import checkpoint_command
-from .runs import config, last_checkpoint, logged, run, train
+from bionemo.training.resume import find_weights
+from tests.conftest import checkpoint_command
+from tests.training.runs import config, last_checkpoint, logged, run, train
 
 NEMO = "exp_manager.checkpoint_callback_params"
 

@@ -10,9 +10,8 @@ from transformers import GPT2LMHeadModel
 
 from bionemo.checkpoint import Checkpoint, tools
 from bionemo.interop.convert import convert
-from bionemo.training.start import find_weights
-
-from .runs import VOCABULARY, config, last_checkpoint, logged, run, train
+from bionemo.training.resume import find_weights
+from tests.training.runs import VOCABULARY, config, last_checkpoint, logged, run, train
 
 WORDS = len(json.loads((VOCABULARY / "vocab.json").read_text()))
 ONCE = ("trainer.max_steps=1", "trainer.val_check_interval=1", "model.optim.lr=1e-60", "model.optim.sched.min_lr=0.0")

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.interop import nemo
-
-from .runs import config, logged, train
+from tests.training.runs import config, logged, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 LOGS = {"cmd-args.log", "git-info.log", "config.yaml", "hparams.yaml", "nemo_error_log.txt", "lightning_logs.txt"}

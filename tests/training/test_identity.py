@@ -9,11 +9,10 @@ import pytest
 
 from bionemo.checkpoint import Checkpoint
 from bionemo.checkpoint.tools import write_weights
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 from bionemo.interop.convert import convert
 from bionemo.training.identity import note_other_settings, refuse_another_function
-
-from .runs import config, last_checkpoint, logged, train
+from tests.training.runs import config, last_checkpoint, logged, train
 
 NEMO = "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=True"
 SHORT = ("trainer.max_steps=2", "model.optim.sched.max_steps=4", "trainer.val_check_interval=2")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ..molecules import SHARED
-from .runs import config, logged, run, train
+from tests.molecules import SHARED
+from tests.training.runs import config, logged, run, train
 
 
 def test_a_validation_is_told_and_names_the_best_checkpoint(tmp_path: Path) -> None:

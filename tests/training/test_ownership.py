@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from bionemo import checkpoint
+from bionemo.common.errors import UserError
 from bionemo.common.lock import LOCK, run_lock
 from bionemo.config.compose import load
-from bionemo.errors import UserError
-
-from .runs import config, last_checkpoint, logged, run, train
+from tests.training.runs import config, last_checkpoint, logged, run, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 SHORT = ("trainer.max_steps=2", "trainer.val_check_interval=1", "model.optim.sched.max_steps=8")
@@ -243,7 +242,7 @@ def test_metrics_that_validations_give_are_accepted(tmp_path: Path, metric: str)
 
 
 def test_shipped_configurations_pass(tmp_path: Path) -> None:
-    from .runs import MODELS, tiny
+    from tests.training.runs import MODELS, tiny
 
     for model, family in MODELS.items():
         load(family.name, tiny(model=model), family.directory / "conf")

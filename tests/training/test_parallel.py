@@ -14,8 +14,7 @@ import torch
 
 from bionemo.checkpoint import Checkpoint
 from tests.conftest import EXAMPLES
-
-from .runs import FAMILIES, config, last_checkpoint, logged, run, run_on_ranks, tiny, train
+from tests.training.runs import FAMILIES, config, last_checkpoint, logged, run, run_on_ranks, tiny, train
 
 NAME_OF_LOG = "nemo_log_globalrank-0_localrank-0.txt"
 KEYS = ("reduced_train_loss", "grad_norm", "lr", "consumed_samples")

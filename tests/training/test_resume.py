@@ -13,8 +13,7 @@ import pytest
 
 from bionemo.checkpoint import complete, defect, manifest_of
 from bionemo.training.checkpointing import Checkpoints
-
-from .runs import FAMILIES, Command, config, fingerprint, last_checkpoint, logged, train
+from tests.training.runs import FAMILIES, Command, config, fingerprint, last_checkpoint, logged, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 EVERY_3 = f"{PARAMS}.every_n_train_steps=3"

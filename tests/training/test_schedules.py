@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import SchedConfig
-from bionemo.errors import UserError
 from bionemo.training.schedules import Schedule, build_schedule
 from tests.conftest import EXAMPLES
 

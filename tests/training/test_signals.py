@@ -14,16 +14,15 @@ import pytest
 
 from bionemo.checkpoint import defect, manifest_of
 from bionemo.training.signals import Signals
-
-from ..conftest import RANKS, ROOT
-from .runs import last_checkpoint, tiny
+from tests.conftest import RANKS, ROOT
+from tests.training.runs import last_checkpoint, tiny
 
 LONG = ("trainer.max_steps=20000", "trainer.val_check_interval=20000")
 _START = """\
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-from bionemo.pretrain import main
+from bionemo.cli.pretrain import main
 main()
 """
 _SLOW_SAVE = (

@@ -75,12 +75,12 @@ SCHEMAS: dict[str, type] = {
     "bionemo.preparation.zinc.prepare": ZincJob,
     "bionemo.preparation.moleculenet.prepare": MoleculeNetJob,
     "bionemo.preparation.uspto.prepare": UsptoJob,
-    "bionemo.megatron.corpus.prepare": TextJob,
-    "bionemo.launching.local.Local": LocalConfig,
-    "bionemo.launching.mpi.Mpi": MpiConfig,
-    "bionemo.launching.slurm.Slurm": SlurmConfig,
-    "bionemo.launching.bcp.Bcp": BcpConfig,
-    "bionemo.launching.ray.Ray": RayConfig,
+    "bionemo.preparation.megatron_corpus.prepare": TextJob,
+    "bionemo.launch.local.Local": LocalConfig,
+    "bionemo.launch.mpi.Mpi": MpiConfig,
+    "bionemo.launch.slurm.Slurm": SlurmConfig,
+    "bionemo.launch.bcp.Bcp": BcpConfig,
+    "bionemo.launch.ray.Ray": RayConfig,
 }
 
 __all__ = [

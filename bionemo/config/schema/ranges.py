@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
+from bionemo.common.errors import UserError
 from bionemo.config.durations import seconds
-from bionemo.errors import UserError
 
 _INT = 2**63 - 1
 _NARROW = 10_000  # a message names both bounds when the upper one is not larger than this

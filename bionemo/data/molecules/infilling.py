@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from bionemo.data.random_stream import Words, draw_runs
-from bionemo.data.samples import Sequences
+from bionemo.common.random_stream import Words, draw_runs
+from bionemo.data.dataset import Sequences
 
 
 @dataclass(frozen=True)

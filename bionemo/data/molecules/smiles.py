@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bionemo.data.random_stream import draw_runs
+from bionemo.common.random_stream import draw_runs
 
 Molecule = Any
 """An rdkit.Chem.Mol; RDKit has no types."""

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.random_stream import Words, below, draw, draw_runs, purpose_key, sample_keys
 from bionemo.config.schema import EncoderConfig
 from bionemo.data.batch import PackedBatch
+from bionemo.data.dataset import RowSize, Tokens
 from bionemo.data.files import SplitName
 from bionemo.data.proteins.hidden_markov import MASKED, Corruption
 from bionemo.data.proteins.mock import MockSource, best_loss
 from bionemo.data.proteins.residues import ProteinSamples, Residues
-from bionemo.data.random_stream import Words, below, draw, draw_runs, purpose_key, sample_keys
-from bionemo.data.samples import RowSize, Tokens
 from bionemo.tokenizers import Alphabet
 
 _NEVER = np.uint64(2**64 - 1)  # lies below no threshold

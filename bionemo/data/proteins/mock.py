@@ -12,8 +12,8 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
 from bionemo.data.proteins.hidden_markov import MASKED, Corruption, HiddenMarkov
-from bionemo.errors import UserError
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.random_stream import below, draw, purpose_key, sample_keys
 from bionemo.config.schema import ProteinDataConfig
 from bionemo.data.clusters import Clusters
+from bionemo.data.dataset import Sequences
 from bionemo.data.files import SplitName
 from bionemo.data.proteins.splits import Split, letter_ids, open_split
-from bionemo.data.random_stream import below, draw, purpose_key, sample_keys
-from bionemo.data.samples import Sequences
 from bionemo.tokenizers import Alphabet
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.random_stream import Words, draw_runs, purpose_key, sample_keys
 from bionemo.config.schema import ProtT5nvConfig
 from bionemo.data.batch import PackedBatch
+from bionemo.data.dataset import RowSize, Sequences, Tokens
 from bionemo.data.files import SplitName
 from bionemo.data.proteins.residues import ProteinSamples, Residues
-from bionemo.data.random_stream import Words, draw_runs, purpose_key, sample_keys
-from bionemo.data.samples import RowSize, Sequences, Tokens
 from bionemo.tokenizers import Alphabet
 
 

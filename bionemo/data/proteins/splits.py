@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import ProteinDataConfig, SplitConfig
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.files import SplitName, cluster_members, split_files, training_files
@@ -15,7 +16,6 @@ from bionemo.data.proteins.mock import MockSource
 from bionemo.data.shards.columns import PROTEINS
 from bionemo.data.shards.duplicates import duplicate_notices
 from bionemo.data.shards.source import SequenceSource, open_shards
-from bionemo.errors import UserError
 from bionemo.tokenizers import Alphabet
 
 _WHITE_SPACE = b" \t\n\v\f\r\x1c\x1d\x1e\x1f"

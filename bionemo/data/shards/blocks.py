@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 BLOCK = 1 << 20  # bytes: what is computed from a block of this size stays in the cache and on recycled pages
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK
-from bionemo.errors import UserError
 
 _BYTES = 64 << 10  # read of each file
 _ROWS = 32  # records looked at in each file

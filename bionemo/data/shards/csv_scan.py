@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import Block, blocks, line_number
 from bionemo.data.shards.index import Table
 from bionemo.data.shards.text_shards import Advance
-from bionemo.errors import UserError
 
 _QUOTE, _RETURN = b'"\r'
 _LENGTH_COLUMN = "sequence_length"

@@ -4,10 +4,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards.csv_scan import Dialect, scan
 from bionemo.data.shards.index import Table
 from bionemo.data.shards.text_shards import Advance, TextShards
-from bionemo.errors import UserError
 
 
 class CsvSource(TextShards):

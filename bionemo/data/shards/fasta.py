@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK, Block, blocks, line_number
 from bionemo.data.shards.index import Table
 from bionemo.data.shards.text_shards import Advance, TextShards
-from bionemo.errors import UserError
 
 _NEWLINE, _RETURN, _MARK = b"\n\r>"
 RAN_TOGETHER = "a '>' within a sequence: put a line end before the record that begins there"

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
+from bionemo.common.errors import UserError
 from bionemo.data.shards.index import ContentHash, Fingerprint, Spec, Table, read_index, write_index
-from bionemo.errors import UserError
 
 _log = logging.getLogger(__name__)
 _LOCK_SECONDS = 600  # plus what a slow disk needs for the file

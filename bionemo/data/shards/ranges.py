@@ -13,7 +13,7 @@ from pathlib import Path
 
 from braceexpand import braceexpand
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 _OPENING = ("_OP_", "(", "[", "<", "{")
 _CLOSING = ("_CL_", ")", "]", ">", "}")

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import SplitConfig, UF90Config
 from bionemo.data.shards.columns import CsvLayout, SequenceKind, check_columns
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
-from bionemo.errors import UserError
 
 
 class SequenceSource(Protocol):

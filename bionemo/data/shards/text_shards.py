@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bionemo.cluster.process import first_of_node
+from bionemo.common.errors import UserError
+from bionemo.common.launcher_environment import first_of_node
 from bionemo.common.mapped import MappedFile
 from bionemo.data.shards.index import UNWRAPPED, ContentHash, Spec, Table
 from bionemo.data.shards.index_store import load_index
-from bionemo.errors import UserError
 
 _log = logging.getLogger(__name__)
 _LONG_BYTES = 2 << 30  # less than this is indexed before a bar could be read

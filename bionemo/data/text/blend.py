@@ -8,7 +8,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
 
 _GOLDEN = 0.6180339887498949  # golden ratio - 1: steps of this share of a circle spread evenly over it
 

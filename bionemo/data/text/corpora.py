@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
 from bionemo.data.files import SplitName, parse_prefixes
 from bionemo.data.text.documents import DocumentSamples, Switches, refuse_foreign_ids
 from bionemo.data.text.indexed import IndexedTokens
-from bionemo.errors import UserError
 
 Kind = TypeVar("Kind", bound=DocumentSamples)
 _SPLITS: tuple[SplitName, ...] = ("train", "val", "test")

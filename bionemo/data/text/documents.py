@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
+from bionemo.common.random_stream import below, draw, draw_runs, purpose_key, sample_keys
 from bionemo.data.clusters import Clusters
-from bionemo.data.random_stream import below, draw, draw_runs, purpose_key, sample_keys
-from bionemo.data.samples import RowSize, Sequences, Tokens
+from bionemo.data.dataset import RowSize, Sequences, Tokens
 from bionemo.data.text.blend import Blend
-from bionemo.errors import UserError
 from bionemo.tokenizers.gpt2 import id_dtype
 
 
@@ -65,7 +65,7 @@ class Switches:
 
 
 class DocumentSamples:
-    """Samples of one or several token streams; see `bionemo.data.samples.Samples`.
+    """Samples of one or several token streams; see `bionemo.data.dataset.Samples`.
 
     Pickles without the numbers of the samples, which may be many.
     """

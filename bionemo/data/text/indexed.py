@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.common.errors import UserError
 from bionemo.common.mapped import MappedFile
 from bionemo.data.shards.index import Fingerprint
-from bionemo.errors import UserError
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
 _HEADER = struct.Struct("<9sQBQQ")

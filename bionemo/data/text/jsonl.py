@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from bionemo.data.samples import Sequences, end_to_end
+from bionemo.common.errors import UserError
+from bionemo.data.dataset import Sequences, end_to_end
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK
-from bionemo.errors import UserError
 from bionemo.tokenizers.gpt2 import read_gpt2
 
 Strictness = Literal["error", "skip"]

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.random_stream import draw_at, permute, purpose_key
-from bionemo.data.samples import Tokens
-from bionemo.errors import UserError
+from bionemo.common.errors import UserError
+from bionemo.common.random_stream import draw_at, permute, purpose_key
+from bionemo.data.dataset import Tokens
 from bionemo.tokenizers.gpt2 import id_dtype
 
 _UNIT = 1 << 16  # all chances are whole multiples of 1 / _UNIT: what is drawn is as exact as the optimum

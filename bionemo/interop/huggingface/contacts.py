@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bionemo.checkpoint import Piece
-from bionemo.errors import UserError
-from bionemo.interop.fit import MOST_LAYERS, Shape, size_of
+from bionemo.common.errors import UserError
+from bionemo.interop.shape_check import MOST_LAYERS, Shape, size_of
 
 ContactHead = Mapping[str, Any]  # {"weight": of the heads of the first layer, the second, ..., "bias"}
 

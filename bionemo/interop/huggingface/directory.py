@@ -24,14 +24,14 @@ from bionemo.checkpoint import Piece, TensorSource
 from bionemo.checkpoint.directory import delete, publish, unfinished
 from bionemo.checkpoint.tensors import write as write_tensors
 from bionemo.checkpoint.tensors import write_text
+from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
-from bionemo.errors import UserError
-from bionemo.interop.card import card
-from bionemo.interop.fit import Shape, compare, first_few, short
 from bionemo.interop.huggingface.contacts import ContactHead, contact_shapes, to_head, to_pieces
 from bionemo.interop.huggingface.esm import ESM1B, ESM2
 from bionemo.interop.huggingface.gpt2 import GPT2
 from bionemo.interop.huggingface.names import Architecture
+from bionemo.interop.model_card import card
+from bionemo.interop.shape_check import Shape, compare, first_few, short
 
 ARCHITECTURES = (ESM2, ESM1B, GPT2)
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

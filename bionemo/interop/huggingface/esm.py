@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bionemo.errors import UserError
-from bionemo.interop.fit import MOST_LAYERS, size_of
+from bionemo.common.errors import UserError
 from bionemo.interop.huggingface.names import Architecture, Modules
 from bionemo.interop.huggingface.settings import (
     Shares,
@@ -21,6 +20,7 @@ from bionemo.interop.huggingface.settings import (
     refuse_uneven_heads,
     write_shares,
 )
+from bionemo.interop.shape_check import MOST_LAYERS, size_of
 from bionemo.tokenizers.esm import esm2nv
 
 _CLASS, _TYPE = "EsmForMaskedLM", "esm"

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bionemo.errors import UserError
-from bionemo.interop.fit import MOST_LAYERS, size_of
+from bionemo.common.errors import UserError
 from bionemo.interop.huggingface.names import Architecture, Modules
 from bionemo.interop.huggingface.settings import (
     Shares,
@@ -17,6 +16,7 @@ from bionemo.interop.huggingface.settings import (
     refuse_uneven_heads,
     write_shares,
 )
+from bionemo.interop.shape_check import MOST_LAYERS, size_of
 from bionemo.tokenizers.gpt2 import read_gpt2
 
 _OURS, _CLASS, _TYPE = "bionemo.models.gpt3.GPT3", "GPT2LMHeadModel", "gpt2"

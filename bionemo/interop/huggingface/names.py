@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bionemo.checkpoint import Piece
-from bionemo.interop.fit import MOST_LAYERS, Shape, size_of
+from bionemo.interop.shape_check import MOST_LAYERS, Shape, size_of
 
 # Our module -> theirs, or several with a space between whose weights are thirds of ours; the shape of our weight,
 # that of our bias. H hidden, Q three times that, head by head, F feed-forward, L positions, V words.

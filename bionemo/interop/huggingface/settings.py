@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bionemo.errors import UserError
-from bionemo.interop.fit import size_of
+from bionemo.common.errors import UserError
+from bionemo.interop.shape_check import size_of
 
 Shares = Mapping[str, tuple[str, float]]  # our key -> theirs, and what is meant when nothing is said
 

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inspect, verify, convert or average checkpoints."""
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
+
+from bionemo.common.console import one_line_errors
+from bionemo.common.errors import UserError
+
+_EXAMPLES = """\
+  bionemo checkpoint inspect RUN/checkpoints/NAME-last
+  bionemo checkpoint verify RUN/checkpoints
+  bionemo checkpoint convert RUN/checkpoints/NAME-last esm2nv.nemo
+  bionemo checkpoint convert esm2nv_650M_converted.nemo weights
+  bionemo checkpoint convert RUN/checkpoints/NAME-last gpt2-hf --to=hf
+  bionemo checkpoint convert gpt2-hf weights
+  bionemo checkpoint average mean RUN/checkpoints/NAME*step=*
+"""
+
+
+def main() -> None:
+    """Run `bionemo checkpoint`."""
+    with one_line_errors():
+        arguments = _parser().parse_args()
+        arguments.work(arguments)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        "bionemo checkpoint", formatter_class=RawDescriptionHelpFormatter, description=__doc__,
+        epilog=f"examples\n{_EXAMPLES}",
+    )  # fmt: skip
+    actions = parser.add_subparsers(required=True, metavar="action")
+
+    inspect = actions.add_parser(
+        "inspect", help="say what a checkpoint, a .nemo file or a Hugging Face directory holds"
+    )
+    inspect.add_argument("path", type=Path)
+    inspect.add_argument("--tensors", action="store_true", help="list every tensor")
+    inspect.set_defaults(work=_inspect)
+
+    verify = actions.add_parser("verify", help="hold every byte against its checksum")
+    verify.add_argument("paths", type=Path, nargs="+", help="checkpoints, or directories of checkpoints")
+    verify.set_defaults(work=_verify)
+
+    convert = actions.add_parser("convert", help="between checkpoints, .nemo files and Hugging Face directories")
+    convert.add_argument(
+        "source", type=Path, help="NAME.nemo, a directory with a config.json (Hugging Face's), or a checkpoint"
+    )
+    convert.add_argument(
+        "target", type=Path, help="NAME.nemo, or a directory to make: a checkpoint of weights unless --to=hf"
+    )
+    convert.add_argument("--to", choices=["hf"], help="hf: config.json and model.safetensors for transformers")
+    convert.set_defaults(work=_convert)
+
+    average = actions.add_parser("average", help="the mean of the weights of several checkpoints")
+    average.add_argument("output", type=Path)
+    average.add_argument("inputs", type=Path, nargs="+")
+    average.set_defaults(work=_average)
+    return parser
+
+
+def _inspect(arguments: Namespace) -> None:
+    from bionemo.interop.convert import describe
+
+    print(describe(arguments.path, arguments.tensors))
+
+
+def _verify(arguments: Namespace) -> None:
+    from bionemo.checkpoint import defect
+    from bionemo.checkpoint.manifest import MANIFEST
+
+    bad = 0
+    for path in arguments.paths:
+        alone = not path.is_dir() or (path / MANIFEST).exists()
+        found = [path] if alone else sorted(part for part in path.iterdir() if part.is_dir())
+        if not found:
+            raise UserError(f"{path}: there is no checkpoint in it")
+        for checkpoint in found:
+            problem = defect(checkpoint)
+            bad += bool(problem)
+            print(f"{checkpoint}: {problem or 'whole'}")
+    if bad:
+        raise UserError(f"{bad} of these cannot be used")
+
+
+def _convert(arguments: Namespace) -> None:
+    from bionemo.interop.convert import convert
+
+    convert(arguments.source, arguments.target, arguments.to)
+    print(f"{arguments.target} written")
+
+
+def _average(arguments: Namespace) -> None:
+    from bionemo.checkpoint.tools import average
+
+    average(arguments.output, arguments.inputs)
+    print(f"{arguments.output}: the mean of {len(arguments.inputs)} checkpoints; start with restore_from_path")

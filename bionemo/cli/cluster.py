@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done on a cluster beside training: `python -m bionemo.cluster check`, under any launcher."""
+
+import os
+import re
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
+
+from bionemo.common.console import one_line_errors
+from bionemo.common.errors import UserError
+from bionemo.common.launcher_environment import this_process
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_EXAMPLES = """\
+examples
+  torchrun --nproc-per-node=8 -m bionemo.cluster check
+  srun --nodes=2 --ntasks-per-node=8 python -m bionemo.cluster check -b 64M -e 4G -f 2 -n 100
+  mpirun -np 16 --map-by ppr:8:node -x MASTER_ADDR=$(hostname) python -m bionemo.cluster check
+  bcprun --nnodes 2 --npernode 8 --cmd 'python -m bionemo.cluster check'
+"""
+
+
+def main() -> None:
+    """Do what is asked for."""
+    with one_line_errors():
+        arguments = _parser().parse_args()
+        arguments.work(arguments)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser("bionemo cluster", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    check = commands.add_parser(
+        "check", help="say who every process is, and measure all-reduce between them", epilog=_EXAMPLES,
+        formatter_class=RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    check.add_argument("-b", "--first", type=_bytes, default="1M", metavar="SIZE", help="smallest size (%(default)s)")
+    check.add_argument("-e", "--last", type=_bytes, default="64M", metavar="SIZE", help="largest size (%(default)s)")
+    check.add_argument("-f", "--factor", type=int, default=2, help="from one size to the next (%(default)s)")
+    check.add_argument("-n", "--times", type=int, default=20, help="of each size (%(default)s)")
+    check.add_argument("--cpu", action="store_true", help="between CPUs by gloo, even where there are GPUs")
+    check.add_argument("--patience", type=float, default=120, metavar="SECONDS", help="to wait for all (%(default)s)")
+    check.set_defaults(work=_check)
+
+    ray = commands.add_parser("ray", help="run a command in every process of a run on a Ray cluster")
+    ray.add_argument("--address", default=os.environ.get("RAY_ADDRESS", "auto"), help="of its head, HOST:PORT")
+    ray.add_argument("--nodes", type=int, default=1, help="machines (%(default)s)")
+    ray.add_argument("--workers-per-node", type=int, default=1, help="processes on each (%(default)s)")
+    ray.add_argument("--cpus-per-worker", type=int, default=1, help="cores of each (%(default)s)")
+    ray.add_argument("--accelerator", default="auto", help="auto, cpu or gpu (%(default)s)")
+    ray.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set for the command")
+    ray.add_argument("--patience", type=float, default=60, metavar="SECONDS", help="for it to be there (%(default)s)")
+    ray.add_argument("command", nargs="+", help="behind --")
+    ray.set_defaults(work=_ray)
+    return parser
+
+
+def _check(arguments: Namespace) -> None:
+    process = this_process()
+    if process is None:
+        raise UserError(
+            "no launcher has started this process: start it as a run would be, by torchrun, srun, mpirun or bcprun; "
+            "`python -m bionemo.cluster check --help` has examples"
+        )
+    if arguments.factor < 2 or arguments.times < 1 or arguments.patience <= 0:
+        raise UserError("expected --factor of 2 or more, --times of 1 or more, --patience above 0")
+    from bionemo.launch.check import Sizes, check
+
+    sizes = Sizes(arguments.first, arguments.last, arguments.factor, arguments.times)
+    check(process, sizes, arguments.cpu, arguments.patience)
+
+
+def _ray(arguments: Namespace) -> None:
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if "RAY_AUTH_TOKEN" in os.environ or token.exists():  # read when Ray is imported
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    try:
+        from bionemo.launch.ray_workers import Placed, run_on_ray
+    except ImportError as error:
+        raise UserError(f"Ray is not installed ({error}): pip install 'bionemo[ray]'") from error
+    environment = dict(word.split("=", 1) for word in arguments.env)
+    placed = Placed(
+        arguments.command, environment, os.getcwd(), arguments.nodes, arguments.workers_per_node,
+        arguments.cpus_per_worker, arguments.accelerator,
+    )  # fmt: skip
+    run_on_ray(placed, arguments.address, arguments.patience)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if not match or int(match[1]) < 1:
+        raise ArgumentTypeError(f"{text!r} is no size such as 512K, 64M or 4G")
+    return int(match[1]) * _UNITS[match[2]]

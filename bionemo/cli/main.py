@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `bionemo` command: `bionemo COMMAND ...` runs the command's module, which is imported only then."""
+
+import sys
+from importlib import import_module
+
+from bionemo.common.console import one_line_errors
+from bionemo.common.errors import UserError
+from bionemo.common.version import __version__
+
+COMMANDS = {
+    "pretrain": "train a model on proteins, molecules or text",
+    "finetune": "train a prediction head, and optionally the model, on labelled sequences",
+    "preprocess": "download data sets and convert them to shards for training",
+    "predict": "compute embeddings, logits, pseudo-perplexities or molecules for the sequences of a file",
+    "analysis": "score variants, predict contacts, plot embeddings, apply a fine-tuned head",
+    "plan": "estimate parameters, memory, FLOPs and time of a run before it starts",
+    "launch": "submit a run to a cluster: Slurm, Base Command Platform, mpirun, Ray",
+    "checkpoint": "inspect, verify, convert or average checkpoints",
+    "cluster": "measure all-reduce between the processes of a launcher, or run a command on Ray",
+}
+_USAGE = """\
+usage: bionemo COMMAND [arguments]
+
+Pretrain and apply biomolecular language models.
+
+{commands}
+
+`bionemo COMMAND --help` describes a command.
+
+examples
+  bionemo pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
+  bionemo predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
+  bionemo checkpoint convert RUN/checkpoints/NAME-last esm2nv.nemo\
+"""
+
+
+def main() -> None:
+    """Run the command that the first argument names."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("-h", "--help"):
+        print(_USAGE.format(commands="\n".join(f"  {command:12} {text}" for command, text in COMMANDS.items())))
+        return
+    if name == "--version":
+        print(__version__)
+        return
+    with one_line_errors():
+        if name not in COMMANDS:
+            raise UserError(f"bionemo: unknown command {name!r}: choose one of {', '.join(COMMANDS)}")
+    del sys.argv[1]
+    sys.argv[0] = f"bionemo {name}"
+    import_module(f"bionemo.cli.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

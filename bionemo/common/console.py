@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command says to its user: once, however many processes it is."""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from bionemo.common.errors import HostError, RankError, describe
+from bionemo.common.launcher_environment import check_environment, first_of_node, speaks_for_all
+from bionemo.common.redaction import learn, redact_text
+
+DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
+
+
+def tell(*notes: str) -> None:
+    """Say what the user should know."""
+    for note in notes:
+        if speaks_for_all():
+            print(redact_text(f"note: {note}"), file=sys.stderr)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with one line on stderr when the user, a file or the machine caused an error.
+
+    The exit status is 1, or 130 after Ctrl-C. Any other exception is a defect of this project: it keeps its traceback,
+    followed by a line that asks to report it. Neither shows secrets.
+    """
+    learn(sys.argv[1:])
+    interrupted = _note_interrupts()
+    try:
+        check_environment()
+        _check_directories()
+        yield
+    except Exception as error:
+        if interrupted:  # a library replaced KeyboardInterrupt by an error of its own clean-up
+            _end_interrupted()
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            sys.excepthook = lambda *raised: _print_traceback(raised[1])
+            raise
+        if isinstance(error, BrokenPipeError) and error.filename is None:  # the reader of the output has closed it
+            _discard_output()
+            sys.exit(128 + signal.SIGPIPE)
+        line = describe(error)
+        if line is None:
+            _print_traceback(error)
+            print(f"error: {DEFECT}", file=sys.stderr)
+        elif _prints(error):
+            print(redact_text(f"error: {line}"), file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _end_interrupted()
+
+
+def _prints(error: Exception) -> bool:
+    """Whether this process prints the error, which other ranks may raise as well."""
+    return speaks_for_all() or isinstance(error, RankError) or (isinstance(error, HostError) and first_of_node())
+
+
+def _note_interrupts() -> list[int]:
+    """Install a SIGINT handler that records the signal in the returned list and raises KeyboardInterrupt.
+
+    Also suppress the traceback of a KeyboardInterrupt that nothing catches, and of Ctrl-C in exit handlers.
+    """
+    noted: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        noted.append(number)
+        raise KeyboardInterrupt
+
+    def excepthook(kind: type[BaseException], *others: Any) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            print("\ninterrupted", file=sys.stderr)
+        else:
+            before(kind, *others)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        before, sys.excepthook = sys.excepthook, excepthook
+        signal.signal(signal.SIGINT, note)
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return noted
+
+
+def _end_interrupted() -> NoReturn:
+    if speaks_for_all():
+        print("\ninterrupted", file=sys.stderr)
+    sys.exit(128 + signal.SIGINT)
+
+
+def _print_traceback(error: BaseException) -> None:
+    print(redact_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+
+
+def _check_directories() -> None:
+    """Check the working directory and the home directory before any library asks for them.
+
+    Raises:
+        HostError: when the first was deleted or cannot be entered, or the second is unknown.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise HostError(
+            f"the working directory cannot be found ({error.strerror}): change to an existing directory with `cd`"
+        ) from error
+    if os.path.expanduser("~") == "~":
+        raise HostError("HOME is not set and the user has no home directory: set HOME to a directory to write to")
+
+
+def _discard_output() -> None:
+    """Let the interpreter flush stdout at exit without another error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who am I: the rank of this process, as its launcher says it in the environment.
+
+Nothing else of the package reads these variables. Imports nothing heavy: who tells a mistake is asked before torch is
+loaded.
+"""
+
+import os
+import re
+import socket
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bionemo.common.errors import HostError, UserError
+
+_PORTS = 15000, 10000  # the first of those that jobs are given, and their number
+_INTEGERS = (  # those that torch, Lightning or this module reads in any process
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID",
+    "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "JSM_NAMESPACE_RANK",
+)  # fmt: skip
+_TASKS = re.compile(r"(\d{1,18})(?:\(x(\d{1,18})\))?")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of the processes of a run that a launcher has started.
+
+    Attributes:
+        launcher: who started it.
+        rank: among all, from 0.
+        local_rank: among those of its node.
+        node: number of its node, from 0.
+        world_size: number of all; None: the launcher does not say.
+        local_size: number of those of its node; None: the launcher does not say.
+        address: host of rank 0.
+        port: where rank 0 listens.
+    """
+
+    launcher: str
+    rank: int
+    local_rank: int
+    node: int
+    world_size: int | None
+    local_size: int | None
+    address: str
+    port: int
+
+    def check(self, num_nodes: int, devices: int) -> None:
+        """Hold what the launcher has started against what the run was told.
+
+        Args:
+            num_nodes: `trainer.num_nodes`.
+            devices: of each node; `trainer.devices`.
+
+        Raises:
+            UserError: when they differ; another run would be trained than the one asked for.
+        """
+        told = f"trainer.num_nodes={num_nodes} x trainer.devices={devices}"
+        if self.world_size is not None and self.world_size != num_nodes * devices:
+            nodes = f", as trainer.num_nodes={self._nodes} trainer.devices={self.local_size}" if self._nodes else ""
+            raise UserError(
+                f"{self.launcher} has started {self.world_size} processes, but {told} makes {num_nodes * devices}: "
+                f"give both the same number{nodes}"
+            )
+        if self.local_size is not None and self.local_size != devices:
+            raise UserError(
+                f"{self.launcher} has started {self.local_size} processes on this node, but trainer.devices is "
+                f"{devices}: give both the same number"
+            )
+        if not (self.rank < num_nodes * devices and self.local_rank < devices and self.node < num_nodes):
+            raise UserError(
+                f"{self.launcher} has started this process as rank {self.rank} (local rank {self.local_rank}, node "
+                f"{self.node}), of which {told} has none: give the launcher and trainer.* the same numbers"
+            )
+
+    @property
+    def _nodes(self) -> int | None:
+        if not self.world_size or not self.local_size or self.world_size % self.local_size:
+            return None
+        return self.world_size // self.local_size
+
+
+def this_process(environment: Mapping[str, str] = os.environ) -> Process | None:
+    """Read who this process is; None where nobody but a shell, or this package, has started it.
+
+    The innermost launcher counts: torchrun or mpirun inside a job of Slurm's have started it, and Slurm has not.
+
+    Raises:
+        UserError: when a launcher's variables contradict each other, or rank 0 cannot be found.
+    """
+    for read in (_torchrun, _mpirun, _by_rank, _srun):
+        if found := read(environment):
+            return found
+    return None
+
+
+def check_environment(environment: Mapping[str, str] = os.environ) -> None:
+    """Check the integers that launchers set, before torch or Lightning reads them.
+
+    Raises:
+        UserError: naming the first variable that is no integer of its range.
+    """
+    for name in _INTEGERS:
+        if name in environment and not _is_integer(name, environment[name]):
+            raise UserError(_wrong_integer(name, environment[name]))
+
+
+def check_master_address(process: Process | None, patience: float = 5.0) -> None:
+    """Check that the host of rank 0 can be resolved, before anything waits for a connection to it.
+
+    Args:
+        process: this one; None where no launcher has started it, and Lightning reads MASTER_ADDR.
+        patience: seconds in which the name may still be registered, as of a container that has just been started.
+
+    Raises:
+        HostError: naming the host.
+    """
+    address = process.address if process is not None else os.environ.get("MASTER_ADDR", "127.0.0.1")
+    until = time.monotonic() + patience
+    while True:
+        try:
+            socket.getaddrinfo(address, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() > until:
+                raise HostError(
+                    f"MASTER_ADDR={address}: {socket.gethostname()} cannot resolve this host name of rank 0 "
+                    f"({getattr(error, 'strerror', None) or error}): set MASTER_ADDR to a name or address that all "
+                    "machines of the run know, or unset it for a run on one machine"
+                ) from error
+            time.sleep(0.5)
+
+
+def speaks_for_all(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is the first of all processes, before there are process groups; one that cannot tell is."""
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if name in environment:
+            return _may_be_first(environment, name)
+    if {"NODE_RANK", "LOCAL_RANK"} & environment.keys() and not _one_of_many_tasks(environment):  # Lightning starts it
+        return _may_be_first(environment, "NODE_RANK", "LOCAL_RANK")
+    return _may_be_first(environment, "SLURM_PROCID")
+
+
+def first_of_node(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is the first process of its node, before there are process groups; one that cannot tell is."""
+    names = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"]
+    if "RANK" not in environment and _one_of_many_tasks(environment):
+        names = names[1:]
+    return next((_may_be_first(environment, name) for name in names if name in environment), True)
+
+
+def _torchrun(environment: Mapping[str, str]) -> Process | None:
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return None
+    number = _numbers("torchrun", environment)
+    return Process(
+        "torchrun", number("RANK"), number("LOCAL_RANK"), number("GROUP_RANK"), number("WORLD_SIZE"),
+        number("LOCAL_WORLD_SIZE"), environment.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT", 29500),
+    )  # fmt: skip
+
+
+def _mpirun(environment: Mapping[str, str]) -> Process | None:
+    """Open MPI's: ranks fill one node after the other, as its default and -npernode have it.
+
+    OMPI_COMM_WORLD_NODE_RANK is no number of a node.
+    """
+    if "OMPI_COMM_WORLD_RANK" not in environment:
+        return None
+    number = _numbers("mpirun", environment)
+    rank, local_rank = number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_LOCAL_RANK")
+    size, local_size = number("OMPI_COMM_WORLD_SIZE"), number("OMPI_COMM_WORLD_LOCAL_SIZE")
+    if rank % local_size != local_rank:
+        raise UserError(
+            f"mpirun has given rank {rank} the local rank {local_rank} of {local_size}: let ranks fill one node after "
+            "the other (-npernode N, --map-by ppr:N:node), with as many on each"
+        )
+    address = environment.get("MASTER_ADDR") or environment.get("NGC_MASTER_ADDR")
+    if not address and size > local_size:
+        raise UserError(
+            "mpirun does not say where rank 0 is: start it on the first node, with `mpirun -x MASTER_ADDR=$(hostname)`"
+        )
+    job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid", "")
+    port = number("MASTER_PORT", _port_of(zlib.crc32(job.encode())))
+    return Process("mpirun", rank, local_rank, rank // local_size, size, local_size, address or "127.0.0.1", port)
+
+
+def _by_rank(environment: Mapping[str, str]) -> Process | None:
+    """What bcprun and Ray (cluster/on_ray.py) set, and others that follow torch: RANK, and a node if there is one."""
+    if "RANK" not in environment or "LOCAL_RANK" not in environment:
+        return None
+    launcher = environment.get("BIONEMO_LAUNCHER", "bcprun" if "NGC_ARRAY_SIZE" in environment else "the launcher")
+    number = _numbers(launcher, environment)
+    rank, local_rank = number("RANK"), number("LOCAL_RANK")
+    size = number("WORLD_SIZE") if "WORLD_SIZE" in environment else None
+    local_size = number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else None
+    named = next((name for name in ("GROUP_RANK", "NODE_RANK", "NGC_ARRAY_INDEX") if name in environment), None)
+    if named is None and local_size is None and rank != local_rank:
+        raise UserError(f"{launcher} does not say which node rank {rank} is on: set NODE_RANK")
+    node = number(named) if named else rank // local_size if local_size else 0
+    address = environment.get("MASTER_ADDR") or environment.get("NGC_MASTER_ADDR") or "127.0.0.1"
+    return Process(launcher, rank, local_rank, node, size, local_size, address, number("MASTER_PORT", 29500))
+
+
+def _one_of_many_tasks(environment: Mapping[str, str]) -> bool:
+    """Of a step; what runs in a batch script without srun is none, nor is a shell in an interactive step."""
+    told = {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= environment.keys()
+    return told and environment["SLURM_STEP_NUM_TASKS"] != "1"
+
+
+def _srun(environment: Mapping[str, str]) -> Process | None:
+    if not _one_of_many_tasks(environment):
+        return None
+    number = _numbers("srun", environment)
+    size, node = number("SLURM_STEP_NUM_TASKS"), number("SLURM_NODEID")
+    host = first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
+    address = environment.get("MASTER_ADDR") or host or "127.0.0.1"
+    local_size = _tasks_of(node, environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    job = number("SLURM_JOB_ID", 0) * 7 + number("SLURM_STEP_ID", 0)  # steps of one job may run side by side
+    return Process(
+        "srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), node, size,
+        local_size, address, number("MASTER_PORT", _port_of(job)),
+    )  # fmt: skip
+
+
+def first_host(hosts: str) -> str:
+    """The first name in a list of Slurm's: node01 of `node[01-03,7],x`."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
+    return re.sub(r"\[([^-,\]]*)[^\]]*\]", r"\1", first[0] if first else "")
+
+
+def _tasks_of(node: int, counts: str) -> int | None:
+    """Tasks of a node in Slurm's list `2(x3),1`, which stands for 2, 2, 2, 1; None for a node beyond its end."""
+    for part in counts.split(",") if counts else []:
+        if not (match := _TASKS.fullmatch(part)):
+            raise UserError(f"SLURM_STEP_TASKS_PER_NODE is {_shown(counts)}: expected a list such as 2(x3),1")
+        if node < (times := int(match[2] or 1)):
+            return int(match[1])
+        node -= times
+    return None
+
+
+def _port_of(job: int) -> int:
+    first, count = _PORTS
+    return first + job % count
+
+
+def _numbers(launcher: str, environment: Mapping[str, str]) -> Callable[..., int]:
+    def number(name: str, default: int | None = None) -> int:
+        value = environment.get(name, None if default is None else str(default))
+        if value is None:
+            raise UserError(f"{name} is not set; {launcher} sets it to an integer")
+        if not _is_integer(name, value):
+            raise UserError(_wrong_integer(name, value))
+        return int(value)
+
+    return number
+
+
+def _range(name: str) -> tuple[int, int]:
+    lowest = int(name.endswith(("SIZE", "NUM_TASKS")))
+    return lowest, 2**16 - 1 if name == "MASTER_PORT" else 2**32 - 1
+
+
+def _is_integer(name: str, value: str) -> bool:
+    lowest, highest = _range(name)
+    return bool(re.fullmatch(r"[0-9]{1,10}", value)) and lowest <= int(value) <= highest
+
+
+def _wrong_integer(name: str, value: str) -> str:
+    lowest, highest = _range(name)
+    return f"{name} is {_shown(value)}: expected an integer from {lowest} to {highest}, set by a launcher; or unset it"
+
+
+def _may_be_first(environment: Mapping[str, str], *names: str) -> bool:
+    """Whether these are 0, not set, or no integers: an error about them must not be silent."""
+    values = {name: environment.get(name, "0") for name in names}
+    return all(not _is_integer(name, value) or int(value) == 0 for name, value in values.items())
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 40 else f"{value[:37]}...")

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA Base Command Platform: one `ngc batch run`, in whose job bcprun starts a process for each device."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
+
+from bionemo.common.errors import UserError
+from bionemo.common.redaction import Redactor, environment_secrets, redact_text
+from bionemo.config.paths import CHECKOUT
+from bionemo.config.schema import BcpConfig
+from bionemo.launch.job import MODULE, Job, Stage
+from bionemo.launch.shell import lines, one_line, variable
+
+_RUNTIME = re.compile(r"(?=.)(\d+D)?(\d+H)?(\d+M)?(\d+S)?", re.IGNORECASE)
+_LABEL = re.compile(r"[A-Za-z_]\w{0,255}", re.ASCII)
+_MOUNT = re.compile(r"[^:\s]+:(/[^:]*|no-mount)(:(RW|RO))?")
+_PORT = re.compile(r"(?:([A-Za-z][A-Za-z0-9]{0,9}):)?(\d+)(?:/(TCP|UDP|HTTPS|GRPC))?")
+_SECRET = re.compile(r"[^:\s]+(:[A-Za-z_][A-Za-z0-9_]*){0,2}")
+_KEY = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+/=]{16,}")  # what a key looks like, and a name does not
+_MOST_LABELS, _LAST_ORDER, _LAST_PORT, _TAKEN_PORT = 20, 99, 65535, 1729
+
+_SCRIPT = """\
+#!/bin/bash
+# {name}: to submit it again, bash ngc-launch.sh
+IFS= read -r -d '' command <<'{end}'
+{text}
+{end}
+{ngc} \\
+    --commandline "$command"
+"""
+_SHELL = "sleep infinity"
+# whoever reaches the port has been let through by the platform
+_JUPYTER = (
+    "jupyter lab --allow-root --ip=* --port=8888 --no-browser --NotebookApp.token='' --NotebookApp.allow_origin='*' "
+    "--ContentsManager.allow_hidden=True --notebook-dir=/ & sleep infinity"
+)
+
+
+class Bcp:
+    """Base Command Platform.
+
+    Args:
+        config: `cluster`.
+    """
+
+    def __init__(self, config: BcpConfig) -> None:
+        self.config = config
+
+    def render(self, job: Job) -> dict[Path, str]:
+        """See `Cluster`: `ngc-launch.sh`, in the directory from which it is launched."""
+        ngc = lines([["ngc", "batch", "run"], *self._options(job)])
+        text = self._commandline(job)
+        end = "COMMAND"
+        while f"\n{end}\n" in f"\n{text}\n":  # a value has this very line
+            end += "_"
+        return {self._script(job): _SCRIPT.format(name=one_line("name", job.name), ngc=ngc, text=text, end=end)}
+
+    def submit(self, job: Job) -> int:
+        """See `Cluster`: hand it to the NGC CLI."""
+        if not shutil.which("ngc"):
+            raise UserError(
+                f"there is no ngc here: install the NGC CLI and run `ngc config set`, then bash {self._script(job)}"
+            )
+        answer = subprocess.run(["bash", str(self._script(job))], capture_output=True, text=True, check=False)
+        if answer.returncode:
+            raise UserError(f"ngc refused {self._script(job)}: {' '.join((answer.stderr or answer.stdout).split())}")
+        print(redact_text(answer.stdout), end="")
+        return 0
+
+    @staticmethod
+    def _script(job: Job) -> Path:
+        return job.here / "ngc-launch.sh"
+
+    def _options(self, job: Job) -> list[str]:
+        config = self.config
+        for key in ("instance", "image", "total_runtime"):
+            if not getattr(config, key):
+                raise UserError(f"missing value: give cluster.{key}=..., which BCP needs")
+        _refuse("total_runtime", [config.total_runtime or ""], _RUNTIME, "such as 6H, 1D or 2D12H")
+        _refuse("labels", config.labels, _LABEL, "letters, digits and _, beginning with none of the digits")
+        _refuse("datasets", config.datasets, _MOUNT, "ID:/directory")
+        _refuse("workspaces", config.workspaces, _MOUNT, "ID:/directory, with :RW or :RO behind it")
+        for number, secret in enumerate(config.secrets):
+            if not _SECRET.fullmatch(secret) or _is_secret(secret):
+                raise UserError(
+                    f"cluster.secrets[{number}] must be the NAME of a secret of the platform, NAME:KEY or "
+                    "NAME:KEY:ALIAS, where KEY and ALIAS are names of variables, not the secret itself"
+                )
+        if len(config.labels) > _MOST_LABELS:
+            raise UserError(f"cluster.labels are {len(config.labels)}, expected {_MOST_LABELS} at most")
+        if config.order is not None and not 1 <= config.order <= _LAST_ORDER:
+            raise UserError(f"cluster.order is {config.order}, expected 1 to {_LAST_ORDER}")
+        self._check_devices(job)
+        nodes = max(stage.nodes for stage in job.stages)
+        ports = [*config.ports, *(["8888"] if config.interactive == "jupyter" and "8888" not in config.ports else [])]
+        many = {
+            "datasetid": config.datasets, "workspace": config.workspaces, "port": [_port(port) for port in ports],
+            "label": config.labels, "secret": config.secrets,
+            "env-var": [f"{variable(name)}:{value}" for name, value in config.env_vars.items()],
+        }  # fmt: skip
+        one = {
+            "name": job.name, "org": config.org, "team": config.team, "ace": config.ace, "instance": config.instance,
+            "array-type": config.array_type, "replicas": nodes, "image": config.image, "result": config.result,
+            "total-runtime": config.total_runtime, "preempt": config.preempt, "priority": config.priority,
+            "order": config.order,
+        }  # fmt: skip
+        options = [(name, str(value)) for name, value in one.items() if value is not None]
+        options += [(name, value) for name, values in many.items() for value in values]
+        return [f"--{name}={one_line(f'--{name}', value)}" for name, value in options]
+
+    def _check_devices(self, job: Job) -> None:
+        """See that a machine has as many GPUs as are asked for: its kind says so, as in dgxa100.80g.8.norm."""
+        numbers = [part for part in (self.config.instance or "").split(".") if part.isdecimal()]
+        most = max(stage.tasks for stage in job.stages)
+        if job.gpus and numbers and most > int(numbers[-1]):
+            raise UserError(f"trainer.devices={most}, but cluster.instance={self.config.instance} has {numbers[-1]}")
+
+    def _commandline(self, job: Job) -> str:
+        if self.config.interactive:
+            return _SHELL if self.config.interactive == "shell" else _JUPYTER
+        return " &&\n".join(self._bcprun(job, stage) for stage in job.stages)
+
+    def _bcprun(self, job: Job, stage: Stage) -> str:
+        """The words of the command line once more: the files that they name are in the image."""
+        command = shlex.join(["python", "-u", "-m", MODULE, *job.words, *stage.words])
+        words = ["bcprun", f"--nnodes={stage.nodes}", f"--npernode={stage.tasks}"]
+        words += ["--launcher", "mpirun --allow-run-as-root"] if self.config.array_type == "MPI" else []
+        return lines([words, ["--workdir", self._workdir(job)], ["--cmd", command]])
+
+    def _workdir(self, job: Job) -> str:
+        """The directory in the image that is this one in the checkout."""
+        try:
+            return str(PurePosixPath(self.config.workdir) / job.here.relative_to(CHECKOUT))
+        except ValueError:
+            return self.config.workdir
+
+
+def _is_secret(entry: str) -> bool:
+    """Whether an entry of cluster.secrets holds a secret itself instead of names alone."""
+    redactor = Redactor(environment_secrets().values())
+    return redactor.text(entry) != entry or any(_KEY.fullmatch(part) for part in entry.split(":"))
+
+
+def _refuse(key: str, values: list[str], form: re.Pattern[str], expected: str) -> None:
+    for value in values:
+        if not form.fullmatch(value):
+            raise UserError(f"cluster.{key} is {value!r}, expected {expected}")
+
+
+def _port(port: str) -> str:
+    """See that a port is one that the platform opens.
+
+    Raises:
+        UserError: when it is not.
+    """
+    match = _PORT.fullmatch(port)
+    if not match or not 1 <= int(match[2]) <= _LAST_PORT or int(match[2]) == _TAKEN_PORT:
+        raise UserError(
+            f"cluster.ports is {port!r}, expected PORT or NAME:PORT/PROTOCOL, from 1 to {_LAST_PORT} but not "
+            f"{_TAKEN_PORT}"
+        )
+    if match[1] and (match[3] or "HTTPS") in ("HTTPS", "GRPC"):
+        raise UserError(f"cluster.ports is {port!r}: a port has a name with TCP and UDP alone")
+    return port

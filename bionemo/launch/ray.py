@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ray: a worker of Ray Train for each device; what it runs is the run's own command (cluster/on_ray.py)."""
+
+from importlib.util import find_spec
+
+from bionemo.common.errors import UserError
+from bionemo.config.schema import RayConfig
+from bionemo.launch.job import Job, Stage
+from bionemo.launch.shell import lines, variable
+from bionemo.launch.submit import Here
+
+
+class Ray(Here):
+    """A Ray cluster.
+
+    Args:
+        config: `cluster`.
+    """
+
+    def __init__(self, config: RayConfig) -> None:
+        super().__init__(config)
+        self.config: RayConfig = config
+
+    def start(self, job: Job, stage: Stage) -> str:
+        """See `Here`."""
+        workers = [f"--nodes={stage.nodes}", f"--workers-per-node={stage.tasks}"]
+        workers += [f"--cpus-per-worker={self.config.cpus_per_worker}", f"--accelerator={job.accelerator}"]
+        workers += [f"--patience={self.config.patience}"]
+        workers += [f"--env={variable(name)}={value}" for name, value in self.config.env_vars.items()]
+        ray = [[job.python, "-u", "-m", "bionemo.cluster", "ray"], f"--address={self.config.address}", workers, "--"]
+        return lines([*ray, *job.command(stage)])
+
+    def submit(self, job: Job) -> int:
+        """See `Here`."""
+        if find_spec("ray") is None:
+            raise UserError("cluster=ray needs Ray, which is not installed: pip install 'bionemo[ray]'")
+        return super().submit(job)

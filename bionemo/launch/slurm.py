@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slurm: a batch script for each stage, which srun's one process for each device; sbatch takes it.
+
+The names of the files are those of NeMo's launcher.
+"""
+
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+from bionemo.common.errors import UserError
+from bionemo.config.schema import SlurmConfig
+from bionemo.launch.job import Job, Stage
+from bionemo.launch.shell import exports, lines, one_line
+
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+_SIGNAL = re.compile(r"(?:SIG)?(USR1|TERM)@(\d+)", re.IGNORECASE)  # those at which a run saves and leaves
+_OPTION = re.compile(r"[a-z][a-z0-9_-]*")
+_SLACK = 1800  # seconds that a job has beyond trainer.max_time: to start, and to save
+_OF_GPUS = ("gpus_per_node", "gpus_per_task", "gres")
+
+_GO_ON = """
+# It has saved, told that its time is nearly over ({told}), or that another job needs the nodes ({ended}, which Slurm
+# takes for a failure): it goes on from there in this same job, unless that is being cancelled.
+case "$status $(scontrol show job --oneliner "$SLURM_JOB_ID")" in
+  "{told} "*JobState=RUNNING* | "{ended} "*JobState=RUNNING*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
+esac
+"""
+
+
+class Slurm:
+    """A cluster under Slurm.
+
+    Args:
+        config: `cluster`.
+    """
+
+    def __init__(self, config: SlurmConfig) -> None:
+        self.config = config
+
+    def render(self, job: Job) -> dict[Path, str]:
+        """See `Cluster`: what was asked for, and a batch script for each stage."""
+        config = self.config
+        most = max(stage.tasks for stage in job.stages)
+        if job.gpus and isinstance(config.gpus_per_node, int) and most > config.gpus_per_node:
+            raise UserError(f"trainer.devices={most}, but a node has cluster.gpus_per_node={config.gpus_per_node}")
+        return job.records | {self._script(job, stage): self._batch(job, stage) for stage in job.stages}
+
+    def submit(self, job: Job) -> int:
+        """See `Cluster`: one job for each stage, which waits for the one before it."""
+        if not shutil.which("sbatch"):
+            raise UserError(
+                "there is no sbatch here: submit from a login node of the cluster; --dry-run shows what would be "
+                "submitted"
+            )
+        self._see_that_there_are(job)
+        numbers: list[str] = []
+        for stage in job.stages:
+            script = self._script(job, stage)
+            answer = _sbatch([*_after(self.config.dependency, numbers), str(script)])
+            if answer.returncode:
+                if numbers:
+                    subprocess.run(["scancel", *numbers], check=False)
+                raise UserError(f"sbatch refused {script}: {' '.join(answer.stderr.split())}")
+            numbers.append(answer.stdout.split(";")[0].strip())
+            print(f"{job.stem(stage)}: submitted batch job {numbers[-1]}")
+        (job.directory / "launcher.log").write_text("".join(f"Submitted batch job {number}\n" for number in numbers))
+        print(f"logs and results: {job.directory}")
+        return 0
+
+    def _script(self, job: Job, stage: Stage) -> Path:
+        return job.directory / f"{self.config.job_name_prefix}{job.stem(stage)}_submission.sh"
+
+    def _batch(self, job: Job, stage: Stage) -> str:
+        python = self.config.python or ("python3" if self.config.container_image else None)
+        srun = lines([["srun", "--kill-on-bad-exit=1"], *self._srun_arguments(job), *job.command(stage, python)])
+        parts = [
+            "#!/bin/bash",
+            f"# {one_line('name', job.stem(stage))}: to submit it again, sbatch {self._script(job, stage).name}",
+            "\n# Parameters",
+            *(f"#SBATCH {option}" for option in self._options(job, stage)),
+            "\n# setup",
+            *exports(self.config.env_vars),
+            "\n# command 1",
+            srun,
+            "status=$?",
+        ]
+        return "\n".join(parts) + f'\n{self._go_on(job, stage)}exit "$status"\n'
+
+    def _go_on(self, job: Job, stage: Stage) -> str:
+        """What lets the job begin again, if it goes on from where it was."""
+        if not (self.config.requeue and job.goes_on) or stage.part:
+            return ""
+        notice, _ = self._notice(job, stage) or (signal.SIGUSR1, 0)
+        return _GO_ON.format(told=128 + notice, ended=128 + signal.SIGTERM)
+
+    def _options(self, job: Job, stage: Stage) -> list[str]:
+        """What sbatch is told, in the order of the options' names."""
+        config = self.config
+        log = str(job.directory / f"log-{config.job_name_prefix}{job.stem(stage)}").replace("%", "%%") + "_%j"
+        notice = self._notice(job, stage)
+        gpus_per_node, gres = self._gpus(stage)
+        options: dict[str, str | int | bool | None] = {
+            "account": config.account,
+            "dependency": config.dependency,
+            "error": None if config.stderr_to_stdout else f"{log}.err",
+            "exclusive": config.exclusive,
+            "gpus_per_node": gpus_per_node,
+            "gpus_per_task": config.gpus_per_task,
+            "gres": gres,
+            "job_name": f"{config.job_name_prefix}{job.stem(stage)}",
+            "mem": _memory(config.mem),
+            "nodes": stage.nodes,
+            "ntasks_per_node": stage.tasks,
+            "open_mode": "append",
+            "output": f"{log}.out",
+            "partition": config.partition,
+            "requeue" if config.requeue else "no_requeue": True,
+            "signal": f"SIG{signal.Signals(notice[0]).name[3:]}@{notice[1]}" if notice else None,
+            "time": self._time(job, stage),
+        }
+        if not job.gpus or stage.part == "prepare":
+            options |= dict.fromkeys(_OF_GPUS)
+        for name, value in config.additional_parameters.items():
+            known = name.replace("-", "_")
+            if not _OPTION.fullmatch(name) or known in options:
+                hint = f"give cluster.{known}" if known in vars(config) else "it is set already"
+                raise UserError(f"cluster.additional_parameters.{name}: {hint}, or another option of sbatch")
+            options[known] = value
+        return [_option(name, value) for name, value in sorted(options.items()) if value not in (None, False)]
+
+    def _gpus(self, stage: Stage) -> tuple[int | None, str | None]:
+        """Give --gpus-per-node and --gres, which must not contradict each other."""
+        count, gres = self.config.gpus_per_node, self.config.gres
+        if count == "auto":
+            count = stage.tasks if gres in (None, "auto") else None
+        if gres == "auto":
+            gres = f"gpu:{stage.tasks if count is None else count}"
+        return count, gres
+
+    def _notice(self, job: Job, stage: Stage) -> tuple[int, int] | None:
+        """The signal that tells a training that its time is nearly over, and how many seconds before."""
+        given = self.config.signal
+        if given is None or stage.part or not job.goes_on:  # it would begin anew each time, for ever
+            return None
+        if not (match := _SIGNAL.fullmatch(given)):
+            raise UserError(f"cluster.signal is {given!r}, expected such as SIGUSR1@180; without B:, as runs hear it")
+        return signal.Signals[f"SIG{match[1].upper()}"].value, int(match[2])
+
+    def _time(self, job: Job, stage: Stage) -> str | None:
+        given = self.config.time
+        if given is not None and not _TIME.fullmatch(given):
+            raise UserError(f"cluster.time is {given!r}, expected minutes, HH:MM:SS or DD-HH:MM:SS")
+        if given is None and job.max_time is not None and not stage.part:
+            total = int(job.max_time) + _SLACK
+            return f"{total // 86400}-{total // 3600 % 24:02}:{total // 60 % 60:02}:{total % 60:02}"
+        return given
+
+    def _srun_arguments(self, job: Job) -> list[str]:
+        config = self.config
+        given = shlex.split(config.srun_args) if isinstance(config.srun_args, str) else config.srun_args
+        if not config.container_image:  # plain Slurm does not know these
+            return [word for word in given if not re.match(r"--(no-)?container-", word)]
+        mounts = ",".join([f"{job.directory}:{job.directory}", *config.container_mounts])
+        return [f"--container-image={config.container_image}", f"--container-mounts={mounts}", *given]
+
+    def _see_that_there_are(self, job: Job) -> None:
+        image = self.config.container_image
+        if image and (image.startswith(("/", ".")) or image.endswith(".sqsh")) and not Path(image).exists():
+            raise UserError(f"cluster.container_image={image}: there is no such file")
+        for mount in self.config.container_mounts if image else []:
+            if not Path(mount.split(":")[0]).exists():
+                raise UserError(f"cluster.container_mounts: there is no {mount.split(':')[0]} to mount")
+
+
+def _sbatch(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True, check=False)
+
+
+def _after(dependency: str | None, numbers: list[str]) -> list[str]:
+    """Options that let a job wait for the one before it to end well, and end if that has not."""
+    if not numbers:
+        return []
+    both = ",".join(part for part in (dependency, f"afterok:{numbers[-1]}") if part)
+    return [f"--dependency={both}", "--kill-on-invalid-dep=yes"]
+
+
+def _option(name: str, value: str | int | bool | None) -> str:
+    option = f"--{name.replace('_', '-')}"
+    return option if value is True else f"{option}={shlex.quote(one_line(f'sbatch {option}', str(value)))}"
+
+
+def _memory(memory: float | str | None) -> str | None:
+    """Of a node: a number is in GB."""
+    if memory is None or isinstance(memory, str):
+        return memory
+    if memory == 0:
+        return "0"
+    return f"{int(memory)}GB" if float(memory).is_integer() else f"{round(memory * 1024)}MB"

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State comes back from JSON in type and value, and no JSON makes it do anything else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bionemo.checkpoint.json_state import decode, encode
+from tests.checkpoint.samples import same_bits
+
+STATE: dict[str, Any] = {
+    "global_step": 7,
+    "nested": {"list": [1, [2.5, None], (True, False, ("a", {3: "int key", "3": "text key", (1, 2): "pair"}))]},
+    "empty": {"dict": {}, "list": [], "tuple": (), "text": ""},
+    "numbers": [float("inf"), -float("inf"), float("nan"), 0.1 + 0.2, -0.0, 2**70, 1e-310],
+    "text": 'α 𝛽 \ud800 " \\ \n $tensor',
+    "imitations": [{"$tensor": [0], "dtype": "int8", "shape": [1]}, {"$tuple": [1]}, {"$dict": []}],
+    "tensors": {
+        "bf16": torch.randn(3, 5).bfloat16(),
+        "half": torch.randn(4).half(),
+        "float": torch.randn(2, 3),
+        "double": torch.randn(5, dtype=torch.float64),
+        "long": torch.tensor([-(2**63), 2**63 - 1]),
+        "uint8": torch.arange(256, dtype=torch.uint8),
+        "bool": torch.tensor([True, False]),
+        "scalar": torch.tensor(2.5, dtype=torch.float64),
+        "empty": torch.empty(0, 3),
+        "transposed": torch.randn(4, 6).T,
+        "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
+    },
+}
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Equal in type and to the bit, all the way down."""
+    if type(found) is not type(expected):
+        return False
+    match expected:
+        case torch.Tensor():
+            return same_bits(found, expected)
+        case dict():
+            return list(found) == list(expected) and all(same(found[key], expected[key]) for key in expected)
+        case list() | tuple():
+            return len(found) == len(expected) and all(map(same, found, expected))
+    return repr(found) == repr(expected)  # tells -0.0 from 0.0, and nan is nan
+
+
+def test_everything_comes_back_as_it_was() -> None:
+    assert same(decode(json.loads(json.dumps(encode(STATE)))), STATE)
+    assert not same([1], [1.0])
+    assert not same({"a": torch.tensor([0.0])}, {"a": torch.tensor([-0.0])})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Path("x"), {1}, b"bytes", object(), 1j, torch.zeros(2, dtype=torch.complex64), [{"a": (Path("x"),)}], len],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_would_need_code_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="a checkpoint holds tensors, numbers, strings and containers, not "):
+        encode({"x": value})
+
+
+def tensor(values: Any = (1.0,), dtype: Any = "float32", shape: Any = (1,)) -> dict[str, Any]:
+    return {"$tensor": values, "dtype": dtype, "shape": shape}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        tensor(dtype="compile"), tensor(dtype="float32.__class__"), tensor(dtype="load"), tensor(dtype=3),
+        tensor(dtype="complex64"), tensor(shape=[10**12]), tensor(shape=[10**30]), tensor(shape=[-2]),
+        tensor(shape="1"), tensor(shape=[1.5]), tensor(shape=[[1]]), tensor(values="text"), tensor(values=["a"]),
+        tensor(values=[None]), tensor(values=[{}]), tensor(values=[2**80], dtype="int64"), tensor(values={"a": 1}),
+        {"$tensor": [1.0]}, {"$tuple": 3}, {"$tuple": {"$tuple": []}}, {"$dict": 3}, {"$dict": [[1]]},
+        {"$dict": [[[1], 2]]}, {"$dict": [[{"$dict": []}, 2]]}, {"$dict": "ab"}, {"$code": "print()"}, {"a": 1},
+        {"__reduce__": ["os.system", "true"]},
+    ],
+    ids=lambda value: str(value)[:60],
+)  # fmt: skip
+def test_what_was_never_encoded_is_an_error(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError, RuntimeError)):
+        decode(json.loads(json.dumps(value)))
+
+
+@pytest.mark.parametrize("mark", ["$tuple", "$dict", "list"])
+def test_endless_nesting_is_an_error(mark: str) -> None:
+    value: Any = 1
+    for _ in range(100_000):
+        value = {"$tuple": [value]} if mark == "$tuple" else {"$dict": [[1, value]]} if mark == "$dict" else [value]
+    with pytest.raises(RecursionError):
+        decode(value)

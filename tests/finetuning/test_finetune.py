@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that learn a task: where they begin, what may change, and that any layout of ranks is the same run."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import bionemo
+from bionemo.checkpoint import Checkpoint, TensorsInMemory
+from bionemo.data.collate import Collator
+from bionemo.finetuning.build import make_head
+from bionemo.finetuning.dataset import LabelledData, values_of
+from bionemo.finetuning.heads import TokenHead
+from bionemo.finetuning.model import FineTuned, Tuning, objective
+from bionemo.finetuning.task import Kind, Split
+from bionemo.megatron.sharding import materialise
+from tests.finetuning.test_linear_probe import written
+from tests.training.runs import last_checkpoint, logged, run, run_on_ranks
+
+LORA = ["model.peft.enabled=True", "model.peft.lora_tuning.adapter_dim=2"]
+EVERYWHERE = "model.peft.lora_tuning.target_modules=[attention_qkv,attention_dense,mlp_fc1,mlp_fc2]"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("task") / "data")
+
+
+def words(model: Path, data: Path, *more: str) -> list[str]:
+    return [f"model.restore_encoder_path={model}", f"model.data.dataset_path={data}", "model.encoder_frozen=False",
+            "model.micro_batch_size=10", "trainer.max_epochs=3", "model.finetuning_optim.lr=0.01", *more]  # fmt: skip
+
+
+def tune(directory: Path, *given: str) -> list[str]:
+    status, console = run(directory, *given, model="task")
+    assert status == 0, console
+    return console
+
+
+def weights(directory: Path) -> dict[str, Tensor]:
+    saved = Checkpoint(last_checkpoint(directory))
+    return {name: saved.read(f"weights/{name}") for name in saved.shapes("weights")}
+
+
+@pytest.fixture(scope="module")
+def tuned(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run, once for each way."""
+    done: dict[str, Path] = {}
+    ways = {"whole": [], "lora": [*LORA, EVERYWHERE], "last": ["model.freeze_layers=-1"]}
+
+    def directory(way: str) -> Path:
+        if way not in done:
+            done[way] = tmp_path_factory.mktemp(way) / "run"
+            tune(done[way], *words(model, data, *ways[way]))
+        return done[way]
+
+    return directory
+
+
+TARGETS: dict[Kind, list[Any]] = {
+    "token-level-classification": [np.array([0, -1, 2, 1, 1]), np.full(30, 1), np.array([-1])],
+    "classification": [np.array(2), np.array(0), np.array(1)],
+    "regression": [np.array(value, np.float32) for value in (-1.5, 0.0, 3e-8)],
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+@pytest.mark.parametrize("tuning", [Tuning(), Tuning(adapter_rank=3)], ids=["whole", "adapters"])
+def test_it_begins_with_the_answers_of_the_frozen_model(kind: Kind, tuning: Tuning, model: Path) -> None:
+    """A head on vectors that `bionemo.load` computes, against the same head in the model that is to be trained."""
+    ours = bionemo.load(model)
+    split = Split(["MKTAY", "ACD" * 10, "G"], [np.asarray(target) for target in TARGETS[kind]])
+    samples = LabelledData({"train": split}, kind, type(ours.network)).open(
+        ours.network.config, ours.network.vocabulary, "train"
+    )
+    classes = 0 if kind == "regression" else 3
+
+    def head() -> Any:
+        return make_head(kind, ours.hidden_size, classes, width=8, sizes=(8,), dropout=0.5)
+
+    batch = Collator(samples, 3, ours.network.vocabulary.pad_id, compact=True)([(np.zeros(3, np.int64), np.arange(3))])
+    saved = TensorsInMemory(model, {name: tensor.clone() for name, tensor in ours.network.state_dict().items()})
+    with torch.device("meta"):
+        network = type(ours.network)(ours.network.config, ours.network.vocabulary)  # type: ignore[arg-type]
+        found = FineTuned(network, head, saved, kind, tuning, [batch])
+    materialise(found, torch.device("cpu"))
+    found.initialise(7)
+    found.eval()
+    with torch.no_grad():
+        answers = found(batch)
+        if kind == "token-level-classification":
+            vectors = torch.from_numpy(np.concatenate(ours.hiddens(split.texts)))
+            expected = found.head(vectors, [5, 30, 1])[torch.from_numpy(np.concatenate(split.targets)) >= 0]
+        else:
+            expected = found.head(torch.from_numpy(ours.embed(split.texts)), [1, 1, 1])
+    torch.testing.assert_close(answers, expected, rtol=1e-5, atol=1e-4)
+    read = np.concatenate(ours.hiddens(split.texts)) if found.head.per_token else ours.embed(split.texts)
+    np.testing.assert_allclose(found.head.mean.numpy(), read.mean(0), atol=1e-5)
+    np.testing.assert_allclose(1 / found.head.scale.numpy(), read.std(0), rtol=1e-3)
+    if kind == "regression":
+        assert float(found.head.answer_scale) == pytest.approx(np.std([-1.5, 0.0, 3e-8]))
+    asked = np.concatenate([np.atleast_1d(target) for target in split.targets])
+    loss, count = objective(answers, batch)
+    if kind == "regression":
+        assert values_of(batch.target_ids).tolist() == asked.tolist()
+        assert float(loss) == pytest.approx(float(((expected[:, 0].numpy() - asked) ** 2).sum()), rel=1e-4)
+    else:
+        chances = expected.log_softmax(1).numpy()
+        asked = asked[asked >= 0]
+        assert float(loss) == pytest.approx(-float(chances[np.arange(len(asked)), asked].sum()), rel=1e-4)
+    assert count == len(expected)
+
+
+def test_the_whole_model_learns(tuned: Callable[[str], Path], model: Path) -> None:
+    """All that reads changes, what says words does not; the report is of the best checkpoint."""
+    directory = tuned("whole")
+    told = json.loads((directory / "report.json").read_text())
+    assert told["test_accuracy"] > 80
+    assert [round(epoch["epoch"]) for epoch in told["epochs"]] == [1, 2, 3]
+    losses = [epoch["val_loss"] for epoch in told["epochs"]]
+    assert told["val_loss"] == min(losses) < losses[0]
+    before, after = bionemo.load(model).network.state_dict(), weights(directory)
+    for name, tensor in before.items():
+        assert torch.equal(after[f"encoder.{name}"], tensor) == name.startswith("lm_head"), name
+    again = bionemo.load(next(directory.glob("checkpoints/*.nemo")))
+    assert not np.allclose(again.embed(["MKTAY"]), bionemo.load(model).embed(["MKTAY"]), atol=1e-3)
+
+
+def test_layers_that_are_frozen_stay(tuned: Callable[[str], Path], model: Path) -> None:
+    before, after = bionemo.load(model).network.state_dict(), weights(tuned("last"))
+    changed = {name for name, tensor in before.items() if not torch.equal(after[f"encoder.{name}"], tensor)}
+    assert changed == {name for name in before if name.startswith(("encoder.layers.1.", "encoder.final_layernorm."))}
+
+
+def test_pretrained_weights_learn_at_their_own_rate(model: Path, data: Path, tmp_path: Path) -> None:
+    """Adam's first update is in proportion to the rate; a head's is the same whatever becomes of the rest."""
+    for scale in (0.125, 1):
+        tune(tmp_path / str(scale), *words(model, data, f"model.encoder_lr_scale={scale}", "trainer.max_steps=1"))
+    eighth, whole = weights(tmp_path / "0.125"), weights(tmp_path / "1")
+    for name, before in bionemo.load(model).network.state_dict().items():
+        moved = [after[f"encoder.{name}"] - before for after in (eighth, whole)]
+        torch.testing.assert_close(8 * moved[0], moved[1], rtol=1e-3, atol=1e-6)
+    assert all(torch.equal(eighth[name], whole[name]) for name in eighth if name.startswith("head."))
+    assert any(not torch.equal(eighth[name], whole[name]) for name in eighth)
+
+
+def test_it_goes_on_with_a_head_that_was_trained_on_the_frozen_model(model: Path, data: Path, tmp_path: Path) -> None:
+    """A step that moves nothing leaves what the head has come to; another task's head is refused."""
+    given = words(model, data, "model.seq_length=1024")
+    tune(tmp_path / "frozen", *given, "model.encoder_frozen=True")
+    head = f"model.restore_head_path={tmp_path}/frozen/head.safetensors"
+    still = [
+        "trainer.max_steps=1",
+        "trainer.val_check_interval=1",
+        "model.finetuning_optim.lr=1e-12",
+        "model.finetuning_optim.sched.min_lr=0",
+    ]
+    tune(tmp_path / "whole", *given, head, *still)
+    reports = [json.loads((tmp_path / each / "report.json").read_text()) for each in ("frozen", "whole")]
+    for figure in ("val_loss", "test_loss", "test_accuracy"):
+        assert reports[1][figure] == pytest.approx(reports[0][figure], rel=1e-4)
+    status, console = run(tmp_path / "other", *given, head, "model.downstream_task.cnn_dim=16", model="task")
+    assert (status, len(console)) == (1, 1)
+    assert "model.restore_head_path=" in console[0]
+
+
+def test_of_adapters_everything_else_stays(tuned: Callable[[str], Path], model: Path) -> None:
+    """And what is exported has them merged: the head says on its vectors what the report says."""
+    directory = tuned("lora")
+    before, after = bionemo.load(model).network.state_dict(), weights(directory)
+    assert all(torch.equal(after[f"encoder.{name}"], tensor) for name, tensor in before.items())
+    told = json.loads((directory / "report.json").read_text())
+    adapters = sum(tensor.numel() for name, tensor in after.items() if ".adapter." in name)
+    widths = [32 + 96, 32 + 32, 32 + 96, 96 + 32]  # of what is adapted: in and out
+    assert adapters == 2 * 2 * sum(widths) == told["parameters_that_learn"] - told["parameters_of_the_head"]
+    assert told["test_accuracy"] > 70
+
+    head = TokenHead(32, 3)
+    head.load_state_dict(load_file(directory / "head.safetensors"))
+    rows = [line.split(",") for line in (_data(directory) / "test" / "x000.csv").read_text().split()[1:]]
+    merged = bionemo.load(next(directory.glob("checkpoints/*.nemo")))
+    vectors = merged.hiddens([row[1] for row in rows])
+    with torch.no_grad():
+        answers = head(torch.from_numpy(np.concatenate(vectors)), [len(each) for each in vectors])
+    asked = torch.tensor([digit == "1" for row in rows for digit in row[3]])
+    targets = torch.tensor(["CEH".index(label) for row in rows for label in row[2]])
+    loss = torch.nn.functional.cross_entropy(answers[asked], targets[asked])
+    assert float(loss) == pytest.approx(told["test_loss"], rel=1e-4)
+
+
+def _data(directory: Path) -> Path:
+    (line,) = [each for each in (directory / "cmd-args.log").read_text().split() if "dataset_path" in each]
+    return Path(line.partition("=")[2])
+
+
+LAYOUTS = {
+    "data": ["model.micro_batch_size=5"],
+    "data, sharded": ["model.micro_batch_size=5", "model.finetuning_optim.name=distributed_fused_adam"],
+    "tensor": ["model.tensor_model_parallel_size=2"],
+    "tensor and sequence": ["model.tensor_model_parallel_size=2", "model.sequence_parallel=True"],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("way", [[], [*LORA, EVERYWHERE]], ids=["whole", "lora"])
+def test_any_layout_is_the_same_run(way: list[str], layout: str, model: Path, data: Path, tmp_path: Path) -> None:
+    name = "fused_adam" if "sharded" in layout else "adam"  # that is with decoupled decay, as the sharded one
+    given = words(model, data, *way, "trainer.max_epochs=1", f"model.finetuning_optim.name={name}")
+    tune(tmp_path / "one", *given)
+    ended = run_on_ranks(tmp_path / "two", *given, *LAYOUTS[layout], ranks=2, model="task")
+    assert [status for status, _ in ended] == [0, 0], ended
+    for key in ("reduced_train_loss", "grad_norm", "val_loss"):
+        one, two = logged(tmp_path / "one", key), logged(tmp_path / "two", key)
+        assert list(one) == list(two)
+        assert list(two.values()) == pytest.approx(list(one.values()), rel=1e-4), key
+    one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert one.keys() == two.keys()
+    for key, tensor in one.items():
+        assert (two[key] - tensor).abs().max() <= 1e-2 * 6 * 0.01 + 1e-5, key
+    reports = [json.loads((tmp_path / each / "report.json").read_text()) for each in ("one", "two")]
+    assert reports[1]["test_loss"] == pytest.approx(reports[0]["test_loss"], rel=1e-3)
+    assert reports[1]["parameters_that_learn"] == reports[0]["parameters_that_learn"]
+
+
+def test_a_run_goes_on_where_it_was_left(model: Path, data: Path, tmp_path: Path) -> None:
+    """Ended within its second epoch and begun again: weights and figures are those of a run left alone."""
+    given = words(model, data, *LORA, "trainer.max_epochs=2")
+    tune(tmp_path / "whole", *given)
+    status, console = run(tmp_path / "two", *given, "trainer.limit_train_batches=7", model="task")
+    assert status == 0, console
+    tune(tmp_path / "two", *given)
+    one, two = weights(tmp_path / "whole"), weights(tmp_path / "two")
+    assert all(torch.equal(two[name], tensor) for name, tensor in one.items())
+    reports = [json.loads((tmp_path / each / "report.json").read_text()) for each in ("whole", "two")]
+    assert [epoch["val_loss"] for epoch in reports[1]["epochs"]][-1] == reports[0]["epochs"][-1]["val_loss"]
+    assert reports[1]["test_loss"] == reports[0]["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["model.encoder_frozen=True", "model.peft.enabled=True"], "no effect on an encoder that is frozen"),
+        (["model.encoder_frozen=True", "model.freeze_layers=1"], "no effect on an encoder that is frozen"),
+        (["model.freeze_layers=1", "model.peft.enabled=True"], "leave one of them out"),
+        (["model.encoder_lr_scale=0.1", "model.encoder_frozen=True"], "no effect on an encoder that is frozen"),
+        (["model.encoder_lr_scale=0.1", "model.peft.enabled=True"], "leave it out"),
+        (["model.restore_head_path=x", "model.encoder_frozen=True"], "no effect on an encoder that is frozen"),
+        (["model.restore_head_path=none/head.safetensors"], "none/head.safetensors cannot be read"),
+        (["model.encoder_lr_scale=0"], "expected above 0"),
+        (["model.freeze_layers=3"], "model.freeze_layers=3: the model has 2 layers"),
+        (["model.peft.enabled=True", "model.peft.lora_tuning.adapter_dim=0"], "adapter_dim is 0, expected at least 1"),
+        (["model.peft.enabled=True", "model.peft.lora_tuning.target_modules=[qkv]"], "attention_qkv"),
+        (["model.pipeline_model_parallel_size=2"], "set it to 1"),
+        (["model.tensor_model_parallel_size=3"], "model.num_attention_heads=4 is not divisible"),
+        (["model.restore_encoder_path=none"], "none: there is no such checkpoint"),
+        (["model.finetuning_optim.sched.warmup_ratio=0.1"], "warmup"),
+        (["trainer.max_epochs=null"], "trainer.max_epochs=null"),
+        (["model.data.dataset.val=x001"], "x001.csv"),
+    ],
+)
+def test_mistakes(more: list[str], told: str, model: Path, data: Path, tmp_path: Path) -> None:
+    status, console = run(tmp_path / "run", *words(model, data, *more), model="task")
+    assert status == 1
+    assert len(console) == 1
+    assert console[0].startswith("error: ")
+    assert told in console[0]
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads at work: what they answer of new sequences is what their run would have said."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bionemo
+from bionemo.cli.analysis import main
+from bionemo.common.errors import UserError
+from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
+from bionemo.finetuning.load_head import read_trained_head
+
+HEADS: dict[str, tuple[Any, list[str]]] = {
+    "tokens": (lambda: TokenHead(32, 3, 8), ["C", "E", "H"]),
+    "classes": (lambda: SequenceHead(32, 3, (16, 8)), ["one", "three", "two"]),
+    "numbers": (lambda: SequenceHead(32, 1, (16,)), []),
+    "a layer": (lambda: SequenceHead(32, 1, ()), []),
+    "standardised": (lambda: standardised(SequenceHead(32, 1, (16,))), []),
+}
+PROTEINS = {"a": "MKTAYIAKQR", "b": "G", "c": "ACDEFGHIKLMNPQRSTVWY" * 3}
+
+
+def standardised(head: Head) -> Head:
+    rng = np.random.default_rng(0)
+    head.standardise(rng.standard_normal((9, 32)).astype(np.float32) * 3 + 1, np.arange(9, dtype=np.float32))
+    return head
+
+
+def kept(path: Path, name: str, encoder: Path) -> Head:
+    torch.manual_seed(0)
+    make, classes = HEADS[name]
+    head: Head = make()
+    save_file(head.state_dict(), path, {"task": json.dumps({"classes": classes, "encoder": str(encoder)})})
+    return head
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_answers_are_the_heads(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head, classes = kept(tmp_path / "head.safetensors", name, model), HEADS[name][1]
+    (tmp_path / "x.fasta").write_text("".join(f">{key}\n{text}\n" for key, text in PROTEINS.items()))
+    monkeypatch.setattr(sys, "argv", ["bionemo.inference.analysis", "label", f"--head={tmp_path}/head.safetensors",
+                                      f"--input={tmp_path}/x.fasta", f"--output={tmp_path}/x.csv"])  # fmt: skip
+    main()
+    assert "3 sequences" in capsys.readouterr().out
+    with (tmp_path / "x.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == list(PROTEINS)
+    ours = bionemo.load(model)
+    for row, text in zip(rows, PROTEINS.values(), strict=True):
+        with torch.no_grad():
+            if name == "tokens":
+                said = head(torch.from_numpy(ours.hiddens([text])[0]), [len(text)]).argmax(1)
+                assert row["answer"] == "".join(classes[number] for number in said)
+            else:
+                said = head(torch.from_numpy(ours.embed([text])), [1])[0]
+                if classes:
+                    assert row["answer"] == classes[int(said.argmax())]
+                    assert float(row["probability"]) == pytest.approx(float(said.softmax(0).max()), abs=1e-4)
+                else:
+                    assert float(row["answer"]) == pytest.approx(float(said), rel=1e-4, abs=1e-6)
+
+
+def test_what_is_no_head(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "head.safetensors"
+    with pytest.raises(UserError, match="cannot be read"):
+        read_trained_head(path)
+    path.write_bytes(b"no head")
+    with pytest.raises(UserError, match="is no head of a downstream run"):
+        read_trained_head(path)
+    for weights, told in ({"x": torch.zeros(2)}, {}), ({"x": torch.zeros(2)}, {"classes": [], "encoder": "x"}):
+        save_file(weights, path, {"task": json.dumps(told)} if told else None)
+        with pytest.raises(UserError, match=r"is no head of a downstream run .*: give RUN/head.safetensors"):
+            read_trained_head(path)
+    kept(path, "tokens", model)
+    content = path.read_bytes()
+    path.write_bytes(content[:-9])
+    with pytest.raises(UserError, match="is no head"):
+        read_trained_head(path)

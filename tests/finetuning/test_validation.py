@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Validation on a downstream task while a model trains: it tells what the vectors are worth, and changes nothing."""
+
+from pathlib import Path
+
+import pytest
+
+import bionemo
+from bionemo.config.schema import OptimConfig, SchedConfig
+from bionemo.finetuning import linear_probe
+from bionemo.finetuning.heads import TokenHead
+from tests.finetuning.test_linear_probe import written
+from tests.training.runs import fingerprint, logged, run, run_on_ranks
+
+
+def words(data: Path) -> list[str]:
+    key = "model.dwnstr_task_validation"
+    return [f"{key}.enabled=True", f"{key}.dataset.dataset_path={data}", f"{key}.dataset.num_epochs=2",
+            f"{key}.dataset.batch_size=8", f"{key}.dataset.optim.lr=0.01", "model.hidden_dropout=0.1"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("task") / "data")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("alone") / "run"
+    assert run(directory, "model.hidden_dropout=0.1")[0] == 0
+    return directory
+
+
+def test_a_run_with_it_ends_with_bitwise_the_same_weights(data: Path, alone: Path, tmp_path: Path) -> None:
+    status, console = run(tmp_path / "run", *words(data))
+    assert status == 0, console
+    assert fingerprint(tmp_path / "run") == fingerprint(alone)
+    for key in ("reduced_train_loss", "val_loss", "grad_norm"):
+        assert logged(tmp_path / "run", key) == logged(alone, key)
+    for key in ("dwnstr_task_val_loss", "test_3state_accuracy", "dwnstr_task_seconds"):
+        assert list(logged(tmp_path / "run", key)) == [4, 8]
+    assert sum("test_3state_accuracy" in line and "dwnstr_task_seconds" in line for line in console) == 2
+
+
+@pytest.mark.parametrize("layout", ["", "model.tensor_model_parallel_size=2"])
+def test_any_layout_comes_to_the_same_figures(layout: str, data: Path, tmp_path: Path) -> None:
+    """Two ranks, side by side or sharing layers, against one, as far as the last bits of the training let them."""
+    assert run(tmp_path / "one", *words(data), "model.micro_batch_size=8")[0] == 0
+    given = [layout, "model.micro_batch_size=8"] if layout else ["model.micro_batch_size=4"]
+    ended = run_on_ranks(tmp_path / "two", *words(data), *given, ranks=2)
+    assert [status for status, _ in ended] == [0, 0], ended
+    one, two = (logged(tmp_path / name, "dwnstr_task_val_loss") for name in ("one", "two"))
+    assert two == pytest.approx(one, rel=1e-3)
+
+
+def test_the_figures_are_those_of_the_checkpoint(data: Path, tmp_path: Path) -> None:
+    """The same task on the weights that were saved, through the other door."""
+    assert run(tmp_path / "run", *words(data))[0] == 0
+    (saved,) = (tmp_path / "run" / "checkpoints").glob("*-last")
+    model = bionemo.load(saved)
+    from bionemo.config.schema.downstream import DownstreamDataConfig, TaskFilesConfig
+    from bionemo.finetuning.build import read_splits
+    from bionemo.finetuning.features import compute
+    from bionemo.inference.batching import USUAL
+
+    config = DownstreamDataConfig(
+        task_name="x", task_type="token-level-classification", preprocessed_data_path="", dataset_path=str(data),
+        dataset=TaskFilesConfig(train="x000", val="x000", test="x000"), sequence_column="sequence",
+        target_column="3state", target_sizes=[3], mask_column="resolved", emb_batch_size=3, shuffle=True,
+        preprocessing=None,  # type: ignore[arg-type]
+    )  # fmt: skip
+    splits, classes = read_splits(config, "x", ["train", "test"])
+    train, test = (compute(model, splits[name], config.task_type, USUAL)[0] for name in ("train", "test"))
+    optim = OptimConfig(
+        name="adam", lr=0.01, weight_decay=0.01, betas=[0.9, 0.999], eps=1e-8,
+        sched=SchedConfig(name="WarmupAnnealing", min_lr=1e-5, last_epoch=-1, warmup_ratio=0.01, max_steps=1000),
+    )  # fmt: skip
+    recipe = linear_probe.Recipe(epochs=2, batch_size=8, shuffle=True, seed=1234, optim=optim)
+    trained = linear_probe.train(lambda: TokenHead(model.hidden_size, len(classes)), train, None, recipe, model.device)
+    found = linear_probe.evaluate(trained.head, test)
+    assert found["loss"] == pytest.approx(logged(tmp_path / "run", "dwnstr_task_val_loss")[8], rel=1e-6)
+    assert found["accuracy"] == pytest.approx(logged(tmp_path / "run", "test_3state_accuracy")[8], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["model.dwnstr_task_validation.dataset.dataset_path=/none"], "x000.csv"),
+        (["model.dwnstr_task_validation.dataset.mask_column=[mask]"], "has no column 'mask'"),
+        (["model.dwnstr_task_validation.dataset.target_sizes=[2]"], "but target_sizes says 2"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(more: list[str], told: str, data: Path, tmp_path: Path) -> None:
+    status, console = run(tmp_path / "run", *words(data), *more)
+    assert status == 1
+    assert told in console[-1]
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,83 @@
+"""`python -m bionemo.cluster check`: among processes of the stand-in for bcprun, and where some are missing."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from bionemo.cli.cluster import main
+from bionemo.launch.check import Sizes
+from tests.conftest import ROOT
+
+CHECK = [sys.executable, "-m", "bionemo.cluster", "check"]
+NUMBER = r" +\d+\.\d{3}"
+
+
+def environment(**more: object) -> dict[str, str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    return {**os.environ, **place, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
+
+
+def test_everyone_is_named_and_sums_are_timed() -> None:
+    words = f"{' '.join(CHECK)} -b 4K -e 16K -f 2 -n 2"
+    done = subprocess.run(
+        [ROOT / "scripts" / "bcprun", "--nnodes", "2", "--npernode", "1", "--cmd", words],
+        env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    columns, *ranks = done.stdout.split("\n\n")[0].splitlines()
+    assert columns.split()[:6] == ["rank", "node", "local", "host", "process", "device"]
+    found = [rank.split() for rank in ranks]
+    assert [rank[:4] for rank in found] == [[node, node, "0", socket.gethostname()] for node in "01"]
+    assert {rank[-1] for rank in found} == {"bcprun"}
+    title, _, *sizes = done.stdout.split("\n\n")[1].splitlines()
+    assert title == "all-reduce of float32 over 2 processes, gloo, 2 times each"
+    for line, size in zip(sizes, (4, 8, 16), strict=True):
+        assert re.fullmatch(rf" *{size} KiB{NUMBER * 3}", line)
+        milliseconds, speed, bus = map(float, line.split()[2:])
+        assert speed == pytest.approx(size * 1024 / milliseconds / 1e6, abs=0.002)
+        assert bus == speed  # 2 (n - 1) / n is 1 for two
+
+
+def test_who_has_not_come_is_named() -> None:
+    """Three of four ranks, each alone: the first waits for the others, they for it."""
+    first = environment(RANK=0, LOCAL_RANK=0, WORLD_SIZE=3, NODE_RANK=0)
+    lost = environment(RANK=2, LOCAL_RANK=0, WORLD_SIZE=3, NODE_RANK=2)
+    waiting = [
+        subprocess.Popen([*CHECK, "--patience", "2"], env=each, stdout=-1, stderr=-1, text=True)
+        for each in (first, {**lost, "RANK": "1", "MASTER_PORT": first["MASTER_PORT"]}, lost)
+    ]
+    said = [process.communicate(timeout=60) for process in waiting]
+    assert waiting[0].returncode == 1
+    assert said[0][1].splitlines()[-1] == "error: 1 of 3 processes have not come within 2 s: ranks 2"
+    assert len(said[0][0].splitlines()) == 3
+    assert waiting[2].returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "error: no launcher has started this process: start it as a run would be"),
+        (["-f", "1"], "error: expected --factor of 2 or more"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cluster", "check", *words])
+    if words:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+            monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(expected)
+
+
+def test_sizes_grow_by_a_factor() -> None:
+    assert list(Sizes(64, 4096, 4, 1)) == [64, 256, 1024, 4096]

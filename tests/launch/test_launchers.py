@@ -1,0 +1,140 @@
+"""The same run, two nodes of two processes each, by every launcher: to the last bit what four local processes give."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.launch.hosts import AVAILABLE, address, two_hosts
+from tests.launch.mini_slurm import MISSING, mini_slurm
+from tests.training.runs import fingerprint, logged, run_on_ranks, tiny
+
+pytestmark = pytest.mark.slow
+NAME = "--config-name=pretrain_esm2_8M"
+# starts what Open MPI would start on another host, here, under that host's name
+AGENT = """#!/bin/sh
+host=$1; shift
+exec unshare --uts sh -c 'hostname "$0" && exec sh -c "$1"' "$host" "$*"
+"""
+
+
+def words(directory: Path, nodes: int = 2, devices: int = 2) -> list[str]:
+    sizes = [f"trainer.num_nodes={nodes}", f"trainer.devices={devices}", "model.hidden_dropout=0.1"]
+    return [NAME, *tiny(*sizes, f"exp_manager.exp_dir={directory}", "name=esm")]
+
+
+def call(command: list[str], directory: Path, **environment: str) -> None:
+    full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(command, env=full, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+def bcprun(place: Path) -> Path:
+    line = " ".join(f"'{word}'" for word in [sys.executable, "-m", "bionemo.pretrain", *words(place / "run")])
+    call([str(ROOT / "scripts" / "bcprun"), "--nnodes", "2", "--npernode", "2", "--cmd", line], place)
+    return place / "run"
+
+
+def torchrun(place: Path) -> Path:
+    meeting = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port()}"]
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *meeting, f"--node-rank={node}", "-m", "bionemo.pretrain",
+             *words(place / "run")],
+            cwd=place, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    assert [agent.wait(300) for agent in agents] == [0, 0]
+    return place / "run"
+
+
+def launched(place: Path, *more: str, nodes: int = 2, devices: int = 2, **environment: str) -> Path:
+    command = [sys.executable, "-m", "bionemo.launch", *words(place / "launched", nodes, devices), *more]
+    call(command, place, **environment)
+    return place / "launched" / "results"
+
+
+def mpirun(place: Path) -> Path:
+    agent = place / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    hosts = place / "hosts"
+    hosts.write_text(f"{socket.gethostname()} slots=2\nnode2 slots=2\n")
+    options = f"[--allow-run-as-root,--mca,plm_rsh_agent,{agent},--mca,plm_rsh_no_tree_spawn,'1']"
+    return launched(
+        place, "cluster=mpi", f"cluster.hostfile={hosts}", f"cluster.mpirun_args={options}",
+        "cluster.env_vars={GLOO_SOCKET_IFNAME: lo}", MASTER_ADDR="127.0.0.1",
+    )  # fmt: skip
+
+
+def slurm(place: Path) -> Path:
+    with mini_slurm(place / "slurm") as environment:
+        results = launched(place, "cluster=bcm", MASTER_ADDR="127.0.0.1", **environment)
+        waits = ["srun", "--dependency=singleton", "--job-name=nemo-megatron-esm", "true"]  # for the job of that name
+        call(waits, place, **environment)
+    return results
+
+
+def ray(place: Path) -> Path:
+    """On two hosts: Ray tells nodes apart by their addresses."""
+    token = {"RAY_TMPDIR": "/tmp", "RAY_AUTH_TOKEN_PATH": str(place / "token"), "RAY_PORT": "6379"}
+    environment = {**os.environ, **token, "MASTER_ADDR": address(1), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    script = ["bash", str(ROOT / "scripts" / "start_ray_cluster.sh"), "--num-cpus=2"]
+    with two_hosts(place) as hosts:
+        members = [
+            subprocess.Popen(
+                [*host, *script, f"--node-ip-address={address(number)}"], cwd=place, start_new_session=True,
+                env={**environment, "GROUP_RANK": str(number - 1)},
+            )
+            for number, host in enumerate(hosts, 1)
+        ]  # fmt: skip
+        try:
+            where = ["cluster=ray", f"cluster.address={address(1)}:6379"]
+            command = [sys.executable, "-m", "bionemo.launch", *words(place / "launched"), *where]
+            call([*hosts[0], *command], place, **environment)
+        finally:
+            for member in members:
+                os.killpg(member.pid, 9)
+    return place / "launched" / "results"
+
+
+LAUNCHERS: dict[str, tuple[Callable[[Path], Path], object]] = {
+    "bcprun": (bcprun, True),
+    "torchrun": (torchrun, True),
+    "mpirun": (mpirun, shutil.which("mpirun") and os.geteuid() == 0),
+    "slurm": (slurm, not MISSING),
+    "ray": (ray, find_spec("ray") and AVAILABLE),
+}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("local") / "run"
+    ended = run_on_ranks(directory, "model.hidden_dropout=0.1", ranks=4)
+    assert [status for status, _ in ended] == [0] * 4, ended
+    return directory
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_losses_and_weights_are_those_of_four_local_processes(launcher: str, local: Path, tmp_path: Path) -> None:
+    start, available = LAUNCHERS[launcher]
+    if not available:
+        pytest.skip(f"{launcher} is not installed, or its trial needs root")
+    directory = start(tmp_path)
+    for key in ("reduced_train_loss", "val_loss", "grad_norm"):
+        assert logged(directory, key) == logged(local, key)
+    assert len(logged(local, "reduced_train_loss")) == 8
+    assert fingerprint(directory) == fingerprint(local)

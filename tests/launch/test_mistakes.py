@@ -1,0 +1,147 @@
+"""Every mistake is one line and a status of 1, and nothing has been submitted."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.launch.launches import BCP, launch
+from tests.launch.stubs import Stubs
+
+SLURM = ["cluster=bcm", "trainer.devices=8"]
+WRONG: dict[str, tuple[list[str], str]] = {
+    "a cluster that there is not": (["cluster=slurmm"], r"slurmm.*bcm, bcp, local, mpi, ray"),
+    "a key of another cluster": (["cluster=mpi", "cluster.partition=gpu"], r"cluster.partition"),
+    "a sweep": (["-m", "model.optim.lr=1e-3,1e-4"], r"-m: one run is launched at a time"),
+    "several machines": (["trainer.num_nodes=2"], r"trainer.num_nodes=2, but cluster=local is this machine alone"),
+    "a number of devices": ([*SLURM, "trainer.devices=auto"], r"trainer.devices=auto: give the number of devices"),
+    "devices of a node": (
+        [*SLURM, "trainer.devices=16", "cluster.gpus_per_node=8"], r"=16, but a node has cluster.gpus_per_node=8"
+    ),
+    "a number of GPUs": ([*SLURM, "cluster.gpus_per_node=many"], r"cluster.gpus_per_node"),
+    "a time": ([*SLURM, "cluster.time=soon"], r"cluster.time is 'soon', expected minutes, HH:MM:SS"),
+    "a signal": ([*SLURM, "cluster.signal='B:SIGUSR1@90'"], r"cluster.signal is 'B:SIGUSR1@90', expected such as SIG"),
+    "an option twice": ([*SLURM, "+cluster.additional_parameters.time=1"], r"parameters.time: give cluster.time"),
+    "an option of ours": ([*SLURM, "+cluster.additional_parameters.job-name=x"], r"job-name: it is set already"),
+    "no option": ([*SLURM, "cluster.additional_parameters={_x: 1}"], r"additional_parameters._x: .* another option"),
+    "two lines": ([*SLURM, "cluster.account='a\nb'"], r"sbatch --account is 'a\\nb', expected one line of text"),
+    "a variable's name": ([*SLURM, "cluster.env_vars={A-B: 1}"], r"cluster.env_vars.A-B: that is no name of an env"),
+    "an unset variable": ([*SLURM, "cluster.account=${oc.env:NOT_SET_HERE}"], r"NOT_SET_HERE"),
+    "a missing image": ([*SLURM, "cluster.container_image=/no/image.sqsh"], r"image=/no/image.sqsh: there is no"),
+    "a missing mount": ([*SLURM, "cluster.container_image=org/image:1", "cluster.container_mounts=[/no/fsx:/fsx]"],
+                        r"cluster.container_mounts: there is no /no/fsx to mount"),
+    "a missing hostfile": (["cluster=mpi", "cluster.hostfile=nowhere"], r"cluster.hostfile=nowhere: there is no such"),
+    "no instance": (["cluster=bcp"], r"missing value: give cluster.instance=..., which BCP needs"),
+    "too few GPUs": ([*BCP, "trainer.devices=16"], r"=16, but cluster.instance=dgxa100.80g.8.norm has 8"),
+    "a runtime": ([*BCP, "cluster.total_runtime=6"], r"cluster.total_runtime is '6', expected such as 6H"),
+    "a label": ([*BCP, "cluster.labels=[example-pretrain-job]"], r"labels is 'example-pretrain-job', expected l"),
+    "a priority": ([*BCP, "cluster.priority=MEDIUM"], r"cluster.priority is 'MEDIUM', expected .*NORMAL"),
+    "an array type": ([*BCP, "cluster.array_type=MPIRUN"], r"cluster.array_type is 'MPIRUN', .*did you mean MPI"),
+    "an order": ([*BCP, "cluster.order=100"], r"cluster.order is 100, expected from 1 to 99"),
+    "a workspace": ([*BCP, "cluster.workspaces=[data]"], r"cluster.workspaces is 'data', expected ID:/directory"),
+    "a port": ([*BCP, "cluster.ports=['1729']"], r"cluster.ports is '1729', expected PORT or NAME:PORT"),
+    "a named port": ([*BCP, "cluster.ports=['ui:80/HTTPS']"], r"a port has a name with TCP and UDP alone"),
+    "a secret by its value": ([*BCP, "cluster.secrets=['a b']"], r"cluster.secrets\[0\] must be the NAME"),
+    "a secret": ([*SLURM, "cluster.env_vars={WANDB_API_KEY: 0123456789}"], r"env_vars.WANDB_API_KEY holds a secret"),
+}  # fmt: skip
+
+
+def error_of(captured: pytest.CaptureFixture[str]) -> str:
+    lines = captured.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_one_line(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, expected = WRONG[case]
+    stubs = Stubs(tmp_path / "bin")
+    for name in ("sbatch", "ngc", "mpirun"):
+        stubs.add(name)
+    assert launch(monkeypatch, tmp_path, *words, path=stubs.directory) == 1
+    assert re.search(expected, error_of(capsys))
+    assert stubs.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (SLURM, "there is no sbatch here: submit from a login node"),
+        (["cluster=mpi"], "there is no mpirun here: install it"),
+        (BCP, "there is no ngc here: install the NGC CLI"),
+        (["cluster=ray"], r"cluster=ray needs Ray, which is not installed: pip install 'bionemo\[ray\]'"),
+    ],
+)
+def test_a_program_that_is_not_there(
+    words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("bionemo.launch.ray.find_spec", lambda _: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert launch(monkeypatch, tmp_path, *words) == 1
+    assert re.search(expected, error_of(capsys))
+
+
+REFUSES = """\
+if sys.argv[-1].endswith("_test_submission.sh"):
+    print("sbatch: error: invalid partition\\nsbatch: error: Batch job submission failed", file=sys.stderr)
+    sys.exit(1)
+print(16 + len(open(calls.name).readlines()), "mini", sep=";")
+"""
+
+
+def test_a_chain_is_submitted_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("sbatch", REFUSES)
+    stubs.add("scancel")
+    chain = [*SLURM, "do_preprocessing=True", "name=esm", "exp_manager.exp_dir=results/esm"]
+    assert launch(monkeypatch, tmp_path, *chain, path=stubs.directory) == 0
+    results, head = tmp_path / "results" / "esm", "nemo-megatron-esm"
+    assert capsys.readouterr().out.splitlines() == [
+        "esm_prepare: submitted batch job 17", "esm: submitted batch job 18", f"logs and results: {results}",
+    ]  # fmt: skip
+    assert (results / "launcher.log").read_text() == "Submitted batch job 17\nSubmitted batch job 18\n"
+    assert stubs.calls() == [
+        ["sbatch", "--parsable", f"{results}/{head}_prepare_submission.sh"],
+        ["sbatch", "--parsable", "--dependency=singleton,afterok:17", "--kill-on-invalid-dep=yes",
+         f"{results}/{head}_submission.sh"],
+    ]  # fmt: skip
+    assert launch(monkeypatch, tmp_path, *chain, "do_testing=True", path=stubs.directory) == 1
+    error = capsys.readouterr().err
+    told = r"sbatch: error: invalid partition sbatch: error: Batch job submission failed"
+    assert re.fullmatch(rf"error: sbatch refused \S+_test_submission.sh: {told}\n", error)
+    assert stubs.calls("scancel") == [["scancel", "19", "20"]]
+
+
+def test_a_refusal_of_ngc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("ngc", "print('Error: Invalid org.\\nTry again.', file=sys.stderr); sys.exit(1)")
+    assert launch(monkeypatch, tmp_path, *BCP, path=stubs.directory) == 1
+    assert error_of(capsys) == f"error: ngc refused {tmp_path}/ngc-launch.sh: Error: Invalid org. Try again."
+
+
+def test_a_directory_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("sbatch")
+    words = [*SLURM, f"exp_manager.exp_dir={tmp_path}/file/below"]
+    assert launch(monkeypatch, tmp_path, *words, path=stubs.directory) == 1
+    assert "cannot be written (Not a directory): choose another exp_manager.exp_dir" in error_of(capsys)
+    assert stubs.calls() == []
+
+
+def test_the_status_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("mpirun", "sys.exit(3)")
+    assert launch(monkeypatch, tmp_path, "cluster=mpi", "do_testing=True", path=stubs.directory) == 3
+    assert len(stubs.calls()) == 1  # what cannot be trained is not tested
+    (log,) = tmp_path.rglob("log-*.out")
+    assert os.path.getsize(log) == 0

@@ -1,0 +1,171 @@
+"""What starts a run, as text: against files that were read and approved, a real shell, and shellcheck."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bionemo.config.compose import typed
+from bionemo.config.paths import source
+from tests.launch.launches import BCP, launch
+from tests.launch.stubs import Stubs
+
+GOLDEN = Path(__file__).parent / "golden"
+GPT3 = ["--config-name=pretrain_gpt3_126m", "exp_manager.exp_dir=results/gpt3_126m"]
+SLURM = ["cluster=bcm", "cluster.partition=main", "cluster.account=acct"]
+CASES: dict[str, list[str]] = {
+    "bcm": [*GPT3, *SLURM, "cluster.env_vars={NCCL_DEBUG: INFO}"],
+    "bcm_container": [
+        *GPT3, *SLURM, "cluster.container_image=/apps/bionemo.sqsh", "cluster.container_mounts=[/fsx:/fsx]",
+        "cluster.stderr_to_stdout=False", "cluster.additional_parameters={qos: high, cpus-per-task: 8}",
+    ],
+    "bcm_chain": [*GPT3, *SLURM, "do_preprocessing=True", "do_testing=True", "trainer.accelerator=cpu"],
+    "bcm_benchmark": [*GPT3, *SLURM, "exp_manager.resume_if_exists=False", "cluster.account=null"],
+    "bcp": [*BCP, "trainer.devices=8", "trainer.num_nodes=2", "cluster.workspaces=[W:/data:RW]", "cluster.labels=[ml]",
+            "cluster.secrets=[wandb:WANDB_API_KEY]", "cluster.datasets=[17:/raw]", "do_preprocessing=True"],
+    "bcp_jupyter": [*BCP, "trainer.devices=8", "trainer.num_nodes=2", "cluster.interactive=jupyter"],
+    "mpi": ["cluster=mpi", "cluster.hostfile=hosts", "trainer.devices=8", "trainer.num_nodes=2",
+            "cluster.mpirun_args=[--allow-run-as-root]", "cluster.env_vars={NCCL_DEBUG: INFO}", "name=esm"],
+    "ray": ["cluster=ray", "trainer.devices=8", "trainer.num_nodes=2", "cluster.env_vars={A: b}", "name=esm"],
+    "local": ["cluster=local", "trainer.devices=8", "name=esm", "do_testing=True"],
+}  # fmt: skip
+
+
+def rendered(text: str, here: Path) -> str:
+    """What --dry-run prints, but the configuration, and the places of this machine."""
+    for place, name in ((str(here), "HERE"), (sys.executable, "PYTHON"), (str(Path(sys.argv[0])), "LAUNCH")):
+        text = text.replace(place, name)
+    files = text.split("\n# HERE/")
+    return "\n# HERE/".join(file for file in files if "_hydra.yaml\n" not in file.partition("\n")[0] + "\n")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_text_is_the_approved_one(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To approve another: run with BIONEMO_APPROVE=1, and read the difference."""
+    monkeypatch.delenv("BIONEMO_HOME", raising=False)
+    assert launch(monkeypatch, tmp_path, *CASES[case], "--dry-run") == 0
+    assert not list(tmp_path.iterdir())
+    found = rendered(capsys.readouterr().out, tmp_path)
+    file = GOLDEN / f"{case}.txt"
+    if os.environ.get("BIONEMO_APPROVE"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(found)
+    assert found == file.read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_sound_shell(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    for name in ("sbatch", "ngc", "mpirun", "bash"):
+        stubs.add(name, "print(17)")
+    (tmp_path / "hosts").write_text("# comment\n\nnode7 slots=8\n")
+    monkeypatch.setattr("bionemo.launch.slurm.Path.exists", lambda _: True)
+    monkeypatch.setattr("bionemo.launch.ray.find_spec", lambda _: True)
+    assert launch(monkeypatch, tmp_path, *CASES[case], path=stubs.directory) == 0
+    monkeypatch.undo()
+    scripts = list(tmp_path.rglob("*.sh"))
+    assert len(scripts) == (3 if case == "bcm_chain" else 1)
+    for script in scripts:
+        assert os.access(script, os.X_OK)
+        for command in (["bash", "-n"], ["shellcheck"]):
+            checked = subprocess.run([*command, script], capture_output=True, text=True, check=False)
+            assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"--gpus-per-node=4", "--gres=gpu:4"}),
+        (["cluster.gpus_per_node=8"], {"--gpus-per-node=8", "--gres=gpu:8"}),  # a node has more than are used
+        (["cluster.gres=gpu:a100:8"], {"--gres=gpu:a100:8"}),
+        (["cluster.gpus_per_node=null"], {"--gres=gpu:4"}),
+        (["cluster.gres=null"], {"--gpus-per-node=4"}),
+        (["cluster.gpus_per_node=8", "cluster.gres=gpu:a100:8"], {"--gpus-per-node=8", "--gres=gpu:a100:8"}),
+        (["trainer.devices=[0,2]"], {"--gpus-per-node=2", "--gres=gpu:2"}),
+        (["trainer.accelerator=cpu"], set()),
+    ],
+)
+def test_slurm_is_asked_for_the_gpus_of_a_run(
+    words: list[str], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    devices = [] if "devices" in str(words) else ["trainer.devices=4"]
+    assert launch(monkeypatch, tmp_path, *SLURM, *devices, *words, "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    options = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH --g")}
+    assert options == expected
+    assert f"#SBATCH --ntasks-per-node={2 if '[0,2]' in str(words) else 4}" in lines
+
+
+HOSTILE = "a b'c\"d$(touch owned)`touch owned`;touch owned\\ #&|>x"
+
+
+def started(calls: list[list[str]], program: str) -> list[list[str]]:
+    return [call[1:] for call in calls if call[0] == program]
+
+
+def run_all(tmp_path: Path, stubs: Stubs) -> None:
+    """Run every script in a shell, as whoever takes it would."""
+    environment = {**os.environ, "PATH": f"{stubs.directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+    for script in tmp_path.rglob("*.sh"):
+        subprocess.run(["bash", script], env=environment, check=True, cwd=tmp_path, capture_output=True)
+
+
+@pytest.mark.parametrize("kind", ["bcm", "mpi", "local"])
+def test_hostile_values_come_through_and_are_never_run(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the name of the run, of its directory, of variables and options: all reach the program as they are."""
+    here = tmp_path / HOSTILE.replace("/", "")
+    here.mkdir()
+    stubs = Stubs(tmp_path / "bin")
+    python = stubs.directory / "python 3"
+    for name in ("srun", "sbatch", "mpirun", python.name):
+        stubs.add(name, "print(os.environ.get('MINE'))")
+    monkeypatch.setattr("bionemo.launch.job.sys.executable", str(python))
+    quoted = "'" + HOSTILE.replace("'", "\\'") + "'"
+    words = [f"cluster={kind}", f"name={quoted}", f"cluster.env_vars={{MINE: {quoted}}}", "trainer.devices=1",
+             "exp_manager.exp_dir=out dir"]  # fmt: skip
+    words += ["cluster.job_name_prefix='p q '", "cluster.srun_args=['--x=$(touch owned)']"] if kind == "bcm" else []
+    words += ["cluster.mpirun_args=['--x=$(touch owned)']"] if kind == "mpi" else []
+    assert launch(monkeypatch, here, *words, path=stubs.directory) == 0
+    if kind == "bcm":
+        run_all(here, stubs)
+    settings = f"{here}/out dir/{HOSTILE}_hydra.yaml"
+    command = ["-u", "-m", "bionemo.pretrain", f"--config-path={here}/out dir", f"--config-name={HOSTILE}_hydra.yaml",
+               "--trust-config", "do_preprocessing=False", "do_training=True", "do_testing=False"]  # fmt: skip
+    program = {"bcm": "srun", "mpi": "mpirun", "local": python.name}[kind]
+    (call,) = stubs.calls(program)
+    assert call[-9:] == command
+    assert kind == "local" or "--x=$(touch owned)" in call
+    where = source(Path(settings).name, Path(settings).parent, trusted=True)
+    assert typed(where, [])[0].name == HOSTILE
+    logs = [path for path in here.rglob("*.out") if kind != "bcm"]
+    assert [path.read_text() for path in logs] == [f"{HOSTILE}\n" for _ in logs]
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_hostile_values_on_base_command_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the shell that calls ngc, the one of the job, and the one of every process."""
+    stubs = Stubs(tmp_path / "bin")
+    for name in ("ngc", "bcprun", "python"):
+        stubs.add(name)
+    hydra = "desc='" + HOSTILE.replace("'", "\\'") + "\nCOMMAND\n'"
+    assert launch(monkeypatch, tmp_path, *BCP, "trainer.devices=2", hydra, path=stubs.directory) == 0
+    (ngc,) = stubs.calls("ngc")
+    environment = {**os.environ, "PATH": f"{stubs.directory}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", ngc[ngc.index("--commandline") + 1]], env=environment, check=True, cwd=tmp_path)
+    (bcprun,) = stubs.calls("bcprun")
+    subprocess.run(["bash", "-c", bcprun[bcprun.index("--cmd") + 1]], env=environment, check=True, cwd=tmp_path)
+    (python,) = stubs.calls("python")
+    assert hydra in python
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_shellcheck_is_there() -> None:
+    assert shutil.which("shellcheck")

@@ -1,0 +1,192 @@
+"""A real Slurm of two nodes: what it makes of our scripts, and of runs that it tells, preempts or kills."""
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.launch.launches import launch
+from tests.launch.mini_slurm import MISSING, mini_slurm
+from tests.training.runs import TEXT, fingerprint, logged, run_on_ranks, tiny
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"Slurm is not installed: there is no {', '.join(MISSING)}")
+TWO_NODES = ["cluster=bcm", "trainer.num_nodes=2", "trainer.devices=1"]
+LONG = ["trainer.max_steps=800", "trainer.val_check_interval=400", "trainer.log_every_n_steps=10"]
+PATIENCE = 180  # seconds: four processes may share two cores with other tests
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with mini_slurm(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment | {"MASTER_ADDR": "127.0.0.1"}  # node1 is no name that this machine knows
+
+
+@pytest.fixture
+def slurm(cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+
+
+def say(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def job(number: int) -> dict[str, str]:
+    """What Slurm knows of a job."""
+    return dict(re.findall(r"(\w+)=(\S*)", say("scontrol", "show", "job", str(number))))
+
+
+def until(condition: Callable[[], object], what: Callable[[], str]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.2)
+
+
+def ended(number: int) -> dict[str, str]:
+    until(lambda: job(number)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), lambda: str(job(number)))
+    return job(number)
+
+
+def submitted(capsys: pytest.CaptureFixture[str]) -> int:
+    found = re.search(r"submitted batch job (\d+)", capsys.readouterr().out)
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_run_that_is_told_and_preempted_is_bitwise_the_one_that_was_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGUSR1 comes as before the end of its time; then a job of more importance needs the nodes: SIGTERM."""
+    alone = tmp_path / "alone"
+    assert [status for status, _ in run_on_ranks(alone, *LONG, ranks=2)] == [0, 0]
+
+    directory = tmp_path / "results" / "esm"
+    words = tiny(*LONG, *TWO_NODES, "name=esm", "cluster.signal=null", f"exp_manager.exp_dir={directory}")
+    assert launch(monkeypatch, tmp_path, *words) == 0
+    number = submitted(capsys)
+    console = directory / f"log-nemo-megatron-esm_{number}.out"
+
+    def trains(restarts: int) -> bool:
+        starts = console.read_text().split("continuing from") if console.exists() else []
+        return len(starts) == restarts + 1 and "\nstep " in starts[-1]
+
+    until(lambda: trains(0), lambda: str(job(number)))
+    say("scancel", "--signal=USR1", str(number))
+    until(lambda: trains(1), console.read_text)
+    say("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 1", f"--output={tmp_path}/urgent")
+    until(lambda: console.read_text().count("continuing from") == 2, console.read_text)
+    assert ended(number)["JobState"] == "COMPLETED"
+    assert job(number)["Restarts"] == "2"
+    assert re.findall(r"received (\w+): saving step", console.read_text()) == ["SIGUSR1", "SIGTERM"]
+
+    results = directory / "results"
+    assert fingerprint(results) == fingerprint(alone)
+    assert logged(results, "reduced_train_loss") == logged(alone, "reduced_train_loss")
+    assert logged(results, "val_loss")[800] == logged(alone, "val_loss")[800]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("slurm")
+def test_slurm_tells_a_run_before_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two minutes, less thirty seconds, less what Slurm's clock is coarse by; the time it has again is enough."""
+    directory = tmp_path / "results"
+    words = tiny(*TWO_NODES, "trainer.max_steps=1000000", f"exp_manager.exp_dir={directory}", "cluster.time='2'",
+                 "cluster.signal=SIGUSR1@30", "name=esm")  # fmt: skip
+    assert launch(monkeypatch, tmp_path, *words) == 0
+    number = submitted(capsys)
+    console = directory / f"log-nemo-megatron-esm_{number}.out"
+    until(lambda: console.exists() and "continuing from" in console.read_text(), lambda: str(job(number)))
+    say("scancel", str(number))
+    told = console.read_text()
+    assert "received SIGUSR1: saving step" in told
+    assert "DUE TO TIME LIMIT" not in told
+    assert ended(number)["JobState"] == "CANCELLED"
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_rank_that_dies_ends_the_step_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\n[ "$SLURM_PROCID" = 1 ] && exit 3\nexec sleep 300\n')
+    python.chmod(0o755)
+    words = [*TWO_NODES, f"cluster.python={python}", "trainer.accelerator=cpu", "name=dies"]
+    assert launch(monkeypatch, tmp_path, *words) == 0
+    before = time.monotonic()
+    state = ended(submitted(capsys))
+    assert time.monotonic() - before < 30
+    assert (state["JobState"], state["Restarts"]) == ("FAILED", "0")
+    assert "task 1: Exited with exit code 3" in Path(state["StdOut"]).read_text()
+
+
+@pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.devices=8"],
+        ["trainer.devices=8", "cluster.time=1-00:00:00", "cluster.signal=USR1@90", "cluster.mem=12.5"],
+        ["trainer.devices=2", "cluster.exclusive=False", "cluster.gpus_per_task=1", "cluster.gpus_per_node=null",
+         "cluster.gres=null", "cluster.dependency=null", "cluster.additional_parameters={comment: \"it is 'mine'\"}"],
+    ],
+)  # fmt: skip
+def test_sbatch_takes_every_option(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That it would start, too: the cluster has two nodes of eight GPUs."""
+    place = f"exp_manager.exp_dir='{tmp_path}/a b $(x)'"
+    assert launch(monkeypatch, tmp_path, "cluster=bcm", "trainer.num_nodes=2", *words, place, "--dry-run") == 0
+    (script,) = re.findall(r"\n# \S[^\n]*_submission.sh\n(.*)", capsys.readouterr().out, re.DOTALL)
+    (tmp_path / "script.sh").write_text(script)
+    answer = subprocess.run(
+        ["sbatch", "--test-only", tmp_path / "script.sh"], capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "to start at" in answer.stderr
+
+
+@pytest.mark.usefixtures("slurm")
+def test_what_sbatch_refuses_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch(monkeypatch, tmp_path, *TWO_NODES, "cluster.partition=nowhere") == 1
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"error: sbatch refused \S+: sbatch: error: .*invalid partition specified: nowhere.*\n", error)
+    assert say("squeue", "--noheader", "--name=nemo-megatron-esm2-8M") == ""
+
+
+@pytest.mark.usefixtures("slurm")
+def test_the_benchmark_of_gpt3_leaves_the_tree_of_its_guide(tmp_path: Path) -> None:
+    small = [word for word in tiny(model="gpt3") if word not in TEXT and not word.startswith("trainer.max_steps")]
+    sizes = [*small, "model.global_batch_size=null", "model.optim.sched.constant_steps=0", "trainer.max_time=null"]
+    data = ["model.data.mock.num_samples=100", "model.tokenizer.vocab_file=null", "model.tokenizer.merge_file=null"]
+    script = ROOT / "examples" / "gpt3" / "scripts" / "bmk-pretrain-gpt3-126m2.sh"
+    fewer = ["trainer.devices=1", "trainer.max_steps=4", "trainer.val_check_interval=4"]
+    command = ["bash", str(script), *sizes, *data, *fewer]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+    found = re.search(r"submitted batch job (\d+)", told.stdout)
+    assert found
+    number = int(found[1])
+    results = tmp_path / "results" / "gpt3_126m"
+    log = results / f"log-nemo-megatron-gpt3_126m_{number}.out"
+    assert ended(number)["JobState"] == "COMPLETED", log.read_text()
+    assert {path.name for path in results.iterdir()} == {
+        "gpt3_126m_hydra.yaml", "launcher_cmd.log", "launcher.log", log.name,
+        "nemo-megatron-gpt3_126m_submission.sh", "results",
+    }  # fmt: skip
+    assert (results / "launcher.log").read_text() == f"Submitted batch job {number}\n"
+    names = {re.sub(r"(events.out.tfevents.).*", r"\1*", path.name) for path in (results / "results").iterdir()}
+    logs = {f"nemo_log_globalrank-{rank}_localrank-0.txt" for rank in range(2)}
+    guide = {"cmd-args.log", "events.out.tfevents.*", "git-info.log", "hparams.yaml", "lightning_logs.txt",
+             "nemo_error_log.txt", *logs}  # fmt: skip
+    assert guide <= names
+    assert set(logged(results / "results", "reduced_train_loss")) == {1, 2, 3, 4}
+    assert "step 4 of 4" in log.read_text()

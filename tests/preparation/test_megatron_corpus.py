@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`.jsonl` to Megatron's indexed data: Megatron reads back the tokens of the texts, and nothing is half done."""
+
+import errno
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bionemo.megatron  # noqa: F401  # prepares the host
+from bionemo.common.errors import UserError
+from bionemo.common.files import create_owned
+from bionemo.config.compose import load
+from bionemo.config.paths import CONF_DIR
+from bionemo.config.schema import PreparationConfig
+from bionemo.preparation import megatron_corpus, pool, prepare
+from bionemo.tokenizers.gpt2 import read_gpt2
+from tests.conftest import ROOT
+from tests.tokenizers.bpe import TEXTS, write_bpe
+
+Prepare = Callable[..., list[list[int]]]
+MANY = [f"{TEXTS[number % 3]} {number}" for number in range(200)]
+
+
+@pytest.fixture(autouse=True)
+def no_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_START_METHOD", "spawn")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_bpe(tmp_path_factory.mktemp("bpe"))
+
+
+@pytest.fixture
+def made(files: tuple[Path, Path], tmp_path: Path) -> Iterator[Prepare]:
+    """Prepare a source; the documents as Megatron reads them."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    def run(*words: str, source: str = "", output: Path = tmp_path / "out" / "text") -> list[list[int]]:
+        given = [f"source={source or tmp_path / 'a.jsonl'}", f"output={output}", "num_preprocess_workers=1"]
+        given += [f"vocab_file={files[0]}", f"merge_file={files[1]}", *words]
+        prepare(load("text", given, CONF_DIR / "preparation", PreparationConfig))
+        found = IndexedDataset(str(output))
+        assert found.document_indices.tolist() == list(range(len(found) + 1))
+        assert sorted(path.name for path in output.parent.iterdir()) == [f"{output.name}.bin", f"{output.name}.idx"]
+        return [document.tolist() for document in found]
+
+    yield run
+
+
+def write(path: Path, lines: list[Any]) -> Path:
+    """Objects as JSON, bytes as they are."""
+    path.write_bytes(
+        b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+    )
+    return path
+
+
+def test_every_document_is_its_tokens_and_an_end(
+    made: Prepare, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a.jsonl", [{"text": text, "id": 1} for text in TEXTS])
+    tokenizer = read_gpt2(*files)
+    expected = [tokenizer.encode(text).tolist() for text in TEXTS]
+    assert made() == [[*ids, tokenizer.eod_id] for ids in expected]
+    tokens = sum(map(len, expected)) + 3
+    assert f"a.jsonl: 3 documents read, 3 written with {tokens} tokens; " in capsys.readouterr().out
+    assert made("append_eod=False", "force=True") == expected
+
+
+def test_any_number_of_workers_and_pieces_gives_the_same(
+    made: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "a.jsonl", [{"text": text} for text in MANY])
+    one = made()
+    monkeypatch.setattr(megatron_corpus, "_PIECE", 1 << 10)
+    assert made(output=tmp_path / "two" / "text") == one
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert made("num_preprocess_workers=2", output=tmp_path / "three" / "text") == one
+    assert len(one) == len(MANY)
+    assert len({path.read_bytes() for path in tmp_path.glob("*/text.bin")}) == 1
+    assert len({path.read_bytes() for path in tmp_path.glob("*/text.idx")}) == 1
+    assert source.stat().st_size > 10 << 10
+
+
+def test_several_files_gzip_another_key_and_loose_ends(made: Prepare, tmp_path: Path) -> None:
+    write(
+        tmp_path / "a.jsonl", [b"\xef\xbb\xbf", {"body": "one"}, b"\n", b"  \r\n", b'{"body": "two"}']
+    )  # no line end
+    with gzip.open(tmp_path / "b.jsonl.gz", "wb") as file:
+        file.write(b'{"body": "three"}\r\n{"body": "four"}\n')
+    names = [f"{tmp_path}/{name}" for name in ("a.jsonl", "b.jsonl.gz")]
+    both = made("json_key=body", source=f"[{','.join(names)}]")
+    parts = [made("json_key=body", source=name, output=tmp_path / name[-1] / "text") for name in names]
+    assert both == parts[0] + parts[1]
+    assert list(map(len, parts)) == [2, 2]
+    for name in names:  # progress counts what lies on the disk
+        assert sum(lines.size for lines in megatron_corpus._lines([name])) == Path(name).stat().st_size
+
+
+def test_a_large_vocabulary_is_written_in_32_bits(
+    made: Prepare, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab = json.loads(files[0].read_text())
+    vocab.update({f"<{number}>": number for number in range(len(vocab), 70_000)})
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    write(tmp_path / "a.jsonl", [{"text": "the protein"}])
+    found = made(f"vocab_file={tmp_path / 'vocab.json'}")
+    assert found == made("force=True")
+    data = np.fromfile(tmp_path / "out" / "text.bin", np.uint16)
+    assert data.tolist() == found[0]  # the second time 16 bits are enough
+    made(f"vocab_file={tmp_path / 'vocab.json'}", "force=True")
+    assert np.fromfile(tmp_path / "out" / "text.bin", np.int32).tolist() == found[0]
+
+
+INVALID = [
+    (b"{'text': 1}\n", "a line that is not JSON"), (b'{"text": "a"\n', "a line that is not JSON"),
+    (b"[" * 100_000 + b"\n", "a line that is not JSON"), (b'["text"]\n', "a line that is not a JSON object"),
+    (b'"text"\n', "a line that is not a JSON object"), (b'{"txt": "a"}\n', "no key 'text'"),
+    (b'{"text": null}\n', "the 'text' is not a string"), (b'{"text": ["a"]}\n', "the 'text' is not a string"),
+    (b'{"text": "\xff"}\n', "text that is not UTF-8"), (b'{"text": "\\ud800"}\n', "the .text. has half a"),
+    (b'{"text": ' + b"9" * 5000 + b"}\n", "a line that is not JSON"), (b"\0\0\n", "a line that is not JSON"),
+]  # fmt: skip
+
+
+def test_policies(made: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, empty = {"text": "one"}, {"text": ""}
+    for line, told in INVALID:
+        write(tmp_path / "a.jsonl", [good, b"\n", line, empty])
+        with pytest.raises(UserError, match=rf"a\.jsonl:3: {told}.*on_invalid=skip") as caught:
+            made()
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+    write(tmp_path / "a.jsonl", [good, empty, *(line for line, _ in INVALID), good])
+    with pytest.raises(UserError, match=r"a\.jsonl:2: a document without text: .*on_empty=skip"):
+        made("on_invalid=skip")
+    assert len(made("on_invalid=skip", "on_empty=skip")) == 2
+    count = len(INVALID)
+    told = f"{count + 3} documents read, 2 written with 8 tokens, 1 dropped (empty), {count} dropped (invalid)"
+    assert told in capsys.readouterr().out
+    write(tmp_path / "a.jsonl", [empty])
+    with pytest.raises(UserError, match=r"1 documents read, 1 dropped \(empty\), none is left"):
+        made("on_empty=skip", output=tmp_path / "none" / "text")
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_is_there_is_kept_until_all_is_made(made: Prepare, tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "one"}])
+    one = made()
+    with pytest.raises(UserError, match=r"text\.bin is there already: .*force=True"):
+        made()
+    write(tmp_path / "a.jsonl", [{"text": "two"}, b"junk\n"])
+    with pytest.raises(UserError, match="not JSON"):
+        made("force=True")
+    write(tmp_path / "b.jsonl", [{"text": "one"}])
+    assert made(source=str(tmp_path / "b.jsonl"), output=tmp_path / "again" / "text") == one
+    assert (tmp_path / "out" / "text.bin").read_bytes() == (tmp_path / "again" / "text.bin").read_bytes()
+    stage = tmp_path / "out" / ".text.preparing"  # of a job that was killed
+    create_owned(stage, "indexed data set")
+    for name in ("bin", "idx"):
+        (stage / name).write_bytes(bytes(10_000))
+    assert made("on_invalid=skip", "force=True") != one
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["source=/nowhere.jsonl"], "/nowhere.jsonl cannot be read"),
+        (["vocab_file=null"], "needs vocab_file, but only merge_file="),
+        (["merge_file=/nowhere.txt"], "/nowhere.txt cannot be read"),
+        (["output=/"], "give a directory and a name"),
+        (["on_empty=keep"], "on_empty"),
+        (["output=/proc/text/a"], "/proc/text cannot be written"),
+    ],
+)
+def test_mistakes(made: Prepare, tmp_path: Path, words: list[str], told: str) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "one"}])
+    with pytest.raises(UserError, match=told) as caught:
+        made(*words)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_gzip(made: Prepare, tmp_path: Path) -> None:
+    data = gzip.compress(json.dumps({"text": "one"}).encode() + b"\n")
+    (tmp_path / "a.jsonl").write_bytes(data[:-4])
+    with pytest.raises(UserError, match=r"a\.jsonl: the gzip data is cut off or damaged"):
+        made()
+
+
+def test_from_the_command_line(files: tuple[Path, Path], tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"text": text} for text in MANY])
+    command = [sys.executable, "-m", "bionemo.preprocess", "--config-name=text", f"source={tmp_path / 'a.jsonl'}",
+               f"output={tmp_path / 'out' / 'text'}", f"vocab_file={files[0]}", f"merge_file={files[1]}"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "200 documents read, 200 written with" in done.stdout
+    assert done.stdout.endswith(f"prepared: {tmp_path / 'out' / 'text'}.bin, {tmp_path / 'out' / 'text'}.idx\n")
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("call", range(3))
+@pytest.mark.parametrize("replaced", [False, True])
+def test_an_error_between_the_moves(
+    made: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, replaced: bool
+) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "one"}])
+    write(tmp_path / "b.jsonl", [{"text": "two"}])
+    two, out = made(source=str(tmp_path / "b.jsonl"), output=tmp_path / "two" / "text"), tmp_path / "out"
+    one = made() if replaced else two
+    done, real = 0, os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        nonlocal done
+        if ".preparing" in f"{source}{target}" and "bionemo.json" not in f"{target}":
+            done += 1
+            if done > call:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    words = ["force=True"] if replaced else []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", failing)
+        if call < 2 + replaced:
+            with pytest.raises(UserError, match="no space left on the disk"):
+                made(*words, source=str(tmp_path / "b.jsonl"))
+    assert made("force=True", source=str(tmp_path / "b.jsonl")) == two
+    assert len(one) == len(two) and sorted(path.name for path in out.iterdir()) == ["text.bin", "text.idx"]
+
+
+@pytest.mark.parametrize("kind", ["bin", "idx"])
+def test_files_of_others_are_never_replaced(made: Prepare, tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "one"}])
+    mine = tmp_path / "out" / f"text.{kind}"
+    mine.parent.mkdir()
+    mine.write_text("precious")
+    with pytest.raises(UserError, match=rf"text\.{kind} does not belong to an indexed data set: move it away"):
+        made("force=True")
+    stage = mine.parent / ".text.preparing"
+    stage.mkdir()
+    (stage / "idx").write_text("precious")
+    mine.unlink()
+    with pytest.raises(UserError, match=r"\.text\.preparing exists and was not created by bionemo"):
+        made()
+    assert (stage / "idx").read_text() == "precious"

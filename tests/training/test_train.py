@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as its user meets it: the command, the console, the files it leaves, and one line for every mistake."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from bionemo.common.errors import UserError
+from bionemo.megatron.precision import cpu_has_bf16
+from tests.conftest import EXAMPLES, ROOT
+from tests.training.runs import FAMILIES, config, logged, run, train, write_shards
+
+SECRETS = {"WANDB_API_KEY": "0123456789secretkeyinenvironment01234567"}
+PLANTED = "SECRET123"
+INSTEAD_OF_FP16 = "bf16-mixed" if cpu_has_bf16() else "32"
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("shards") / "uniref"
+    write_shards(directory, files=10, rows=12)
+    return directory
+
+
+@dataclass
+class Done:
+    status: int
+    console: list[str]
+    directory: Path
+
+
+SEED = """
+--config-path=conf --config-name=pretrain_small do_training=True model.data.dataset_path={data}
+++model.data.dataset.train=x_OP_000..009_CL_ ++model.data.dataset.val=x_OP_000..009_CL_
+++model.data.dataset.test=x_OP_000..009_CL_ exp_manager.exp_dir={out} ++exp_manager.create_wandb_logger=True
+++exp_manager.wandb_logger_kwargs.offline=True ++exp_manager.wandb_logger_kwargs.name=a_name ++trainer.devices=1
+++trainer.num_nodes=1 model.validation.validation_enabled=False model.micro_batch_size=8 ++trainer.max_steps=20
+++trainer.val_check_interval=10 model.data.num_workers=0 ++model.tensor_model_parallel_size=1
+++trainer.accumulate_grad_batches=1 ++exp_manager.checkpoint_callback_params.always_save_nemo=False
+"""  # a command of v1's users; only paths, steps and numbers of devices are ours
+
+
+def start(words: list[str], directory: Path) -> Done:
+    environment = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "MASTER_PORT")}
+    done = subprocess.run(
+        [sys.executable, "pretrain.py", *words], cwd=EXAMPLES / "esm1nv", env=environment | SECRETS,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout.splitlines(), directory)
+
+
+@pytest.fixture(scope="module")
+def seed_run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """The command as it stands, a small model in the place of the 44 M parameters, and a secret."""
+    out = tmp_path_factory.mktemp("seed")
+    small = ["model.num_layers=1", "model.hidden_size=32", "model.num_attention_heads=2", "model.seq_length=128"]
+    secret = [f"++exp_manager.wandb_logger_kwargs.config.api_key={PLANTED}", "trainer.log_every_n_steps=1"]
+    return start([*SEED.format(data=shards, out=out).split(), *small, *secret], out)
+
+
+def test_the_seed_command_runs(seed_run: Done) -> None:
+    assert seed_run.status == 0, seed_run.console
+    assert sorted(logged(seed_run.directory, "val_loss")) == [10, 20]
+
+
+@pytest.mark.slow
+def test_the_seed_command_runs_at_full_size(shards: Path, tmp_path: Path) -> None:
+    done = start(SEED.format(data=shards, out=tmp_path).split(), tmp_path)
+    assert done.status == 0, done.console
+    assert any("43,612,544 parameters" in line for line in done.console)
+
+
+def test_the_directory_holds_what_users_look_for(seed_run: Done) -> None:
+    for pattern in (
+        "cmd-args.log", "events.out.tfevents.*", "hparams.yaml", "lightning_logs.txt", "nemo_error_log.txt",
+        "nemo_log_globalrank-0_localrank-0.txt", "config.yaml", "loss_curve.png", "checkpoints/*-last",
+        "wandb/offline-run-*/*.wandb",
+    ):  # fmt: skip
+        assert len(list(seed_run.directory.glob(pattern))) == 1, pattern
+    inside = subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True, check=False).returncode == 0
+    told = (seed_run.directory / "git-info.log").read_text()
+    assert re.fullmatch(r"bionemo [\d.]+\n(commit hash: [0-9a-f]{40}\n( ?[MARD]+ .*\n)*)?", told)
+    assert ("commit hash" in told) == inside
+    assert (seed_run.directory / "loss_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "x_OP_000..009_CL_" in (seed_run.directory / "cmd-args.log").read_text()
+    log = (seed_run.directory / "nemo_log_globalrank-0_localrank-0.txt").read_text()
+    assert "from the beginning" in log
+    assert f"computing in {INSTEAD_OF_FP16} here" in log  # said before the file was there
+
+
+def test_the_configuration_is_written_as_it_was_resolved(seed_run: Done) -> None:
+    for name in ("config.yaml", "hparams.yaml"):
+        written = yaml.safe_load((seed_run.directory / name).read_text())
+        assert written["model"]["micro_batch_size"] == 8
+        assert written["model"]["ffn_hidden_size"] == 128
+        assert written["exp_manager"]["wandb_logger_kwargs"]["config"] == {"api_key": "***"}
+        assert "${" not in (seed_run.directory / name).read_text()
+
+
+def test_what_is_logged(seed_run: Done) -> None:
+    (events,) = seed_run.directory.glob("events.out.tfevents.*")
+    scalars = EventAccumulator(str(events)).Reload()
+    every_step = {
+        "reduced_train_loss", "lr", "grad_norm", "tokens_per_second", "consumed_samples", "train_step_timing in s",
+        "global_step",
+    }  # fmt: skip
+    assert every_step | {"val_loss", "val_perplexity"} <= set(scalars.Tags()["scalars"])
+    for tag in every_step:
+        assert [event.step for event in scalars.Scalars(tag)] == list(range(1, 21)), tag
+    assert logged(seed_run.directory, "lr")[20] == pytest.approx(2e-4 * 19 / 500)
+    loss, perplexity = logged(seed_run.directory, "val_loss"), logged(seed_run.directory, "val_perplexity")
+    assert perplexity[20] == pytest.approx(2.718281828 ** loss[20], rel=1e-5)
+
+
+def test_no_secret_is_in_any_file(seed_run: Done) -> None:
+    files = [path for path in seed_run.directory.rglob("*") if path.is_file()]
+    assert len(files) > 12
+    for path in files:
+        content = path.read_bytes()
+        assert PLANTED.encode() not in content, path
+        assert SECRETS["WANDB_API_KEY"].encode() not in content, path
+    assert PLANTED not in "\n".join(seed_run.console)
+
+
+def test_the_console_is_readable(seed_run: Done) -> None:
+    text = "\n".join(seed_run.console)
+    for noise in ("Warning", "WARNING", "warn", "wandb:", "[NeMo", "Megatron", "rank_zero", "GPU available"):
+        assert noise not in text, text
+    assert len(seed_run.console) <= 20 + 2 + 3 + 2  # steps, validations, words before and after them
+    note = f"note: trainer.precision=16-mixed needs a GPU: computing in {INSTEAD_OF_FP16} here"
+    assert seed_run.console.count(note) == 1
+    assert "residue frequencies alone" in seed_run.console[-2]
+    assert seed_run.console[-1] == f"logs, checkpoints and the loss curve are in {seed_run.directory}"
+
+
+HEADER = "record_id,record_name,sequence_length,sequence\n"
+ROW = "0,a,8,MKTAYIAK\n"
+
+
+def broken(shards: Path, content: bytes | None) -> list[str]:
+    if content is not None:
+        (shards / "train").mkdir(parents=True)
+        (shards / "train" / "x000.csv").write_bytes(content)
+        (shards / "val").mkdir()
+        (shards / "val" / "x000.csv").write_text(HEADER + ROW)
+    return [f"model.data.dataset_path={shards}", "++model.data.dataset.train=x000", "++model.data.dataset.val=x000"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "x000.csv"),
+        (b"", "x000.csv"),
+        (HEADER.encode(), "x000.csv"),
+        ((HEADER + ROW + "1,b,8,MK\n2,c\n" + ROW).encode(), "x000.csv:4: 2 columns"),
+        ((HEADER + ROW + "1,b").encode(), "x000.csv:3: the file ends inside"),
+        (HEADER.encode() + ROW.encode() + b"1,b,8,MK\xff\xfeTAYIA\n", "x000.csv"),
+    ],
+    ids=["missing", "empty", "header-only", "few columns", "truncated", "not utf-8"],
+)
+def test_broken_data_is_one_line_and_leaves_no_directory(tmp_path: Path, content: bytes | None, said: str) -> None:
+    status, lines = run(tmp_path / "run", *broken(tmp_path / "shards", content), model="esm1nv")
+    assert (status, len(lines)) == (1, 1), lines
+    assert lines[0].startswith("error: ")
+    assert said in lines[0], lines
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("model.data.mask_percent=0.9", "is 1.1, expected 1"),
+        ("model.global_batch_size=7", "make 4: set it to 4 or to null"),
+        ("trainer.accelerator=gpu", "this machine has no GPU; use auto or cpu"),
+        ("trainer.devices=[0]", "trainer: `devices` selected with `CPUAccelerator` should be an int > 0"),
+        ("+model.tensor_model_parallel_size=2 trainer.devices=3", "trainer.num_nodes=3 is not divisible by"),
+        ("model.tensor_model_parallel_size=2 trainer.devices=auto trainer.accelerator=auto", "num_nodes=1 is not div"),
+        ("model.global_batch_size=5 trainer.devices=auto trainer.accelerator=auto", "set it to 4 or to null"),
+        ("model.activations_checkpoint_granularity=full", "full needs a method, uniform or block"),
+        ("+trainer.deterministic=True trainer.benchmark=True", "picks algorithms by timing"),
+        ("+exp_manager.ema.enable=True", "run with exp_manager.ema.enable=False"),
+        ("model.data.max_seq_length=32", "model.data.max_seq_length is 32, but rows and sequences are cut by"),
+        ("+exp_manager.create_clearml_logger=True", "install it"),
+        ("+trainer.barebones=True", "trainer: `Trainer(barebones=True"),
+        ("exp_manager.exp_dir=/proc/nowhere", "/proc/nowhere cannot be written"),
+        ("exp_manager.exp_dir=/dev/null/x", "/dev/null/x cannot be written"),
+        ("trainer.val_check_interval=0.5", "val_check_interval"),
+        ("trainer.max_time=soon", "max_time"),
+        ("model.optim.sched.name=NoamAnnealing", "model.optim.sched.d_model is not set"),
+    ],
+    ids=lambda value: value.split("=")[0],
+)
+def test_mistakes_are_one_line(tmp_path: Path, word: str, said: str) -> None:
+    status, lines = run(tmp_path / "run", *word.replace("+", "++").split())
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert status == 1, lines
+    assert errors == lines[-1:], lines
+    assert said in errors[0]
+    if not any(late in word for late in ("val_check_interval", "clearml")):  # found when Lightning or NeMo starts
+        assert not (tmp_path / "run").exists()
+
+
+def test_shipped_files_for_several_gpus_still_compose() -> None:
+    done = subprocess.run(
+        [sys.executable, "pretrain.py", "--config-name=pretrain_esm2_3B", "--cfg", "job"],
+        cwd=EXAMPLES / "esm2nv", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tensor_model_parallel_size: 2" in done.stdout
+
+
+def test_what_has_no_effect_is_said_once(tmp_path: Path) -> None:
+    params = "++exp_manager.checkpoint_callback_params"
+    words = (f"{params}.every_n_epochs=1", f"{params}.save_last=False", "model.data.dataloader_type=cyclic")
+    status, lines = run(tmp_path / "run", *words, "trainer.max_steps=1")
+    assert status == 0
+    noted = [line for line in lines if "has no effect" in line]
+    assert [line.split()[1] for line in noted] == [
+        "model.data.dataloader_type",
+        "exp_manager.checkpoint_callback_params.every_n_epochs",
+        "exp_manager.checkpoint_callback_params.save_last=False",
+    ]
+
+
+def test_unknown_letters_are_counted_and_said_once(tmp_path: Path) -> None:
+    text = HEADER + "0,a,9,MKTAY?IAK\n1,b,9,MK*TAYIA*\n" + ROW
+    words = broken(tmp_path / "shards", text.encode())
+    status, lines = run(tmp_path / "run", *words, "trainer.max_steps=3", model="esm1nv")
+    assert status == 0, lines
+    said = [line for line in lines if "outside the alphabet" in line]
+    assert said == ["note: train data: 3 letters are outside the alphabet and count as unknown ('*' '?')"]
+
+
+def test_crlf_and_quotes_change_nothing(tmp_path: Path) -> None:
+    plain = HEADER + ROW + "1,b,10,GSHMLEDPVA\n"
+    variants = {"plain": plain, "crlf": plain.replace("\n", "\r\n"), "quoted": plain.replace("MKTAYIAK", '"MKTAYIAK"')}
+    for name, text in variants.items():
+        words = broken(tmp_path / f"shards-{name}", text.encode())
+        train(config(tmp_path / name, *words, "trainer.max_steps=3", model="esm1nv"))
+    losses = [logged(tmp_path / name, "reduced_train_loss") for name in variants]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_validation_set_smaller_than_a_batch_is_evaluated_whole(tmp_path: Path) -> None:
+    """Alone and beside fillers the same few sequences have the same loss."""
+    words = ("model.data.mock.num_validation_sequences=3", "trainer.max_steps=2", "trainer.val_check_interval=1")
+    train(config(tmp_path / "one", *words, "model.micro_batch_size=1"))
+    train(config(tmp_path / "wide", *words, "model.micro_batch_size=1", "trainer.limit_val_batches=50"))
+    assert logged(tmp_path / "one", "val_loss") == logged(tmp_path / "wide", "val_loss")
+    train(config(tmp_path / "large", "model.micro_batch_size=64", *words))
+    assert list(logged(tmp_path / "large", "val_loss")) == [1, 2]
+
+
+def test_the_test_set_is_evaluated_when_asked(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, "do_testing=True", "trainer.max_steps=2")
+    loss = logged(tmp_path, "test_loss")[2]
+    assert lines[-1].startswith(f"test loss {loss:.4f}, test perplexity ")
+    _, again = run(tmp_path, "do_training=False", "do_testing=True", "trainer.max_steps=2")
+    assert again[-1] == lines[-1]
+
+
+def test_nothing_is_tested_that_was_not_trained(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"do_testing=True without do_training: there is no checkpoint in .* to test"):
+        train(config(tmp_path, "do_training=False", "do_testing=True"))
+
+
+def test_a_run_of_epochs(tmp_path: Path) -> None:
+    """Sixty sequences once, two a step at most; nothing is said of an end in steps."""
+    words = ("trainer.max_epochs=1", "trainer.max_steps=-1", "model.optim.sched.max_steps=100")
+    _, lines = run(tmp_path, *words, "trainer.val_check_interval=1.0", "model.data.mock.num_sequences=60")
+    steps = list(logged(tmp_path, "reduced_train_loss"))
+    assert steps == list(range(1, len(steps) + 1))
+    assert logged(tmp_path, "consumed_samples")[len(steps)] == 60
+    assert list(logged(tmp_path, "val_loss")) == [len(steps)]
+    assert any(line.startswith(f"step {len(steps)}, validation loss") for line in lines)
+    assert not any("of -1" in line or " left" in line for line in lines)
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_the_loss_falls(tmp_path: Path, model: str) -> None:
+    """After twenty steps from ln 30 or so, or whatever words there are, most of the way to their frequencies."""
+    words = ["trainer.max_steps=20", "trainer.val_check_interval=20", "model.optim.lr=0.02", "model.seq_length=128"]
+    words += ["model.optim.sched.warmup_steps=5", "model.optim.sched.min_lr=1e-3", "model.micro_batch_size=8"]
+    words += {  # one has a share for its warm-up, one a multiplier for its rate
+        "prott5nv": ["model.data.seq_length_dec=64", "model.optim.sched.warmup_ratio=null"],
+        "megamolbart": ["model.optim.lr=0.3"],
+    }.get(model, [])
+    train(config(tmp_path, *words, model=model))
+    losses = logged(tmp_path, "reduced_train_loss")
+    start, reached = {"prott5nv": (4.6, 3.0), "megamolbart": (5.9, 4.0), "gpt3": (5.7, 5.0)}.get(model, (3.3, 3.0))
+    assert losses[1] > start
+    assert losses[20] < losses[10] < losses[1] - 0.3
+    assert logged(tmp_path, "val_loss")[20] < reached

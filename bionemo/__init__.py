@@ -15,7 +15,7 @@ limit_onednn()  # before torch is loaded, in every process that imports this pac
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is asked for: commands answer mistakes before it is loaded."""
+    """Import what needs torch on first access, so that commands report user errors before torch is loaded."""
     if name == "load":
         from bionemo.inference.load import load
 

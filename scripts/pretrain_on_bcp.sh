@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Pretrains on Base Command Platform what an example says: writes ngc-launch.sh, and submits it.
+# Pretrain a model of an example on Base Command Platform: write ngc-launch.sh and submit it.
 #
 #   pretrain_on_bcp.sh DIRECTORY CONFIG_NAME [--dry-run] [key=value ...]
 #
-# From the environment: BIONEMO_IMAGE, INSTANCE, TIME_LIMIT (6H), NGC_ARRAY_SIZE (2), NGC_GPUS_PER_NODE (8), ACE, ORG,
+# Environment variables: BIONEMO_IMAGE, INSTANCE, TIME_LIMIT (6H), NGC_ARRAY_SIZE (2), NGC_GPUS_PER_NODE (8), ACE, ORG,
 # TEAM, WORKSPACE (an ID, mounted at DATA_MOUNT), DATASET_ID (mounted read-only at /data_raw), DATA_MOUNT (/data),
-# DATA_PATH (the data of the run), RESULTS_PATH (/result/NAME), LABEL, WANDB_SECRET_NAME (the platform's secret that holds
-# the key of Weights & Biases: no key stands in a command).
+# DATA_PATH (data of the run), RESULTS_PATH (/result/NAME), LABEL, WANDB_SECRET_NAME (name of the platform's secret with
+# the API key of Weights & Biases).
 set -euo pipefail
 
 cd "$1"

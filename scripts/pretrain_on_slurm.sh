@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Pretrains under Slurm what an example says: writes a batch script, and submits it.
+# Pretrain a model of an example on a Slurm cluster: write a batch script and submit it.
 #
 #   pretrain_on_slurm.sh DIRECTORY CONFIG_NAME [--dry-run] [key=value ...]
 #
-# From the environment: PARTITION, ACCOUNT, NUM_NODES (1), GPUS_PER_NODE (8), TIME_LIMIT (as in 1-00:00:00),
-# BIONEMO_IMAGE (an image for Pyxis; without, the Python that submits), MOUNTS (as in /fsx:/fsx,/apps:/apps),
-# DATA_PATH (the data of the run), RESULTS_PATH (results/NAME, here). Nodes have to see both.
+# Environment variables: PARTITION, ACCOUNT, NUM_NODES (1), GPUS_PER_NODE (8), TIME_LIMIT (as in 1-00:00:00),
+# BIONEMO_IMAGE (image for Pyxis; without it, the Python that submits), MOUNTS (as in /fsx:/fsx,/apps:/apps),
+# DATA_PATH (data of the run), RESULTS_PATH (results/NAME in the current directory). All nodes must share both.
 set -euo pipefail
 
 name="${CONFIG_NAME:-$2}"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Prepares the data of an example, or trains on it, on this machine.
+# Prepare the data of an example or train on it, on this machine.
 #
 #   pretrain_quick.sh DIRECTORY CONFIG_NAME preprocess|train [-f FILES] [-c CONFIG_NAME] [-a key=value] ...
 #
 #   -f, --data-files   a range of shards (x_OP_000..049_CL_)
 #   -c, --config       another configuration
-#   -a, --args         an override, as often as needed
+#   -a, --args         an override; can be repeated
 #
-# From the environment: DATA_MOUNT (model.data.dataset_path), OUTPUT_MOUNT (results/NAME, here), WANDB_OFFLINE (TRUE
-# writes a run of Weights & Biases to disk).
+# Environment variables: DATA_MOUNT (model.data.dataset_path), OUTPUT_MOUNT (results/NAME in the current
+# directory), WANDB_OFFLINE (TRUE writes the Weights & Biases run to disk).
 set -euo pipefail
 
 name="$2" work="${3:-}" files="${DATA_FILES_SELECTED:-x_OP_000..049_CL_}" results="${OUTPUT_MOUNT:-}" words=()
@@ -16,7 +16,7 @@ here="$PWD"
 cd "$1"
 [ $# -ge 3 ] && shift 3
 while [ $# -gt 0 ]; do
-    [ $# -ge 2 ] || { echo "error: $1: there is no value behind it" >&2; exit 2; }
+    [ $# -ge 2 ] || { echo "error: $1 requires a value" >&2; exit 2; }
     case "$1" in
         -f | --data-files) files="$2" ;;
         -c | --config) name="$2" ;;

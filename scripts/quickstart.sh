@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets everything up and pretrains a small ESM-2nv on a synthetic protein language whose best possible loss is known.
-# Further arguments are passed on, e.g. trainer.max_steps=100
+# Install everything and pretrain a small ESM-2nv on a synthetic protein language whose lowest possible loss is known.
+# Arguments are overrides, such as trainer.max_steps=100.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash setup/install.sh

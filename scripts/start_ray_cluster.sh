@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Starts a Ray cluster on the machines of a job: the head on the first one, and what joins it on the others. To be run
-# once on each of them, in the background of the job; it ends with the job, or by `ray stop`. Arguments are further
+# Start a Ray cluster on the machines of a job: the head node on the first machine, workers on the others. Run this script
+# once on each machine, in the background of the job; it ends with the job or with `ray stop`. Arguments are additional
 # options of `ray start`, such as --num-cpus=64.
 #
 #   bcprun -no_redirect --npernode 1 --cmd 'bash scripts/start_ray_cluster.sh' &
 #   srun --ntasks-per-node=1 bash scripts/start_ray_cluster.sh &
 #   python -m bionemo.launch --config-name=pretrain_esm2_650M cluster=ray trainer.num_nodes=2 trainer.devices=8
 #
-# Machines prove that they belong together by a token: $RAY_AUTH_TOKEN, given by the platform's secrets, or the file
-# $RAY_AUTH_TOKEN_PATH (~/.ray/auth_token), which the head writes where all of them see the same home.
+# The machines authenticate with a token: $RAY_AUTH_TOKEN, from a secret of the platform, or the file
+# $RAY_AUTH_TOKEN_PATH (~/.ray/auth_token), which the head node creates in the shared home directory.
 set -euo pipefail
 
 node=${NGC_REPLICA_ID:-${NGC_ARRAY_INDEX:-${SLURM_NODEID:-${GROUP_RANK:-0}}}}
@@ -28,7 +28,7 @@ if [ "$node" = 0 ]; then
     fi
     exec ray start --head --port="$port" --disable-usage-stats --include-dashboard=false --block "$@"
 fi
-[ -n "$first" ] || { echo "error: the first machine is not known: set MASTER_ADDR to its name" >&2; exit 1; }
+[ -n "$first" ] || { echo "error: the first machine is unknown: set MASTER_ADDR to its name" >&2; exit 1; }
 for _ in $(seq 60); do # the head may take its time
     if [ -n "${RAY_AUTH_TOKEN:-}" ] || [ -s "$token" ] || [ "$RAY_AUTH_MODE" != token ]; then
         if ray health-check --address "$first:$port" > /dev/null 2>&1; then
@@ -37,5 +37,5 @@ for _ in $(seq 60); do # the head may take its time
     fi
     sleep 2
 done
-echo "error: $(hostname) finds no head of a Ray cluster at $first:$port that knows the token: see that the name and port can be reached, and that \$RAY_AUTH_TOKEN or $token is the same on all machines" >&2
+echo "error: $(hostname) cannot join a Ray cluster at $first:$port: check that the name and port can be reached, and that \$RAY_AUTH_TOKEN or $token is the same on all machines" >&2
 exit 1

@@ -1,9 +1,15 @@
 #!/usr/bin/env bash
-# Sets everything up, checks style and types, and runs the tests. Further arguments go to pytest.
+# Install, lint, check types and run the tests; print how long each took. Arguments are passed to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+SECONDS=0
 bash setup/install.sh
+installed=$SECONDS
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/python -m pytest --numprocesses=auto --dist=worksteal "$@"
+linted=$SECONDS
+status=0
+.venv/bin/python -m pytest --numprocesses=auto --dist=worksteal "$@" || status=$?
+echo "installation $installed s, linting $((linted - installed)) s, tests $((SECONDS - linted)) s"
+exit "$status"

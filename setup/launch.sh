@@ -1,22 +1,23 @@
 #!/usr/bin/env bash
-# A container with this project in it, from build to shell.
+# Build, publish and run a container with this project.
 #
-#   bash setup/launch.sh pull               fetch the image
-#   bash setup/launch.sh build [-p] [-c]    build it; -p: fetch its base anew, -c: without the cache
-#   bash setup/launch.sh push [-v VERSION] [-a TAG]   send it to its registry, also as VERSION and TAG
-#   bash setup/launch.sh dev [-d] [-c COMMAND]        a shell in a new container; -d: in the background
-#   bash setup/launch.sh attach             another shell in it
-#   bash setup/launch.sh info               what is set
+#   bash setup/launch.sh pull               pull the image
+#   bash setup/launch.sh build [-p] [-c]    build the image; -p: pull the base image, -c: without cache
+#   bash setup/launch.sh push [-v VERSION] [-a TAG]   push the image to its registry, also as VERSION and TAG
+#   bash setup/launch.sh dev [-d] [-c COMMAND]        start a shell in a new container; -d: in the background
+#   bash setup/launch.sh attach             start another shell in the container
+#   bash setup/launch.sh info               print the settings
 #
-# --dry-run in front shows the commands. Settings come from the environment, or from .env in the checkout, NAME=VALUE a
-# line (another file: ENV_FILE). Only the names below and those of secrets are read from that file, and nothing in it is
-# run. WANDB_API_KEY, NGC_API_KEY, NGC_CLI_API_KEY and HF_TOKEN are secrets: the container gets them by name.
+# --dry-run before the command prints what would be run. Settings are read from the environment or from .env in the
+# checkout, with one NAME=VALUE per line (ENV_FILE selects another file). Only the names below and secrets are read from
+# the file, and nothing in it is executed. Secrets are WANDB_API_KEY, NGC_API_KEY, NGC_CLI_API_KEY and HF_TOKEN; they are
+# passed to the container by name.
 #
 #   BIONEMO_IMAGE   name and tag of the image (bionemo)
-#   PROJECT_PATH    the code that is mounted (this checkout), at BIONEMO_PATH in the container (/workspace/bionemo)
-#   DATA_PATH, RESULTS_PATH   directories that are mounted at /data and /result; all paths are absolute, without a colon
-#   JUPYTER_PORT    of this machine, for port 8888 of the container (8888)
-#   BIONEMO_CONTAINER  (bionemo)
+#   PROJECT_PATH    the code to mount (this checkout), at BIONEMO_PATH in the container (/workspace/bionemo)
+#   DATA_PATH, RESULTS_PATH   directories to mount at /data and /result; all paths are absolute and contain no colon
+#   JUPYTER_PORT    port of this machine for port 8888 of the container (8888)
+#   BIONEMO_CONTAINER  name of the container (bionemo)
 set -euo pipefail
 
 checkout="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

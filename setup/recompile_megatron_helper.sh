@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the compiled helpers of Megatron's own data sets, where they are missing. A run here never uses them: it reads
-# its data without compiled code. The script is kept for those who call it before every training.
+# Build the compiled helpers of Megatron's data sets if they are missing. Runs do not use them; the script remains for v1
+# users who call it before every training.
 set -euo pipefail
 
 python="${PYTHON:-python3}"
@@ -20,10 +20,10 @@ case "$found" in
     source\ *)
         directory="${found#source }"
         if [ ! -f "$directory/Makefile" ]; then
-            echo "nothing to compile: no run needs Megatron's helpers, and $directory has no Makefile for them"
+            echo "nothing to compile: runs do not need Megatron's helpers, and $directory has no Makefile for them"
         else
             make -C "$directory"
         fi
         ;;
-    *) echo "nothing to compile: no run needs Megatron's helpers, and they are there already: $found" ;;
+    *) echo "nothing to compile: runs do not need Megatron's helpers, and they exist: $found" ;;
 esac

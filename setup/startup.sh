@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What a container starts with: a shell, Jupyter Lab, or any command.
+# Entry point of the container: a shell, Jupyter Lab, or a command.
 #
 #   startup.sh             a shell
-#   startup.sh jupyter     Jupyter Lab at port 8888, with its token in the output
-#   startup.sh COMMAND...  that
+#   startup.sh jupyter     Jupyter Lab at port 8888, and print its token
+#   startup.sh COMMAND...  a command
 set -euo pipefail
 
 case "${1:-bash}" in

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share."""
+"""Fixtures for all tests."""
 
 import os
 import sys
@@ -12,17 +12,17 @@ import bionemo  # noqa: F401  # limits oneDNN where the CPU needs it, before any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as interop/quiet.py does, before torch is imported
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # like interop/console_logging.py, before torch is imported
 
-# scripts say `python`, `shellcheck`: those of this environment, activated or not
+# scripts call `python` and `shellcheck`: use those of this environment even if it is not activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 RANKS = "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"  # of a launcher
 _RANKS_BEFORE = {name: os.environ.get(name) for name in RANKS}
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "protein"
-PRETRAINING = sorted(path.parent / "conf" for path in ROOT.glob("examples/**/pretrain.py"))  # of every family
-_OTHERS = "finetune", "infer", "downstream_flip", "downstream_sec_str"  # files of other commands beside pretraining's
+PRETRAINING = sorted(path.parent / "conf" for path in ROOT.glob("examples/**/pretrain.py"))  # one for every family
+_OTHERS = "finetune", "infer", "downstream_flip", "downstream_sec_str"  # files for commands other than pretraining
 RUNNABLE = [
     (directory, path.stem)
     for directory in PRETRAINING
@@ -33,11 +33,12 @@ RUNNABLE = [
 
 @pytest.fixture(autouse=True)
 def nothing_stays_of_runs() -> Iterator[None]:
-    """End the process groups of runs inside a test: each keeps threads that wake up a hundred times a second.
+    """Destroy the process groups that training in a test created, and restore the environment.
 
-    And take out of the environment what they put there: other tests' processes would take themselves for theirs.
+    Each group keeps threads that wake up a hundred times per second. Processes started by later tests would read the
+    launcher variables as their own.
     """
-    _restore_ranks()  # fixtures of modules may have run a training in this process
+    _restore_ranks()  # module fixtures may have run a training in this process
     yield
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
@@ -54,7 +55,7 @@ def _restore_ranks() -> None:
 
 
 def checkpoint_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
-    """Say `bionemo checkpoint WORDS` in this process; give the exit status."""
+    """Run `bionemo checkpoint ARGUMENTS` in this process; return the exit status."""
     from bionemo.cli.main import main
 
     monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, words)])

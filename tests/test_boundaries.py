@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import whom: read from the source, nothing is imported."""
+"""Imports between packages, parsed from the source without importing anything."""
 
 import ast
 from functools import cache
@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "bionemo"
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
          for path in sorted(PACKAGE.rglob("*.py")) if "conf" not in path.relative_to(PACKAGE).parts[:1]}  # fmt: skip
-LEVELS = (  # a package imports only packages of lower levels
+LEVELS = (  # a package may import only packages of lower levels
     {"common"},
     {"checkpoint", "config", "tokenizers"},
     {"data", "interop", "launch", "planning"},
@@ -30,7 +30,7 @@ ALIASES = {  # `python -m bionemo.NAME` and `python -m bionemo.model.infer`
 
 @cache
 def imports(path: Path, types_too: bool = False) -> list[str]:
-    """Modules that a file imports, at its top or inside functions; those for type checkers alone are left out."""
+    """Yield the modules that a file imports, also inside functions, except for type checking only."""
     tree = ast.parse(path.read_text())
     for_types = [
         node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
@@ -45,7 +45,7 @@ def imports(path: Path, types_too: bool = False) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
-            for alias in node.names:  # a name may be a module of the package
+            for alias in node.names:  # a name may be a submodule
                 full = f"{node.module}.{alias.name}"
                 found.append(full if full in FILES else node.module)
     return found
@@ -59,7 +59,7 @@ def importers(package: str) -> set[str]:
     return {name for name, path in FILES.items() if any(within(used, package) for used in imports(path))}
 
 
-def test_the_walk_sees_imports_at_the_top_and_inside_functions() -> None:
+def test_imports_at_module_level_and_inside_functions_are_found() -> None:
     assert "bionemo.training.train" in set(imports(FILES["bionemo.cli.pretrain"]))  # inside a function
     assert "megatron.core" in {used[:13] for used in imports(FILES["bionemo.megatron.train_step"])}
     assert len(FILES) > 50
@@ -77,7 +77,7 @@ def test_the_walk_sees_imports_at_the_top_and_inside_functions() -> None:
         ("ray", ["bionemo.launch.ray_workers"]),
     ],
 )
-def test_one_door_to_each_framework(package: str, allowed: list[str]) -> None:
+def test_frameworks_are_imported_only_by_their_packages(package: str, allowed: list[str]) -> None:
     strangers = {name for name in importers(package) if not any(within(name, door) for door in allowed)}
     assert not strangers
     assert not allowed or importers(package)
@@ -90,10 +90,13 @@ KINDS = ["data.proteins", "data.molecules", "data.text"]
     ("part", "never"),
     [
         *((kind, [other for other in KINDS if other != kind]) for kind in KINDS),
-        *((f"data.{part}", KINDS) for part in ("shards", "dataset", "sampler", "packing", "collate", "data_module")),
+        *(
+            (f"data.{part}", KINDS)
+            for part in ("shards", "dataset", "sampler", "packing", "collate", "loader", "data_module")
+        ),
     ],
 )
-def test_kinds_of_data_are_independent(part: str, never: list[str]) -> None:
+def test_data_packages_are_independent(part: str, never: list[str]) -> None:
     for name, path in FILES.items():
         if within(name, f"bionemo.{part}"):
             for used in imports(path):
@@ -120,7 +123,7 @@ def test_the_levels_name_every_package() -> None:
     assert len(LEVEL) <= 15 and len(LEVELS) <= 8
 
 
-def test_configuration_needs_nothing_heavy() -> None:
+def test_configuration_imports_no_heavy_packages() -> None:
     heavy = ("torch", "numpy", "lightning", "megatron", "nemo", "transformers", "wandb", "pandas")
     for name, path in FILES.items():
         if within(name, "bionemo.config") or name in (
@@ -130,7 +133,7 @@ def test_configuration_needs_nothing_heavy() -> None:
             assert not {used.split(".")[0] for used in imports(path, types_too=True)} & set(heavy), name
 
 
-def test_preparation_needs_no_torch() -> None:
+def test_preparation_does_not_import_torch() -> None:
     corpus = "bionemo.preparation.megatron_corpus"  # Megatron's own format; imported for text only
     needed, waiting = set(), ["bionemo.cli.preprocess", "bionemo.preparation"]
     while waiting:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The notebooks run from top to bottom, each by itself, come out as they say, and are stored without outputs."""
+"""The notebooks run from top to bottom, produce the expected results, and are stored without outputs."""
 
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
-# What is asked of the variables of each notebook when it has run, and how many pictures it shows.
+# Assertions about the variables of each executed notebook, and its number of figures.
 OUTCOMES = {
     "pretrain": (
         """
@@ -23,7 +23,7 @@ OUTCOMES = {
         steps, losses = zip(*curves["val_loss"])
         assert list(steps) == [40, 80, 120]
         assert losses[-1] == min(losses)
-        assert any("continuing from" in line for line in lines)
+        assert any("resuming from" in line for line in lines)
         assert Path("run/checkpoints/esm2-mock.nemo").is_file()
         """,
         2,
@@ -63,11 +63,11 @@ OUTCOMES = {
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncKernelManager]:
-    """The Python that runs the tests, whatever kernels are installed, over sockets in a directory of its own."""
+    """Start the Python that runs the tests, whatever kernels are installed, with sockets in its own directory."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # a compiler that is not used, and takes seconds to import
-    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # whose paths must be short
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # an unused compiler that takes seconds to import
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # socket paths must be short
         yield AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
@@ -76,12 +76,12 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncKer
         )
 
 
-def test_each_has_its_outcome() -> None:
+def test_every_notebook_has_assertions() -> None:
     assert [path.stem for path in NOTEBOOKS] == sorted(OUTCOMES)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs(path: Path, kernel: AsyncKernelManager, tmp_path: Path) -> None:
+def test_notebooks_run(path: Path, kernel: AsyncKernelManager, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     outcome, pictures = OUTCOMES[path.stem]
     notebook.cells.append(nbformat.v4.new_code_cell(f"if True:{outcome}"))
@@ -96,7 +96,7 @@ def test_it_runs(path: Path, kernel: AsyncKernelManager, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_stored_without_what_came_out(path: Path) -> None:
+def test_notebooks_are_stored_without_outputs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]

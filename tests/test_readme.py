@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README's commands are right: the scripts exist, and every training command composes and checks."""
+"""README's commands are valid: the scripts exist, and every training command composes and passes validation."""
 
 import os
 import re
@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_the_two_commands_that_open_it_exist() -> None:
+def test_quickstart_scripts_exist() -> None:
     scripts = [block.strip() for block in BLOCKS if block.startswith("bash scripts/")]
     assert scripts == ["bash scripts/quickstart.sh", "bash scripts/test.sh"]
     for script in scripts:
@@ -38,7 +38,7 @@ def test_training_commands_compose(block: str) -> None:
     assert "micro_batch_size" in run.stdout
 
 
-def test_every_option_it_names_is_known() -> None:
+def test_documented_options_exist() -> None:
     from bionemo.config.compose import load
 
     example = ROOT / "examples" / "protein" / "esm2nv" / "conf"
@@ -60,7 +60,7 @@ def launches(guide: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
-def test_what_the_guides_launch_can_be_rendered(guide: Path) -> None:
+def test_commands_of_the_guides_can_be_rendered(guide: Path) -> None:
     commands = launches(guide)
     assert len(commands) >= 4
     for command in commands:
@@ -73,7 +73,7 @@ def test_what_the_guides_launch_can_be_rendered(guide: Path) -> None:
         assert "trainer:\n" in done.stdout or "ngc batch run" in done.stdout
 
 
-def test_the_guide_to_slurm_gives_the_true_defaults() -> None:
+def test_the_slurm_guide_states_the_defaults() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", GUIDES[0].read_text(), flags=re.MULTILINE)
     assert len(rows) >= 10
     defaults = yaml.safe_load((ROOT / "conf" / "cluster" / "bcm.yaml").read_text())

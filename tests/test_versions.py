@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of Python and torch that pyproject.toml promises: sources compile, installation and training work."""
+"""Versions of Python and torch in pyproject.toml are supported: sources compile, installation and training work."""
 
 import inspect
 import json
@@ -16,7 +16,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from tests.conftest import ROOT
-from tests.training.runs import TINY
+from tests.support.runs import TINY
 
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 TORCH = re.search(r"'torch==([\d.]+)'", (ROOT / "setup" / "install.sh").read_text())
@@ -31,7 +31,7 @@ for path in sys.stdin.read().split("\\0"):
 
 @cache
 def interpreter(version: str) -> str | None:
-    """A Python of this version on the PATH, or of pyenv; None when there is none that starts."""
+    """Return a Python of this version from PATH or pyenv, or None if none starts."""
     places = [
         shutil.which(f"python{version}"),
         *Path("~/.pyenv/versions").expanduser().glob(f"{version}.*/bin/python"),
@@ -62,7 +62,7 @@ def tracked(*patterns: str) -> list[Path]:
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-def test_the_project_promises_these_versions() -> None:
+def test_versions_in_pyproject() -> None:
     assert 'requires-python = ">=3.10,<3.14"' in project()
     assert re.findall(r"Programming Language :: Python :: (3\.\d+)", project()) == PYTHONS
     assert '"torch>=2.11,<2.14"' in project()
@@ -70,8 +70,8 @@ def test_the_project_promises_these_versions() -> None:
     assert all(oldest <= tuple(map(int, version.split(".")[:2])) < newest for version in (NEWEST, *OLDER))
 
 
-def test_this_torch_has_the_arguments_that_are_used() -> None:
-    """2.10 has neither."""
+def test_torch_has_the_arguments_that_are_used() -> None:
+    """torch 2.10 has neither."""
     assert {"scale", "window_size"} <= set(inspect.signature(varlen_attn).parameters)
 
 
@@ -87,14 +87,14 @@ def test_all_sources_compile(version: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.10", "3.13"])
-def test_only_what_every_version_has_is_used(version: str) -> None:
-    """Of the standard library, as far as mypy knows it."""
+def test_only_standard_library_names_of_every_version_are_used(version: str) -> None:
+    """Checked with mypy's stubs of the standard library."""
     words = ["-m", "mypy", "--python-version", version, "--cache-dir", str(ROOT / ".mypy_cache" / f"for-{version}")]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_another_python_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
+def test_other_python_versions_are_rejected_before_installation(tmp_path: Path) -> None:
     (tmp_path / "setup").mkdir()
     for name in ("pyproject.toml", "setup/install.sh", "setup/constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -112,7 +112,7 @@ def test_another_python_is_refused_before_anything_is_installed(tmp_path: Path) 
 
 
 def see_that_there_is_a_build(python: str, torch_version: str) -> None:
-    """Skip where pip would fetch a build for CUDA, of several gigabytes, for a machine without a GPU."""
+    """Skip if pip would download a CUDA build of several gigabytes for a machine without a GPU."""
     words = [
         python,
         "-m",
@@ -143,8 +143,8 @@ def see_that_there_is_a_build(python: str, torch_version: str) -> None:
 @pytest.mark.parametrize(
     ("python", "torch_version"), [*((each, NEWEST) for each in PYTHONS), *(("3.11", each) for each in OLDER)]
 )
-def test_it_installs_trains_and_resumes(python: str, torch_version: str, tmp_path: Path) -> None:
-    """In a fresh checkout, with an environment of its own."""
+def test_installation_training_and_resume(python: str, torch_version: str, tmp_path: Path) -> None:
+    """Use a fresh checkout and its own environment."""
     see_that_there_is_a_build(of(python), torch_version)
     checkout = tmp_path / "checkout"
     for path in tracked():
@@ -172,5 +172,5 @@ def test_it_installs_trains_and_resumes(python: str, torch_version: str, tmp_pat
     train = (installed, "-m", "bionemo.pretrain", "--config-name=pretrain_esm2_mock", *TINY, "exp_manager.exp_dir=out")
     assert "step 4 of 4" in say(*train, "trainer.max_steps=4")
     resumed = say(*train, "trainer.max_steps=8")
-    assert "continuing from" in resumed
+    assert "resuming from" in resumed
     assert "step 8 of 8" in resumed

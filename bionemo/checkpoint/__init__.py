@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints as directories, independent of how a model was divided when they were written."""
+"""Checkpoints: directories of tensors and JSON that can be read with any parallel layout."""
 
-from bionemo.checkpoint.directory import clean, complete, is_checkpoint, link, newest, remove
-from bionemo.checkpoint.manifest import check, defect, manifest_of, run_of
-from bionemo.checkpoint.merged_lora import LanguageModelWithin
+from bionemo.checkpoint.directory import find_newest, is_checkpoint, link, list_complete, remove, remove_unfinished
+from bionemo.checkpoint.manifest import check, find_defect, load_manifest, read_run_id
+from bionemo.checkpoint.merged_lora import MergedLoRA
 from bionemo.checkpoint.reader import Checkpoint
 from bionemo.checkpoint.source import TensorsInMemory, TensorSource
-from bionemo.checkpoint.tensors import Piece, blocks
-from bionemo.checkpoint.writer import save, save_together
+from bionemo.checkpoint.tensors import Piece, split_into_blocks
+from bionemo.checkpoint.writer import save, save_distributed
 
 __all__ = [
-    "Checkpoint", "LanguageModelWithin", "Piece", "TensorSource", "TensorsInMemory", "blocks", "check", "clean",
-    "complete", "defect", "is_checkpoint", "link",
-    "manifest_of", "newest", "remove", "run_of", "save", "save_together",
+    "Checkpoint", "MergedLoRA", "Piece", "TensorSource", "TensorsInMemory", "check", "find_defect", "find_newest",
+    "is_checkpoint", "link", "list_complete", "load_manifest", "read_run_id", "remove", "remove_unfinished", "save",
+    "save_distributed", "split_into_blocks",
 ]  # fmt: skip

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How checkpoints come to their names, are found, and go.
+"""Atomic creation, listing and removal of checkpoint directories.
 
-A checkpoint exists under its name only when it is complete: it is written beside it under a temporary name, flushed to
-disk, renamed, and the rename flushed too. It goes the other way round.
-
-Only files that a checkpoint may have are deleted: other files in its directory stay.
+A checkpoint is written under a temporary name, flushed to disk and renamed when it is complete; to remove it, it is
+renamed first. Only files that a checkpoint can have are deleted: other files in its directory stay.
 """
 
 import os
@@ -14,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bionemo.checkpoint.manifest import MANIFEST, STATE, defect, manifest_of, read_manifest
+from bionemo.checkpoint.manifest import MANIFEST, STATE, find_defect, load_manifest
 from bionemo.common.errors import UserError
 from bionemo.common.files import sync
 
@@ -23,25 +21,25 @@ _FILES = r"(index|state|manifest)\.json|tensors-\d+\.safetensors"
 
 
 def unfinished(path: Path) -> Path:
-    """Where what will have a name is written until it is complete."""
+    """Return the temporary path under which `path` is written."""
     return path.with_name(path.name + _UNFINISHED)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a directory is a checkpoint, whole or damaged."""
+    """Return whether a directory is a checkpoint, complete or damaged."""
     return (path / MANIFEST).is_file() or (path / STATE).is_file()
 
 
 def publish(path: Path, is_ours: Callable[[Path], bool] = is_checkpoint, names: str = _FILES) -> None:
-    """Give what is complete its name, durably; what had it before stays whole until then, and findable.
+    """Rename `unfinished(path)` to `path`; a directory that it replaces remains readable until then.
 
     Args:
-        path: the name.
-        is_ours: whether what has the name may be replaced.
-        names: regular expression of the whole names of the files that are deleted of what is replaced.
+        path: final path of the directory.
+        is_ours: whether an existing directory may be replaced.
+        names: regular expression of the file names that may be deleted in the replaced directory.
 
     Raises:
-        UserError: when something else has the name.
+        UserError: if something else exists at `path`.
     """
     new, replaced = unfinished(path), path.with_name(path.name + _REPLACED)
     sync(new)
@@ -57,18 +55,20 @@ def publish(path: Path, is_ours: Callable[[Path], bool] = is_checkpoint, names: 
 
 
 def link(source: Path, path: Path) -> None:
-    """Give a checkpoint a second name without writing it again (hard links; a copy where these are not possible).
+    """Create a second name of a checkpoint with hard links; its files are copied where these are not possible.
 
     Raises:
-        UserError: as `save`.
+        UserError: see `save`.
     """
     new = unfinished(path)
     with disk_errors(path):
         delete(new)
         new.mkdir()
     try:
+        if not (manifest := load_manifest(source)):
+            raise UserError(f"checkpoint {source} cannot be used: its {MANIFEST} is missing or invalid")
         with disk_errors(path):
-            for name in (*read_manifest(source)["bytes"], MANIFEST):
+            for name in (*manifest["bytes"], MANIFEST):
                 _link_or_copy(source / name, new / name)
             publish(path)
     except UserError:
@@ -86,35 +86,34 @@ def _link_or_copy(file: Path, new: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Say in one line what the disk refused."""
+    """Replace an OSError by a UserError about the checkpoint at `path`."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"checkpoint {path} could not be written ({error.strerror or error}): make room or point "
-            "exp_manager.exp_dir elsewhere; earlier checkpoints are untouched and the same command resumes from them"
+            f"checkpoint {path} could not be written ({error.strerror or error}): free disk space or choose another "
+            "exp_manager.exp_dir; earlier checkpoints are unchanged and the same command resumes from them"
         ) from error
 
 
 def remove(path: Path, names: str = _FILES) -> None:
-    """Delete a checkpoint; the rename first, so that a half-deleted one is never taken for one.
-
-    When other files are in its directory, they stay there.
-    """
-    doomed = unfinished(path)
-    delete(doomed, names)
-    path.rename(doomed)
-    delete(doomed, names)
-    if doomed.exists():
-        doomed.rename(path)
+    """Delete a checkpoint, renaming it first so that an incomplete one is never used; other files in it stay."""
+    renamed = unfinished(path)
+    delete(renamed, names)
+    path.rename(renamed)
+    delete(renamed, names)
+    if renamed.exists():
+        renamed.rename(path)
 
 
 def delete(path: Path, names: str = _FILES) -> None:
-    """Delete files in a directory as far as possible, and the directory when it is empty; of a link, only the link.
+    """Delete files in a directory, and the directory if it is then empty; of a symbolic link, delete only the link.
+
+    Files that cannot be deleted stay.
 
     Args:
         path: the directory.
-        names: regular expression of the whole names of the files.
+        names: regular expression of the names of the files to delete.
     """
     with suppress(OSError):
         if path.is_symlink():
@@ -127,43 +126,47 @@ def delete(path: Path, names: str = _FILES) -> None:
         path.rmdir()
 
 
-def clean(directory: Path) -> None:
-    """Remove what interrupted saves left behind: directories that hold nothing but files of a checkpoint."""
+def remove_unfinished(directory: Path) -> None:
+    """Remove temporary directories of interrupted saves that contain only files of a checkpoint."""
     for path in directory.glob("*"):
-        if (path.name.endswith(_UNFINISHED) or _succeeded(path)) and _holds_only_ours(path):
+        leftover = path.name.endswith(_UNFINISHED) or _is_superseded(path)
+        if leftover and (path.is_symlink() or (path.is_dir() and _has_only_our_files(path))):
             delete(path)
 
 
-def _holds_only_ours(path: Path) -> bool:
-    return path.is_symlink() or (path.is_dir() and all(re.fullmatch(_FILES, file.name) for file in path.iterdir()))
+def _has_only_our_files(path: Path) -> bool:
+    return all(re.fullmatch(_FILES, file.name) for file in path.iterdir())
 
 
-def _succeeded(path: Path) -> bool:
-    """Whether a checkpoint was to be removed when its successor had its name, and that is so."""
+def _is_superseded(path: Path) -> bool:
+    """Return whether a save replaced this checkpoint, but was interrupted before it deleted it."""
     return path.name.endswith(_REPLACED) and path.with_name(path.name.removesuffix(_REPLACED)).exists()
 
 
-def complete(*directories: Path) -> list[Path]:
-    """Checkpoints in directories, newest step first; not yet verified."""
-    steps = {path: manifest.get("step", -1) for path in _candidates(directories) if (manifest := manifest_of(path))}
+def list_complete(*directories: Path) -> list[Path]:
+    """Return the checkpoints with a valid manifest in directories, newest step first; files are not verified."""
+    steps = {
+        path: manifest.get("step", -1) for path in _subdirectories(directories) if (manifest := load_manifest(path))
+    }
     return sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
 
 
-def _candidates(directories: tuple[Path, ...]) -> list[Path]:
-    within = [path for directory in directories for path in directory.glob("*") if path.is_dir()]
-    return [path for path in within if not (path.name.endswith(_UNFINISHED) or _succeeded(path))]
+def _subdirectories(directories: Iterable[Path]) -> list[Path]:
+    paths = [path for directory in directories for path in directory.glob("*") if path.is_dir()]
+    return [path for path in paths if not (path.name.endswith(_UNFINISHED) or _is_superseded(path))]
 
 
-def newest(
-    directories: Iterable[Path], on_defect: Callable[[Path, str], None], ignored: Collection[Path] = ()
+def find_newest(
+    directories: Collection[Path], on_defect: Callable[[Path, str], None], ignored: Collection[Path] = ()
 ) -> Path | None:
-    """The checkpoint of the highest step that is whole; `on_defect(path, problem)` hears of those passed over."""
-    places = tuple(directories)
-    nameless = [path for path in _candidates(places) if (path / STATE).exists() and not manifest_of(path)]
-    for path in sorted(nameless) + complete(*places):
+    """Return the undamaged checkpoint of the highest step; call `on_defect(path, problem)` for damaged ones."""
+    no_manifest = [
+        path for path in _subdirectories(directories) if (path / STATE).exists() and not load_manifest(path)
+    ]
+    for path in sorted(no_manifest) + list_complete(*directories):
         if path in ignored:
             continue
-        if not (problem := defect(path)):
+        if not (problem := find_defect(path)):
             return path
         on_defect(path, problem)
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested state as JSON and back: what JSON does not know is marked with a `$` key. No code is ever run on reading."""
+"""Nested Python state as JSON: types that JSON does not have are marked with a `$` key. Decoding runs no code."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 def encode(value: Any) -> Any:
-    """Make JSON of dicts, lists, tuples, numbers, strings, None and small tensors.
+    """Convert dicts, lists, tuples, numbers, strings, None and small tensors to JSON values.
 
     Raises:
-        TypeError: at anything else.
+        TypeError: for other types.
     """
     match value:
         case torch.Tensor():
@@ -28,15 +28,15 @@ def encode(value: Any) -> Any:
         case tuple():
             return {"$tuple": [encode(item) for item in value]}
         case dict():
-            return {"$dict": [[encode(k), encode(v)] for k, v in value.items()]}
-    raise TypeError(f"a checkpoint holds tensors, numbers, strings and containers, not {type(value).__name__}")
+            return {"$dict": [[encode(key), encode(item)] for key, item in value.items()]}
+    raise TypeError(f"a checkpoint can contain tensors, numbers, strings and containers, not {type(value).__name__}")
 
 
 def decode(value: Any) -> Any:
-    """Make Python values of what `encode` made.
+    """Convert JSON values written by `encode` back.
 
     Raises:
-        ValueError, TypeError, KeyError, RuntimeError, RecursionError: at what it cannot have made.
+        ValueError, TypeError, KeyError, RuntimeError, RecursionError: for values that `encode` does not write.
     """
     match value:
         case {"$tensor": list(values), "dtype": str(name), "shape": list(shape)}:
@@ -44,9 +44,9 @@ def decode(value: Any) -> Any:
         case {"$tuple": list(items)}:
             return tuple(decode(item) for item in items)
         case {"$dict": list(pairs)}:
-            return {decode(k): decode(v) for k, v in pairs}
+            return {decode(key): decode(item) for key, item in pairs}
         case list():
             return [decode(item) for item in value]
         case dict():
-            raise ValueError(f"{list(value)} is no mark of a checkpoint")
+            raise ValueError(f"{list(value)} are not the keys of an encoded value")
     return value

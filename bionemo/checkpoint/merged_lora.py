@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language model in a checkpoint of a fine-tuned one, with its adapters merged: what all its other uses read."""
+"""The language model in the checkpoint of a fine-tuned model, with its LoRA adapters merged into the weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from torch import Tensor
 from bionemo.checkpoint.source import Shape, TensorSource
 from bionemo.common.errors import UserError
 
-ENCODER, HEAD = "encoder.", "head."  # beginnings of the names there
-DOWN, UP = "adapter.down", "adapter.up"  # ends of the names of an adapter's matrices, in the place of `weight`
+ENCODER, HEAD = "encoder.", "head."  # prefixes of names in a fine-tuned model
+DOWN, UP = "adapter.down", "adapter.up"  # replace `weight` in the names of an adapter's matrices
 _WEIGHTS = "weights/"
 
 
 @dataclass(frozen=True)
-class LanguageModelWithin:
-    """A TensorSource under the names that the language model has by itself."""
+class MergedLoRA:
+    """A TensorSource with the names of the language model alone; `tuned` is the fine-tuned model's checkpoint."""
 
     tuned: TensorSource
 
@@ -33,7 +33,7 @@ class LanguageModelWithin:
         return self.tuned.config
 
     def shapes(self, group: str = "") -> dict[str, Shape]:
-        """See TensorSource; weights alone."""
+        """See TensorSource; only weights."""
         prefix = "" if group == "weights" else _WEIGHTS
         return {
             prefix + name.removeprefix(ENCODER): shape
@@ -43,23 +43,23 @@ class LanguageModelWithin:
 
     def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
         """See TensorSource."""
-        there = f"{_WEIGHTS}{ENCODER}{name.removeprefix(_WEIGHTS)}"
-        weight = self.tuned.read(there, offset, shape)
-        stem = there.removesuffix("weight")
-        if f"{stem}{UP}" not in self.tuned.shapes():
+        tuned_name = f"{_WEIGHTS}{ENCODER}{name.removeprefix(_WEIGHTS)}"
+        weight = self.tuned.read(tuned_name, offset, shape)
+        module = tuned_name.removesuffix("weight")
+        if f"{module}{UP}" not in self.tuned.shapes():
             return weight
-        down, up = self.tuned.read(f"{stem}{DOWN}"), self.tuned.read(f"{stem}{UP}")
-        whole = self.shapes("weights")[name.removeprefix(_WEIGHTS)]
-        if down.dim() != 2 or up.dim() != 2 or up.shape[1] != len(down) or (len(up), down.shape[1]) != whole:
+        down, up = self.tuned.read(f"{module}{DOWN}"), self.tuned.read(f"{module}{UP}")
+        expected = self.shapes("weights")[name.removeprefix(_WEIGHTS)]
+        if down.dim() != 2 or up.dim() != 2 or up.shape[1] != len(down) or (len(up), down.shape[1]) != expected:
             raise UserError(
-                f"checkpoint {self.path} cannot be used: the adapter of {name} does not fit it; take another, or "
+                f"checkpoint {self.path} cannot be used: the adapter of {name} has another shape; choose another or "
                 "remove it"
             )
         if offset is not None and shape is not None:
             up, down = up.narrow(0, offset[0], shape[0]), down.narrow(1, offset[1], shape[1])
-        return merged(weight, down, up)
+        return merge(weight, down, up)
 
 
-def merged(weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """One matrix that does what the three did, W + U D (Hu et al. 2021, 4.1): [out, in], in the weight's format."""
+def merge(weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """Return W + U D (Hu et al. 2021, section 4.1), computed in fp64: [out, in], in the type of the weight."""
     return (weight.double() + up.double() @ down.double()).to(weight.dtype)

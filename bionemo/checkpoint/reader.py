@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a checkpoint: its state at once, its tensors block by block, however they were divided when written."""
+"""Reading of checkpoints: any block of a tensor, saved with any parallel layout."""
 
 import json
 import math
@@ -14,16 +14,16 @@ from safetensors import safe_open
 from torch import Tensor
 
 from bionemo.checkpoint.json_state import decode
-from bionemo.checkpoint.manifest import INDEX, STATE, manifest_of
+from bionemo.checkpoint.manifest import INDEX, STATE, load_manifest
 from bionemo.checkpoint.state_schema import check_state
 from bionemo.common.errors import UserError
 
 
 class Checkpoint:
-    """A checkpoint that has been verified (manifest.check); nothing of it is read before it is asked for.
+    """A TensorSource of a checkpoint that `check` has verified; files are read on demand.
 
-    What was verified is that it is as it was written, not by whom: files are read under the names that the manifest
-    may have, and all that they cannot hold raises a UserError.
+    Checksums prove that files are unchanged, not who wrote them: only files that a manifest may name are opened, and
+    invalid content raises a UserError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,12 +32,12 @@ class Checkpoint:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """Step, metrics, checksums."""
-        return manifest_of(self.path)
+        """Step, metrics and checksums; empty if it is invalid."""
+        return load_manifest(self.path)
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        """Everything but the tensors of the model and the optimizer."""
+        """Everything except the tensors of the model and the optimizer."""
         with self._reading(STATE):
             state: dict[str, Any] = decode(json.loads((self.path / STATE).read_text()))
             check_state(state)
@@ -56,7 +56,7 @@ class Checkpoint:
         return index
 
     def shapes(self, group: str = "") -> dict[str, tuple[int, ...]]:
-        """Shape of every whole tensor; with a group such as "weights", of its tensors under their names in it."""
+        """See TensorSource."""
         prefix = group and f"{group}/"
         with self._reading(INDEX):
             return {
@@ -66,26 +66,26 @@ class Checkpoint:
             }
 
     def read(self, name: str, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
-        """Read a tensor, or the block of it that begins at `offset` and has `shape`."""
+        """See TensorSource."""
         with self._reading(name):
             entry = self._index[name]
             shape = tuple(entry["shape"]) if shape is None else shape
-            return self._read(entry["pieces"], (0,) * len(shape) if offset is None else offset, shape)
+            return self._assemble(entry["pieces"], (0,) * len(shape) if offset is None else offset, shape)
 
-    def _read(self, pieces: list[Any], offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+    def _assemble(self, pieces: list[Any], offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
         values: Tensor | None = None
         found = 0
-        for file, key, begins, sizes in pieces:
-            low = [max(a, b) for a, b in zip(offset, begins, strict=True)]
-            high = [min(a + n, b + m) for a, n, b, m in zip(offset, shape, begins, sizes, strict=True)]
+        for file, key, starts, sizes in pieces:
+            low = [max(a, b) for a, b in zip(offset, starts, strict=True)]
+            high = [min(a + n, b + m) for a, n, b, m in zip(offset, shape, starts, sizes, strict=True)]
             if any(a >= b for a, b in zip(low, high, strict=True)):
                 continue
-            there = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, begins, strict=True))
-            block = self._file(file).get_slice(key)[there] if there else self._file(file).get_tensor(key)
+            overlap = tuple(slice(a - o, b - o) for a, b, o in zip(low, high, starts, strict=True))
+            block = self._file(file).get_slice(key)[overlap] if overlap else self._file(file).get_tensor(key)
             if [*block.shape] != [b - a for a, b in zip(low, high, strict=True)]:
-                raise ValueError(f"{key} in {file} has another shape than {INDEX} says")
+                raise ValueError(f"{key} in {file} does not have the shape in {INDEX}")
             if block.shape == shape:
-                return block  # most often a layout like the one that wrote: no second copy
+                return block  # the usual case of an unchanged layout, without a copy
             values = torch.empty(shape, dtype=block.dtype) if values is None else values
             values[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset, strict=True))] = block
             found += block.numel()
@@ -93,12 +93,12 @@ class Checkpoint:
             file, key, *_ = pieces[0]
             return torch.empty(shape, dtype=self._file(file).get_tensor(key).dtype)
         if values is None or found != math.prod(shape):
-            raise ValueError(f"{math.prod(shape) - found:,} values of the block at {offset} are in no file")
+            raise ValueError(f"{math.prod(shape) - found:,} values of the block at {offset} are missing")
         return values
 
     def _file(self, name: str) -> Any:
         if name not in self.manifest["xxh3_128"]:
-            raise ValueError(f"{name} is no file of a checkpoint")
+            raise ValueError(f"{name} is not a file of the checkpoint")
         if name not in self._files:
             self._files[name] = safe_open(self.path / name, framework="pt")
         return self._files[name]
@@ -109,6 +109,8 @@ class Checkpoint:
             yield
         except UserError:
             raise
-        except Exception as error:  # there is no end to what someone may have written there
+        except Exception as error:  # untrusted content can cause any error
             problem = f"{what} cannot be read ({' '.join(str(error).split()) or type(error).__name__})"
-            raise UserError(f"checkpoint {self.path} cannot be used: {problem}; take another or remove it") from error
+            raise UserError(
+                f"checkpoint {self.path} cannot be used: {problem}; choose another or remove it"
+            ) from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tensors can be read from block by block: a checkpoint, or memory."""
+"""Interface of objects from which the tensors of a model are read, and its implementation for tensors in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,26 +12,26 @@ Shape = tuple[int, ...]
 
 
 class TensorSource(Protocol):
-    """Tensors of a whole model by the names that megatron/state.py gives them."""
+    """Tensors of a whole model, by the names of megatron/sharded_state_dict.py."""
 
     @property
     def path(self) -> Path:
-        """Where they come from, for messages."""
+        """Path of the source, for messages."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The `model` section of the configuration they were saved with, as far as it is known."""
+        """`model` section of the saved configuration; empty if it is not known."""
 
     def shapes(self, group: str = "") -> dict[str, Shape]:
-        """Shape of every tensor; with a group such as "weights", of its tensors under their names in it."""
+        """Return the shape of every tensor; with a group such as "weights", only of its tensors, without prefix."""
 
     def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
-        """Read a tensor, or the block of it that begins at `offset` and has `shape`."""
+        """Return a tensor, or its block that starts at `offset` and has `shape`."""
 
 
 @dataclass(frozen=True)
 class TensorsInMemory:
-    """Weights that have been read from elsewhere, by their names in the model."""
+    """A TensorSource of weights in memory, by our names."""
 
     path: Path
     weights: Mapping[str, Tensor]
@@ -44,7 +44,11 @@ class TensorsInMemory:
 
     def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
         """See TensorSource."""
-        whole = self.weights[name.removeprefix("weights/")]
-        if offset is None or shape is None:
-            return whole
-        return whole[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
+        return read_block(self.weights[name.removeprefix("weights/")], offset, shape)
+
+
+def read_block(tensor: Tensor, offset: Shape | None, shape: Shape | None) -> Tensor:
+    """Return the block of a tensor that starts at `offset` and has `shape`; the whole tensor when one is None."""
+    if offset is None or shape is None:
+        return tensor
+    return tensor[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]

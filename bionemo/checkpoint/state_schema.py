@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types that the entries of state.json must have: a checkpoint may come from anywhere, checksums prove nothing."""
+"""Types of the entries of state.json: checkpoints may be untrusted, and checksums do not prove who wrote them."""
 
 from typing import Any
 
-_COUNT, _NUMBER, _PLAIN = "a whole number from 0", "a number", "plain values"
+_COUNT, _NUMBER, _PLAIN = "a non-negative integer", "a number", "a plain value"
 _POINTS = [[_NUMBER]]
-# Entries that may be absent; a mapping's "*" stands for all other entries.
+# All entries are optional; "*" describes all other entries of a mapping.
 _SCHEMA: dict[str, Any] = {
     "global_step": _COUNT,
     "schedule_step": _COUNT,
@@ -23,7 +23,7 @@ _SCHEMA: dict[str, Any] = {
     "lr_schedulers": [object],
     "*": object,
 }
-_TO_RESUME = (
+_REQUIRED_TO_RESUME = (
     "global_step", "schedule_step", "model", "loss_scaler", "callbacks", "optimizer_states", "lr_schedulers",
     "SequenceData.stream", "SequenceData.position.window", "SequenceData.position.row",
     "SequenceData.position.consumed_samples", "SequenceData.position.consumed_tokens",
@@ -31,17 +31,17 @@ _TO_RESUME = (
 
 
 def check_state(state: Any) -> None:
-    """Check the types of everything in a state.
+    """Check the types of all entries of a state.
 
     Raises:
-        ValueError: naming the entry that has another type.
+        ValueError: if an entry has a wrong type; names it.
     """
     _check(state, _SCHEMA, "state")
 
 
-def missing_to_resume(state: Any, below: str = "") -> str | None:
-    """The first entry (or of those that begin with `below`) that a run needs to resume and a checked state lacks."""
-    for entry in (entry for entry in _TO_RESUME if entry.startswith(below)):
+def find_missing_entry(state: Any, prefix: str = "") -> str | None:
+    """Return the first entry that resuming needs and a checked state lacks, among those that start with `prefix`."""
+    for entry in (entry for entry in _REQUIRED_TO_RESUME if entry.startswith(prefix)):
         value = state
         for name in entry.split("."):
             if name not in value:
@@ -53,28 +53,28 @@ def missing_to_resume(state: Any, below: str = "") -> str | None:
 def _check(value: Any, schema: Any, key: str) -> None:
     if isinstance(schema, dict):
         _expect(isinstance(value, dict) and all(isinstance(name, str) for name in value), key, "a mapping")
-        for name, below in value.items():
+        for name, item in value.items():
             if (expected := schema.get(name, schema.get("*"))) is not None:
-                _check(below, expected, f"{key}.{name}")
+                _check(item, expected, f"{key}.{name}")
     elif isinstance(schema, list):
         _expect(isinstance(value, list), key, "a list")
-        for number, below in enumerate(value):
-            _check(below, schema[0], f"{key}[{number}]")
+        for number, item in enumerate(value):
+            _check(item, schema[0], f"{key}[{number}]")
     elif schema == _COUNT:
         _expect(type(value) is int and 0 <= value < 1 << 63, key, schema)
     elif schema == _NUMBER:
         _expect(type(value) in (int, float), key, schema)
     elif schema == _PLAIN:
         if isinstance(value, dict | list | tuple):
-            for name, below in value.items() if isinstance(value, dict) else enumerate(value):
+            for name, item in value.items() if isinstance(value, dict) else enumerate(value):
                 _expect(isinstance(name, str | int), key, "a mapping")
-                _check(below, schema, f"{key}.{name}")
+                _check(item, schema, f"{key}.{name}")
         else:
             _expect(value is None or isinstance(value, bool | int | float | str), key, schema)
     else:
         _expect(isinstance(value, schema), key, schema.__name__)
 
 
-def _expect(right: bool, key: str, expected: str) -> None:
-    if not right:
+def _expect(condition: bool, key: str, expected: str) -> None:
+    if not condition:
         raise ValueError(f"{key} is not {expected}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of tensors in safetensors files: written from where they lie in memory, hashed on the way.
+"""Writing of safetensors files from tensors in memory, with a checksum computed on the way.
 
-The format (8 bytes header size, JSON header, values end to end) is that of the safetensors library, which reads them.
-The library's own writer copies all tensors first; this one needs no memory of its own.
+The format (8 bytes header size, JSON header, contiguous values) is that of the safetensors library, which reads the
+files. The library's own writer copies all tensors first; this one needs no additional memory.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ import torch
 import xxhash
 from torch import Tensor
 
-_CHUNK = 1 << 22  # bytes hashed and written at a time: still in the cache when they are written
-_BURST = 1 << 25  # bytes after which the disk is to begin with them
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux alone has it
-_START = 2  # SYNC_FILE_RANGE_WRITE
+_CHUNK = 1 << 22  # bytes hashed and written at once: they stay in the CPU cache
+_FLUSH_SIZE = 1 << 25  # number of bytes after which writing to disk is started
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # only on Linux
+_SYNC_FILE_RANGE_WRITE = 2
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
@@ -32,10 +32,10 @@ class Piece:
     """A rectangular block of a tensor.
 
     Attributes:
-        name: of the whole tensor.
-        shape: of the whole tensor.
-        offset: where the block begins in it.
-        values: the block, on any device.
+        name: name of the whole tensor.
+        shape: shape of the whole tensor.
+        offset: start of the block in the tensor.
+        values: values of the block, on any device.
     """
 
     name: str
@@ -43,66 +43,67 @@ class Piece:
     offset: tuple[int, ...]
     values: Tensor
 
+    @classmethod
+    def whole(cls, name: str, values: Tensor) -> "Piece":
+        """Return a piece that is a whole tensor."""
+        return cls(name, tuple(values.shape), (0,) * values.dim(), values)
+
     @property
     def key(self) -> str:
         """Name of the block in its file."""
-        whole = tuple(self.values.shape) == self.shape
-        return self.name if whole else f"{self.name}@{','.join(map(str, self.offset))}"
+        is_whole = tuple(self.values.shape) == self.shape
+        return self.name if is_whole else f"{self.name}@{','.join(map(str, self.offset))}"
 
 
-def blocks(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Cut the stretch [start, stop) of a flattened array into rectangular blocks of it: (offset, shape), in order.
+def split_into_blocks(
+    shape: tuple[int, ...], start: int, stop: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Split the range [start, stop) of a flattened array into rectangular blocks of the array.
 
     For a matrix these are the end of a row, whole rows, and the beginning of a row.
+
+    Yields:
+        Offset and shape of each block, in order.
     """
     if start >= stop:
         return
     if len(shape) < 2:
         yield ((start,), (stop - start,)) if shape else ((), ())
         return
+
+    def part_of_row(number: int, begin: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        for offset, size in split_into_blocks(shape[1:], begin, end):
+            yield (number, *offset), (1, *size)
+
     row = math.prod(shape[1:])
-    first, last = -(-start // row), stop // row  # rows that lie in the stretch whole
-    if first > last:  # the stretch lies inside a row
-        first = last = start // row
-        edges = [(first, start - first * row, stop - first * row)]
-        before, after = edges, []
-    else:
-        before = [(first - 1, start - (first - 1) * row, row)] if start % row else []
-        after = [(last, 0, stop - last * row)] if stop % row else []
-    for number, begin, end in before:
-        yield from (((number, *offset), (1, *size)) for offset, size in blocks(shape[1:], begin, end))
+    first, last = -(-start // row), stop // row  # whole rows in the range
+    if first > last:  # the range lies inside a row
+        yield from part_of_row(last, start % row, stop % row)
+        return
+    if start % row:
+        yield from part_of_row(first - 1, start % row, row)
     if last > first:
         yield (first, *[0] * (len(shape) - 1)), (last - first, *shape[1:])
-    for number, begin, end in after:
-        yield from (((number, *offset), (1, *size)) for offset, size in blocks(shape[1:], begin, end))
+    yield from part_of_row(last, 0, stop % row)
 
 
 def write(path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str] | None = None) -> str:
-    """Write pieces to a file, on disk when this returns.
-
-    Args:
-        path: of a new file.
-        pieces: of tensors.
-        metadata: what the file is to say beside them.
-
-    Returns:
-        The file's checksum.
-    """
-    pieces = sorted(pieces, key=lambda piece: -piece.values.element_size())  # so that all are aligned
+    """Write pieces to a new safetensors file with this `__metadata__`, flush it to disk and return its checksum."""
+    pieces = sorted(pieces, key=lambda piece: -piece.values.element_size())  # aligns all of them
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
+    position = 0
     for piece in pieces:
         if piece.key in header:
-            raise ValueError(f"{piece.key} is to be written twice")
-        end = at + piece.values.numel() * piece.values.element_size()
+            raise ValueError(f"{piece.key} is given twice")
+        end = position + piece.values.numel() * piece.values.element_size()
         header[piece.key] = {
-            "dtype": DTYPES[piece.values.dtype], "shape": list(piece.values.shape), "data_offsets": [at, end],
+            "dtype": DTYPES[piece.values.dtype], "shape": list(piece.values.shape), "data_offsets": [position, end],
         }  # fmt: skip
-        at = end
+        position = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = xxhash.xxh3_128()
-    begun = 0
+    flushed = 0
     with path.open("xb", buffering=0) as file:
         for part in (len(text).to_bytes(8, "little"), text):
             digest.update(part)
@@ -113,29 +114,29 @@ def write(path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str] | Non
                 chunk = values[first : first + _CHUNK]
                 digest.update(chunk)
                 _write_all(file.fileno(), chunk)
-                if (ends := file.tell()) - begun >= _BURST:
-                    _write_back(file.fileno(), begun, ends - begun)
-                    begun = ends
+                if (written := file.tell()) - flushed >= _FLUSH_SIZE:
+                    _start_flush(file.fileno(), flushed, written - flushed)
+                    flushed = written
         os.fsync(file.fileno())
     return digest.hexdigest()
 
 
 def write_text(path: Path, text: str) -> str:
-    """Write a text file, on disk when this returns; give its checksum."""
+    """Write a new text file, flush it to disk and return its checksum."""
     data = text.encode()
     with path.open("xb", buffering=0) as file:
         _write_all(file.fileno(), memoryview(data))
         os.fsync(file.fileno())
-    return checksum_of(data)
+    return checksum_bytes(data)
 
 
-def checksum_of(data: bytes) -> str:
-    """128 bits of XXH3: they find every accident and are ten times faster than SHA-256; no seal against forgery."""
+def checksum_bytes(data: bytes) -> str:
+    """Return the 128-bit XXH3 hash, ten times faster than SHA-256; it detects damage, not forgery."""
     return xxhash.xxh3_128(data).hexdigest()
 
 
-def checksum(path: Path) -> str:
-    """Checksum of a file as it is on disk."""
+def checksum_file(path: Path) -> str:
+    """Return the checksum of a file."""
     digest, block = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(block):
@@ -148,10 +149,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _write_back(descriptor: int, start: int, size: int) -> None:
-    """Have the disk begin with what has been written, while the next bytes are copied.
-
-    The kernel would wait until a tenth of memory is unwritten, or for the fsync.
-    """
+def _start_flush(descriptor: int, start: int, size: int) -> None:
+    """Start writing a range of a file to disk; by default the kernel waits for the fsync or for 10 % dirty memory."""
     if _sync_file_range is not None:
-        _sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _START)
+        _sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)

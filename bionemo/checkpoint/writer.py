@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a checkpoint, from one process or from several together."""
+"""Writing of checkpoints, by one process or by several together."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -8,58 +8,58 @@ from typing import Any
 
 from bionemo.checkpoint.directory import delete, disk_errors, publish, unfinished
 from bionemo.checkpoint.json_state import encode
-from bionemo.checkpoint.manifest import FORMAT_VERSION, INDEX, MANIFEST, STATE, sealed
+from bionemo.checkpoint.manifest import FORMAT_VERSION, INDEX, MANIFEST, STATE, seal
 from bionemo.checkpoint.tensors import Piece, write, write_text
 from bionemo.common.errors import UserError
 
-Exchange = Callable[[Any], list[Any]]  # gives a value of this process to all others, and takes theirs, by rank
+Exchange = Callable[[Any], list[Any]]  # all-gather: sends a value to all processes and returns theirs, by rank
 
 
 def save(path: Path, state: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
-    """Write a checkpoint under `path`, or leave nothing there.
+    """Write a checkpoint; after a failure no files remain.
 
     Args:
-        path: the directory to make; an existing one is replaced.
+        path: directory to create; an existing checkpoint is replaced.
         state: nested dicts, lists and tuples of numbers, strings, None and small tensors; `global_step` and `metrics`
-            go into the manifest, too, and `run`, the identity of the run that writes, goes there only.
-        pieces: of the tensors.
+            are also written to the manifest, and `run`, the identity of the run, only to the manifest.
+        pieces: pieces of the tensors.
 
     Raises:
-        UserError: when the disk is full or cannot be written; what was there before is untouched.
+        UserError: if the disk is full or cannot be written; an existing checkpoint is unchanged.
     """
-    save_together(path, state, pieces, rank=0, exchange=lambda value: [value])
+    save_distributed(path, state, pieces, rank=0, exchange=lambda value: [value])
 
 
-def save_together(
+def save_distributed(
     path: Path, state: Mapping[str, Any], pieces: Iterable[Piece], rank: int, exchange: Exchange
 ) -> None:
-    """As `save`, from several processes, each with its own pieces; the state is that of rank 0.
+    """Write a checkpoint from several processes, each with its own pieces; the state is that of rank 0.
 
-    When one of them fails, all of them raise what it had to say, and nothing is left.
+    When one process fails, all of them raise its error, and no files remain.
     """
     new = unfinished(path)
-    begun: list[Path] = []  # on rank 0, once the directory is its own
+    created: list[Path] = []  # on rank 0, once it has created the directory
 
-    def all_do(work: Callable[[], Any]) -> list[Any]:
-        """Work on every process, and only go on when all have succeeded."""
-        done, failure = None, None
+    def run_on_all(function: Callable[[], Any]) -> list[Any]:
+        """Call a function on every process; return the results when it has succeeded on all of them."""
+        result, failure = None, None
         try:
             with disk_errors(path):
-                done = work()
+                result = function()
         except Exception as error:
             failure = error
-        results = exchange((done, failure and str(failure)))
+        results = exchange((result, failure and str(failure)))
         if failures := [failure for _, failure in results if failure is not None]:
-            for path_begun in begun:
-                delete(path_begun)
+            for directory in created:
+                delete(directory)
             raise failure or UserError(failures[0])
-        return [done for done, _ in results]
+        return [result for result, _ in results]
 
-    def begin() -> None:
+    def create_directory() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         delete(new)
         new.mkdir()
-        begun.append(new)
+        created.append(new)
 
     def write_pieces() -> tuple[str, str, list[Any]] | None:
         mine = list(pieces)
@@ -82,12 +82,12 @@ def save_together(
             "bytes": {name: (new / name).stat().st_size for name in files},
             "xxh3_128": files,
         }
-        write_text(new / MANIFEST, sealed(manifest))
+        write_text(new / MANIFEST, seal(manifest))
         publish(path)
 
-    all_do(begin if rank == 0 else lambda: None)
-    written = [part for part in all_do(write_pieces) if part]
-    all_do((lambda: finish(written)) if rank == 0 else lambda: None)
+    run_on_all(create_directory if rank == 0 else lambda: None)
+    written = [part for part in run_on_all(write_pieces) if part]
+    run_on_all((lambda: finish(written)) if rank == 0 else lambda: None)
 
 
 def _index(written: list[tuple[str, str, list[Any]]]) -> dict[str, Any]:

@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained model tells of proteins: effects of mutations, contacts, and a map of many."""
+"""Analyze proteins with a trained model: scores of variants, contacts, maps of embeddings, labels of a trained head.
+
+Imports that load torch are in functions: `--help` must be fast.
+"""
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bionemo.common.console import one_line_errors
+from bionemo.common.errors import UserError
 
+if TYPE_CHECKING:
+    from bionemo.inference.model import TrainedModel
+
+_DESCRIPTION = "Analyze proteins with a trained model: effects of mutations, contacts, maps of embeddings, labels."
 _EXAMPLES = """\
 examples
   python -m bionemo.analysis variants --model esm2.nemo --sequence wild_type.fasta \\
@@ -21,98 +32,140 @@ examples
 
 
 def main() -> None:
-    """Do what is asked for."""
+    """Run `bionemo analysis`."""
     with one_line_errors():
-        arguments = _parser().parse_args()
-        from bionemo.interop.quiet import quiet_dependencies
+        options = vars(_parser().parse_args())
+        from bionemo.interop.console_logging import silence_dependencies
 
-        quiet_dependencies()
-        from bionemo.cli.analysis_commands import COMMANDS
+        silence_dependencies()
+        from bionemo.inference.analysis import commands
 
-        quiet_dependencies()  # some have put their handlers in place now
-        COMMANDS[arguments.command](arguments)
+        silence_dependencies()  # some libraries have installed their handlers during the import
+        name, path = options.pop("command"), options.pop("model")
+        load = partial(_load, **{key: options.pop(key) for key in ("device", "precision", "longest")})
+        load_model = partial(load, path) if path else None
+        run: dict[str, Callable[..., None]] = {
+            "contacts": commands.run_contacts, "contacts-fit": commands.run_contacts_fit, "map": commands.run_map,
+        }  # fmt: skip
+        if name == "label":
+            _label(load, path, **options)
+        elif name == "variants":
+            _variants(load_model, **options)
+        else:
+            run[name](load_model, **options)
+
+
+def _load(path: Path, device: str | None, precision: str, longest: int | None) -> "TrainedModel":
+    from bionemo.inference.load import load
+
+    return load(path, device, precision, longest)
+
+
+def _variants(load_model: Any, scan: bool, variants: Path | None, **options: Any) -> None:
+    from bionemo.inference.analysis.commands import run_scan, run_variants
+
+    if scan == (variants is not None):
+        raise UserError("give either --variants FILE or --scan")
+    if variants is not None:
+        run_variants(load_model, variants=variants, **options)
+    else:
+        run_scan(load_model, **{key: value for key, value in options.items() if key not in ("column", "score_column")})
+
+
+def _label(
+    load: Callable[[Path], "TrainedModel"], path: Path | None, head: Path, input_path: Path, output: Path,
+    overwrite: bool,
+) -> None:  # fmt: skip
+    """Apply the head of a fine-tuning run to new sequences. It is here because inference may not import finetuning."""
+    from bionemo.finetuning.load_head import predict_labels, read_trained_head
+    from bionemo.inference.analysis.commands import EMBEDDING_BATCH
+    from bionemo.inference.analysis.files import read_fasta, refuse_existing, staged_file, write_table
+    from bionemo.inference.progress import progress_bar
+
+    refuse_existing([output], overwrite)
+    trained, records = read_trained_head(head), read_fasta(input_path)
+    with staged_file(output) as file:
+        model, rows = load(path or trained.encoder), []
+        with progress_bar("predicting", len(records), "sequences") as advance:
+            for first in range(0, len(records), EMBEDDING_BATCH):
+                batch = records[first : first + EMBEDDING_BATCH]
+                labels = predict_labels(model, trained, [record["sequence"] for record in batch])
+                rows += [[record["id"], *label] for record, label in zip(batch, labels, strict=True)]
+                advance(len(batch))
+        columns = ["id", "answer", "probability"]
+        used = 3 if any(row[2] for row in rows) else 2
+        write_table(file, columns[:used], [row[:used] for row in rows])
+    print(f"{len(rows):,} sequences: {output}")
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
-        "bionemo analysis", description=__doc__, epilog=_EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "bionemo analysis", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True, metavar="command", dest="command")
-    _add_variants(commands.add_parser("variants", help="score variants of a protein without measurements"))
-    _add_contacts(commands.add_parser("contacts", help="predict which residues touch"))
-    _add_fit(commands.add_parser("contacts-fit", help="fit what tells contacts from attention"))
-    _add_map(commands.add_parser("map", help="bring embeddings of many sequences to two dimensions"))
-    _add_label(commands.add_parser("label", help="answer for new sequences what `bionemo finetune` has learned"))
-    for command in commands.choices.values():
-        command.add_argument("--overwrite", action="store_true", help="replace output files that exist")
-    return parser
 
+    def add_command(name: str, description: str, model: str = "") -> Callable[..., Any]:
+        command = commands.add_parser(name, help=description)
+        add = command.add_argument
+        add(
+            "--model", type=Path, required=not model, metavar="PATH",
+            help=f"checkpoint, .nemo archive or Hugging Face directory {model}".strip(),
+        )  # fmt: skip
+        add("--device", help="device such as cpu or cuda:1 (default: the first GPU if there is one)")
+        add(
+            "--precision", default="32", choices=["32", "bf16-mixed", "16-mixed"],
+            help="precision of matrix products (%(default)s)",
+        )  # fmt: skip
+        add(
+            "--longest", type=int, metavar="TOKENS",
+            help="maximum length of a sequence with begin and end tokens, if longer than in training (rotary models)",
+        )  # fmt: skip
+        add("--overwrite", action="store_true", help="replace existing output files")
+        return add
 
-def _add_model(parser: ArgumentParser, required: bool = True, told: str = "") -> None:
-    parser.add_argument(
-        "--model", type=Path, required=required, metavar="PATH",
-        help=f"a checkpoint, a .nemo archive, or a directory of Hugging Face's {told}".strip(),
-    )  # fmt: skip
-    parser.add_argument("--device", help="such as cpu or cuda:1 (the first GPU, where there is one)")
-    parser.add_argument(
-        "--precision", default="32", choices=["32", "bf16-mixed", "16-mixed"], help="of products (%(default)s)"
-    )
-    parser.add_argument(
-        "--longest", type=int, metavar="TOKENS",
-        help="that a sequence may have with begin and end, if more than the model was trained with (rotary models)",
-    )  # fmt: skip
-
-
-def _add_variants(parser: ArgumentParser) -> None:
-    _add_model(parser)
-    parser.add_argument("--sequence", help="of the wild type: a FASTA file, or its letters")
-    parser.add_argument(
-        "--variants", type=Path, metavar="FILE", help="a CSV file, or FASTA with headers such as >2810|name_R63P|0.873"
-    )
-    parser.add_argument("--scan", action="store_true", help="score every substitution at every position instead")
-    parser.add_argument("--column", default="variant", help="of the variants, as A24G:K30R (%(default)s)")
-    parser.add_argument("--score-column", help="of what was measured (score, where there is one)")
-    parser.add_argument(
+    table_help = "CSV file; a plot is written beside it as .png"
+    add = add_command("variants", "score variants of a protein without measurements")
+    add("--sequence", help="wild type: a FASTA file, or its letters")
+    add("--variants", type=Path, metavar="FILE", help="CSV file, or FASTA with headers such as >2810|name_R63P|0.873")
+    add("--scan", action="store_true", help="score every substitution at every position instead")
+    add("--column", default="variant", help="column of the variants, such as A24G:K30R (%(default)s)")
+    add("--score-column", help="column of measured scores (default: score, if it exists)")
+    add(
         "--method", default="masked-marginal", choices=["masked-marginal", "wild-type-marginal"],
-        help="mask each mutated residue, or read the wild type once as it is (%(default)s)",
+        help="mask each mutated residue, or compute the unmasked wild type once (%(default)s)",
     )  # fmt: skip
-    parser.add_argument("--offset", type=int, default=0, help="the first residue is number 1 + OFFSET (%(default)s)")
-    parser.add_argument("--output", type=Path, required=True, help="CSV file; a picture goes beside it, as .png")
+    add("--offset", type=int, default=0, help="the first residue has the number 1 + OFFSET (%(default)s)")
+    add("--output", type=Path, required=True, help=table_help)
 
+    add = add_command("contacts", "predict contacts between residues")
+    add("--input", dest="input_path", type=Path, required=True, metavar="FASTA")
+    add("--head", type=Path, metavar="JSON", help="head from contacts-fit (default: the head of the model)")
+    add("--maps", type=Path, metavar="DIR", help="known contacts, ID.npy, for the precision")
+    add("--output", type=Path, required=True, metavar="DIR", help="directory for ID.csv and ID.png of each protein")
 
-def _add_contacts(parser: ArgumentParser) -> None:
-    _add_model(parser)
-    parser.add_argument("--input", type=Path, required=True, metavar="FASTA")
-    parser.add_argument("--head", type=Path, metavar="JSON", help="from contacts-fit (the model's own)")
-    parser.add_argument("--maps", type=Path, metavar="DIR", help="known contacts, ID.npy, to tell the precision by")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="takes ID.csv and ID.png of each")
-
-
-def _add_fit(parser: ArgumentParser) -> None:
-    _add_model(parser)
-    parser.add_argument("--input", type=Path, required=True, metavar="FASTA", help="some twenty proteins are enough")
-    parser.add_argument(
+    add = add_command("contacts-fit", "fit a contact head to proteins of known structure")
+    add("--input", dest="input_path", type=Path, required=True, metavar="FASTA", help="about twenty proteins suffice")
+    add(
         "--maps", type=Path, required=True, metavar="DIR",
-        help="ID.npy of each: [n, n], 1 for C-beta atoms less than 8 A apart, 0 for others, nan for unknown",
+        help="ID.npy for each protein: [n, n], 1 for C-beta atoms less than 8 A apart, 0 for others, nan if unknown",
     )  # fmt: skip
-    parser.add_argument("--output", type=Path, required=True, metavar="JSON")
+    add("--output", type=Path, required=True, metavar="JSON")
 
+    add = add_command("map", "project embeddings of many sequences to two dimensions", "(for FASTA input)")
+    add("--input", dest="input_path", type=Path, required=True, metavar="INPUT",
+        help=".npz with id and embeddings, or FASTA with --model")  # fmt: skip
+    add("--pooling", default="mean", choices=["mean", "begin"], help="pooling of FASTA input (%(default)s)")
+    add("--method", default="umap", choices=["umap", "pca"], help="%(default)s")
+    add("--neighbors", type=int, default=15, help="number of neighbors of each sequence (umap, %(default)s)")
+    add("--seed", type=int, default=0, help="random seed (umap, %(default)s)")
+    add("--color", help="column of --table, array of the .npz, or key of the headers (Tax=...)")
+    add("--table", type=Path, metavar="CSV", help="table with a column id")
+    add("--output", type=Path, required=True, help=table_help)
 
-def _add_map(parser: ArgumentParser) -> None:
-    parser.add_argument("--input", type=Path, required=True, help=".npz with id and embeddings, or FASTA with --model")
-    _add_model(parser, required=False)
-    parser.add_argument("--pooling", default="mean", choices=["mean", "begin"], help="of FASTA (%(default)s)")
-    parser.add_argument("--method", default="umap", choices=["umap", "pca"], help="%(default)s")
-    parser.add_argument("--neighbors", type=int, default=15, help="umap: how many count (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="umap: of what is drawn (%(default)s)")
-    parser.add_argument("--color", help="column of --table, array of the .npz, or key of the headers (Tax=...)")
-    parser.add_argument("--table", type=Path, metavar="CSV", help="with a column id")
-    parser.add_argument("--output", type=Path, required=True, help="CSV file; a picture goes beside it, as .png")
-
-
-def _add_label(parser: ArgumentParser) -> None:
-    parser.add_argument("--head", type=Path, required=True, metavar="FILE", help="RUN/head.safetensors")
-    _add_model(parser, required=False, told="(the one that the head was trained on)")
-    parser.add_argument("--input", type=Path, required=True, metavar="FASTA")
-    parser.add_argument("--output", type=Path, required=True, metavar="CSV", help="id, answer, of classes probability")
+    add = add_command(
+        "label", "predict labels with a head from `bionemo finetune`", "(default: the model of the head's training)"
+    )
+    add("--head", type=Path, required=True, metavar="FILE", help="RUN/head.safetensors")
+    add("--input", dest="input_path", type=Path, required=True, metavar="FASTA")
+    add("--output", type=Path, required=True, metavar="CSV", help="columns id, answer and, for classes, probability")
+    return parser

@@ -22,7 +22,7 @@ def main() -> None:
     """Run `bionemo checkpoint`."""
     with one_line_errors():
         arguments = _parser().parse_args()
-        arguments.work(arguments)
+        arguments.run(arguments)
 
 
 def _parser() -> ArgumentParser:
@@ -32,31 +32,31 @@ def _parser() -> ArgumentParser:
     )  # fmt: skip
     actions = parser.add_subparsers(required=True, metavar="action")
 
-    inspect = actions.add_parser(
-        "inspect", help="say what a checkpoint, a .nemo file or a Hugging Face directory holds"
-    )
+    inspect = actions.add_parser("inspect", help="describe a checkpoint, a .nemo file or a Hugging Face directory")
     inspect.add_argument("path", type=Path)
-    inspect.add_argument("--tensors", action="store_true", help="list every tensor")
-    inspect.set_defaults(work=_inspect)
+    inspect.add_argument("--tensors", action="store_true", help="list all tensors")
+    inspect.set_defaults(run=_inspect)
 
-    verify = actions.add_parser("verify", help="hold every byte against its checksum")
+    verify = actions.add_parser("verify", help="compare every file with its checksum")
     verify.add_argument("paths", type=Path, nargs="+", help="checkpoints, or directories of checkpoints")
-    verify.set_defaults(work=_verify)
+    verify.set_defaults(run=_verify)
 
-    convert = actions.add_parser("convert", help="between checkpoints, .nemo files and Hugging Face directories")
-    convert.add_argument(
-        "source", type=Path, help="NAME.nemo, a directory with a config.json (Hugging Face's), or a checkpoint"
+    convert = actions.add_parser(
+        "convert", help="convert between checkpoints, .nemo files and Hugging Face directories"
     )
+    convert.add_argument("source", type=Path, help="NAME.nemo, a Hugging Face directory, or a checkpoint")
     convert.add_argument(
-        "target", type=Path, help="NAME.nemo, or a directory to make: a checkpoint of weights unless --to=hf"
+        "target",
+        type=Path,
+        help="NAME.nemo, or a directory to create: a checkpoint of weights, or with --to=hf a Hugging Face directory",
     )
-    convert.add_argument("--to", choices=["hf"], help="hf: config.json and model.safetensors for transformers")
-    convert.set_defaults(work=_convert)
+    convert.add_argument("--to", choices=["hf"], help="write config.json and model.safetensors for transformers")
+    convert.set_defaults(run=_convert)
 
-    average = actions.add_parser("average", help="the mean of the weights of several checkpoints")
+    average = actions.add_parser("average", help="average the weights of several checkpoints")
     average.add_argument("output", type=Path)
     average.add_argument("inputs", type=Path, nargs="+")
-    average.set_defaults(work=_average)
+    average.set_defaults(run=_average)
     return parser
 
 
@@ -67,7 +67,7 @@ def _inspect(arguments: Namespace) -> None:
 
 
 def _verify(arguments: Namespace) -> None:
-    from bionemo.checkpoint import defect
+    from bionemo.checkpoint import find_defect
     from bionemo.checkpoint.manifest import MANIFEST
 
     bad = 0
@@ -75,13 +75,13 @@ def _verify(arguments: Namespace) -> None:
         alone = not path.is_dir() or (path / MANIFEST).exists()
         found = [path] if alone else sorted(part for part in path.iterdir() if part.is_dir())
         if not found:
-            raise UserError(f"{path}: there is no checkpoint in it")
+            raise UserError(f"{path} contains no checkpoint")
         for checkpoint in found:
-            problem = defect(checkpoint)
+            problem = find_defect(checkpoint)
             bad += bool(problem)
-            print(f"{checkpoint}: {problem or 'whole'}")
+            print(f"{checkpoint}: {problem or 'valid'}")
     if bad:
-        raise UserError(f"{bad} of these cannot be used")
+        raise UserError(f"{bad} checkpoint{'s' * (bad > 1)} cannot be used")
 
 
 def _convert(arguments: Namespace) -> None:
@@ -95,4 +95,4 @@ def _average(arguments: Namespace) -> None:
     from bionemo.checkpoint.tools import average
 
     average(arguments.output, arguments.inputs)
-    print(f"{arguments.output}: the mean of {len(arguments.inputs)} checkpoints; start with restore_from_path")
+    print(f"{arguments.output}: average of {len(arguments.inputs)} checkpoints; use it with restore_from_path")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done on a cluster beside training: `python -m bionemo.cluster check`, under any launcher."""
+"""Measure all-reduce between the processes of a launcher, or run a command on a Ray cluster."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
-from bionemo.common.launcher_environment import this_process
+from bionemo.common.launcher_environment import launched_process
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _EXAMPLES = """\
@@ -21,46 +21,58 @@ examples
 
 
 def main() -> None:
-    """Do what is asked for."""
+    """Run `bionemo cluster`."""
     with one_line_errors():
         arguments = _parser().parse_args()
-        arguments.work(arguments)
+        arguments.run(arguments)
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser("bionemo cluster", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
     check = commands.add_parser(
-        "check", help="say who every process is, and measure all-reduce between them", epilog=_EXAMPLES,
+        "check", help="list all processes, and measure all-reduce between them", epilog=_EXAMPLES,
         formatter_class=RawDescriptionHelpFormatter,
     )  # fmt: skip
     check.add_argument("-b", "--first", type=_bytes, default="1M", metavar="SIZE", help="smallest size (%(default)s)")
     check.add_argument("-e", "--last", type=_bytes, default="64M", metavar="SIZE", help="largest size (%(default)s)")
-    check.add_argument("-f", "--factor", type=int, default=2, help="from one size to the next (%(default)s)")
-    check.add_argument("-n", "--times", type=int, default=20, help="of each size (%(default)s)")
-    check.add_argument("--cpu", action="store_true", help="between CPUs by gloo, even where there are GPUs")
-    check.add_argument("--patience", type=float, default=120, metavar="SECONDS", help="to wait for all (%(default)s)")
-    check.set_defaults(work=_check)
+    check.add_argument("-f", "--factor", type=int, default=2, help="ratio between sizes (%(default)s)")
+    check.add_argument("-n", "--times", type=int, default=20, help="repetitions per size (%(default)s)")
+    check.add_argument("--cpu", action="store_true", help="use gloo between CPUs, even if there are GPUs")
+    check.add_argument(
+        "--patience",
+        type=float,
+        default=120,
+        metavar="SECONDS",
+        help="connection timeout (%(default)s)",
+    )
+    check.set_defaults(run=_check)
 
-    ray = commands.add_parser("ray", help="run a command in every process of a run on a Ray cluster")
-    ray.add_argument("--address", default=os.environ.get("RAY_ADDRESS", "auto"), help="of its head, HOST:PORT")
-    ray.add_argument("--nodes", type=int, default=1, help="machines (%(default)s)")
-    ray.add_argument("--workers-per-node", type=int, default=1, help="processes on each (%(default)s)")
-    ray.add_argument("--cpus-per-worker", type=int, default=1, help="cores of each (%(default)s)")
+    ray = commands.add_parser("ray", help="run a command in every worker of a Ray cluster")
+    ray.add_argument("--address", default=os.environ.get("RAY_ADDRESS", "auto"), help="head node, HOST:PORT")
+    ray.add_argument("--nodes", type=int, default=1, help="number of nodes (%(default)s)")
+    ray.add_argument("--workers-per-node", type=int, default=1, help="processes per node (%(default)s)")
+    ray.add_argument("--cpus-per-worker", type=int, default=1, help="cores per process (%(default)s)")
     ray.add_argument("--accelerator", default="auto", help="auto, cpu or gpu (%(default)s)")
-    ray.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set for the command")
-    ray.add_argument("--patience", type=float, default=60, metavar="SECONDS", help="for it to be there (%(default)s)")
-    ray.add_argument("command", nargs="+", help="behind --")
-    ray.set_defaults(work=_ray)
+    ray.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
+    ray.add_argument(
+        "--patience",
+        type=float,
+        default=60,
+        metavar="SECONDS",
+        help="timeout of the cluster (%(default)s)",
+    )
+    ray.add_argument("command", nargs="+", help="the command, after --")
+    ray.set_defaults(run=_ray)
     return parser
 
 
 def _check(arguments: Namespace) -> None:
-    process = this_process()
+    process = launched_process()
     if process is None:
         raise UserError(
-            "no launcher has started this process: start it as a run would be, by torchrun, srun, mpirun or bcprun; "
-            "`python -m bionemo.cluster check --help` has examples"
+            "no launcher has started this process: start it with torchrun, srun, mpirun or bcprun; examples: "
+            "`bionemo cluster check --help`"
         )
     if arguments.factor < 2 or arguments.times < 1 or arguments.patience <= 0:
         raise UserError("expected --factor of 2 or more, --times of 1 or more, --patience above 0")
@@ -75,19 +87,19 @@ def _ray(arguments: Namespace) -> None:
     if "RAY_AUTH_TOKEN" in os.environ or token.exists():  # read when Ray is imported
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
-        from bionemo.launch.ray_workers import Placed, run_on_ray
+        from bionemo.launch.ray_workers import RayJob, run_on_ray
     except ImportError as error:
         raise UserError(f"Ray is not installed ({error}): pip install 'bionemo[ray]'") from error
     environment = dict(word.split("=", 1) for word in arguments.env)
-    placed = Placed(
+    job = RayJob(
         arguments.command, environment, os.getcwd(), arguments.nodes, arguments.workers_per_node,
         arguments.cpus_per_worker, arguments.accelerator,
     )  # fmt: skip
-    run_on_ray(placed, arguments.address, arguments.patience)
+    run_on_ray(job, arguments.address, arguments.patience)
 
 
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
     if not match or int(match[1]) < 1:
-        raise ArgumentTypeError(f"{text!r} is no size such as 512K, 64M or 4G")
+        raise ArgumentTypeError(f"{text!r} is not a size such as 512K, 64M or 4G")
     return int(match[1]) * _UNITS[match[2]]

@@ -7,15 +7,15 @@ python -m bionemo.finetune --config-name=downstream_flip_sec_str model.restore_e
 from pathlib import Path
 
 from bionemo.common.errors import UserError
-from bionemo.common.launcher_environment import this_process
+from bionemo.common.launcher_environment import launched_process
 from bionemo.common.lock import run_lock
 from bionemo.config import run
-from bionemo.config.help import Topic
+from bionemo.config.help import CommandSpec
 from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.downstream import DownstreamModelConfig
-from bionemo.training.unsupported_options import note_ineffective
+from bionemo.training.unsupported_options import warn_ignored_options
 
-_TOPIC = Topic(
+_SPEC = CommandSpec(
     DownstreamConfig,
     "model.data.task_name=scl",
     False,
@@ -33,15 +33,15 @@ _TOPIC = Topic(
 
 
 def main(config_name: str = "downstream_flip_sec_str", config_dir: str | Path | None = None) -> None:
-    """Compose the configuration that the command line describes, then do what it asks for."""
-    run(carry_out, config_name, config_dir, _TOPIC)
+    """Run `bionemo finetune`."""
+    run(prepare_and_fine_tune, config_name, config_dir, _SPEC)
 
 
-def carry_out(cfg: DownstreamConfig) -> None:
-    """Prepare data, train, test: whichever is asked for; without training, data is prepared, as in v1.
+def prepare_and_fine_tune(cfg: DownstreamConfig) -> None:
+    """Prepare the data, train and test, as configured. Without training, the data is prepared, as in v1.
 
     Raises:
-        UserError: for what is not built, and for a model or data that cannot be used.
+        UserError: if the configuration contradicts itself, or the model or the data cannot be used.
     """
     if cfg.do_preprocessing or not cfg.do_training:
         from bionemo.preparation import prepare
@@ -49,48 +49,43 @@ def carry_out(cfg: DownstreamConfig) -> None:
         prepare(cfg.model.data.preprocessing)
     if not cfg.do_training:
         return
-    _see_that_it_fits(cfg.model)
-    from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
+    _check(cfg.model)
+    from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
-    quiet_dependencies()
+    silence_dependencies()
     from bionemo.interop.nemo import log_directory
 
-    quiet_dependencies()
-    our_messages_to_console()
-    note_ineffective(cfg)
+    silence_dependencies()
+    log_to_console()
+    warn_ignored_options(cfg)
     directory = log_directory(cfg.exp_manager)
     if cfg.model.encoder_frozen:
-        process = this_process()
-        if process is not None and process.rank:  # the work of one: seconds, once the vectors are there
+        process = launched_process()
+        if process is not None and process.rank:  # one process is enough to train a head
             return
-        from bionemo.finetuning.run import fine_tune_head
+        from bionemo.finetuning.linear_probe import run_linear_probe
 
         with run_lock(directory):
-            fine_tune_head(cfg, directory)
+            run_linear_probe(cfg, directory)
     else:
         from bionemo.finetuning.finetune import fine_tune
 
         fine_tune(cfg, directory)
 
 
-def _see_that_it_fits(config: DownstreamModelConfig) -> None:
-    """Refuse what contradicts itself.
-
-    Raises:
-        UserError: naming the keys.
-    """
+def _check(config: DownstreamModelConfig) -> None:
     if config.restore_encoder_path is None:
         raise UserError("missing value: give model.restore_encoder_path=..., the pretrained model")
-    tuned = {
+    without_effect = {
         "model.peft.enabled=True": config.peft.enabled,
         "model.freeze_layers": config.freeze_layers,
         "model.encoder_lr_scale": config.encoder_lr_scale != 1,
         "model.restore_head_path": config.restore_head_path is not None,
     }
-    for key, given in tuned.items():
-        if config.encoder_frozen and given:
-            raise UserError(f"{key} has no effect on an encoder that is frozen: set model.encoder_frozen=False")
+    for key, is_set in without_effect.items():
+        if config.encoder_frozen and is_set:
+            raise UserError(f"{key} has no effect on a frozen encoder: set model.encoder_frozen=False")
     if config.peft.enabled and config.freeze_layers:
-        raise UserError("model.freeze_layers: with model.peft.enabled=True all layers stay: leave one of them out")
+        raise UserError("model.freeze_layers: model.peft.enabled=True freezes all layers: remove one of the two")
     if config.peft.enabled and config.encoder_lr_scale != 1:
-        raise UserError("model.encoder_lr_scale: with model.peft.enabled=True only adapters learn: leave it out")
+        raise UserError("model.encoder_lr_scale: with model.peft.enabled=True only adapters are trained: remove it")

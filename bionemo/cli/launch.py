@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start a run where `cluster=` says: the words of the run's own command, and what the cluster has to know.
+"""Submit a run to a cluster. Accepts the overrides of the run and `cluster=`.
 
-python -m bionemo.launch --config-name=pretrain_esm2_650M cluster=bcm cluster.partition=gpu trainer.num_nodes=4
+bionemo launch --config-name=pretrain_esm2_650M cluster=bcm cluster.partition=gpu trainer.num_nodes=4
 """
 
 import os
@@ -13,13 +13,13 @@ from pathlib import Path
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.config import run
-from bionemo.config.help import Topic
+from bionemo.config.help import CommandSpec
 from bionemo.config.schema import RunConfig
-from bionemo.config.targets import resolve
-from bionemo.launch.job import Cluster, job_of
+from bionemo.config.targets import import_target
+from bionemo.launch.job import Cluster, create_job
 from bionemo.launch.secrets import refuse_secrets
 
-_TOPIC = Topic(
+_SPEC = CommandSpec(
     RunConfig,
     "cluster.partition=gpu",
     True,
@@ -29,34 +29,36 @@ _TOPIC = Topic(
         "cluster.total_runtime=6H",
         "--config-name={name} cluster=mpi cluster.hostfile=hosts trainer.num_nodes=2 trainer.devices=8",
         "--cfg job --package cluster cluster=bcm",
-        "--dry-run                print what would be written and submitted, and do neither",
-        "do_preprocessing=True do_testing=True   prepare the data, train, test: each waits for the one before",
+        "--dry-run                print the files of the job instead of writing and submitting them",
+        "do_preprocessing=True do_testing=True   one job each for preparation, training and testing",
     ),
 )
 
 
 def main(config_name: str = "pretrain_esm2_8M") -> None:
-    """Compose the configuration that the command line describes, and send it off."""
+    """Run `bionemo launch`."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
-    asked, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
+    flags, sys.argv[1:] = parser.parse_known_args(sys.argv[1:])
     with one_line_errors():
-        if asked.multirun:  # the second of them would write over what the first one, still waiting, has to read
-            raise UserError("-m: one run is launched at a time: give each a name and exp_manager.exp_dir of its own")
-    run(lambda cfg: launch(cfg, asked.dry_run), config_name, topic=_TOPIC)
+        if flags.multirun:  # a second run would overwrite the configuration that the first one, still queued, reads
+            raise UserError(
+                "-m: only one run can be launched at a time: launch each with its own name and exp_manager.exp_dir"
+            )
+    run(lambda cfg: launch(cfg, flags.dry_run), config_name, spec=_SPEC)
 
 
 def launch(cfg: RunConfig, dry_run: bool) -> None:
-    """Render, look for secrets, write, submit.
+    """Render the job, check it for secrets, write its files and submit it.
 
     Raises:
-        UserError: when any of it cannot be; nothing has been started then.
+        UserError: if one of these fails. No job has been started then.
     """
-    cluster: Cluster = resolve(cfg.cluster._target_)(cfg.cluster)
-    job = job_of(cfg, sys.argv)
+    cluster: Cluster = import_target(cfg.cluster._target_)(cfg.cluster)
+    job = create_job(cfg, sys.argv)
     files = cluster.render(job)
-    refuse_secrets(asdict(cfg), job.words, files)
+    refuse_secrets(asdict(cfg), job.overrides, files)
     if dry_run:
         for path, text in files.items():
             print(f"# {path}\n{text}")
@@ -68,11 +70,7 @@ def launch(cfg: RunConfig, dry_run: bool) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all; what is a script can be run.
-
-    Raises:
-        UserError: when it cannot be.
-    """
+    """Write a file atomically; make scripts executable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")

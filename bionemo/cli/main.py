@@ -36,7 +36,7 @@ examples
 
 
 def main() -> None:
-    """Run the command that the first argument names."""
+    """Run the command named by the first argument."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
         print(_USAGE.format(commands="\n".join(f"  {command:12} {text}" for command, text in COMMANDS.items())))
@@ -46,11 +46,7 @@ def main() -> None:
         return
     with one_line_errors():
         if name not in COMMANDS:
-            raise UserError(f"bionemo: unknown command {name!r}: choose one of {', '.join(COMMANDS)}")
+            raise UserError(f"unknown command {name!r}: choose one of {', '.join(COMMANDS)}")
     del sys.argv[1]
     sys.argv[0] = f"bionemo {name}"
     import_module(f"bionemo.cli.{name}").main()
-
-
-if __name__ == "__main__":
-    main()

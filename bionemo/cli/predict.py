@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained model makes of the sequences in a file: embeddings, hiddens, logits, pseudo-perplexities, molecules.
+"""Compute outputs of a trained model for files: embeddings, hiddens, logits, pseudo-perplexities, molecules.
 
 python -m bionemo.predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
 """
@@ -8,21 +8,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bionemo.common.errors import HostError, RankError, UserError, raised_as
-from bionemo.common.launcher_environment import this_process
+from bionemo.common.errors import HostError, RankError, UserError, reraise_as
+from bionemo.common.launcher_environment import launched_process
 from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_text
 from bionemo.config import run
-from bionemo.config.durations import seconds
-from bionemo.config.help import Topic
+from bionemo.config.help import CommandSpec
 from bionemo.config.schema import InferConfig
-from bionemo.launch.spawn import started_again
+from bionemo.config.schema.ranges import duration_in_seconds
+from bionemo.launch.spawn import LAUNCHER, spawn_local_workers
 
-if TYPE_CHECKING:  # imported when the command line is known to be right
+if TYPE_CHECKING:  # imported after the command line was checked
     from bionemo.inference.model import TrainedModel
     from bionemo.inference.predict_files import Prediction
 
-_TOPIC = Topic(
+_SPEC = CommandSpec(
     InferConfig,
     "model.data.batch_size=64",
     False,
@@ -34,120 +34,125 @@ _TOPIC = Topic(
         "... model.downstream_task.outputs=[pseudo_perplexity] model.data.output_fname=x.csv",
         "... model.downstream_task.outputs=[samples] model.downstream_task.sampling.num_samples=10 "
         "model.data.output_fname=x.csv",
-        "Stopped, the same command goes on from what is there.",
+        "After an interruption, the same command continues from the parts that were written.",
     ),
 )
 
 
 def main(config_name: str = "predict", config_dir: str | Path | None = None) -> None:
-    """Compose the configuration that the command line describes, then do what it asks for."""
-    run(predict, config_name, config_dir, _TOPIC)
+    """Run `bionemo predict`."""
+    run(predict, config_name, config_dir, _SPEC)
 
 
 def predict(cfg: InferConfig) -> None:
-    """Compute parts of the input, in as many processes as asked for, and put them together.
+    """Compute the parts of the input in `trainer.devices` processes, and merge them into the output file.
 
     Raises:
-        UserError: for a model, input or output that cannot be used.
+        UserError: if the model, the input or the output cannot be used.
     """
-    from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
+    from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
-    quiet_dependencies()
+    silence_dependencies()
     import torch
 
-    from bionemo.inference.generation import ways
-    from bionemo.inference.identity import of_prediction
+    from bionemo.inference.fingerprint import prediction_fingerprint
+    from bionemo.inference.generation import decodings
+    from bionemo.inference.input_records import Records
     from bionemo.inference.load import load
     from bionemo.inference.predict_files import Prediction
-    from bionemo.inference.records import Records
 
-    our_messages_to_console()
-    task, data = cfg.model.downstream_task, cfg.model.data
-    with raised_as(HostError):
-        patience = seconds("trainer.rank_timeout", cfg.trainer.rank_timeout)
+    log_to_console()
+    task, data, process = cfg.model.downstream_task, cfg.model.data, launched_process()
+    # The first process loads the model before it spawns workers, so an error in a worker is not printed by another.
+    error_class = RankError if process is not None and process.launcher == LAUNCHER else HostError
+    with reraise_as(error_class):
+        timeout = duration_in_seconds("trainer.rank_timeout", cfg.trainer.rank_timeout)
         gpus = 0 if cfg.trainer.accelerator == "cpu" else torch.cuda.device_count()
-        devices = _devices(cfg, gpus)
-        rank, local = _place(cfg, devices)
-        ours = devices if this_process() is None else 1  # processes that this one has to start, itself included
-        if ours > 1 and not gpus:
-            torch.set_num_threads(max(torch.get_num_threads() // ours, 1))
+        devices = _count_devices(cfg, gpus)
+        rank, local_rank = _ranks(cfg, devices)
+        processes = devices if process is None else 1  # that this process starts, including itself
+        if processes > 1 and not gpus:
+            torch.set_num_threads(max(torch.get_num_threads() // processes, 1))
 
-        ways(task)  # a mistake in them is told before anything is read
+        decodings(task)  # checks the settings before any file is read
         records, precision = Records(data), str(cfg.trainer.precision)
-        model = load(task.restore_from_path, f"cuda:{local}" if gpus else "cpu", precision)
-        model.see_that_it_has(task.outputs)
-        prediction = Prediction(records, task, data, of_prediction(task, data, precision, records.paths, model))
+        model = load(task.restore_from_path, f"cuda:{local_rank}" if gpus else "cpu", precision)
+        model.check_outputs(task.outputs)
+        identity = prediction_fingerprint(task, data, precision, records.paths, model)
+        prediction = Prediction(records, task, data, identity)
     ranks = cfg.trainer.num_nodes * devices
     output = Path(data.output_fname)
-    alone = run_lock(output.absolute().parent, f".{output.name}.lock") if rank == 0 else nullcontext()
-    with alone:
-        _compute(prediction, model, rank, ranks, ours, patience)
-
-
-def _compute(
-    prediction: "Prediction", model: "TrainedModel", rank: int, ranks: int, ours: int, patience: float
-) -> None:
-    """Compute this process's parts; rank 0 also creates their directory and puts them together."""
-    from bionemo.inference.predict_files import abandon, await_parts, begin, compute_parts, finish, follow
-    from bionemo.inference.progress import progress
-
-    if rank == 0:
-        begin(prediction, model)
-    else:
-        with raised_as(HostError):
-            follow(prediction, patience)
-    try:
-        with started_again(ours) as see_that_none_has_failed:
-            with progress(prediction.output.name, len(prediction.records), "sequences", shown=rank == 0) as advance:
-
-                def done(count: int) -> None:
-                    see_that_none_has_failed()
-                    advance(count * ranks)  # this process's share stands for all
-
-                with raised_as(RankError) if rank else nullcontext():
-                    compute_parts(prediction, model, rank, ranks, done)
-            if rank:
-                return
-            await_parts(prediction, patience, see_that_none_has_failed)
-    except Exception:
+    lock = run_lock(output.absolute().parent, f".{output.name}.lock") if rank == 0 else nullcontext()
+    with lock:
         if rank == 0:
-            abandon(prediction)
+            _predict_first_rank(prediction, model, ranks, processes, timeout)
+        else:
+            _predict_other_rank(prediction, model, rank, ranks, timeout, error_class)
+
+
+def _predict_first_rank(
+    prediction: "Prediction", model: "TrainedModel", ranks: int, processes: int, timeout: float
+) -> None:
+    """Create the directory of the parts, compute the parts of rank 0, and merge all parts."""
+    from bionemo.inference import predict_files
+    from bionemo.inference.progress import progress_bar
+
+    predict_files.prepare_directory(prediction, model)
+    try:
+        with spawn_local_workers(processes) as check_workers:
+            with progress_bar(prediction.output.name, len(prediction.records), "sequences") as advance:
+
+                def advance_all(count: int) -> None:
+                    check_workers()
+                    advance(count * ranks)  # assumes that the other ranks are as far
+
+                predict_files.compute_parts(prediction, model, 0, ranks, advance_all)
+            predict_files.wait_for_parts(prediction, timeout, check_workers)
+    except (Exception, SystemExit):
+        predict_files.remove_empty_directory(prediction)
         raise
-    print(redact_text("\n".join(finish(prediction))))
+    print(redact_text("\n".join(predict_files.merge_parts(prediction))))
 
 
-def _place(cfg: InferConfig, devices: int) -> tuple[int, int]:
-    """Numbers of this process: among all, and on its machine.
+def _predict_other_rank(
+    prediction: "Prediction", model: "TrainedModel", rank: int, ranks: int, timeout: float,
+    error_class: type[HostError],
+) -> None:  # fmt: skip
+    from bionemo.inference.predict_files import compute_parts, wait_for_directory
+    from bionemo.inference.progress import no_progress
 
-    Raises:
-        UserError: when a launcher has started other numbers of them, or none has for several machines.
-    """
-    process = this_process()
+    with reraise_as(error_class):
+        wait_for_directory(prediction, timeout)
+    with reraise_as(RankError):
+        compute_parts(prediction, model, rank, ranks, no_progress)
+
+
+def _ranks(cfg: InferConfig, devices: int) -> tuple[int, int]:
+    """Return the global and the local rank of this process."""
+    process = launched_process()
     if process is not None:
         process.check(cfg.trainer.num_nodes, devices)
         return process.rank, process.local_rank
     if cfg.trainer.num_nodes > 1:
         raise UserError(
-            f"trainer.num_nodes={cfg.trainer.num_nodes}, but no launcher has started this process: start it on all of "
-            "them by torchrun, srun, mpirun or bcprun"
+            f"trainer.num_nodes={cfg.trainer.num_nodes}, but no launcher has started this process: start it on all "
+            "nodes with torchrun, srun, mpirun or bcprun"
         )
     return 0, 0
 
 
-def _devices(cfg: InferConfig, gpus: int) -> int:
-    """Of this machine that are used.
-
-    Raises:
-        UserError: when there are fewer.
-    """
-    asked = cfg.trainer.devices
+def _count_devices(cfg: InferConfig, gpus: int) -> int:
+    """Return the number of devices of this machine that are used."""
+    configured = cfg.trainer.devices
     if cfg.trainer.accelerator in ("gpu", "cuda") and not gpus:
         raise UserError(
             f"trainer.accelerator={cfg.trainer.accelerator}, but no GPU is usable here: set it to auto or cpu"
         )
-    if asked in ("auto", -1, "-1"):
+    if configured in ("auto", -1, "-1"):
         return max(gpus, 1)
-    count = int(asked) if str(asked).isdecimal() else 0
+    count = int(configured) if str(configured).isdecimal() else 0
     if count < 1 or (gpus and count > gpus):
-        raise UserError(f"trainer.devices={asked}, but there are {max(gpus, 1)}: give a number of these, or auto")
+        raise UserError(
+            f"trainer.devices={configured}, but there are {max(gpus, 1)}: set it to a number of these, or auto"
+        )
     return count

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare a data set: from raw downloads to shards that train.
+"""Convert raw data to shards for training.
 
-python -m bionemo.preprocess --config-name=uniref50 source=uniref50.fasta.gz output=DIR
-python -m bionemo.preprocess --verify DIR
+bionemo preprocess --config-name=uniref50 source=uniref50.fasta.gz output=DIR
+bionemo preprocess --verify DIR
 """
 
 import sys
@@ -11,11 +11,11 @@ from pathlib import Path
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.config import run
-from bionemo.config.help import Topic
+from bionemo.config.help import CommandSpec
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig
 
-_TOPIC = Topic(
+_SPEC = CommandSpec(
     PreparationConfig,
     "val_size=5000",
     False,
@@ -26,34 +26,34 @@ _TOPIC = Topic(
         "--config-name=uniref50_90 source=uniref50_90_202104_esm2nv_v1.0 output=data/uniref50_90",
         "--config-name=flip task_name=scl output=data/FLIP",
         "--config-name=text source=books.jsonl.gz vocab_file=vocab.json merge_file=merges.txt output=data/books",
-        "--verify data/mine        hold every shard against the checksums and counts of its preparation",
+        "--verify data/mine        compare every file with the checksums and record counts of its manifest",
     ),
 )
 
 
 def main() -> None:
-    """Compose the preparation that the command line describes, and do it."""
+    """Run `bionemo preprocess`."""
     if sys.argv[1:2] == ["--verify"]:
         with one_line_errors():
             verify(sys.argv[2:])
         return
     from bionemo.preparation import prepare
 
-    run(prepare, "sequences", CONF_DIR / "preparation", _TOPIC)
+    run(prepare, "sequences", CONF_DIR / "preparation", _SPEC)
 
 
 def verify(directories: list[str]) -> None:
-    """Hold prepared directories against their manifests.
+    """Compare prepared directories with their manifests.
 
     Raises:
-        UserError: naming everything that is not as it should be.
+        UserError: if files or record counts differ.
     """
     from bionemo.preparation.manifest import Manifest
     from bionemo.preparation.manifest import verify as problems_of
     from bionemo.preparation.progress import progress
 
     if not directories:
-        raise UserError("--verify needs the directory of a prepared data set")
+        raise UserError("--verify requires the directory of a prepared data set")
     for name in directories:
         directory = Path(name)
         manifest = Manifest.read(directory)
@@ -62,8 +62,6 @@ def verify(directories: list[str]) -> None:
             problems = problems_of(directory, advance)
         if problems or manifest is None:
             more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-            raise UserError(f"{directory} is not as it was prepared: {'; '.join(problems[:5])}{more}")
+            raise UserError(f"{directory} differs from its manifest: {'; '.join(problems[:5])}{more}")
         records = sum(tally.written for tally in manifest.tallies.values())
-        print(
-            f"{directory}: {len(manifest.files)} files and {records:,} records are as they were written; books balance"
-        )
+        print(f"{directory}: {len(manifest.files)} files with {records:,} records agree with the manifest")

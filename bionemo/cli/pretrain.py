@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pretrain a model: the story of a run.
+"""Prepare data, pretrain and test a model.
 
 python -m bionemo.pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
 """
@@ -8,80 +8,81 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bionemo import config
 from bionemo.common.errors import UserError
-from bionemo.config import run
+from bionemo.config.check import count_micro_batches
 from bionemo.config.schema import RunConfig
-from bionemo.data.files import name_missing_files
-from bionemo.training.unsupported_options import note_ineffective, refuse_unbuilt
+from bionemo.data.files import check_files_exist
+from bionemo.training.unsupported_options import check_supported, warn_ignored_options
 
 
 def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = None) -> None:
-    """Compose the configuration that the command line describes, then do what it asks for."""
-    run(carry_out, config_name, config_dir)
+    """Run `bionemo pretrain`."""
+    config.run(run, config_name, config_dir)
 
 
-def carry_out(cfg: RunConfig) -> None:
-    """Prepare data, train, test: whichever is asked for; with none of them, prepare data, as v1 does."""
-    refuse_unbuilt(cfg)
-    works = cfg.do_training or cfg.do_testing
-    if cfg.do_preprocessing or not works:
+def run(cfg: RunConfig) -> None:
+    """Prepare data, train and test, as configured. Without training and testing, the data is prepared, as in v1."""
+    check_supported(cfg)
+    train_or_test = cfg.do_training or cfg.do_testing
+    if cfg.do_preprocessing or not train_or_test:
         prepare_data(cfg)
-    if works:
+    if train_or_test:
         pretrain(cfg)
 
 
 def prepare_data(cfg: RunConfig) -> None:
-    """Make the shards that the configuration names out of what was downloaded.
+    """Write the shards that `model.data` names.
 
     Raises:
-        UserError: for data that needs no preparation, and at whatever is wrong with it.
+        UserError: if the data needs no preparation, or its preparation fails.
     """
     from bionemo.preparation import prepare
 
     job = cfg.model.data.preprocessing
     if job is None:
         raise UserError(
-            "this kind of data is not prepared: set do_training=True, or choose another data@model.data, such as "
-            "uniref50 or zinc15; text is prepared by `python -m bionemo.preprocess --config-name=text`"
+            "this data needs no preparation: set do_training=True, or choose another data@model.data, such as "
+            "uniref50 or zinc15; to prepare text, run `python -m bionemo.preprocess --config-name=text`"
         )
     prepare(job)
 
 
 def pretrain(cfg: RunConfig) -> None:
-    """Data and model of a run; `training/run.py` does the rest."""
-    name_missing_files(cfg.model.data)  # before anything heavy is imported
-    # Imported here, so that --help and every mistake in the configuration are answered before torch is loaded.
-    from bionemo.interop.quiet import our_messages_to_console, quiet_dependencies
+    """Build data and model, then train and test."""
+    check_files_exist(cfg.model.data)
+    # Imported here, so that --help and configuration errors do not wait for the import of torch.
+    from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
-    quiet_dependencies()
+    silence_dependencies()
     from bionemo.data.data_module import SequenceData
     from bionemo.megatron.precision import Precision
-    from bionemo.models.build import model_class
+    from bionemo.megatron.vocabulary import language_model_loss
+    from bionemo.models.language_model import load_model_class
     from bionemo.tokenizers import load_tokenizer
     from bionemo.training.module import TrainingModule
-    from bionemo.training.objectives import masked_lm
-    from bionemo.training.resume import find_weights
-    from bionemo.training.train import Work, train
+    from bionemo.training.resume import open_initial_weights
+    from bionemo.training.train import TrainingSetup, train
 
-    quiet_dependencies()
-    our_messages_to_console()
-    note_ineffective(cfg)
+    silence_dependencies()
+    log_to_console()
+    warn_ignored_options(cfg)
 
-    def make(trainer: Any, precision: Precision, start: Path | None) -> Work:
-        Model = model_class(cfg.model._target_)
-        vocabulary = load_tokenizer(Model.tokenizer, cfg.model.tokenizer)
-        data = SequenceData(cfg.model, cfg.trainer, vocabulary, Model.samples)
-        weights = find_weights(cfg.restore_from_path, cfg.model.max_position_embeddings) if start is None else None
-        build = partial(Model, cfg.model, vocabulary)
-        return Work(data, TrainingModule(build, masked_lm, cfg.model, cfg.trainer, precision, weights))
+    def build(trainer: Any, precision: Precision, start: Path | None) -> TrainingSetup:
+        model_class = load_model_class(cfg.model._target_)
+        vocabulary = load_tokenizer(model_class.tokenizer, cfg.model.tokenizer)
+        micro_batches = count_micro_batches(cfg.model, cfg.trainer, trainer.world_size)
+        data = SequenceData(cfg.model, cfg.trainer, vocabulary, model_class.dataset, micro_batches)
+        weights = None
+        if start is None:
+            weights = open_initial_weights(cfg.restore_from_path, cfg.model.max_position_embeddings)
+        build_model = partial(model_class, cfg.model, vocabulary)
+        module = TrainingModule(build_model, language_model_loss, cfg.model, cfg.trainer, precision, weights)
+        return TrainingSetup(data, module)
 
-    train(cfg, make, _downstream_validation(cfg))
+    callbacks: list[Any] = []
+    if cfg.do_training and cfg.model.dwnstr_task_validation.enabled:
+        from bionemo.finetuning.validation import DownstreamValidation
 
-
-def _downstream_validation(cfg: RunConfig) -> list[Any]:
-    """A callback, where it is asked for."""
-    if not (cfg.do_training and cfg.model.dwnstr_task_validation.enabled):
-        return []
-    from bionemo.finetuning.validation import DownstreamValidation
-
-    return [DownstreamValidation(cfg)]
+        callbacks.append(DownstreamValidation(cfg))
+    train(cfg, build, callbacks)

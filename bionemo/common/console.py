@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command says to its user: once, however many processes it is."""
+"""Notes and one-line errors on the console, printed once per run."""
 
 import atexit
 import os
@@ -12,25 +12,25 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from bionemo.common.errors import HostError, RankError, describe
-from bionemo.common.launcher_environment import check_environment, first_of_node, speaks_for_all
+from bionemo.common.launcher_environment import check_environment, is_global_rank_zero, is_local_rank_zero
 from bionemo.common.redaction import learn, redact_text
 
 DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
 
 
-def tell(*notes: str) -> None:
-    """Say what the user should know."""
+def notify(*notes: str) -> None:
+    """Print notes for the user on stderr, on rank 0."""
     for note in notes:
-        if speaks_for_all():
+        if is_global_rank_zero():
             print(redact_text(f"note: {note}"), file=sys.stderr)
 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr when the user, a file or the machine caused an error.
+    """Convert errors caused by the user, a file or the machine to one line on stderr and exit status 1.
 
-    The exit status is 1, or 130 after Ctrl-C. Any other exception is a defect of this project: it keeps its traceback,
-    followed by a line that asks to report it. Neither shows secrets.
+    Ctrl-C exits with status 130. Any other exception is a defect of this project: its traceback is printed, followed
+    by a line that asks to report it. Secrets are redacted in both.
     """
     learn(sys.argv[1:])
     interrupted = _note_interrupts()
@@ -59,8 +59,12 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _prints(error: Exception) -> bool:
-    """Whether this process prints the error, which other ranks may raise as well."""
-    return speaks_for_all() or isinstance(error, RankError) or (isinstance(error, HostError) and first_of_node())
+    """Return whether this process prints the error, which other ranks may raise as well."""
+    return (
+        is_global_rank_zero()
+        or isinstance(error, RankError)
+        or (isinstance(error, HostError) and is_local_rank_zero())
+    )
 
 
 def _note_interrupts() -> list[int]:
@@ -89,7 +93,7 @@ def _note_interrupts() -> list[int]:
 
 
 def _end_interrupted() -> NoReturn:
-    if speaks_for_all():
+    if is_global_rank_zero():
         print("\ninterrupted", file=sys.stderr)
     sys.exit(128 + signal.SIGINT)
 
@@ -99,10 +103,10 @@ def _print_traceback(error: BaseException) -> None:
 
 
 def _check_directories() -> None:
-    """Check the working directory and the home directory before any library asks for them.
+    """Check the working directory and the home directory before libraries use them.
 
     Raises:
-        HostError: when the first was deleted or cannot be entered, or the second is unknown.
+        HostError: if the working directory was deleted or is not accessible, or the home directory is unknown.
     """
     try:
         os.getcwd()

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep oneDNN from using AMX on CPUs that advertise it without providing it.
+"""Keep oneDNN from using AMX on CPUs that advertise it without supporting it.
 
 Some virtual machines set the AMX flags of CPUID leaf 7 but lack leaves 0x1D and 0x1E, which describe the tiles.
-oneDNN, torch's library of matrix products, then configures no tiles, and the process dies of SIGILL in its first
+oneDNN, torch's library for matrix products, then configures no tiles, and the process dies of SIGILL in its first
 matrix product in bf16.
 
-`import bionemo` calls `limit_onednn`. It reads /proc/cpuinfo up to the flags of the first core, and executes CPUID
-only where they include amx_tile. Imports nothing heavy.
+`import bionemo` calls `limit_onednn`, which reads /proc/cpuinfo up to the flags of the first core, and executes CPUID
+only if the flags include amx_tile. Imports nothing heavy.
 """
 
 import os
 import sys
 from functools import cache
 
-_VARIABLES = "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"  # oneDNN reads the second where the first is not set
+_VARIABLES = "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"  # oneDNN reads the second if the first is not set
 _LIMIT = "AVX512_CORE_BF16"  # the highest instruction set without AMX that such CPUs have and every oneDNN knows
 _TILE_LEAF, _TMUL_LEAF = 0x1D, 0x1E
 _TORCH_WAS_FIRST = "torch" in sys.modules  # oneDNN may have read its settings already
@@ -34,9 +34,9 @@ _CPUID = bytes.fromhex(
 
 
 def limit_onednn() -> None:
-    """Set ONEDNN_MAX_CPU_ISA where AMX is advertised but not usable, for this process and those it starts.
+    """Set ONEDNN_MAX_CPU_ISA, for this process and its children, if AMX is advertised but not usable.
 
-    oneDNN reads the variable at its first primitive, not when torch is imported. A value that is set already stays.
+    oneDNN reads the variable at its first primitive, not when torch is imported. An existing value is kept.
     """
     if not any(os.environ.get(name) for name in _VARIABLES) and amx_is_broken():
         os.environ[_VARIABLES[0]] = _LIMIT
@@ -44,7 +44,7 @@ def limit_onednn() -> None:
 
 @cache
 def amx_is_broken() -> bool:
-    """Whether the CPU advertises AMX without describing its tiles; also where CPUID cannot be read, to be safe."""
+    """Return whether the CPU advertises AMX without describing its tiles; True if CPUID cannot be read, to be safe."""
     if not _advertises_amx():
         return False
     try:
@@ -54,7 +54,7 @@ def amx_is_broken() -> bool:
 
 
 def amx_is_possible() -> bool:
-    """Whether oneDNN may use AMX in this process: fp32 must not go through its reduced precision then."""
+    """Return whether oneDNN may use AMX in this process; fp32 products must then avoid its reduced precision."""
     return _advertises_amx() and (_TORCH_WAS_FIRST or os.environ.get(_VARIABLES[0]) != _LIMIT)
 
 
@@ -64,7 +64,7 @@ def _advertises_amx() -> bool:
 
 
 def _cpu_flags() -> bytes:
-    """The flags of the first core; nothing on systems without /proc/cpuinfo and on other architectures."""
+    """Return the flags of the first core; b"" without /proc/cpuinfo and on other architectures."""
     try:
         with open("/proc/cpuinfo", "rb") as file:
             return next((line for line in file if line.startswith(b"flags")), b"")
@@ -73,20 +73,20 @@ def _cpu_flags() -> bytes:
 
 
 def _describes_tiles() -> bool:
-    """Whether CPUID describes a palette of tiles and the unit that multiplies them."""
+    """Return whether CPUID describes a palette of tiles and the unit that multiplies them."""
     highest = cpuid(0, 0)[0]
-    if highest < _TMUL_LEAF or not cpuid(_TILE_LEAF, 0)[0]:  # beyond the highest leaf, CPUID returns another one
+    if highest < _TMUL_LEAF or not cpuid(_TILE_LEAF, 0)[0]:  # above the highest leaf, CPUID returns another leaf
         return False
     sizes, rows_and_names, max_rows, _ = cpuid(_TILE_LEAF, 1)
     return bool(sizes and rows_and_names and max_rows and cpuid(_TMUL_LEAF, 0)[1])
 
 
 def cpuid(leaf: int, subleaf: int) -> tuple[int, int, int, int]:
-    """Execute CPUID: the registers eax, ebx, ecx and edx. Only for x86-64.
+    """Execute CPUID (x86-64 only) and return the registers eax, ebx, ecx and edx.
 
     Raises:
-        OSError: when the kernel refuses executable memory.
-        ImportError: when Python was built without ctypes.
+        OSError: if the kernel refuses executable memory.
+        ImportError: if Python was built without ctypes.
     """
     import ctypes
     import mmap

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors caused by users, files or machines, and how they read on one line."""
+"""Errors caused by users, files or machines, and their description in one line."""
 
 import errno
 import re
@@ -24,8 +24,8 @@ _HINTS = {
     errno.ENAMETOOLONG: "use a shorter name",
     errno.ENOMEM: "free memory or use a smaller model or batch",
 }
-# errors of libraries that a file or the machine causes: full name of the class, text of the message, advice
-_OF_LIBRARIES = [
+# errors of libraries caused by files or the machine: patterns of class name and message, advice
+_LIBRARY_ERRORS = [
     (r"(torch\.\w+|builtins\.RuntimeError)", r"out of memory|can't allocate memory", "reduce model.micro_batch_size"),
     (r"builtins\.RuntimeError", r"^(DataLoader (worker \(pid|timed out)|Pin memory thread exited)", _WORKERS),
     (r"builtins\.RuntimeError", r"unable to .*(</?torch_|shm|shared memory)", _WORKERS),
@@ -34,8 +34,8 @@ _OF_LIBRARIES = [
     (r"safetensors\..*", r"", "the file is damaged: use another one, or write it again"),
     (r"pyarrow\..*", r"", "check the file"),
 ]
-# what torch makes of an error in a data worker: the same class, with the traceback as its message
-_OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal Traceback")
+# torch re-raises an error of a data worker as the same class, with the traceback as its message
+_WORKER_ERROR = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal Traceback")
 _OS_ERROR = re.compile(r"\[Errno (\d+)\] (.*?)(?:: '(.*)')?")
 
 
@@ -58,25 +58,25 @@ class RankError(HostError):
 
 
 @contextmanager
-def raised_as(kind: type[HostError]) -> Iterator[None]:
-    """Raise errors that users, files or machines cause as `kind`, with the same text.
+def reraise_as(error_type: type[HostError]) -> Iterator[None]:
+    """Convert errors that `describe` explains to `error_type`, with the same text.
 
     Raises:
-        HostError: in place of any error that `describe` explains.
+        HostError: an error of type `error_type` instead of the original one.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, HostError) or (line := describe(error)) is None:
             raise
-        raise kind(line) from error
+        raise error_type(line) from error
 
 
 def describe(error: BaseException) -> str | None:
-    """Describe an error in one line; None for one that only a defect of this project explains.
+    """Return a one-line description of an error; None for an error that indicates a defect of this project.
 
-    A UserError describes itself. For others this is the last resort at the entry of a command: code that knows which
-    setting to change raises a UserError.
+    The description of a UserError is its text. For other errors this function is the fallback of commands: code that
+    knows which setting to change raises a UserError.
     """
     message = _message(error)
     if isinstance(error, UserError):
@@ -87,7 +87,9 @@ def describe(error: BaseException) -> str | None:
         text = f"out of memory: {_HINTS[errno.ENOMEM]}"
     else:
         name = f"{type(error).__module__}.{type(error).__qualname__}"
-        known = [hint for kind, words, hint in _OF_LIBRARIES if re.fullmatch(kind, name) and re.search(words, message)]
+        known = [
+            hint for type_, text, hint in _LIBRARY_ERRORS if re.fullmatch(type_, name) and re.search(text, message)
+        ]
         if not known:
             return None
         text = f"{message.splitlines()[0] if message else name}: {known[0]}"
@@ -95,9 +97,9 @@ def describe(error: BaseException) -> str | None:
 
 
 def _message(error: BaseException) -> str:
-    """The message of an error; of one from a data worker, that which it had there."""
+    """Return the message of an error; for an error of a data worker, its message there."""
     message = str(error).strip()
-    if _OF_WORKER.match(message):
+    if _WORKER_ERROR.match(message):
         return message.splitlines()[-1].partition(": ")[2]
     return message
 

@@ -26,7 +26,7 @@ def sync(path: Path) -> None:
     Some network and FUSE file systems reject fsync on a directory; that is accepted, an error of a file is not.
 
     Raises:
-        OSError: when a file cannot be flushed.
+        OSError: if a file cannot be flushed.
     """
     directory = path.is_dir()
     try:
@@ -44,7 +44,7 @@ def write_atomic(path: Path, data: str | bytes) -> None:
     """Write a file under a temporary name beside it, flush it, and rename it; on failure the old file remains.
 
     Raises:
-        OSError: when it cannot be written; it names `path`.
+        OSError: if it cannot be written; it names `path`.
     """
     with replacing(path) as new, new.open("xb") as file:
         file.write(data.encode() if isinstance(data, str) else data)
@@ -65,7 +65,7 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
         The path of the new file, which does not exist.
 
     Raises:
-        OSError: when it cannot be written; it names `path`.
+        OSError: if it cannot be written; it names `path`.
     """
     temporary = (directory or path.parent) / f".{path.name[:200]}.{uuid.uuid4().hex[:12]}.tmp"
     try:
@@ -79,7 +79,7 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
             raise
         sync(path.parent)
     except OSError as error:
-        if error.errno and error.filename in (None, str(temporary)):  # write() and fsync() name no file
+        if error.errno and error.filename in (None, str(temporary)):  # write() and fsync() set no file name
             error.filename = str(path)
             del error.filename2
         raise
@@ -90,12 +90,12 @@ def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = Non
 
     Args:
         path: the directory.
-        kind: what it holds, such as "features"; other kinds are not touched by `remove_owned`.
+        kind: type of content, such as "features"; `remove_owned` does not delete other kinds.
         identity: the settings that determine its content, as JSON; `identity_of` returns them.
 
     Raises:
-        UserError: when it exists, is not empty and was not created by this project.
-        OSError: when it cannot be created.
+        UserError: if it exists, is not empty and was not created by this project.
+        OSError: if it cannot be created.
     """
     if os.path.lexists(path) and identity_of(path, kind) is None and not is_unmarked(path):
         raise UserError(
@@ -117,14 +117,14 @@ def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = Non
 
 
 def is_unmarked(path: Path) -> bool:
-    """Whether a directory is empty or contains only temporary files of `create_owned`, which was interrupted."""
+    """Return whether a directory is empty or contains only temporary files of an interrupted `create_owned`."""
     if path.is_symlink() or not path.is_dir():
         return False
     return all(_UNFINISHED_MARKER.fullmatch(each.name) and each.is_file() for each in path.iterdir())
 
 
 def identity_of(path: Path, kind: str) -> dict[str, Any] | None:
-    """The identity of a directory of this kind that this project created; None for any other path."""
+    """Return the identity of a directory of this kind that this project created; None for any other path."""
     if path.is_symlink():
         return None
     try:
@@ -137,17 +137,17 @@ def identity_of(path: Path, kind: str) -> dict[str, Any] | None:
 
 
 def remove_owned(path: Path, kind: str, names: str) -> None:
-    """Delete the files of a directory that this project created; do nothing where there is no such path.
+    """Delete the files of a directory that this project created; do nothing if the path does not exist.
 
     Args:
         path: the directory.
-        kind: what it holds, as given to `create_owned`.
-        names: regular expression of the whole names of files that this project writes there. Other files stay, and
-            the directory with them.
+        kind: type of content, as passed to `create_owned`.
+        names: regular expression for the complete names of the files to delete; if others exist, they and the
+            directory stay.
 
     Raises:
-        UserError: when it exists and this project did not create it.
-        OSError: when something cannot be deleted.
+        UserError: if the directory exists and this project did not create it.
+        OSError: if something cannot be deleted.
     """
     if not (path.exists() or path.is_symlink()):
         return
@@ -159,5 +159,5 @@ def remove_owned(path: Path, kind: str, names: str) -> None:
         if re.fullmatch(names, file.name) and (file.is_symlink() or file.is_file()):
             file.unlink()
     (path / MARKER).unlink()
-    with suppress(OSError):  # something else is in it
+    with suppress(OSError):  # the directory contains other files
         path.rmdir()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who am I: the rank of this process, as its launcher says it in the environment.
+"""Rank, world size and address of rank 0 from the environment variables of torchrun, mpirun, bcprun, Ray and srun.
 
-Nothing else of the package reads these variables. Imports nothing heavy: who tells a mistake is asked before torch is
+No other module reads these variables. This module does not import torch, because errors are reported before torch is
 loaded.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from bionemo.common.errors import HostError, UserError
 
-_PORTS = 15000, 10000  # the first of those that jobs are given, and their number
-_INTEGERS = (  # those that torch, Lightning or this module reads in any process
+_PORTS = 15000, 10000  # first port for MASTER_PORT, and the number of ports
+_INTEGERS = (  # variables that torch, Lightning or this module reads
     "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID",
     "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "JSM_NAMESPACE_RANK",
@@ -26,17 +26,17 @@ _TASKS = re.compile(r"(\d{1,18})(?:\(x(\d{1,18})\))?")
 
 @dataclass(frozen=True)
 class Process:
-    """One of the processes of a run that a launcher has started.
+    """A process of a run that a launcher started.
 
     Attributes:
-        launcher: who started it.
-        rank: among all, from 0.
-        local_rank: among those of its node.
-        node: number of its node, from 0.
-        world_size: number of all; None: the launcher does not say.
-        local_size: number of those of its node; None: the launcher does not say.
-        address: host of rank 0.
-        port: where rank 0 listens.
+        launcher: name of the launcher, for messages.
+        rank: global rank.
+        local_rank: rank within the node.
+        node: number of the node, from 0.
+        world_size: number of processes; None if the launcher does not set it.
+        local_size: number of processes on the node; None if the launcher does not set it.
+        address: host of rank 0 (MASTER_ADDR).
+        port: port of rank 0 (MASTER_PORT).
     """
 
     launcher: str
@@ -49,31 +49,27 @@ class Process:
     port: int
 
     def check(self, num_nodes: int, devices: int) -> None:
-        """Hold what the launcher has started against what the run was told.
-
-        Args:
-            num_nodes: `trainer.num_nodes`.
-            devices: of each node; `trainer.devices`.
+        """Check that the launcher started as many processes as `trainer.num_nodes` and `trainer.devices` require.
 
         Raises:
-            UserError: when they differ; another run would be trained than the one asked for.
+            UserError: if the numbers differ.
         """
-        told = f"trainer.num_nodes={num_nodes} x trainer.devices={devices}"
+        expected = f"trainer.num_nodes={num_nodes} x trainer.devices={devices}"
         if self.world_size is not None and self.world_size != num_nodes * devices:
             nodes = f", as trainer.num_nodes={self._nodes} trainer.devices={self.local_size}" if self._nodes else ""
             raise UserError(
-                f"{self.launcher} has started {self.world_size} processes, but {told} makes {num_nodes * devices}: "
-                f"give both the same number{nodes}"
+                f"{self.launcher} has started {self.world_size} processes, but {expected} requires "
+                f"{num_nodes * devices}: set both to the same number{nodes}"
             )
         if self.local_size is not None and self.local_size != devices:
             raise UserError(
                 f"{self.launcher} has started {self.local_size} processes on this node, but trainer.devices is "
-                f"{devices}: give both the same number"
+                f"{devices}: set both to the same number"
             )
         if not (self.rank < num_nodes * devices and self.local_rank < devices and self.node < num_nodes):
             raise UserError(
                 f"{self.launcher} has started this process as rank {self.rank} (local rank {self.local_rank}, node "
-                f"{self.node}), of which {told} has none: give the launcher and trainer.* the same numbers"
+                f"{self.node}), which is outside {expected}: give the launcher and trainer.* the same numbers"
             )
 
     @property
@@ -83,13 +79,13 @@ class Process:
         return self.world_size // self.local_size
 
 
-def this_process(environment: Mapping[str, str] = os.environ) -> Process | None:
-    """Read who this process is; None where nobody but a shell, or this package, has started it.
+def launched_process(environment: Mapping[str, str] = os.environ) -> Process | None:
+    """Return rank and world size of this process; None if no launcher started it.
 
-    The innermost launcher counts: torchrun or mpirun inside a job of Slurm's have started it, and Slurm has not.
+    The innermost launcher counts: inside a Slurm job, a process that torchrun or mpirun started belongs to these.
 
     Raises:
-        UserError: when a launcher's variables contradict each other, or rank 0 cannot be found.
+        UserError: if a launcher's variables contradict each other, or the address of rank 0 is unknown.
     """
     for read in (_torchrun, _mpirun, _by_rank, _srun):
         if found := read(environment):
@@ -98,28 +94,28 @@ def this_process(environment: Mapping[str, str] = os.environ) -> Process | None:
 
 
 def check_environment(environment: Mapping[str, str] = os.environ) -> None:
-    """Check the integers that launchers set, before torch or Lightning reads them.
+    """Check the integer variables of launchers before torch or Lightning reads them.
 
     Raises:
-        UserError: naming the first variable that is no integer of its range.
+        UserError: for the first variable that is not an integer in its range.
     """
     for name in _INTEGERS:
         if name in environment and not _is_integer(name, environment[name]):
             raise UserError(_wrong_integer(name, environment[name]))
 
 
-def check_master_address(process: Process | None, patience: float = 5.0) -> None:
+def check_master_address(process: Process | None, timeout: float = 5.0) -> None:
     """Check that the host of rank 0 can be resolved, before anything waits for a connection to it.
 
     Args:
-        process: this one; None where no launcher has started it, and Lightning reads MASTER_ADDR.
-        patience: seconds in which the name may still be registered, as of a container that has just been started.
+        process: this process; None if no launcher started it (Lightning reads MASTER_ADDR then).
+        timeout: seconds to wait for the name to be registered, for example of a container that has just started.
 
     Raises:
-        HostError: naming the host.
+        HostError: if the name cannot be resolved.
     """
     address = process.address if process is not None else os.environ.get("MASTER_ADDR", "127.0.0.1")
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout
     while True:
         try:
             socket.getaddrinfo(address, None)
@@ -134,18 +130,20 @@ def check_master_address(process: Process | None, patience: float = 5.0) -> None
             time.sleep(0.5)
 
 
-def speaks_for_all(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is the first of all processes, before there are process groups; one that cannot tell is."""
+def is_global_rank_zero(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is rank 0, without a process group; True if the variables are unset or invalid."""
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if name in environment:
             return _may_be_first(environment, name)
-    if {"NODE_RANK", "LOCAL_RANK"} & environment.keys() and not _one_of_many_tasks(environment):  # Lightning starts it
+    if {"NODE_RANK", "LOCAL_RANK"} & environment.keys() and not _one_of_many_tasks(
+        environment
+    ):  # started by Lightning
         return _may_be_first(environment, "NODE_RANK", "LOCAL_RANK")
     return _may_be_first(environment, "SLURM_PROCID")
 
 
-def first_of_node(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is the first process of its node, before there are process groups; one that cannot tell is."""
+def is_local_rank_zero(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is local rank 0, without a process group; True if unset or invalid."""
     names = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"]
     if "RANK" not in environment and _one_of_many_tasks(environment):
         names = names[1:]
@@ -163,9 +161,9 @@ def _torchrun(environment: Mapping[str, str]) -> Process | None:
 
 
 def _mpirun(environment: Mapping[str, str]) -> Process | None:
-    """Open MPI's: ranks fill one node after the other, as its default and -npernode have it.
+    """Read the variables of Open MPI, where ranks fill one node after the other (its default, and -npernode).
 
-    OMPI_COMM_WORLD_NODE_RANK is no number of a node.
+    OMPI_COMM_WORLD_NODE_RANK is not the number of a node.
     """
     if "OMPI_COMM_WORLD_RANK" not in environment:
         return None
@@ -174,13 +172,13 @@ def _mpirun(environment: Mapping[str, str]) -> Process | None:
     size, local_size = number("OMPI_COMM_WORLD_SIZE"), number("OMPI_COMM_WORLD_LOCAL_SIZE")
     if rank % local_size != local_rank:
         raise UserError(
-            f"mpirun has given rank {rank} the local rank {local_rank} of {local_size}: let ranks fill one node after "
-            "the other (-npernode N, --map-by ppr:N:node), with as many on each"
+            f"mpirun gave rank {rank} the local rank {local_rank} of {local_size}: fill one node after the other with "
+            "the same number of ranks (-npernode N or --map-by ppr:N:node)"
         )
     address = environment.get("MASTER_ADDR") or environment.get("NGC_MASTER_ADDR")
     if not address and size > local_size:
         raise UserError(
-            "mpirun does not say where rank 0 is: start it on the first node, with `mpirun -x MASTER_ADDR=$(hostname)`"
+            "MASTER_ADDR is not set: start mpirun on the first node with `mpirun -x MASTER_ADDR=$(hostname)`"
         )
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid", "")
     port = number("MASTER_PORT", _port_of(zlib.crc32(job.encode())))
@@ -188,7 +186,7 @@ def _mpirun(environment: Mapping[str, str]) -> Process | None:
 
 
 def _by_rank(environment: Mapping[str, str]) -> Process | None:
-    """What bcprun and Ray (cluster/on_ray.py) set, and others that follow torch: RANK, and a node if there is one."""
+    """Read RANK and LOCAL_RANK, which bcprun, Ray (launch/ray_workers.py) and other torch launchers set."""
     if "RANK" not in environment or "LOCAL_RANK" not in environment:
         return None
     launcher = environment.get("BIONEMO_LAUNCHER", "bcprun" if "NGC_ARRAY_SIZE" in environment else "the launcher")
@@ -198,16 +196,16 @@ def _by_rank(environment: Mapping[str, str]) -> Process | None:
     local_size = number("LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else None
     named = next((name for name in ("GROUP_RANK", "NODE_RANK", "NGC_ARRAY_INDEX") if name in environment), None)
     if named is None and local_size is None and rank != local_rank:
-        raise UserError(f"{launcher} does not say which node rank {rank} is on: set NODE_RANK")
+        raise UserError(f"the node of rank {rank} is unknown ({launcher}): set NODE_RANK")
     node = number(named) if named else rank // local_size if local_size else 0
     address = environment.get("MASTER_ADDR") or environment.get("NGC_MASTER_ADDR") or "127.0.0.1"
     return Process(launcher, rank, local_rank, node, size, local_size, address, number("MASTER_PORT", 29500))
 
 
 def _one_of_many_tasks(environment: Mapping[str, str]) -> bool:
-    """Of a step; what runs in a batch script without srun is none, nor is a shell in an interactive step."""
-    told = {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= environment.keys()
-    return told and environment["SLURM_STEP_NUM_TASKS"] != "1"
+    """Return whether this is a task of a Slurm step with several tasks, not a batch script or interactive shell."""
+    in_step = {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"} <= environment.keys()
+    return in_step and environment["SLURM_STEP_NUM_TASKS"] != "1"
 
 
 def _srun(environment: Mapping[str, str]) -> Process | None:
@@ -218,7 +216,7 @@ def _srun(environment: Mapping[str, str]) -> Process | None:
     host = first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
     address = environment.get("MASTER_ADDR") or host or "127.0.0.1"
     local_size = _tasks_of(node, environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    job = number("SLURM_JOB_ID", 0) * 7 + number("SLURM_STEP_ID", 0)  # steps of one job may run side by side
+    job = number("SLURM_JOB_ID", 0) * 7 + number("SLURM_STEP_ID", 0)  # steps of one job may run at the same time
     return Process(
         "srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), node, size,
         local_size, address, number("MASTER_PORT", _port_of(job)),
@@ -226,13 +224,13 @@ def _srun(environment: Mapping[str, str]) -> Process | None:
 
 
 def first_host(hosts: str) -> str:
-    """The first name in a list of Slurm's: node01 of `node[01-03,7],x`."""
+    """Return the first host of a Slurm host list, such as node01 of `node[01-03,7],x`."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
     return re.sub(r"\[([^-,\]]*)[^\]]*\]", r"\1", first[0] if first else "")
 
 
 def _tasks_of(node: int, counts: str) -> int | None:
-    """Tasks of a node in Slurm's list `2(x3),1`, which stands for 2, 2, 2, 1; None for a node beyond its end."""
+    """Return the tasks of a node from a Slurm list such as `2(x3),1` (2, 2, 2, 1); None if the list is too short."""
     for part in counts.split(",") if counts else []:
         if not (match := _TASKS.fullmatch(part)):
             raise UserError(f"SLURM_STEP_TASKS_PER_NODE is {_shown(counts)}: expected a list such as 2(x3),1")
@@ -275,7 +273,7 @@ def _wrong_integer(name: str, value: str) -> str:
 
 
 def _may_be_first(environment: Mapping[str, str], *names: str) -> bool:
-    """Whether these are 0, not set, or no integers: an error about them must not be silent."""
+    """Return whether these variables are 0, unset, or no integers (so that an error about them is printed)."""
     values = {name: environment.get(name, "0") for name in names}
     return all(not _is_integer(name, value) or int(value) == 0 for name, value in values.items())
 

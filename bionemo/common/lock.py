@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lock on a directory that works on file systems without locks, such as some network and FUSE file systems.
 
-The lock is a file that names its holder. The holder rewrites a counter in it every 10 seconds. A process of the same
-machine is looked up in the process table, so the lock of a killed one is taken over at once. The lock of a process
-elsewhere is taken over when the counter has not changed for a minute, or when Slurm has requeued the holder's job.
+The lock is a file that names its holder. The holder increments a counter in the file every 10 seconds. A process of
+the same machine is looked up in the process table, so the lock of a killed process is taken over at once. The lock of
+a process on another machine is taken over if the counter has not changed for a minute, or if Slurm has requeued the
+holder's job.
 """
 
 import fcntl
@@ -24,33 +25,32 @@ from pathlib import Path
 from bionemo.common.errors import UserError
 
 LOCK = ".bionemo.lock"
-_BEAT = 10.0  # seconds between two counts of the holder
-_LOOK = 1.0  # seconds between two looks of a process that waits
-_DEAD_AFTER = 60  # looks without a new count
-_GUARD_LOOKS, _GUARD_LOOK = 1500, 0.02  # seconds: 30 in all, for what takes milliseconds
+_BEAT = 10.0  # seconds between two increments of the holder's counter
+_LOOK = 1.0  # seconds between two checks by a waiting process
+_DEAD_AFTER = 60  # checks without a change of the counter
+_GUARD_LOOKS, _GUARD_LOOK = 1500, 0.02  # 30 seconds in total, for operations that take milliseconds
 _MOST_BYTES = 4096
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def run_lock(directory: Path, name: str = LOCK, wait: bool = False) -> Iterator["RunLock"]:
-    """Hold the lock of a directory while the block of the `with` statement runs.
+    """Hold the lock of a directory during the `with` block.
 
-    Only rank 0 of a run takes it: all ranks of a run are one holder. Do not take the same lock twice in one process.
-    The directory is created if it does not exist. On leaving the block the lock file is removed, and so are the
-    directories that were created for it and are empty.
+    Only rank 0 of a run takes the lock, for all ranks. Do not take the same lock twice in one process. The directory
+    is created if it does not exist. At the end, the lock file and the created directories that are empty are removed.
 
     Args:
-        directory: what the lock is for.
-        name: of the lock file in it; give another name for a lock on a single file of a directory.
+        directory: directory to lock.
+        name: name of the lock file in it; use another name to lock a single file of the directory.
         wait: wait for the holder to end instead of raising an error.
 
     Yields:
-        The lock. Call its `check` before replacing or deleting files, in a process that runs for long.
+        The lock. A long-running process calls its `check` before it replaces or deletes files.
 
     Raises:
-        UserError: when another process holds it; names the host, the process and its start time.
-        OSError: when the lock file cannot be written.
+        UserError: if another process holds the lock; names the host, the process and its start time.
+        OSError: if the lock file cannot be written.
     """
     path = directory / name
     created = _missing(directory)
@@ -70,14 +70,14 @@ class Holder:
     """The process that holds a lock.
 
     Attributes:
-        token: unique to this hold.
-        host: name of its host.
-        machine: boot of the host and process namespace in which `process` is valid; "" when unknown.
-        process: its number.
-        ticks: when it started, in clock ticks since boot; -1 when unknown.
-        since: when it took the lock.
-        job: Slurm job that it belongs to, "" for none.
-        restarts: how often Slurm had requeued this job.
+        token: unique id of this acquisition.
+        host: host name.
+        machine: boot id of the host and process namespace in which `process` is valid; "" if unknown.
+        process: process id.
+        ticks: start time of the process in clock ticks since boot; -1 if unknown.
+        since: time at which the lock was taken.
+        job: Slurm job of the process, "" if none.
+        restarts: number of times that Slurm had requeued this job.
     """
 
     token: str
@@ -103,14 +103,14 @@ class RunLock:
         self._released = threading.Event()
 
     def check(self) -> None:
-        """See that no other process has taken the lock over, as one may when this one was suspended for minutes.
+        """Check that no other process has taken over the lock, which can happen if this process was suspended.
 
         Raises:
-            UserError: when one has.
+            UserError: if one has.
         """
         try:
             content = _read(self.path)
-        except OSError:  # a file system that is away for a while
+        except OSError:  # the file system is temporarily unavailable
             return
         if content is not None and (other := _parse(content)) != self.holder:
             raise UserError(
@@ -119,7 +119,7 @@ class RunLock:
             )
 
     def _acquire(self, wait: bool) -> None:
-        """Take the lock when it is free or its holder is dead."""
+        """Take the lock if it is free or its holder is dead."""
         last: bytes | None = None
         looks, told = 0, False
         while True:
@@ -132,7 +132,7 @@ class RunLock:
                     if content is None or alive is False or looks == _DEAD_AFTER:
                         self._write()
                         break
-            except FileNotFoundError:  # its last holder has removed the empty directory
+            except FileNotFoundError:  # the previous holder has removed the empty directory
                 continue
             changed = last is not None and content != last
             if (alive or changed) and not wait:
@@ -163,7 +163,7 @@ class RunLock:
             )  # fmt: skip
 
     def _write(self) -> None:
-        """Put the lock file in its place, whole; only one process at a time does."""
+        """Replace the lock file atomically; the caller holds the guard."""
         new = self.path.with_name(f"{self.path.name}.new")
         try:
             new.unlink(missing_ok=True)
@@ -174,9 +174,9 @@ class RunLock:
             raise
 
     def _beat(self) -> None:
-        """Count, in the file that is ours even when another process has just replaced it."""
+        """Increment the counter in our file, even if another process has just replaced it."""
         while not self._released.wait(_BEAT):
-            with suppress(OSError):  # a full disk, a file system that is away for a while
+            with suppress(OSError):  # the disk is full, or the file system is temporarily unavailable
                 descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
                 try:
                     if _parse(os.read(descriptor, _MOST_BYTES)) != self.holder:
@@ -198,10 +198,10 @@ class RunLock:
 
 @contextmanager
 def _guard(path: Path, here: Holder) -> Iterator[None]:
-    """Let one process at a time read and replace a lock file, so that only one takes over that of a dead process.
+    """Let one process at a time read and replace a lock file, so that only one takes over the lock of a dead process.
 
-    The guard is another file, held for milliseconds. One that is left over from a process that was killed is removed:
-    at once when it was a process of this machine, otherwise when it has not changed for half a minute.
+    The guard is another file, held for milliseconds. The guard of a killed process is removed: at once if the process
+    ran on this machine, otherwise if the guard has not changed for half a minute.
     """
     guard = path.with_name(f"{path.name}.guard")
     last, looks = None, 0
@@ -230,8 +230,8 @@ def _guard(path: Path, here: Holder) -> Iterator[None]:
 
 
 def _remove_dead(guard: Path, here: Holder) -> None:
-    """Remove a guard whose holder has died on this machine; a file lock lets one process at a time do so."""
-    with suppress(OSError):  # among others: no such file any more, or a file system without locks
+    """Remove a guard whose holder has died on this machine; an flock lets one process at a time do so."""
+    with suppress(OSError):  # for example, the file no longer exists, or the file system has no locks
         descriptor = os.open(guard, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,7 +243,6 @@ def _remove_dead(guard: Path, here: Holder) -> None:
 
 
 def _missing(directory: Path) -> list[Path]:
-    """The directories that have to be created for one, the innermost first."""
     return [path for path in (directory, *directory.parents) if not path.exists()]
 
 
@@ -262,7 +261,7 @@ def _this_process() -> Holder:
 
 
 def _machine() -> str:
-    """Name the boot of this machine and the process namespace, within which process numbers are unique."""
+    """Return the boot id of this machine and the process namespace, within which process ids are unique."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -270,7 +269,7 @@ def _machine() -> str:
 
 
 def _ticks(process: int) -> int:
-    """When a process started; -1 when that cannot be read, 0 when it has ended and only waits for its parent."""
+    """Return the start time of a process; -1 if it cannot be read, 0 if the process has ended (zombie)."""
     try:
         words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         return 0 if words[0] in "ZX" else int(words[19])
@@ -279,7 +278,7 @@ def _ticks(process: int) -> int:
 
 
 def _alive(holder: Holder | None, here: Holder) -> bool | None:
-    """Whether a holder is alive, as seen from here; None when only its counter can tell."""
+    """Return whether a holder is alive; None if only its counter can tell."""
     if holder is None:
         return None
     if here.machine and holder.machine == here.machine:
@@ -287,17 +286,17 @@ def _alive(holder: Holder | None, here: Holder) -> bool | None:
             os.kill(holder.process, 0)
         except (ProcessLookupError, OverflowError):
             return False
-        except OSError:  # it belongs to another user
+        except OSError:  # the process belongs to another user
             pass
         ticks = _ticks(holder.process)
         return -1 in (ticks, holder.ticks) or ticks == holder.ticks
     if here.job and holder.job == here.job and holder.restarts < here.restarts:
-        return False  # Slurm has ended it before it requeued the job
+        return False  # Slurm ended the process before it requeued the job
     return None
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of a lock file; None when there is none. Nothing but a plain file is read."""
+    """Return the content of a lock file; None if it does not exist, b"" if it is not a regular file."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return b""
@@ -311,12 +310,12 @@ def _read(path: Path) -> bytes | None:
 
 
 def _encode(holder: Holder, beats: int = 0) -> bytes:
-    """The content of a lock file: as long as before, so that it can be written over."""
+    """Return the content of a lock file; its length is constant, so that the file can be overwritten in place."""
     return f"{json.dumps(asdict(holder))}\n{beats:012d}\n".encode()
 
 
 def _parse(content: bytes) -> Holder | None:
-    """The holder that a lock file names; None when the content is not that of a lock file."""
+    """Return the holder named in a lock file; None if the content is invalid."""
     try:
         values = json.loads(content.partition(b"\n")[0])
         holder = Holder(**values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files mapped into memory, checked before they are read: a page beyond the end of a file ends the process."""
+"""Memory-mapped files, whose size is checked before reads: a page beyond the end of a file kills the process."""
 
 import mmap
 from pathlib import Path
@@ -11,14 +11,10 @@ from bionemo.common.errors import UserError
 class MappedFile:
     """A file mapped into memory for reading.
 
-    Reading a page that the file has lost since it was mapped raises SIGBUS, which ends the process without a message.
-    Code that reads calls `check` before, once for many reads: it costs a system call.
+    Reading a page beyond the end of a file that was truncated after mapping raises SIGBUS, which kills the process
+    without a message. Callers therefore call `check` before reading, once for many reads, because it is a system call.
 
-    Pickles as its path: another process maps the file again.
-
-    Attributes:
-        path: the file.
-        data: its bytes.
+    Pickles as its path; the copy maps the file again.
     """
 
     __slots__ = ("data", "path")
@@ -27,27 +23,26 @@ class MappedFile:
         """Map a whole file.
 
         Raises:
-            OSError: the file cannot be opened or mapped.
-            ValueError: the file is empty.
+            OSError: if the file cannot be opened or mapped.
+            ValueError: if the file is empty.
         """
         self.path = Path(path)
         with self.path.open("rb") as file:
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def __len__(self) -> int:
-        """Bytes that were mapped."""
         return len(self.data)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MappedFile, (self.path,)
 
     def check(self) -> None:
-        """See that the file is as long as it was when it was mapped.
+        """Check that the file is at least as long as it was when it was mapped.
 
-        The content is not compared: a file replaced by renaming another one leaves the mapped one as it is.
+        The content is not compared: if the file is replaced by renaming another one, the mapped file stays unchanged.
 
         Raises:
-            UserError: the file has become shorter, or is not there any more.
+            UserError: if the file was truncated or deleted.
         """
         try:
             size = self.data.size()

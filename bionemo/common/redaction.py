@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hide secrets in everything that is written or printed.
+"""Hide secrets in all text that is written or printed.
 
-A value is a secret because of its name (api_key, HF_TOKEN), because it is the value of a secret environment variable
-or setting, because of its format (ghp_..., a private key, a signed URL), or because of its place in a URL. Trees are
-redacted before they become text, so that quoting and line breaks cannot hide a secret.
+A value is secret because of its name (api_key, HF_TOKEN), because it is the value of a secret environment variable or
+setting, because of its format (ghp_..., a private key, a signed URL), or because of its position in a URL. Nested
+values are redacted before they are converted to text, so that quoting and line breaks cannot hide a secret.
 """
 
 import base64
@@ -19,8 +19,8 @@ from urllib.parse import quote, quote_plus, unquote
 from bionemo.common.secret_names import is_harmless_value, is_secret_name
 
 HIDDEN = "***"
-_SHORTEST = 6  # characters: shorter values may occur anywhere by chance
-_LONG = 12  # characters of what is taken for a key without any other sign
+_SHORTEST = 6  # characters; shorter values may occur by chance
+_LONG = 12  # minimum length of a value that is treated as a key because of its form alone
 _SETTINGS = ("enabled", "disabled", "default", "required", "optional", "anonymous", "offline", "online")
 _FORMATS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"
@@ -41,11 +41,11 @@ _HEADER = re.compile(
     r"(?i)(\b(?:proxy-)?authorization[\\\"']*\s*[:=]\s*[\\\"']*|\bbearer\s+)"
     r"((?:(?:basic|bearer|token|digest|negotiate)\s+)?[^\s\"',;]{6,})"
 )
-# up to the last @ where there is a password, which may hold any of @/?#, and no port; else up to the path's first /
+# up to the last @ if there is a password, which may contain any of @/?#, and no port; else up to the path's first /
 _USER = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)([^\s/?#:@\"\[]*:(?!\d*(?:[/?#,;\s]|$))[^\s\"]*|[^\s/?#\"<>]+)@")
 _QUERY = re.compile(r"([?&;#])([\w.~%-]+)=([^\s&#;\"'<>]+)")
 _OF_QUERIES = ("key", "keys", "sig", "sign", "signature", "code", "auth", "session", "sid", "ticket", "pass")
-# a name and what separates it from its value
+# a name and the separator between it and its value
 _NAME = re.compile(
     r"(?<![\w.-])(?P<option>--?)?(?P<name>[A-Za-z_][\w.-]*)"
     r"(?P<between>[\\\"'\]]*\s*(?:=>|:=|=)\s*|[\\\"'\]]*:(?=\S)|(?P<spaced>[\\\"'\]]*\s*:\s+)|(?P<blank>\s+))"
@@ -60,12 +60,12 @@ _VALUE = re.compile(
 
 
 class Redactor:
-    """Hides secrets in text, in trees of plain values, and in command lines.
+    """Hides secrets in text, nested values and command lines.
 
     Args:
-        values: secrets to hide wherever they occur, however they are encoded, besides those that their names, formats
-            or places tell.
-        found: collects the secrets that names and URLs tell; None: they are not collected.
+        values: secrets to hide wherever they occur, in any encoding, in addition to those found by name, format or
+            position.
+        found: set to which secrets found by name or in URLs are added; None: they are not collected.
     """
 
     def __init__(self, values: Iterable[str] = (), found: set[str] | None = None) -> None:
@@ -74,18 +74,18 @@ class Redactor:
         self._found = found
 
     def text(self, text: str) -> str:
-        """Hide what is secret in a text."""
+        """Hide secrets in a text."""
         shown = self._text(text)
         if "%" in shown and (decoded := unquote(shown)) != shown and (hidden := self._text(decoded)) != decoded:
             return hidden
         return shown
 
     def tree(self, tree: Any, secret_name: str = "") -> Any:
-        """Hide secrets in nested mappings and lists; switches, None and class paths under `_target_` stay.
+        """Hide secrets in nested mappings and lists; booleans, None and class paths under `_target_` are kept.
 
         Args:
             tree: plain values.
-            secret_name: of what all of it is the value.
+            secret_name: name of a secret of which the whole tree is the value; "" if there is none.
         """
         if isinstance(tree, Mapping):
             return {self._key(key): self._item(str(key), value, secret_name) for key, value in tree.items()}
@@ -141,7 +141,7 @@ class Redactor:
         return f"{match[1]}{match[2]}={self._hide(match[3])}"
 
     def _assigned(self, text: str) -> Iterator[str]:
-        """Give a text in pieces, the values behind secret names hidden."""
+        """Yield the parts of a text, with the values of secret names hidden."""
         done = 0
         for match in _NAME.finditer(text):
             if match.start() < done or not _assigns(text, match):
@@ -166,23 +166,23 @@ class Redactor:
 
 
 def _assigns(text: str, match: re.Match[str]) -> bool:
-    """Whether a secret's name is followed by its value."""
+    """Return whether a name is that of a secret and is followed by its value."""
     name: str = match["name"]
     if match["blank"] is not None:  # --password VALUE
         return match["option"] is not None and is_secret_name(name)
     if "=" in match["between"]:
         return is_secret_name(name)
     is_path = match.start() > 0 and text[match.start() - 1] == "/"
-    return not is_path and is_secret_name(name.rpartition(".")[2])  # no suffix of a file's name
+    return not is_path and is_secret_name(name.rpartition(".")[2])  # the extension of a file name is not a name
 
 
 def _is_key(text: str, match: re.Match[str]) -> bool:
-    """Whether a name before a colon and a space is a key of YAML, JSON or Python, not a part of a sentence."""
+    """Return whether a name before a colon and a space is a key of YAML, JSON or Python, not a word of a sentence."""
     return "." not in match["name"] and _BEFORE_KEYS.search(text[: match.start()]) is not None
 
 
 def _forms(value: str) -> Iterator[str]:
-    """Patterns of a secret as it stands, escaped, broken over lines, percent-encoded, in hexadecimal or base64."""
+    """Yield patterns of a secret: plain, escaped, split over lines, percent-encoded, hexadecimal and base64."""
     plain = value.strip()
     if len(plain) < _SHORTEST:
         return
@@ -198,7 +198,7 @@ def _forms(value: str) -> Iterator[str]:
     if len(plain) >= 8:
         for offset in range(
             3
-        ):  # of the secret in what was encoded; characters that share bits with others are left out
+        ):  # offset of the secret in the encoded bytes; characters that share bits with other bytes are omitted
             encoded = base64.b64encode(bytes(offset) + plain.encode()).decode().rstrip("=")
             core = encoded[(0, 2, 3)[offset] : len(encoded) - ((offset + len(plain.encode())) % 3 > 0)]
             yield re.escape(core)
@@ -214,22 +214,22 @@ _learned: set[str] = set()
 
 
 def learn(tree: Any) -> None:
-    """Hide the secrets that names and URLs tell in a configuration or command line wherever they occur from now on."""
+    """Hide the secrets found by name or in URLs of a configuration or command line in all later output."""
     found: set[str] = set()
     Redactor(found=found).tree(tree)
-    for value in found:  # [NAME:KEY] holds a secret, too
+    for value in found:  # [NAME:KEY] contains a secret, too
         parts = re.split(r"[\s\[\]{},:'\"]+", value)
         _learned.update(part for part in parts if len(part) >= _LONG and re.search(r"\d", part))
         _learned.update([value] if len(value.strip()) >= _SHORTEST else [])
 
 
-def occurs(secret: str, text: str) -> bool:
-    """Whether a secret is in a text, as it stands or encoded."""
+def contains_value(secret: str, text: str) -> bool:
+    """Return whether a secret is in a text, plain or encoded."""
     return any(re.search(form, text) for form in _forms(secret))
 
 
-def holds_secret(text: str) -> bool:
-    """Whether a text holds a secret of a known format, or one known by value that is no plain word."""
+def contains_secret(text: str) -> bool:
+    """Return whether a text contains a secret of a known format, or a known secret value that is not a plain word."""
     known = {*environment_secrets().values(), *_learned}
     return bool(_FORMATS.search(text)) or any(
         len(value) >= _LONG - 4 and not value.isalpha() and value in text for value in known
@@ -237,7 +237,7 @@ def holds_secret(text: str) -> bool:
 
 
 def environment_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Give the secrets among environment variables, by name: their values, or the passwords of URLs in them."""
+    """Return the secrets among environment variables by name: their values, or the passwords in URLs."""
     secrets = {}
     for name, value in environment.items():
         if is_secret_name(name):

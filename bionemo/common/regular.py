@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read files that somebody else may have put there: only regular files, of limited size."""
+"""Read files that may come from an untrusted source: only regular files, of limited size."""
 
 import errno
 import json
@@ -12,26 +12,26 @@ from bionemo.common.errors import UserError
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what is no file: reading a pipe would wait for ever, and a device has no end.
+    """Check that a path is a regular file: reading a FIFO would block, and a device has no end.
 
     Raises:
-        UserError: when it is something else, directly or through links.
-        OSError: when there is nothing, or it cannot be reached.
+        UserError: if it is something else, directly or through links.
+        OSError: if it does not exist or cannot be accessed.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise UserError(f"{path} is not a regular file: give a file")
 
 
 def open_regular(path: Path, follow: bool = True) -> BinaryIO:
-    """Open a regular file for reading, without buffering; a FIFO or device neither blocks nor takes effect.
+    """Open a regular file for reading, without buffering; a FIFO or device neither blocks nor has side effects.
 
     Args:
-        path: the file.
-        follow: whether it may be a symbolic link.
+        path: path of the file.
+        follow: whether the path may be a symbolic link.
 
     Raises:
-        ValueError: it is not a regular file, or a symbolic link that may not be followed.
-        OSError: it cannot be opened.
+        ValueError: if it is not a regular file, or a symbolic link and `follow` is false.
+        OSError: if it cannot be opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
@@ -51,13 +51,13 @@ def load_json(path: Path, limit: int, follow: bool = True) -> Any:
     """Parse a JSON file.
 
     Args:
-        path: the file.
-        limit: size in bytes that is accepted.
-        follow: whether it may be a symbolic link.
+        path: path of the file.
+        limit: maximum size in bytes.
+        follow: whether the path may be a symbolic link.
 
     Raises:
-        ValueError: it is not a regular file, too large, nested too deeply, or not JSON.
-        OSError: it cannot be read.
+        ValueError: if it is not a regular file, too large, nested too deeply, or not JSON.
+        OSError: if it cannot be read.
     """
     with open_regular(path, follow) as file:
         if os.fstat(file.fileno()).st_size > limit:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which names of settings, environment variables and URL parameters name a secret."""
+"""Classify names of settings, environment variables and URL parameters as secret or not."""
 
 import re
 from functools import lru_cache
@@ -10,7 +10,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
-# a secret wherever the word stands in the name, unless the last word says that the name only describes one
+# words that make a name secret at any position, unless the last word is one of _DESCRIBES
 _ANYWHERE = _words(
     "password passwords passwd passphrase passphrases passcode pwd secret secrets credential credentials creds "
     "authorization cookie cookies bearer jwt dsn sas webhook"
@@ -19,11 +19,11 @@ _DESCRIBES = _words(
     "name names file files path paths dir directory length len count size type ttl expiry expires timeout manager "
     "policy required enabled rotation column field version method mode format algorithm jar"
 )
-# a secret as the last word
+# words that make a name secret in the last position
 _LAST = _words("auth oauth pat pw sig signature signatures otp totp hmac")
-# a secret before these: authToken, session_token_value
+# words that may follow the secret word: authToken, session_token_value
 _BEFORE = _words("value string header data base id")
-# `..._key` is a secret behind one of these words, and in upper case behind any but _PLAIN_KEYS
+# `..._key` is secret after one of these words, and in upper case after any word except _PLAIN_KEYS
 _KEYS_OF = _words(
     "api access secret private session ssh signing signature encryption decryption service account storage shared "
     "master deploy client consumer app application user admin license licence subscription auth authentication hmac "
@@ -36,31 +36,31 @@ _PASSES_OF = _words(
     "db database user mysql postgres pg redis mongo smtp mail ftp ssh admin root http https proxy sudo login basic "
     "auth account ldap keystore wandb"
 )
-# `..._token` is no secret behind one of these
+# `..._token` is not secret after one of these words
 _PLAIN_TOKENS = _words(
     "mask masked pad padding bos eos unk cls sep sot eot start end begin stop special sentinel first last next "
     "previous per new num number max min total n count consumed input output prompt target source vocab word text "
     "image class decoder encoder added extra additional training seen generated ignored blank line delimiter control "
     "unknown separator each all byte char sub language prefix suffix placeholder segment residue"
 )
-# words written together, at the end of a name
+# compound words at the end of a name
 _TOGETHER = re.compile(
     r"(?:(?:api|access|secret|private|session|auth|ssh|signing|encryption|master|account|wandb|service)keys?"
     r"|(?:api|access|auth|refresh|bearer|secret|session|hf|github)tokens?"
     r"|passw(?:or)?ds?|passphrase|pwd|sshpass|secrets?|credentials?|connectionstring|accesskeyid)$"
 )
 _SWITCHES = frozenset(("", "0", "1", "true", "false", "yes", "no", "on", "off", "none", "null"))
-_NOT_SECRET = frozenset(("PWD", "OLDPWD"))  # the shell's directories
+_NOT_SECRET = frozenset(("PWD", "OLDPWD"))  # directories set by the shell
 
 
 @lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
-    """Whether a name, or a part of a dotted key, names a secret: WANDB_API_KEY, wandbKey, not tokenizer."""
+    """Return whether a name, or a part of a dotted key, names a secret: WANDB_API_KEY, wandbKey, not tokenizer."""
     return any(_is_secret_part(part) for part in name.split("."))
 
 
 def is_harmless_value(name: str, value: object) -> bool:
-    """Whether a value under a secret name is none: a switch, nothing, or a number of `tokens`."""
+    """Return whether a value under a secret name is not secret: a boolean, an empty value, or a number of `tokens`."""
     text = str(value)
     if value is None or text.lower() in _SWITCHES:
         return True

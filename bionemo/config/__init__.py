@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration: Hydra composes it, dataclasses type it, every mistake ends in one line. Imports no torch."""
+"""Configuration: Hydra composes YAML files, dataclasses define the types, every mistake is a one-line error.
 
-from bionemo.config.app import run
+Nothing here imports torch or numpy.
+"""
+
+from bionemo.config.command import run
 
 __all__ = ["run"]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that tie several values together and need no data: each is a function that yields one phrase per breach."""
+"""Rules about several values of a typed configuration. Each function yields one phrase per violation."""
 
 import re
 from collections.abc import Iterator, Mapping
 from math import isclose
+from pathlib import PurePath
 from typing import Any
 
-from bionemo.common.redaction import holds_secret
-from bionemo.config.saving import check_saving
+from bionemo.common.redaction import contains_secret
 from bionemo.config.schema import (
     DownstreamConfig,
     EncoderDecoderConfig,
@@ -26,70 +26,74 @@ from bionemo.config.schema import (
 )
 from bionemo.config.schema.preparation import SplitSizes
 
-_OF_FILES = (  # keys whose values are in the names of files and directories that are written
+_CHECKPOINTS = "exp_manager.checkpoint_callback_params"
+_NAMED_BY = (  # keys whose values become part of file and directory names
     "name",
     "output",
     *(f"exp_manager.{key}" for key in ("name", "version", "exp_dir", "explicit_log_dir")),
-    *(f"exp_manager.checkpoint_callback_params.{key}" for key in ("dirpath", "filename")),
+    *(f"{_CHECKPOINTS}.{key}" for key in ("dirpath", "filename")),
     "model.data.output_fname",
     "model.data.preprocessed_data_path",
 )
-_MOST_SENTINELS = 226  # beside 30 letters: ids of proteins are bytes
+_MAX_SENTINELS = 226  # ids of proteins are bytes, and 30 are used by the alphabet
+_MAX_NAME = 255 - len("-v99-last.unfinished")  # bytes of a checkpoint's name
+METRIC_FIELD = re.compile(r"\{(\w+)(?::([^}]*))?\}")  # {val_loss:.2f} in the name of a checkpoint
+INTEGER_METRICS = ("step", "global_step", "epoch", "consumed_samples")  # available without a validation
 
 
-def check(cfg: object) -> list[str]:
-    """Give everything in a typed config that contradicts something else in it."""
+def check_config(cfg: object) -> list[str]:
+    """Return the contradictions between values of a typed configuration, one phrase each."""
     if isinstance(cfg, RunConfig):
         return _check_run(cfg)
     if isinstance(cfg, DownstreamConfig):
-        preparation = _split_sizes(cfg.model.data.preprocessing, "model.data.preprocessing.")
         return [
-            *check_saving(cfg.exp_manager),
-            *_devices(cfg.trainer),
-            *_optimizer(cfg.model.finetuning_optim, "model.finetuning_optim"),
-            *preparation,
+            *_check_names(cfg.exp_manager),
+            *_check_devices(cfg.trainer),
+            *_check_optimizer(cfg.model.finetuning_optim, "model.finetuning_optim"),
+            *_check_split_sizes(cfg.model.data.preprocessing, "model.data.preprocessing."),
         ]
-    return list(_split_sizes(cfg, ""))
+    return list(_check_split_sizes(cfg, ""))
 
 
 def _check_run(cfg: RunConfig) -> list[str]:
     model, trainer = cfg.model, cfg.trainer
     return [
-        *_seed(cfg),
-        *_masking(model),
-        *_spans(model),
-        *_shape(model),
-        *_devices(trainer),
-        *_parallel(model, trainer),
-        *_checkpointing(model),
-        *_length_of_run(trainer),
-        *_validation(trainer, cfg.exp_manager),
-        *check_saving(cfg.exp_manager),
-        *_optimizer(model.optim, "model.optim"),
-        *_schedule(model.optim.sched, trainer),
-        *_mock(model),
-        *_split_sizes(model.data.preprocessing, "model.data.preprocessing."),
+        *_check_seed(cfg),
+        *_check_masking(model),
+        *_check_spans(model),
+        *_check_divisibility(model),
+        *_check_lengths(model),
+        *_check_devices(trainer),
+        *_check_parallel(model, trainer),
+        *_check_recomputation(model),
+        *_check_end(trainer),
+        *_check_validation(trainer, cfg.exp_manager),
+        *_check_names(cfg.exp_manager),
+        *_check_optimizer(model.optim, "model.optim"),
+        *_check_schedule(model.optim.sched, trainer),
+        *_check_mock(model),
+        *_check_split_sizes(model.data.preprocessing, "model.data.preprocessing."),
     ]
 
 
-def secret_names(config: Mapping[str, Any]) -> list[str]:
-    """Give the keys of a configuration that would name files or directories after a secret."""
+def find_secret_names(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a configuration whose secret values would become part of file names, one phrase each."""
     problems = []
-    for key in _OF_FILES:
+    for key in _NAMED_BY:
         value: Any = config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, str) and holds_secret(value):
-            problems.append(f"{key} holds a secret, which would be in the names of files: choose another")
+        if isinstance(value, str) and contains_secret(value):
+            problems.append(f"{key} holds a secret, which would be part of file names: choose another value")
     return problems
 
 
-def _seed(cfg: RunConfig) -> Iterator[str]:
+def _check_seed(cfg: RunConfig) -> Iterator[str]:
     if cfg.seed not in (None, cfg.model.data.seed):
         yield f"seed={cfg.seed} would have no effect (did you mean model.seed?)"
 
 
-def _masking(model: ModelConfig) -> Iterator[str]:
+def _check_masking(model: ModelConfig) -> Iterator[str]:
     if not isinstance(model.data, MaskedDataConfig):
         return
     shares = {name: getattr(model.data, name) for name in ("mask_percent", "perturb_percent", "identity_percent")}
@@ -97,13 +101,13 @@ def _masking(model: ModelConfig) -> Iterator[str]:
         yield f"{' + '.join(f'model.data.{name}' for name in shares)} is {total:g}, expected 1"
 
 
-def _spans(model: ModelConfig) -> Iterator[str]:
-    """Whether both ends of the longest sequence have room: a sentinel and a residue for each that is hidden."""
+def _check_spans(model: ModelConfig) -> Iterator[str]:
+    """Check that the longest sequence fits: the decoder writes a sentinel and a residue for each masked residue."""
     data = model.data
     if not isinstance(data, SpanDataConfig):
         return
     if data.max_ngram_size != 1:
-        yield f"model.data.max_ngram_size is {data.max_ngram_size}, expected 1: spans are of one residue"
+        yield f"model.data.max_ngram_size is {data.max_ngram_size}, expected 1: spans have one residue"
     if data.seq_length_dec < (needed := round(model.seq_length * data.masked_lm_prob * 2 + 1)):
         yield (
             f"model.data.seq_length_dec is {data.seq_length_dec}, expected at least {needed}: "
@@ -114,37 +118,41 @@ def _spans(model: ModelConfig) -> Iterator[str]:
             f"model.data.seq_length_dec={data.seq_length_dec} is longer than "
             f"model.max_position_embeddings={model.max_position_embeddings}"
         )
-    sentinels, hidden = model.tokenizer.num_sentinel_tokens, round(model.seq_length * data.masked_lm_prob)
-    if sentinels is not None and not hidden <= sentinels <= _MOST_SENTINELS:
+    sentinels, masked = model.tokenizer.num_sentinel_tokens, round(model.seq_length * data.masked_lm_prob)
+    if sentinels is not None and not masked <= sentinels <= _MAX_SENTINELS:
         yield (
-            f"model.tokenizer.num_sentinel_tokens is {sentinels}, expected {hidden} to {_MOST_SENTINELS}: one for "
-            f"each of the residues that are hidden in model.seq_length={model.seq_length}"
+            f"model.tokenizer.num_sentinel_tokens is {sentinels}, expected {masked} to {_MAX_SENTINELS}: one for "
+            f"each masked residue in model.seq_length={model.seq_length}"
         )
 
 
-def _shape(model: ModelConfig) -> Iterator[str]:
-    heads = model.num_attention_heads
-    if model.kv_channels is None and model.hidden_size % heads:
-        yield f"model.hidden_size={model.hidden_size} is not divisible by model.num_attention_heads={heads}"
-    divided = {
-        "tensor_model_parallel_size": ["num_attention_heads", "ffn_hidden_size", "make_vocab_size_divisible_by"],
-        "pipeline_model_parallel_size": ["num_layers"],
-    }
-    for ways, names in divided.items():
+def _check_divisibility(model: ModelConfig) -> Iterator[str]:
+    if model.kv_channels is None and model.hidden_size % model.num_attention_heads:
+        yield (
+            f"model.hidden_size={model.hidden_size} is not divisible by "
+            f"model.num_attention_heads={model.num_attention_heads}"
+        )
+    for size, names in (
+        ("tensor_model_parallel_size", ("num_attention_heads", "ffn_hidden_size", "make_vocab_size_divisible_by")),
+        ("pipeline_model_parallel_size", ("num_layers",)),
+    ):
         for name in names:
-            if getattr(model, name) % getattr(model, ways):
-                yield f"model.{name}={getattr(model, name)} is not divisible by model.{ways}={getattr(model, ways)}"
-    data = model.data
-    rows = {"model.seq_length": model.seq_length}
-    if isinstance(data, SpanDataConfig):
-        rows["model.data.seq_length_dec"] = data.seq_length_dec
-    for name, row in rows.items():
-        tokens = model.micro_batch_size * row
+            if getattr(model, name) % getattr(model, size):
+                yield f"model.{name}={getattr(model, name)} is not divisible by model.{size}={getattr(model, size)}"
+    lengths = {"model.seq_length": model.seq_length}
+    if isinstance(model.data, SpanDataConfig):
+        lengths["model.data.seq_length_dec"] = model.data.seq_length_dec
+    for name, length in lengths.items():
+        tokens = model.micro_batch_size * length
         if model.sequence_parallel and tokens % model.tensor_model_parallel_size:
             yield (
                 f"model.micro_batch_size x {name}={tokens} is not divisible by model.tensor_model_parallel_size="
                 f"{model.tensor_model_parallel_size}, as model.sequence_parallel=True needs"
             )
+
+
+def _check_lengths(model: ModelConfig) -> Iterator[str]:
+    data = model.data
     lengths = {"model.encoder_seq_length": model.encoder_seq_length}
     if isinstance(data, ShardDataConfig):
         lengths["model.data.max_seq_length"] = data.max_seq_length
@@ -153,7 +161,7 @@ def _shape(model: ModelConfig) -> Iterator[str]:
     if isinstance(data, TextDataConfig):
         lengths["model.data.seq_length"] = data.seq_length
     if other := [f"{key} is {length}" for key, length in lengths.items() if length != model.seq_length]:
-        yield f"{other[0]}, but rows and sequences are cut by model.seq_length={model.seq_length}: set that one alone"
+        yield f"{other[0]}, but model.seq_length={model.seq_length} is the length of all sequences: set only that key"
     if model.max_position_embeddings < model.seq_length:
         yield (
             f"model.seq_length={model.seq_length} is longer than "
@@ -161,64 +169,63 @@ def _shape(model: ModelConfig) -> Iterator[str]:
         )
 
 
-def _devices(trainer: TrainerConfig) -> Iterator[str]:
+def _check_devices(trainer: TrainerConfig) -> Iterator[str]:
     devices = trainer.devices
     if devices == 0 or (isinstance(devices, str) and not re.fullmatch(r"auto|-1|\d+(, ?\d+)*,?", devices)):
         yield f"trainer.devices is {devices!r}, expected a number, auto, or indices such as [0,1]"
 
 
-def _parallel(model: ModelConfig, trainer: TrainerConfig) -> Iterator[str]:
-    if not isinstance(trainer.devices, int) or trainer.devices < 1:  # "auto" is known only on the machine itself
-        return
-    yield from layout(model, trainer, trainer.devices * trainer.num_nodes)
+def _check_parallel(model: ModelConfig, trainer: TrainerConfig) -> Iterator[str]:
+    if isinstance(trainer.devices, int) and trainer.devices > 0:  # "auto" is known only on the machine itself
+        yield from check_layout(model, trainer, trainer.devices * trainer.num_nodes)
 
 
-def layout(model: ModelConfig, trainer: TrainerConfig, world: int) -> Iterator[str]:
-    """Whether `world` processes can be divided as asked, and whether the batch is as large as it says."""
+def check_layout(model: ModelConfig, trainer: TrainerConfig, world_size: int) -> Iterator[str]:
+    """Check that `world_size` processes fit the parallel layout and the global batch size; yield one phrase each."""
     if model.pipeline_model_parallel_size > 1 and isinstance(model, EncoderDecoderConfig):
         yield (
             f"model.pipeline_model_parallel_size is {model.pipeline_model_parallel_size}, expected 1: an encoder and "
             "a decoder are not divided by depth; use model.tensor_model_parallel_size"
         )
-    ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
-    if world % ways:
+    model_parallel_size = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
+    if world_size % model_parallel_size:
         yield (
-            f"trainer.devices x trainer.num_nodes={world} is not divisible by "
+            f"trainer.devices x trainer.num_nodes={world_size} is not divisible by "
             f"model.tensor_model_parallel_size={model.tensor_model_parallel_size} x "
             f"model.pipeline_model_parallel_size={model.pipeline_model_parallel_size}"
         )
         return
-    rows = model.micro_batch_size * (world // ways)
+    sequences = model.micro_batch_size * (world_size // model_parallel_size)
     if trainer.accumulate_grad_batches is None:
-        if (model.global_batch_size or rows) % rows:
+        if (model.global_batch_size or sequences) % sequences:
             yield (
-                f"model.global_batch_size is {model.global_batch_size}, no multiple of micro batch and devices, which "
-                f"make {rows}"
+                f"model.global_batch_size is {model.global_batch_size}, not a multiple of {sequences}: the "
+                "micro-batch size times the number of model replicas"
             )
         return
-    derived = rows * trainer.accumulate_grad_batches
+    derived = sequences * trainer.accumulate_grad_batches
     if model.global_batch_size not in (None, derived):
         yield (
-            f"model.global_batch_size is {model.global_batch_size}, but micro batch, devices and accumulation make "
-            f"{derived}: set it to {derived} or to null"
+            f"model.global_batch_size is {model.global_batch_size}, but micro-batch size, devices and accumulation "
+            f"make {derived}: set it to {derived} or to null"
         )
 
 
-def micro_batches(model: ModelConfig, trainer: TrainerConfig, world: int) -> int:
-    """How many micro-batches make a step: those asked for or, where that is left open, as the batch needs."""
+def count_micro_batches(model: ModelConfig, trainer: TrainerConfig, world_size: int) -> int:
+    """Return the number of micro-batches per step: accumulate_grad_batches, or what the global batch size requires."""
     if trainer.accumulate_grad_batches is not None:
         return trainer.accumulate_grad_batches
-    ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
-    rows = model.micro_batch_size * (world // ways)
-    return (model.global_batch_size or rows) // rows
+    model_parallel_size = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
+    sequences = model.micro_batch_size * (world_size // model_parallel_size)
+    return (model.global_batch_size or sequences) // sequences
 
 
-def _checkpointing(model: ModelConfig) -> Iterator[str]:
+def _check_recomputation(model: ModelConfig) -> Iterator[str]:
     granularity, method = model.activations_checkpoint_granularity, model.activations_checkpoint_method
     if (granularity == "full") != (method is not None):
         yield (
             f"model.activations_checkpoint_granularity is {granularity} and model.activations_checkpoint_method is "
-            f"{method}: full needs a method, uniform or block; selective and null need none"
+            f"{method}: full needs a method, uniform or block; selective and null need null"
         )
     if model.pipeline_model_parallel_size > 1 and model.data.dynamic_padding and not model.data.packing:
         yield (
@@ -227,47 +234,91 @@ def _checkpointing(model: ModelConfig) -> Iterator[str]:
         )
 
 
-def _length_of_run(trainer: TrainerConfig) -> Iterator[str]:
+def _check_end(trainer: TrainerConfig) -> Iterator[str]:
     if trainer.max_steps < 1 and trainer.max_epochs is None and trainer.max_time is None:
         yield f"trainer.max_steps is {trainer.max_steps}, expected at least 1 unless trainer.max_epochs is given"
 
 
-def _validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iterator[str]:
-    saving = manager.checkpoint_callback_params
-    otherwise = saving.every_n_train_steps or saving.train_time_interval or not manager.create_checkpoint_callback
-    if trainer.limit_val_batches == 0 and not otherwise:
+def _check_validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iterator[str]:
+    params = manager.checkpoint_callback_params
+    saves_otherwise = params.every_n_train_steps or params.train_time_interval
+    if trainer.limit_val_batches == 0 and manager.create_checkpoint_callback and not saves_otherwise:
         yield (
             "trainer.limit_val_batches is 0, but checkpoints are written after validations: set "
-            "exp_manager.checkpoint_callback_params.every_n_train_steps too"
+            f"{_CHECKPOINTS}.every_n_train_steps too"
         )
 
 
-def _optimizer(optim: OptimConfig, key: str) -> Iterator[str]:
+def _check_optimizer(optim: OptimConfig, key: str) -> Iterator[str]:
     if len(optim.betas) != 2:
         yield f"{key}.betas is {optim.betas}, expected two numbers from 0 to below 1"
 
 
-def _schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]:
+def _check_schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]:
     if sched.warmup_steps is not None and sched.warmup_ratio is not None:
         yield "model.optim.sched.warmup_steps and model.optim.sched.warmup_ratio exclude each other: set one to null"
-    anneals = sched.name in ("CosineAnnealing", "WarmupAnnealDecayHold", "WarmupAnnealing")
-    endless = trainer.max_epochs is not None or trainer.max_time is not None
-    if endless and (anneals or sched.warmup_ratio is not None) and (sched.max_steps or trainer.max_steps) < 1:
-        yield "missing value: without trainer.max_steps, give model.optim.sched.max_steps=..., the schedule's end"
+    needs_end = sched.warmup_ratio is not None or sched.name in (
+        "CosineAnnealing",
+        "WarmupAnnealDecayHold",
+        "WarmupAnnealing",
+    )
+    open_end = trainer.max_epochs is not None or trainer.max_time is not None
+    if open_end and needs_end and (sched.max_steps or trainer.max_steps) < 1:
+        yield "missing value: without trainer.max_steps, give model.optim.sched.max_steps=..., the end of the schedule"
 
 
-def _mock(model: ModelConfig) -> Iterator[str]:
-    if not isinstance(model.data, ProteinDataConfig):
-        return
-    mock = model.data.mock
-    if not 1 <= mock.min_length <= mock.max_length:
+def _check_mock(model: ModelConfig) -> Iterator[str]:
+    if isinstance(model.data, ProteinDataConfig) and not 1 <= model.data.mock.min_length <= model.data.mock.max_length:
+        mock = model.data.mock
         yield f"model.data.mock.min_length={mock.min_length} is not from 1 to max_length={mock.max_length}"
 
 
-def _split_sizes(job: object, prefix: str) -> Iterator[str]:
-    """Whether shares of validation and test leave records to train on."""
+def _check_split_sizes(job: object, prefix: str) -> Iterator[str]:
+    """Check that the fractions for validation and test leave records for training."""
     if not isinstance(job, SplitSizes | MoleculeNetJob):
         return
-    shares = [size for size in (job.val_size, job.test_size) if isinstance(size, float) and size < 1]
-    if sum(shares) >= 1:
-        yield f"{prefix}val_size + {prefix}test_size is {sum(shares):g}, expected below 1"
+    fractions = [size for size in (job.val_size, job.test_size) if isinstance(size, float) and size < 1]
+    if sum(fractions) >= 1:
+        yield f"{prefix}val_size + {prefix}test_size is {sum(fractions):g}, expected below 1"
+
+
+def _check_names(manager: ExpManagerConfig) -> Iterator[str]:
+    """Check names of directories, checkpoints and archives, before the first checkpoint fails to be saved."""
+    for key in ("name", "version"):
+        value = getattr(manager, key)
+        if value is not None and (PurePath(value).is_absolute() or ".." in PurePath(value).parts):
+            yield f"exp_manager.{key} is {value}, expected a name: the directory is set by exp_manager.exp_dir"
+    params = manager.checkpoint_callback_params
+    for key in ("prefix", "postfix"):
+        value = getattr(params, key)
+        if value is not None and ("/" in value or value == ".."):
+            yield f"{_CHECKPOINTS}.{key} is {value}, expected part of a file name, without /"
+    if params.filename:
+        yield from _check_filename(params.filename)
+
+
+def _check_filename(pattern: str) -> Iterator[str]:
+    key = f"{_CHECKPOINTS}.filename is {pattern}"
+    if "/" in pattern or "\0" in pattern:
+        yield f"{key}, expected a name, without /: the directory is set by {_CHECKPOINTS}.dirpath"
+        return
+    for name, spec in METRIC_FIELD.findall(pattern):
+        try:
+            if any(int(number) > _MAX_NAME for number in re.findall(r"\d+", spec)):
+                raise ValueError("it is too long")
+            _format_example(name, spec)
+        except ValueError as error:
+            number = "whole number" if name in INTEGER_METRICS else "number"
+            yield f"{key}, but {{{name}:{spec}}} does not format a {number} ({error}): write {{{name}:.2f}}"
+            return
+    filled = METRIC_FIELD.sub(lambda match: f"{match[1]}={_format_example(match[1], match[2] or '')}", pattern)
+    if "/" in filled or filled in (".", "..") or not filled.strip():
+        yield f"{key}, expected a name, such as {{step}}-{{val_loss:.2f}}"
+    elif filled.endswith(("-last", ".unfinished", ".replaced")):
+        yield f"{key}, expected a name that does not end in the reserved -last, .unfinished or .replaced"
+    elif len(filled.encode()) > _MAX_NAME:
+        yield f"{key}, which gives {len(filled.encode())} bytes, expected at most {_MAX_NAME}"
+
+
+def _format_example(name: str, spec: str) -> str:
+    return format(1_000_000 if name in INTEGER_METRICS else 1.5, spec)

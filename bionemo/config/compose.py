@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hydra composes, we check: a typed config, or a UserError of one line."""
+"""Compose a configuration with Hydra and return it as checked dataclasses, or raise a one-line UserError."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,28 +15,26 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import learn
-from bionemo.config.check import check, secret_names
-from bionemo.config.explain import explain
-from bionemo.config.file_source import CheckedFileSource
-from bionemo.config.legacy import notice
-from bionemo.config.legacy_downstream import chooses_task, make_room, take_places
-from bionemo.config.overrides import rewrite
-from bionemo.config.paths import Source, source
-from bionemo.config.permissions import check_permissions
-from bionemo.config.references import check_lookups
+from bionemo.config.check import check_config, find_secret_names
+from bionemo.config.hints import did_you_mean
+from bionemo.config.hydra_setup import CheckedFileSource, configure_hydra
+from bionemo.config.interpolations import check_lookups
+from bionemo.config.overrides import rewrite_override
+from bionemo.config.paths import ConfigSource, find_source, list_configs
 from bionemo.config.schema import DownstreamConfig, RunConfig
-from bionemo.config.search_path import register
-from bionemo.config.typed import Reader
+from bionemo.config.schema_reader import SchemaReader
+from bionemo.config.untrusted_files import check_permissions
+from bionemo.config.v1_keys import describe_ignored_keys, merge_v1_defaults, migrate_keys, selects_task
 
 T = TypeVar("T")
-_SHOWN = 3  # mistakes told at once
+_MAX_REPORTED = 3  # problems in one error message
 
 
 def load(
@@ -45,128 +43,162 @@ def load(
     config_dir: str | Path | None = None,
     schema: type[T] = RunConfig,  # type: ignore[assignment]
 ) -> T:
-    """Compose and check a config, for notebooks and tests.
+    """Compose and check a configuration, for notebooks and tests.
 
     Args:
         config_name: name of a file in `config_dir`.
-        overrides: as on a command line.
-        config_dir: directory of the file; by default the package's own and its examples' are searched.
-        schema: the dataclass it is typed as.
+        overrides: `key=value` or `group=choice`, as on a command line.
+        config_dir: directory of the file. By default the package and its examples are searched.
+        schema: dataclass of the configuration.
 
     Raises:
-        UserError: at any mistake.
+        UserError: if the configuration is invalid.
     """
-    where = source(config_name, config_dir)
-    return typed(where, rewritten(where, overrides), schema)[0]
+    source = find_source(config_name, config_dir)
+    return compose_typed(source, rewrite_overrides(source, overrides), schema)[0]
 
 
-def rewritten(where: Source, overrides: Iterable[str], sweep: bool = False) -> list[str]:
-    """Give the words of a command line as Hydra wants them.
+def rewrite_overrides(source: ConfigSource, overrides: Iterable[str], sweep: bool = False) -> list[str]:
+    """Convert overrides of a command line to Hydra's syntax.
 
     Raises:
-        UserError: when one is no override.
+        UserError: if one is not an override.
     """
-    with _hydra(where) as loader:
-        return [rewrite(word, loader.get_group_options, sweep) for word in overrides]
+    with _hydra(source) as loader:
+        return [rewrite_override(override, loader.get_group_options, sweep) for override in overrides]
 
 
-def sweep_jobs(where: Source, words: Sequence[str]) -> list[list[str]]:
-    """Every combination of a sweep, each as the words of a run.
+def expand_sweep(source: ConfigSource, overrides: Sequence[str]) -> list[list[str]]:
+    """Return the overrides of each run of a sweep.
 
     Raises:
-        UserError: when other means of sweeping are asked for.
+        UserError: if another launcher or sweeper of Hydra is selected.
     """
-    if other := [word for word in words if word.startswith(("hydra/launcher=", "hydra/sweeper="))]:
-        raise UserError(f"{other[0]}: the runs of a sweep are made here, one after the other")
-    with _hydra(where) as loader:
-        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
+    if other := [override for override in overrides if override.startswith(("hydra/launcher=", "hydra/sweeper="))]:
+        raise UserError(f"{other[0]}: not supported, the runs of a sweep run one after the other in this process")
+    with _hydra(source) as loader:
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(overrides))
         return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
 
 
-def compose(where: Source, words: Sequence[str], schema: type = RunConfig) -> tuple[DictConfig, list[str]]:
-    """Compose rewritten overrides: the config, and what the user should know about it.
+def compose(source: ConfigSource, overrides: Sequence[str], schema: type = RunConfig) -> tuple[DictConfig, list[str]]:
+    """Compose rewritten overrides; return the untyped configuration and notes for the user.
 
-    A config that chooses no model, or no task, is a complete file of v1, which knows nothing of our groups, or a
-    handful of keys: it is laid over the command's own config.
+    A configuration that selects no model (for a downstream command: no task) is a complete file of v1, which does not
+    use our groups, or a small file with a few keys. It is merged over the command's default configuration.
 
     Raises:
-        UserError: when it cannot be composed.
+        UserError: if Hydra cannot compose it.
     """
-    with _hydra(where, words) as loader:
-        cfg = hydra_compose(where.name, list(words))
-        _check_files(loader, where.name, words)
+    with _hydra(source, overrides) as loader:
+        cfg = hydra_compose(source.name, list(overrides))
+        _check_user_files(loader, source.name, overrides)
         check_lookups(OmegaConf.to_container(cfg, resolve=False))
     downstream = schema is DownstreamConfig
-    complete = chooses_task(cfg) if downstream else _chooses_model(cfg)
-    notes = take_places(cfg, complete) if downstream else []
-    if where.fallback is None or complete:
+    complete = selects_task(cfg) if downstream else _selects_model(cfg)
+    notes = migrate_keys(cfg, complete) if downstream else []
+    if source.fallback is None or complete:
         return cfg, notes
-    with _hydra(where.fallback):
-        base = hydra_compose(where.fallback.name)
-    notes.insert(
-        0, f"'{where.name}' chooses no {'task' if downstream else 'model'}: it is laid over '{where.fallback.name}'"
-    )
+    with _hydra(source.fallback):
+        base = hydra_compose(source.fallback.name)
+    selected = "task" if downstream else "model"
+    notes.insert(0, f"'{source.name}' selects no {selected}: it is merged over '{source.fallback.name}'")
     if downstream:
-        notes += make_room(base, cfg)
+        notes += merge_v1_defaults(base, cfg)
     with open_dict(base):
         base.merge_with(cfg)
     return base, notes
 
 
-def _check_files(loader: ConfigLoader, name: str, words: Sequence[str]) -> None:
-    """See that files of the user, if there are any, set nothing that only the command line may."""
+def compose_typed(
+    source: ConfigSource,
+    overrides: Sequence[str],
+    schema: type[T] = RunConfig,  # type: ignore[assignment]
+) -> tuple[T, list[str]]:
+    """Compose and check; return the configuration as `schema` and notes for the user.
+
+    Raises:
+        UserError: if the configuration is invalid.
+    """
+    composed, notes = compose(source, overrides, schema)
+    learn(OmegaConf.to_container(composed))
+    reader = SchemaReader()
+    try:
+        cfg = reader.read(composed, schema)
+    except RecursionError as error:
+        raise _too_deep(source) from error
+    problems = reader.problems if cfg is None else check_config(cfg)
+    if cfg is not None:
+        learn(resolved := asdict(cfg))  # type: ignore[call-overload]
+        problems += find_secret_names(resolved)
+    if cfg is None or problems:
+        more = len(problems) - _MAX_REPORTED
+        raise UserError("; ".join(problems[:_MAX_REPORTED]) + (f"; and {more} more" if more > 0 else ""))
+    return cfg, notes + describe_ignored_keys(reader.ignored)
+
+
+def _check_user_files(loader: ConfigLoader, name: str, overrides: Sequence[str]) -> None:
+    """Check that the user's files set no protected keys."""
     if CheckedFileSource.files:
-        defaults = loader.compute_defaults_list(name, list(words), RunMode.RUN).defaults
-        read = [(CheckedFileSource.files.get(default.config_path or ""), default.package) for default in defaults]
-        check_permissions([(file, package or file.package or "") for file, package in read if file], words)
+        defaults = loader.compute_defaults_list(name, list(overrides), RunMode.RUN).defaults
+        files = [(CheckedFileSource.files.get(default.config_path or ""), default.package) for default in defaults]
+        check_permissions([(file, package or file.package or "") for file, package in files if file], overrides)
 
 
-def _chooses_model(cfg: DictConfig) -> bool:
+def _selects_model(cfg: DictConfig) -> bool:
     model = cfg.get("model") if "model" in cfg else None
     return "_target_" in cfg or (model is not None and not (isinstance(model, DictConfig) and "_target_" not in model))
 
 
-def typed(
-    where: Source,
-    words: Sequence[str],
-    schema: type[T] = RunConfig,  # type: ignore[assignment]
-) -> tuple[T, list[str]]:
-    """Compose and check: the config as `schema`, and what the user should know about it.
-
-    Raises:
-        UserError: at any mistake.
-    """
-    composed, notes = compose(where, words, schema)
-    learn(OmegaConf.to_container(composed))
-    reader = Reader()
-    try:
-        cfg = reader.read(composed, schema)
-    except RecursionError as error:
-        raise UserError(f"cannot compose '{where.name}': references or groups are nested too deeply") from error
-    problems = reader.problems if cfg is None else check(cfg)
-    if cfg is not None:
-        learn(resolved := asdict(cfg))  # type: ignore[call-overload]
-        problems += secret_names(resolved)
-    if cfg is None or problems:
-        more = len(problems) - _SHOWN
-        raise UserError("; ".join(problems[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""))
-    without_effect = notice(reader.legacy)
-    return cfg, notes + ([without_effect] if without_effect else [])
-
-
 @contextmanager
-def _hydra(where: Source, words: Sequence[str] = ()) -> Iterator[ConfigLoader]:
-    """Set Hydra up for a source, and tell its complaints on one line."""
-    register(where, words)
+def _hydra(source: ConfigSource, overrides: Sequence[str] = ()) -> Iterator[ConfigLoader]:
+    """Initialize Hydra for a source and convert its errors to one-line UserErrors."""
+    configure_hydra(source, overrides)
     try:
-        with warnings.catch_warnings(), initialize_config_dir(str(where.directory), version_base="1.3"):
-            warnings.simplefilter("ignore")  # files of v1 leave out `_self_`; Hydra then puts it last, as they mean it
+        with warnings.catch_warnings(), initialize_config_dir(str(source.directory), version_base="1.3"):
+            warnings.simplefilter("ignore")  # v1's files omit `_self_`; Hydra then puts it last, as they expect
             yield GlobalHydra.instance().config_loader()
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        raise UserError(explain(error, where)) from error
+        raise UserError(_describe_error(error, source)) from error
     except RecursionError as error:
-        raise UserError(f"cannot compose '{where.name}': references or groups are nested too deeply") from error
-    except (AssertionError, TypeError, ValueError) as error:  # Hydra has no class of its own for some complaints
-        raise UserError(f"cannot compose '{where.name}': {error}") from error
+        raise _too_deep(source) from error
+    except (AssertionError, TypeError, ValueError) as error:  # Hydra raises these for some mistakes
+        raise UserError(f"cannot compose '{source.name}': {error}") from error
+
+
+def _too_deep(source: ConfigSource) -> UserError:
+    return UserError(f"cannot compose '{source.name}': references or groups are nested too deeply")
+
+
+def _describe_error(error: Exception, source: ConfigSource) -> str:
+    """Return a one-line message for an error of Hydra, OmegaConf or the YAML parser."""
+    if isinstance(error, MissingConfigException):
+        return _describe_missing_config(error, source)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}: {error.problem}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if lines[0].startswith("You must specify"):  # "..., e.g, model=<OPTION>", then one option per line
+        return f"{lines[0].partition(',')[0]}: one of {', '.join(o for o in lines[2:] if not o.startswith('_'))}"
+    if lines[0].startswith("Multiple values for"):  # a group that already has a value was given with a +
+        return f"{lines[0].split()[3].rstrip('.')} has a value already: remove the + to replace it"
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        lines[1:] = str(error.__cause__).splitlines()[:1]
+    return " ".join(lines[:3])
+
+
+def _describe_missing_config(error: MissingConfigException, source: ConfigSource) -> str:
+    missing = str(error.missing_cfg_file).removesuffix(".yaml")
+    group, _, name = missing.rpartition("/")
+    if not group:
+        known = sorted({name for directory in (source.directory, *source.extra) for name in list_configs(directory)})
+        context = f"in {source.directory}" if missing == source.name else f"for the defaults of '{source.name}'"
+        return (
+            f"no config '{missing}' {context}{did_you_mean(missing, known)}: available: {', '.join(known) or 'none'}"
+        )
+    known = [option for option in error.options or () if not option.startswith("_")]
+    if not known:
+        return f"no config '{missing}': the group '{group}' does not exist"
+    return f"no {group} '{name}'{did_you_mean(name, known)}: available: {', '.join(known)}"

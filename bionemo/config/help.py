@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--help` says: from the directory listing alone, so that it comes at once."""
+"""Text of `--help`, generated from directory listings only, so that it appears at once."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from bionemo.config.paths import options
+from bionemo.config.paths import list_configs
 from bionemo.config.schema import RunConfig
 
 _TEXT = """\
-usage: {command} [--config-name NAME] [key=value ...] [group=choice ...]
+usage: {program} [--config-name NAME] [key=value ...] [group=choice ...]
 
 Composes a configuration from YAML files, checks it, and runs it. Every key can be set on the command line.
 
-  key=value                 set a key, such as {key}; a wrong key or value ends the run at once
-  group=choice              take another file of a group, where there are groups below
+  key=value                 set a key, such as {example}; a wrong key or value is an error
+  group=choice              choose another file of a group (listed below, if the command has groups)
   --config-name NAME        the file to start from (default: {name})
-  --config-path DIR         a directory with your own files; they may name all groups below
-  --config-dir DIR          a directory to search as well
+  --config-path DIR         directory of your own files; they can use all groups below
+  --config-dir DIR          another directory to search
   --trust-config            let your files set keys that run code or redirect credentials (conf/README.md)
-  --cfg job [--resolve]     print the configuration and stop; --package KEY prints that part
-  --info defaults-tree      show which files it is made of
-  -m key=1,2                one run after the other, for each value
-  -sc install=bash          print shell completion; use it as eval "$({command} -sc install=bash)"
+  --cfg job [--resolve]     print the configuration and exit; --package KEY prints that part
+  --info defaults-tree      show which files the configuration is composed of
+  -m key=1,2                run once for each value
+  -sc install=bash          print shell completion; use it as eval "$({program} -sc install=bash)"
   --hydra-help              more flags
 
 configs ({directory})
@@ -33,23 +33,23 @@ configs ({directory})
 
 
 @dataclass(frozen=True)
-class Topic:
-    """What a command is about.
+class CommandSpec:
+    """Schema and help text of a command.
 
     Attributes:
-        schema: the dataclass that its config is typed as.
-        key: a key and its value, to show how one is set.
-        groups: whether its configs are made of groups.
-        examples: what to type behind the command, and `{name}` for the config.
+        schema: dataclass of its configuration.
+        example: an override that `--help` shows.
+        has_groups: whether its configuration files are composed of groups.
+        examples: arguments of example command lines; `{name}` is replaced by the default configuration.
     """
 
     schema: type
-    key: str
-    groups: bool
+    example: str
+    has_groups: bool
     examples: tuple[str, ...]
 
 
-TRAINING = Topic(
+PRETRAINING = CommandSpec(
     RunConfig,
     "model.num_layers=12",
     True,
@@ -63,23 +63,17 @@ TRAINING = Topic(
 )
 
 
-def help_text(command: str, name: str, directory: Path, groups: Path, topic: Topic) -> str:
-    """Compose the text.
-
-    Args:
-        command: what the user typed to get here.
-        name: the config that is run when none is named.
-        directory: where runnable configs are.
-        groups: the directory of the groups.
-        topic: what the command is about.
-    """
-    listed = [f"  {group.name:12} {', '.join(options(group))}" for group in sorted(groups.iterdir()) if group.is_dir()]
+def help_text(program: str, name: str, directory: Path, groups: Path, spec: CommandSpec) -> str:
+    """Return the text of `--help`, with the runnable configurations in `directory` and the groups in `groups`."""
+    listed = [
+        f"  {group.name:12} {', '.join(list_configs(group))}" for group in sorted(groups.iterdir()) if group.is_dir()
+    ]
     return _TEXT.format(
-        command=command,
+        program=program,
         name=name,
         directory=directory,
-        configs="\n  ".join(options(directory)),
-        groups="groups\n" + "\n".join(listed) + "\n\n" if topic.groups else "",
-        key=topic.key,
-        examples="\n".join(f"  {command} {words.format(name=name)}".rstrip() for words in topic.examples),
+        configs="\n  ".join(list_configs(directory)),
+        groups="groups\n" + "\n".join(listed) + "\n\n" if spec.has_groups else "",
+        example=spec.example,
+        examples="\n".join(f"  {program} {arguments.format(name=name)}".rstrip() for arguments in spec.examples),
     )

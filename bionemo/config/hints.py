@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nearest right name for a wrong one. A hint is a courtesy: nothing here may raise."""
+"""Type hints of the schema, and suggestions for misspelt names in error messages."""
 
 import types
 from collections.abc import Iterable, Iterator
@@ -7,34 +7,34 @@ from dataclasses import fields, is_dataclass
 from difflib import SequenceMatcher
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_CLOSE = 0.6
+_MIN_SIMILARITY = 0.6
 
 
-def did_you_mean(wrong: str, right: Iterable[str]) -> str:
-    """Give " (did you mean X?)", or nothing when no name comes close.
+def did_you_mean(wrong: str, names: Iterable[str]) -> str:
+    """Return " (did you mean X?)", or "" if no name is similar. Never raise.
 
-    Keys are compared both whole and by their last part, so a right name in the wrong place is found too.
+    Keys are compared as a whole and by their last part, to find a correct name under the wrong parent, too.
     """
     try:
-        score, best = max(((_likeness(wrong, name), name) for name in right), default=(0.0, ""))
-    except Exception:  # whatever went wrong, the user's own mistake is the one to report
+        score, best = max(((_similarity(wrong, name), name) for name in names), default=(0.0, ""))
+    except Exception:  # the caller is about to report the user's mistake
         return ""
-    return f" (did you mean {best}?)" if score >= _CLOSE else ""
+    return f" (did you mean {best}?)" if score >= _MIN_SIMILARITY else ""
 
 
-def _likeness(a: str, b: str) -> float:
+def _similarity(a: str, b: str) -> float:
     whole = SequenceMatcher(None, a.lower(), b.lower()).ratio()
     last = SequenceMatcher(None, a.lower().rpartition(".")[2], b.lower().rpartition(".")[2]).ratio()
     return (whole + last) / 2
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, or the type alone."""
+    """Return the members of a union, or the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def describe(hint: Any) -> str:
-    """A type in words: "int or null", "one of crop, drop"."""
+    """Describe a type: "int or null", "one of crop, drop"."""
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if len(alternatives(hint)) > 1:
@@ -49,7 +49,7 @@ def describe(hint: Any) -> str:
 
 
 def all_keys(schema: type, prefix: str = "") -> Iterator[str]:
-    """Every full key that a dataclass allows."""
+    """Yield every full key (`a.b.c`) of a dataclass and those nested in it."""
     hints = get_type_hints(schema)
     for field in fields(schema):
         key = f"{prefix}{field.name}"

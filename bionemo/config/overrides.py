@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a command line, made fit for Hydra.
+"""Convert overrides of a command line to Hydra's syntax.
 
-Hydra wants to be told whether a key is new (`+`, `++`) and chokes on values such as x[000..049]. Here a key may be
-written either way, since the check finds out whether it exists, and what Hydra cannot read is quoted for it.
+Hydra requires a prefix (`+`, `++`) for new keys and cannot parse values such as x[000..049]. Here every key may be
+written with or without prefix, because the schema shows whether it exists, and values that Hydra cannot parse are
+quoted.
 """
 
 import re
@@ -22,86 +23,81 @@ from bionemo.config.schema import SCHEMAS, ModelConfig, RunConfig
 
 _OVERRIDE = re.compile(r"(?P<prefix>~|\+{0,2})(?P<key>[^=~+\s]+)(?:=(?P<value>.*))?", re.DOTALL)
 _LIST_ITEM = re.compile(r"(?:[^,\[({<]|[\[({<][^\])}>]*[\])}>])+")  # commas inside brackets belong to the item
-# Groups that our configs place inside another: `data=mock` means the one they have.
-_PLACES = {"data": "data@model.data", "optim": "optim@model.optim"}
+# Groups that our configurations place inside another one: `data=mock` replaces the one at model.data.
+_PACKAGES = {"data": "data@model.data", "optim": "optim@model.optim"}
 
 
-def rewrite(word: str, group_options: Callable[[str], list[str]], sweep: bool = False) -> str:
-    """Give a word of the command line as Hydra wants it.
+def rewrite_override(override: str, group_options: Callable[[str], list[str]], sweep: bool = False) -> str:
+    """Convert one override.
 
     Args:
-        word: `key=value`, `+key=value`, `++key=value`, `~key` or `group=choice`.
-        group_options: the configs in a group; an empty list when there is no such group.
-        sweep: whether commas separate values to try one after the other.
+        override: `key=value`, `+key=value`, `++key=value`, `~key` or `group=choice`.
+        group_options: returns the configurations in a group, or an empty list if the group does not exist.
+        sweep: whether commas separate the values of a sweep.
 
     Raises:
-        UserError: when the word is none of these.
+        UserError: if the text is not an override.
     """
-    match = _OVERRIDE.fullmatch(word)
+    match = _OVERRIDE.fullmatch(override)
     if not match or (match["value"] is None and match["prefix"] != "~"):
-        raise UserError(f"cannot read '{word}': write key=value")
+        raise UserError(f"cannot read '{override}': write key=value")
     prefix, key, value = match["prefix"], match["key"], match["value"]
     if prefix == "~" or key.startswith(("hydra.", "hydra/")):
-        return word
-    key = _PLACES.get(key.removeprefix("model."), key)
+        return override
+    key = _PACKAGES.get(key.removeprefix("model."), key)
     group = key.partition("@")[0]
-    options = [] if "." in group else group_options(group)  # which Hydra takes a hundredth of a second to look up
-    if (options or "@" in key) and not value.startswith("{"):  # {..} sets values in a node of that name
+    options = [] if "." in group else group_options(group)  # looking up a group takes Hydra 10 ms
+    if (options or "@" in key) and not value.startswith("{"):  # {..} sets keys of a node that has a group's name
         if not options:
-            raise UserError(f"no group '{group}'{did_you_mean(group, _groups())}: there are {', '.join(_groups())}")
+            groups = sorted(path.name for path in CONF_DIR.iterdir() if path.is_dir())
+            raise UserError(f"no group '{group}'{did_you_mean(group, groups)}: available: {', '.join(groups)}")
         if value.lower() in ("", "null"):
             raise UserError(f"{group} is a group: choose one of {', '.join(options)}")
         return f"{prefix.replace('++', '')}{key}={value}"
-    return f"++{match['key']}={quote_where_needed(match['key'], value, sweep)}"
+    return f"++{match['key']}={quote_if_needed(match['key'], value, sweep)}"
 
 
-def quote_where_needed(key: str, value: str, sweep: bool) -> str:
-    """Quote a value that Hydra cannot read, or would read as something else than the text its key wants."""
-    types = list(_types_of(key))
+def quote_if_needed(key: str, value: str, sweep: bool) -> str:
+    """Quote a value that Hydra cannot parse, or would not parse as text where the key expects text."""
+    types = list(_accepted_types(key))
     try:
-        parsed = OverridesParser.create().parse_override(f"{key}={value}")
+        parsed = OverridesParser.create().parse_override(f"{key}={value}")._value
     except HydraException:
         if list in types and value.startswith("[") and value.endswith("]"):
-            return f"[{','.join(map(_quoted, _LIST_ITEM.findall(value[1:-1])))}]"
-        return _quoted(value)
-    several = isinstance(parsed._value, Sweep)
-    if (sweep and several) or _fits(parsed._value, types):
+            return f"[{','.join(map(_quote, _LIST_ITEM.findall(value[1:-1])))}]"
+        return _quote(value)
+    is_sweep = isinstance(parsed, Sweep)
+    if (sweep and is_sweep) or (not is_sweep and _has_type(parsed, types)):
         return value
-    if several and str not in types:
+    if is_sweep and str not in types:
         raise UserError(f"{key}={value} has several values: add --multirun to run one after the other")
-    return _quoted(value)
+    return _quote(value)
 
 
-def _fits(value: Any, types: list[Any]) -> bool:
-    if isinstance(value, Sweep):
-        return False
+def _has_type(value: Any, types: list[Any]) -> bool:
     if str not in types or any(option in types for option in (bool, int, float)):
-        return True  # numbers are read as Hydra reads them
+        return True  # numbers are parsed by Hydra
     return value is None or isinstance(value, str | QuotedString) or type(value) in types
 
 
-def _groups() -> list[str]:
-    return sorted(path.name for path in CONF_DIR.iterdir() if path.is_dir())
-
-
-def _types_of(key: str) -> Iterator[Any]:
-    """What the schemas allow at a full key: bare types, so that list[str] counts as list."""
+def _accepted_types(key: str) -> Iterator[Any]:
+    """Yield the types that any schema accepts for a full key, without parameters: list[str] is list."""
     options: list[Any] = [RunConfig]
     for name in key.split("."):
         groups: list[Any] = [option for option in options if is_dataclass(option)]
         groups += SCHEMAS.values() if ModelConfig in groups else ()
-        hints = [_hints(group).get(name) for group in groups]
+        hints = [_type_hints(group).get(name) for group in groups]
         options = [option for hint in hints if hint is not None for option in alternatives(hint)]
     for option in options:
         yield str if get_origin(option) is Literal else get_origin(option) or option
 
 
 @cache
-def _hints(group: type) -> dict[str, Any]:
+def _type_hints(group: type) -> dict[str, Any]:
     return get_type_hints(group)
 
 
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     r"""Quote for Hydra's grammar, in which backslashes count only before a quote: \\ is one, \' a quote."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"

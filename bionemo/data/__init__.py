@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From files of sequences to packed, masked batches; needs no model and no trainer."""
+"""Data pipeline: from sequence files to packed batches. Independent of models and trainer."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the data side hands to the model: one micro-batch of packed sequences."""
+"""Input of the model: one micro-batch of packed sequences."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Whole sequences end to end in T = micro_batch_size x seq_length tokens; what is left at the end is filler.
+    """N concatenated sequences, followed by padding up to T tokens.
 
-    With padding instead of packing nothing changes but how few sequences there are: filler tokens stand at the end
-    either way, in no sequence. An encoder-decoder has two of these: this one is its decoder's, `source` its encoder's;
-    sequence i of one belongs to sequence i of the other, and they have equally many fillers.
+    Padding tokens belong to no sequence. For an encoder-decoder this is the decoder's input and `source` is the
+    encoder's: sequence i of one belongs to sequence i of the other, and both have F padding segments.
     """
 
     tokens: Tensor  # [T] int32, after masking
-    positions: Tensor  # [T] int32, position in the own sequence from 0
-    segment_ids: Tensor  # [T] int32, number of the own sequence; filler has the number N
-    boundaries: Tensor  # [N + 1 + F] int32, cumulative lengths of the N sequences and F filler segments
-    target_index: Tensor  # [M] int64, where the model is asked
-    target_ids: Tensor  # [M] int64, what it should say
-    segment_keys: Tensor  # [N + 1] int64, random key of each sequence for dropout; the last is the filler's
-    lengths: tuple[int, ...]  # N tokens per sequence, with begin and end token
-    longest: int  # the longest a sequence may be
-    unknown: int = 0  # tokens outside the vocabulary in this batch
+    position_ids: Tensor  # [T] int32, position within the sequence
+    segment_ids: Tensor  # [T] int32, index of the sequence; N for padding
+    cu_seqlens: Tensor  # [N + F + 1] int32, cumulative lengths of the sequences and of the padding segments
+    target_positions: Tensor  # [M] int64, indices of the tokens at which the loss is computed
+    target_ids: Tensor  # [M] int64, expected tokens
+    dropout_keys: Tensor  # [N + 1] int64, random key of each sequence; the last is for the padding
+    lengths: tuple[int, ...]  # [N] tokens of each sequence, special tokens included
+    max_length: int  # upper bound of the length of a sequence or padding segment
+    unknown_tokens: int = 0  # number of tokens outside the vocabulary
     source: PackedBatch | None = None
 
     def to(self, device: torch.device | str) -> PackedBatch:
-        """Move every tensor, without waiting for the copies."""
+        """Copy all tensors to a device without waiting for the copies."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> PackedBatch:
-        """Put every tensor in page-locked memory; torch's loader calls this when told to."""
+        """Copy all tensors to page-locked memory; called by the data loader."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> PackedBatch:
@@ -50,5 +49,5 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that carry a sequence: filler does not count."""
+        """Number of tokens without padding."""
         return sum(self.lengths)

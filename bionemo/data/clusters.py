@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of records: a sample is a cluster, and one of its members that is drawn anew in every epoch."""
+"""Clusters of records: a sample is a cluster, represented in each epoch by a randomly selected member."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,14 @@ from bionemo.common.random_stream import below, draw, purpose_key, sample_keys
 
 @dataclass(frozen=True)
 class Clusters:
-    """Which records are the members of each cluster.
+    """The member records of each cluster.
 
     Attributes:
-        starts: int64 [clusters], first member of each.
-        counts: int64 [clusters], members of each; 0 where none takes part.
-        seed: of the draws.
-        members: int64 [members], the record of each member; None: a member's number is its record's.
-        files: mapped files that hold the arrays.
+        starts: int64 [clusters], index of the first member.
+        counts: int64 [clusters], number of members; 0 if the cluster is not used.
+        seed: seed of the selection.
+        members: int64 [members], record of each member; None: member i is record i.
+        files: mapped files of the arrays.
     """
 
     starts: NDArray[np.int64]
@@ -31,59 +31,61 @@ class Clusters:
     files: tuple[MappedFile, ...] = ()
 
     def sample(self, epochs: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Draw a member of each cluster, uniformly: its record, int64 [k].
+        """Return the record of a uniformly selected member of each cluster, int64 [k].
 
-        The draw depends on the seed, the epoch and the cluster alone, so it is the same wherever it is made.
+        The selection depends only on the seed, the epoch and the cluster.
 
         Raises:
             UserError: see `MappedFile.check`.
         """
         for file in self.files:
             file.check()
-        words = draw(sample_keys(purpose_key(self.seed, "member"), epochs, clusters))
-        chosen = self.starts[clusters] + below(words, self.counts[clusters])
+        bits = draw(sample_keys(purpose_key(self.seed, "member"), epochs, clusters))
+        chosen = self.starts[clusters] + below(bits, self.counts[clusters])
         return chosen if self.members is None else self.members[chosen]
 
     def only(self, records: NDArray[np.int64]) -> "Clusters":
-        """Leave out the members that are not among these records, which ascend."""
+        """Return the clusters with only these records, which are in ascending order, as members."""
         first, last = (np.searchsorted(records, edge) for edge in (self.starts, self.starts + self.counts))
         return Clusters(first, last - first, self.seed, records)
 
 
 def open_clusters(directory: Path, seed: int, clusters: int | None, records: int) -> Clusters:
-    """Open `starts.mmap` and `counts.mmap` (uint64), as the preparation of UniRef50/90 writes them.
+    """Open `starts.mmap` and `counts.mmap` (uint64), which the preparation of UniRef50/90 writes.
 
     Args:
-        directory: where they are.
-        seed: of the draws.
-        clusters: how many are wanted, from the first on; None: all.
-        records: how many member records there are.
+        directory: directory of the files.
+        seed: seed of the selection.
+        clusters: number of clusters to use, from the first on; None: all.
+        records: number of member records.
 
     Raises:
-        UserError: files that are missing or broken, or that speak of other clusters or members.
+        UserError: if files are missing or damaged, or refer to other clusters or members.
     """
-    files = tuple(_mapped(directory / f"{name}.mmap") for name in ("starts", "counts"))
+    files = tuple(_map_file(directory / f"{name}.mmap") for name in ("starts", "counts"))
     starts, counts = (np.frombuffer(file.data, np.int64) for file in files)
     if len(starts) != len(counts) or len(counts) < (clusters or 1):
         raise UserError(
-            f"{directory}: starts.mmap tells of {len(starts):,} clusters, counts.mmap of {len(counts):,}, the shards "
-            f"of {clusters or 'at least one'}: prepare the data again with do_preprocessing=True"
+            f"{directory}: starts.mmap has {len(starts):,} clusters, counts.mmap has {len(counts):,}, the shards have "
+            f"{clusters or 'at least one'}: prepare the data again with do_preprocessing=True"
         )
     starts, counts = starts[:clusters], counts[:clusters]
-    if counts.min() < 1 or starts.min() < 0 or (most := int((starts + counts).max())) > records:
-        held = f"{most:,} members, the UniRef90 shards hold {records:,}" if counts.min() > 0 else "empty clusters"
+    if counts.min() < 1 or starts.min() < 0 or (end := int((starts + counts).max())) > records:
+        problem = (
+            f"{end:,} members, but the UniRef90 shards have {records:,}" if counts.min() > 0 else "empty clusters"
+        )
         raise UserError(
-            f"{directory}/starts.mmap and counts.mmap speak of {held}: choose all shards with "
+            f"{directory}/starts.mmap and counts.mmap have {problem}: choose all shards with "
             "model.data.train.uf90.dataset.uf90_csvs, or prepare the data again with do_preprocessing=True"
         )
     return Clusters(starts, counts, seed, files=files)
 
 
-def _mapped(path: Path) -> MappedFile:
+def _map_file(path: Path) -> MappedFile:
     try:
         file = MappedFile(path)
         if len(file) % np.dtype(np.int64).itemsize:
-            raise ValueError(f"it has {len(file):,} bytes, no multiple of 8")
+            raise ValueError(f"its size, {len(file):,} bytes, is not a multiple of 8")
     except (OSError, ValueError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): prepare the data with do_preprocessing=True, or set "

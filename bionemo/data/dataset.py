@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kind of training data offers: numbered samples of known size, made into tokens when they are asked for.
+"""Interface between a kind of data and the rest of the data package.
 
-The kinds: `proteins.masking` (residues to guess), `proteins.spans` (residues behind sentinels), `molecules` (SMILES
-written anew), `text` (documents to go on with). A model names its kind; all else about data does not know which it is.
+A dataset holds the numbered records of one split and tokenizes them on demand. Implementations: `proteins.masking`
+(masked language modelling), `proteins.spans` (span corruption), `molecules` (SMILES translation), `text` (causal
+language modelling) and `finetuning.dataset` (labelled sequences). Each model class names its dataset factory.
 """
 
 from collections.abc import Iterable
@@ -12,26 +13,26 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.random_stream import Words
+from bionemo.common.random_stream import RandomBits
 from bionemo.data.batch import PackedBatch
 from bionemo.data.clusters import Clusters
 from bionemo.data.files import SplitName
 
 
-class RowSize(NamedTuple):
-    """Tokens that a row has room for, and so the longest sequence."""
+class MaxLengths(NamedTuple):
+    """Maximum number of tokens in a packed sequence, and therefore in each of the sequences packed into it."""
 
     inputs: int
-    source: int | None = None  # of the encoder's row, where there is one
+    source: int | None = None  # the encoder's, for an encoder-decoder
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """Token sequences end to end.
+class TokenSequences:
+    """Concatenated token sequences.
 
     Attributes:
-        ids: [n] any integer type that holds the vocabulary; the smallest one, as it travels between processes.
-        lengths: [N] int64, tokens of each sequence.
+        ids: [n] the smallest integer type that holds the vocabulary, because batches are sent between processes.
+        lengths: [N] int64, number of tokens in each sequence.
     """
 
     ids: NDArray[np.integer[Any]]
@@ -39,42 +40,41 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Samples as tokens.
+class TokenizedBatch:
+    """Tokenized samples with their targets. N is the number of sequences.
 
     Attributes:
-        inputs: what the model reads; of an encoder-decoder, what its decoder reads.
-        target_index: [m] int64 ascending, at which tokens of `inputs` the model is asked.
-        target_ids: [m] what it should say there.
-        keys: [N] uint64, a random key of each sequence, for dropout.
-        unknown: [N] int64, tokens outside the vocabulary in each sequence.
-        source: what the encoder of an encoder-decoder reads, as many sequences as `inputs` has.
-        counts: [samples] int64, how many sequences each sample has; None: one each.
-        offsets: [N] int64, position of each sequence's first token; None: 0.
+        inputs: model input; for an encoder-decoder, the decoder's input.
+        target_positions: [m] int64, ascending indices into `inputs.ids` at which the loss is computed.
+        target_ids: [m] expected tokens at the target positions.
+        dropout_keys: [N] uint64, random key of each sequence for dropout.
+        unknown_counts: [N] int64, number of tokens outside the vocabulary in each sequence.
+        source: encoder input of an encoder-decoder, with N sequences.
+        sequences_per_sample: [samples] int64; None if each sample is one sequence.
+        first_positions: [N] int64, position id of each sequence's first token; None if all are 0.
     """
 
-    inputs: Sequences
-    target_index: NDArray[np.int64]
+    inputs: TokenSequences
+    target_positions: NDArray[np.int64]
     target_ids: NDArray[np.integer[Any]]
-    keys: Words
-    unknown: NDArray[np.int64]
-    source: Sequences | None = None
-    counts: NDArray[np.int64] | None = None
-    offsets: NDArray[np.int64] | None = None
+    dropout_keys: RandomBits
+    unknown_counts: NDArray[np.int64]
+    source: TokenSequences | None = None
+    sequences_per_sample: NDArray[np.int64] | None = None
+    first_positions: NDArray[np.int64] | None = None
 
 
-class Samples(Protocol):
+class Dataset(Protocol):
     """The samples of one split.
 
     Attributes:
-        records: [k] int64, the numbers of those that take part; with clusters, numbers of clusters.
-        lengths: [n] integer, for every record the tokens that it takes of a row, at most; what rows are planned with.
-        counted: [n] integer, the tokens that every record is said to have when tokens a second are told: those that
-            are read of it, or an estimate.
-        row: tokens of a row.
-        clusters: draws a record from each cluster; None: a sample is a record.
-        notices: what the user should know of the data, a line each.
-        identity: everything beside order and row length that decides which tokens a record stands for.
+        records: [k] int64, numbers of the records in use; with `clusters`, numbers of clusters.
+        lengths: [n] integer, maximum number of tokens that each record takes in a packed sequence; used for packing.
+        token_counts: [n] integer, number of tokens of each record in throughput figures, exact or estimated.
+        max_lengths: maximum length of a packed sequence.
+        clusters: selects a record from each cluster; None if a sample is a record.
+        notes: messages about the data for the user, one line each.
+        fingerprint: everything that determines the tokens of each record, except order and maximum length.
     """
 
     @property
@@ -82,46 +82,42 @@ class Samples(Protocol):
     @property
     def lengths(self) -> NDArray[np.integer[Any]]: ...  # noqa: D102
     @property
-    def counted(self) -> NDArray[np.integer[Any]]: ...  # noqa: D102
+    def token_counts(self) -> NDArray[np.integer[Any]]: ...  # noqa: D102
     @property
-    def row(self) -> RowSize: ...  # noqa: D102
+    def max_lengths(self) -> MaxLengths: ...  # noqa: D102
     @property
     def clusters(self) -> Clusters | None: ...  # noqa: D102
     @property
-    def notices(self) -> tuple[str, ...]: ...  # noqa: D102
+    def notes(self) -> tuple[str, ...]: ...  # noqa: D102
     @property
-    def identity(self) -> dict[str, Any]: ...  # noqa: D102
+    def fingerprint(self) -> dict[str, Any]: ...  # noqa: D102
 
-    def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
-        """Make samples [k] into tokens; what comes out for one depends on its epoch and record alone.
+    def tokenize(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> TokenizedBatch:
+        """Tokenize samples [k]. The result for a sample depends only on its epoch and record.
 
-        Of a record that cannot be used nothing may be left: a sequence of length 0 stands for it, in `inputs` and in
-        `source`.
+        An unusable record becomes a sequence of length 0 in `inputs` and in `source`.
         """
 
 
-class KindOfSamples(Protocol):
-    """What opens the splits of a kind of data: most often the class of its samples."""
+class DatasetFactory(Protocol):
+    """Opens the splits of one kind of data; usually the dataset class itself."""
 
-    def open(self, config: Any, vocabulary: Any, name: SplitName) -> Samples:
-        """Open a split of the data that a model's configuration names.
+    def open(self, config: Any, vocabulary: Any, name: SplitName) -> Dataset:
+        """Open a split of the data named in a model configuration.
 
         Raises:
-            UserError: for data that is missing, cannot be read, or is not what the model needs.
+            UserError: if the data is missing, unreadable or unsuitable for the model.
         """
 
     def reference_losses(self, train: Any, val: Any, batches: Iterable[PackedBatch]) -> dict[str, float]:
-        """Losses to hold a run's own against, in nats per asked token.
+        """Return baseline losses in nats per target token, by name, for comparison with the run's losses.
 
-        Args:
-            train: the samples that are trained on.
-            val: those that are validated with.
-            batches: the same as tokens.
+        `batches` are those of the validation dataset.
         """
 
 
-def end_to_end(parts: Iterable[NDArray[np.integer[Any]]], dtype: type[np.integer[Any]]) -> Sequences:
-    """Put sequences end to end."""
+def concatenate_sequences(parts: Iterable[NDArray[np.integer[Any]]], dtype: type[np.integer[Any]]) -> TokenSequences:
+    """Concatenate token sequences; there may be none."""
     sequences = list(parts)
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-    return Sequences(np.concatenate([np.zeros(0, dtype), *sequences]).astype(dtype, copy=False), lengths)
+    return TokenSequences(np.concatenate([np.zeros(0, dtype), *sequences]).astype(dtype, copy=False), lengths)

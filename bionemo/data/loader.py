@@ -1,73 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torch's data loader, whose worker processes report errors in one line and cannot hang the run."""
+"""Data loader: assigns steps to ranks and workers; errors in workers become one line and cannot hang the run."""
 
+from __future__ import annotations
+
+import gc
 import multiprocessing
 import os
 import re
 import signal
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from bionemo.common.errors import UserError, describe
+from bionemo.data.batch import PackedBatch
+from bionemo.data.collate import Collator, CompactBatch
+from bionemo.data.sampler import DataPosition, GlobalBatchSampler
 
-_LOST = re.compile(r"DataLoader (worker \(pid|timed out)|Pin memory thread exited")  # what torch says of lost workers
+_TOKENS_PER_CALL = 1 << 16  # tokens collated per call: enough to amortize the call, few enough to stay in the cache
+_WORKER_LOST = re.compile(r"DataLoader (worker \(pid|timed out)|Pin memory thread exited")  # messages of torch
 _ADVICE = "check the memory of the machine and the size of /dev/shm, or set model.data.num_workers=0"
+
+# Garbage collection in a forked worker must skip inherited objects: gloo, for example, would join threads that exist
+# only in the parent, and hang.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What a worker yields in place of a step when a user, a file or the machine caused an error.
+class StepBatch:
+    """The micro-batches of one rank in one step, and the position of the data after the step."""
 
-    An exception would reach the main process with the worker's traceback in its text.
+    micro_batches: list[PackedBatch]
+    next_position: DataPosition
+
+    def to(self, device: torch.device | str) -> StepBatch:
+        """Copy to a device."""
+        return replace(self, micro_batches=[batch.to(device) for batch in self.micro_batches])
+
+    def pin_memory(self) -> StepBatch:
+        """Copy to page-locked memory; called by the data loader."""
+        return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
+
+
+@dataclass(frozen=True)
+class CompactStep:
+    """A `StepBatch` as workers send it."""
+
+    micro_batches: list[CompactBatch]
+    next_position: DataPosition
+
+    def unpack(self) -> StepBatch:
+        """Convert to tensors."""
+        return StepBatch([batch.unpack() for batch in self.micro_batches], self.next_position)
+
+    def pin_memory(self) -> StepBatch:
+        """Convert to tensors in page-locked memory; called by the data loader's pin-memory thread."""
+        return self.unpack().pin_memory()
+
+
+@dataclass(frozen=True)
+class StepDataset(IterableDataset):
+    """The steps of one rank, from a position on.
+
+    Worker i of n makes steps i, i + n, ..., and the data loader collects them in turn, so the order does not depend on
+    the number of workers. Every worker packs every window, which costs a fifth of collating all batches. Several steps
+    are collated per call, only for speed: a sample does not depend on those it is collated with.
     """
 
-    text: str
+    sampler: GlobalBatchSampler
+    collate: Collator
+    start: DataPosition
+    rank: int
+    ranks: int
+    micro_batches: int
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield each `StepBatch`; in a worker, each `CompactStep`, or a `WorkerError` in place of an exception."""
+        if (info := get_worker_info()) is None:
+            return (step.unpack() for step in self._steps(0, 1))
+        return report_errors(self._steps(info.id, info.num_workers))
+
+    def _steps(self, worker: int, workers: int) -> Iterator[CompactStep]:
+        size, max_lengths = self.collate.micro_batch_size, self.collate.dataset.max_lengths
+        starts = [(index * self.ranks + self.rank) * size for index in range(self.micro_batches)]
+        steps_per_call = max(1, _TOKENS_PER_CALL // (self.micro_batches * size * sum(filter(None, max_lengths))))
+        own = islice(self.sampler.batches(self.start), worker, None, workers)
+        while batches := list(islice(own, steps_per_call)):
+            collated = iter(self.collate([batch.packed[i : i + size] for batch in batches for i in starts]))
+            for batch in batches:
+                yield CompactStep(list(islice(collated, self.micro_batches)), batch.next_position)
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
-def with_failures(steps: Iterator[Any]) -> Iterator[Any]:
-    """Yield the steps and, in a worker process, a `Failure` in place of an error that has a one-line description."""
-    if get_worker_info() is None:
-        yield from steps
-        return
+@dataclass(frozen=True)
+class WorkerError:
+    """An error in a worker process, yielded instead of a step.
+
+    The data loader would add the worker's traceback to the message of an exception.
+    """
+
+    message: str
+
+
+def report_errors(steps: Iterator[Any]) -> Iterator[Any]:
+    """Yield the steps; in a worker process, yield a `WorkerError` for an exception that has a one-line description."""
     try:
         yield from steps
     except Exception as error:
-        if (line := describe(error)) is None:
+        if get_worker_info() is None or (line := describe(error)) is None:
             raise
-        yield Failure(line)
+        yield WorkerError(line)
 
 
 class StepLoader(DataLoader[Any]):
-    """A loader of ready-made steps.
+    """Data loader of complete steps.
 
     Args:
-        steps: the dataset; see `with_failures`.
-        workers: processes; 0: the steps are made in this one.
-        patience: seconds to wait for a step of a worker.
-        pin_memory: whether steps are put into page-locked memory.
+        steps: usually a `StepDataset`.
+        workers: number of worker processes; 0: the main process makes the steps.
+        timeout: maximum time to wait for a step of a worker, in seconds.
+        pin_memory: copy the steps to page-locked memory, if there is a GPU.
     """
 
-    def __init__(self, steps: IterableDataset[Any], *, workers: int, patience: float, pin_memory: bool) -> None:
+    def __init__(self, steps: IterableDataset[Any], *, workers: int, timeout: float, pin_memory: bool) -> None:
         super().__init__(
             steps,
             batch_size=None,
             num_workers=workers,
             pin_memory=pin_memory and torch.cuda.is_available(),
             persistent_workers=workers > 0,
-            timeout=patience if workers else 0,
-            worker_init_fn=_leave_signals_to_the_main_process,
+            timeout=timeout if workers else 0,
+            worker_init_fn=_ignore_signals,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Start the workers, and give the steps.
+        """Start the workers and yield the steps.
 
         Raises:
-            UserError: the workers cannot be started, one of them is lost, or one has failed.
+            UserError: if the workers cannot be started, one of them is lost, or one reports an error.
         """
         _check_semaphores(self.num_workers)
         try:
@@ -76,53 +153,43 @@ class StepLoader(DataLoader[Any]):
             raise UserError(
                 f"{self.num_workers} data loader workers cannot be started ({error.strerror or error}): {_ADVICE}"
             ) from error
-        return _Steps(steps)
+        return self._receive(steps)
+
+    @staticmethod
+    def _receive(steps: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                if not _WORKER_LOST.match(str(error)):
+                    raise
+                raise UserError(f"{str(error).splitlines()[0].rstrip(' .')}: {_ADVICE}") from error
+            if isinstance(step, WorkerError):
+                raise UserError(step.message)
+            yield step.unpack() if isinstance(step, CompactStep) else step
 
 
-class _Steps:
-    """An iterator that raises what workers report."""
+def _ignore_signals(worker: int) -> None:
+    """Keep the worker alive when a terminal, `timeout` or Slurm signals all processes.
 
-    def __init__(self, steps: Iterator[Any]) -> None:
-        self._steps = steps
-
-    def __iter__(self) -> "_Steps":
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            step = next(self._steps)
-        except RuntimeError as error:
-            if not _LOST.match(str(error)):
-                raise
-            raise UserError(f"{str(error).splitlines()[0].rstrip(' .')}: {_ADVICE}") from error
-        if isinstance(step, Failure):
-            raise UserError(step.text)
-        return step
-
-
-def _leave_signals_to_the_main_process(worker: int) -> None:
-    """Keep a worker alive when a terminal, `timeout` or Slurm signals all processes: the main one decides when to end.
-
-    It saves first, and then ends its workers.
+    The main process then saves a checkpoint before it stops its workers.
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for the thread, which knows who has sent it
-    threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread accepts it only from the parent
+    threading.Thread(target=_exit_on_sigterm_from, args=(os.getppid(),), daemon=True).start()
 
 
-def _end_when_told(parent: int) -> None:
+def _exit_on_sigterm_from(parent: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
 
 
 def _check_semaphores(workers: int) -> None:
-    """Check that /dev/shm has room for the queues of the workers; torch fails half-way through making them.
-
-    Raises:
-        UserError: when it has not.
-    """
+    """Check that /dev/shm has space for the workers' queues; torch would fail while it creates them."""
     try:
         [multiprocessing.Event() for _ in range(workers + 2 if workers else 0)]
     except OSError as error:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sequences share a row.
+"""Choose which sequences are packed together.
 
-A row is `seq_length` tokens, what the predecessor spent on one padded sequence; here it holds as many whole sequences
-as fit. Rows are planned for a window of sequences at once, before they are dealt to ranks and micro-batches, so the
-plan does not depend on the layout.
+BioNeMo v1 padded every sequence to `seq_length` tokens. Here a packed sequence of `seq_length` tokens contains as many
+whole sequences as fit. Packing precedes the assignment to ranks and micro-batches and does not depend on it.
 """
 
 from itertools import accumulate, chain
@@ -14,43 +13,43 @@ from numpy.typing import NDArray
 
 from bionemo.common.random_stream import permute
 
-Rows = list[NDArray[np.int64]]  # for each row, which sequences of the window it holds
+Groups = list[NDArray[np.int64]]  # indices of the sequences in each packed sequence
 
 
-def pack(lengths: NDArray[np.integer[Any]], capacity: int, key: int) -> Rows:
-    """Best-fit decreasing: the longest sequence left goes where the least room remains (Johnson 1973).
+def pack(lengths: NDArray[np.integer[Any]], max_length: int, key: int) -> Groups:
+    """Pack sequences by best-fit decreasing: each goes to the fullest group with space for it (Johnson 1973).
 
-    On UniRef lengths, 2,048 sequences at a time, rows of 512 are 98.7 % full and rows of 1,024 are 99.7 % full.
+    With UniRef lengths and 2,048 sequences in a window, packed sequences of 512 tokens are 98.7 % full and those of
+    1,024 tokens are 99.7 % full.
 
     Args:
-        lengths: [n] tokens of each sequence, none over capacity.
-        capacity: tokens of a row.
-        key: random key of the window. Rows come out longest sequences first; the key shuffles them, or every window
-            would start with the long ones.
+        lengths: [n] tokens of each sequence, at most `max_length`.
+        max_length: maximum number of tokens in a packed sequence.
+        key: random key that shuffles the packed sequences; otherwise each window would start with the longest.
     """
-    rows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows by the room they have left
-    rooms = 0  # bit r is set when some row has room r: finding the tightest fit is one shift
+    groups: list[list[int]] = []
+    by_space: list[list[int]] = [[] for _ in range(max_length + 1)]  # groups by their remaining space
+    spaces = 0  # bit s is set if a group has s tokens left: one shift finds the tightest fit
     order = np.argsort(-lengths, kind="stable")
     for sequence, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        if fitting := rooms >> length:
-            room = length + (fitting & -fitting).bit_length() - 1
-            row = with_room[room].pop()
-            if not with_room[room]:
-                rooms ^= 1 << room
-            rows[row].append(sequence)
+        if fitting := spaces >> length:
+            space = length + (fitting & -fitting).bit_length() - 1
+            group = by_space[space].pop()
+            if not by_space[space]:
+                spaces ^= 1 << space
+            groups[group].append(sequence)
         else:
-            row, room = len(rows), capacity
-            rows.append([sequence])
-        if room > length:
-            with_room[room - length].append(row)
-            rooms |= 1 << (room - length)
-    flat = np.array(list(chain.from_iterable(rows)), np.int64)
-    bounds = list(accumulate(map(len, rows), initial=0))
-    shuffled = permute(np.arange(len(rows)), len(rows), key).tolist()
-    return [flat[bounds[row] : bounds[row + 1]] for row in shuffled]
+            group, space = len(groups), max_length
+            groups.append([sequence])
+        if space > length:
+            by_space[space - length].append(group)
+            spaces |= 1 << (space - length)
+    flat = np.array(list(chain.from_iterable(groups)), np.int64)
+    bounds = list(accumulate(map(len, groups), initial=0))
+    shuffled = permute(np.arange(len(groups)), len(groups), key).tolist()
+    return [flat[bounds[group] : bounds[group + 1]] for group in shuffled]
 
 
-def pad(lengths: NDArray[np.integer[Any]], capacity: int, key: int) -> Rows:
-    """One sequence a row, in the order of the window."""
+def pad(lengths: NDArray[np.integer[Any]], max_length: int, key: int) -> Groups:
+    """Put each sequence in a group of its own, in order; same signature as `pack`."""
     return list(np.arange(len(lengths))[:, None])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of samples: an endless, shuffled stream cut into windows, each planned into rows, rows dealt out in steps.
+"""Shuffles the records, packs them and groups the packed sequences into global batches.
 
-Everything is a function of (seed, position). The position is all the state there is: resuming at step 1,000,000 plans
-one window, whatever came before.
+The shuffled stream of samples is divided into windows, and the sequences of a window are packed together. All results
+are functions of the seed and the position, so resuming at any position needs to pack only one window.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,39 +15,46 @@ from numpy.typing import NDArray
 
 from bionemo.common.random_stream import permute, purpose_key
 from bionemo.data.clusters import Clusters
-from bionemo.data.packing import Rows
+from bionemo.data.packing import Groups
 
-Row = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and records [k]
+SampleIds = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and records [k] of some samples
 
 
 @dataclass(frozen=True)
-class Position:
-    """Where the next step begins, and how much was consumed on the way there."""
+class DataPosition:
+    """Start of the next global batch, as saved in checkpoints.
+
+    Attributes:
+        window: number of the packing window.
+        row: number of packed sequences of the window that were used.
+        consumed_samples: samples used so far.
+        consumed_tokens: tokens used so far.
+    """
 
     window: int = 0
-    row: int = 0  # in the window
+    row: int = 0
     consumed_samples: int = 0
     consumed_tokens: int = 0
 
 
 @dataclass(frozen=True)
-class Step:
-    """One global batch, before it is dealt to ranks: rows of (epoch, record) pairs."""
+class GlobalBatch:
+    """The samples of each packed sequence of one step, for all ranks, and the position after them."""
 
-    rows: list[Row]
-    after: Position
+    packed: list[SampleIds]
+    next_position: DataPosition
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Which record is sample s of the stream: each epoch is a permutation of its own.
+    """Maps positions in the stream of samples to records; each epoch is a different permutation.
 
     Attributes:
-        records: [n] the records taking part, by their number in the source; with clusters, the clusters.
-        seed: of the shuffle.
-        shuffle: False gives every epoch in the order of the source.
-        epochs: how often the records are gone through, None for ever.
-        clusters: draws a record from each cluster; None: a sample is a record.
+        records: [n] numbers of the records in use; with `clusters`, numbers of clusters.
+        seed: seed of the permutations.
+        shuffle: False: every epoch has the order of `records`.
+        epochs: number of passes through the records; None: endless.
+        clusters: selects a record from each cluster; None: a sample is a record.
     """
 
     records: NDArray[np.int64]
@@ -56,86 +63,78 @@ class SampleOrder:
     epochs: int | None = None
     clusters: Clusters | None = None
 
-    def window(self, number: int, size: int) -> Row:
-        """Samples [number * size, (number + 1) * size) of the stream; fewer, or none, where it ends."""
+    def window(self, number: int, size: int) -> SampleIds:
+        """Return samples [number * size, (number + 1) * size) of the stream; fewer, or none, at its end."""
         n = len(self.records)
         end = (number + 1) * size if self.epochs is None else min((number + 1) * size, n * self.epochs)
-        stream = np.arange(number * size, max(end, number * size))
-        epochs, index = np.divmod(stream, n)
+        epochs, index = np.divmod(np.arange(number * size, max(end, number * size)), n)
         if self.shuffle:
             for epoch in np.unique(epochs):
-                here = epochs == epoch
-                index[here] = permute(index[here], n, purpose_key(self.seed, f"order {epoch}"))
+                in_epoch = epochs == epoch
+                index[in_epoch] = permute(index[in_epoch], n, purpose_key(self.seed, f"order {epoch}"))
         chosen = self.records[index]
         return epochs, self.clusters.sample(epochs, chosen) if self.clusters else chosen
 
 
 @dataclass(frozen=True)
-class StepSampler:
-    """Cuts the stream into steps of `rows_per_step` rows, from any position on.
+class GlobalBatchSampler:
+    """Divides the stream of samples into global batches.
 
     Attributes:
         order: the stream of samples.
-        lengths: [records of the source] tokens of each record as it will be packed.
-        plan: `packing.pack` or `packing.pad`.
-        capacity: tokens of a row.
-        rows_per_step: the global batch size.
-        window: sequences planned together.
-        drop_last: leave out a final step that is not full.
-        counted: [records of the source] tokens that each record counts for; None: as many as are packed.
+        lengths: [n] tokens of each record.
+        pack: groups the sequences of a window; `packing.pack` or `packing.pad`.
+        max_length: maximum number of tokens in a packed sequence.
+        global_batch_size: number of packed sequences in a global batch.
+        window: number of sequences that are packed together.
+        drop_last: omit an incomplete last batch.
+        token_counts: [n] tokens by which each record increases `consumed_tokens`; None: `lengths`.
     """
 
     order: SampleOrder
     lengths: NDArray[np.integer[Any]]
-    plan: Callable[[NDArray[np.integer[Any]], int, int], Rows]
-    capacity: int
-    rows_per_step: int
+    pack: Callable[[NDArray[np.integer[Any]], int, int], Groups]
+    max_length: int
+    global_batch_size: int
     window: int
     drop_last: bool = False
-    counted: NDArray[np.integer[Any]] | None = None
+    token_counts: NDArray[np.integer[Any]] | None = None
 
-    def steps(self, start: Position) -> Iterator[Step]:
-        """Yield the steps from `start` on."""
-        rows: list[Row] = []
-        at, number, first = start, start.window, start.row
-        while window := self._rows(number):
+    def batches(self, start: DataPosition) -> Iterator[GlobalBatch]:
+        """Yield the global batches from a position on."""
+        batch: list[SampleIds] = []
+        position, number, first = start, start.window, start.row
+        while window := self._pack_window(number):
             while first < len(window):
-                taken = window[first : first + self.rows_per_step - len(rows)]
-                rows, first = rows + taken, first + len(taken)
-                if len(rows) == self.rows_per_step:
-                    at = self._behind(rows, at, number, first)
-                    yield Step(rows, at)
-                    rows = []
+                taken = window[first : first + self.global_batch_size - len(batch)]
+                batch, first = batch + taken, first + len(taken)
+                if len(batch) == self.global_batch_size:
+                    position = self._advance(batch, position, number, first)
+                    yield GlobalBatch(batch, position)
+                    batch = []
             number, first = number + 1, 0
-        if rows and not self.drop_last:
-            yield Step(rows, self._behind(rows, at, number, first))
+        if batch and not self.drop_last:
+            yield GlobalBatch(batch, self._advance(batch, position, number, first))
 
-    def count_rows(self) -> int:
-        """Rows until a finite stream ends."""
-        rows, number = 0, 0
-        while window := self._rows(number):
-            rows, number = rows + len(window), number + 1
-        return rows
+    def count_packed(self) -> int:
+        """Return the number of packed sequences in a finite stream."""
+        total, number = 0, 0
+        while window := self._pack_window(number):
+            total, number = total + len(window), number + 1
+        return total
 
-    def count_steps(self) -> int:
-        """Steps until a finite stream ends."""
-        rows = self.count_rows()
-        return rows // self.rows_per_step if self.drop_last else -(-rows // self.rows_per_step)
+    def _advance(self, batch: list[SampleIds], before: DataPosition, window: int, row: int) -> DataPosition:
+        records = np.concatenate([records for _, records in batch])
+        counts = self.lengths if self.token_counts is None else self.token_counts
+        samples, tokens = len(records), int(counts[records].sum())
+        return DataPosition(window, row, before.consumed_samples + samples, before.consumed_tokens + tokens)
 
-    def _behind(self, rows: list[Row], before: Position, window: int, row: int) -> Position:
-        """Where the data stands when these rows are consumed."""
-        records = np.concatenate([records for _, records in rows])
-        counted = self.lengths if self.counted is None else self.counted
-        samples, tokens = len(records), int(counted[records].sum())
-        return Position(window, row, before.consumed_samples + samples, before.consumed_tokens + tokens)
-
-    def _rows(self, number: int) -> list[Row]:
-        """Plan a window."""
+    def _pack_window(self, number: int) -> list[SampleIds]:
         epochs, records = self.order.window(number, self.window)
-        plan = self.plan(self.lengths[records], self.capacity, purpose_key(self.order.seed, f"rows {number}"))
-        if not plan:
+        groups = self.pack(self.lengths[records], self.max_length, purpose_key(self.order.seed, f"rows {number}"))
+        if not groups:
             return []
-        order = np.concatenate(plan)
+        order = np.concatenate(groups)
         epochs, records = epochs[order], records[order]
-        bounds = accumulate(map(len, plan), initial=0)
+        bounds = accumulate(map(len, groups), initial=0)
         return [(epochs[begin:end], records[begin:end]) for begin, end in pairwise(bounds)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that people write, small enough to be read whole: labelled sequences, variants, what is known of proteins."""
+"""Small CSV files written by users, read as a whole: labelled sequences, variants, annotations of proteins."""
 
 import csv
 from pathlib import Path
@@ -8,37 +8,33 @@ from typing import NamedTuple
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 
-_SHOWN = 8  # columns that a message lists
+_MAX_LISTED = 8  # columns in a message
 
 
 class Table(NamedTuple):
-    """Rows of a file, every cell as the text it is.
+    """A file with one text per cell.
 
     Attributes:
-        path: where it was read from.
-        columns: their names.
-        rows: as many cells each.
-        places: where each row stands, for messages: `file:line`.
+        path: path of the file.
+        columns: names of the columns.
+        rows: cells of each row, as many as columns.
+        locations: `file:line` of each row, for messages.
     """
 
     path: Path
     columns: list[str]
     rows: list[list[str]]
-    places: list[str]
+    locations: list[str]
 
     def column(self, name: str, advice: str) -> list[str]:
-        """Cells of a column.
-
-        Args:
-            name: of the column.
-            advice: what to do when there is none.
+        """Return the cells of a column; `advice` ends the error message.
 
         Raises:
-            UserError: when there is none, or several.
+            UserError: if there is no such column, or several.
         """
         if name not in self.columns:
-            there = ", ".join(map(repr, self.columns[:_SHOWN])) or "nothing"
-            raise UserError(f"{self.path} has no column {name!r}, but {there}: {advice}")
+            columns = ", ".join(map(repr, self.columns[:_MAX_LISTED])) or "nothing"
+            raise UserError(f"{self.path} has no column {name!r}, but {columns}: {advice}")
         if self.columns.count(name) > 1:
             raise UserError(f"{self.path} has {self.columns.count(name)} columns {name!r}: leave one of them")
         number = self.columns.index(name)
@@ -46,12 +42,12 @@ class Table(NamedTuple):
 
 
 def read_table(path: Path) -> Table:
-    """Read a CSV file with a header, or a .tsv file; empty lines do not count, and there may be no rows.
+    """Read a .tsv or CSV file with a header. Empty lines are skipped, and there may be no rows.
 
     Raises:
-        UserError: when it cannot be read, or a row has other columns than the header.
+        UserError: if the file cannot be read, or the header and a row have different numbers of columns.
     """
-    rows, places = [], []
+    rows, locations = [], []
     separator = "\t" if path.suffix == ".tsv" else ","
     try:
         require_regular(path)
@@ -59,26 +55,26 @@ def read_table(path: Path) -> Table:
             reader = csv.reader(file, delimiter=separator, strict=True)
             columns = next(reader, [])
             for row in filter(None, reader):
-                place = f"{path}:{reader.line_num}"
+                location = f"{path}:{reader.line_num}"
                 if len(row) > len(columns):
                     raise UserError(
-                        f"{place}: {len(row)} cells under {len(columns)} columns: a cell that holds a {separator!r} "
-                        "is written in double quotes"
+                        f"{location}: {len(row)} cells under {len(columns)} columns: a cell that holds a "
+                        f"{separator!r} is written in double quotes"
                     )
                 if len(row) < len(columns):
-                    raise UserError(f"{place}: {incomplete(columns)}")
+                    raise UserError(f"{location}: {incomplete_row(columns)}")
                 rows.append(row)
-                places.append(place)
+                locations.append(location)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read ({error}): give a CSV file in UTF-8") from error
     except csv.Error as error:
         raise UserError(f"{path} is no CSV file ({error}): check its quotes, or write it again") from error
-    return Table(path, columns, rows, places)
+    return Table(path, columns, rows, locations)
 
 
-def incomplete(columns: list[str]) -> str:
-    """What is to be said of a row that lacks a cell."""
-    more = ", ..." if len(columns) > _SHOWN else ""
-    return f"the row is incomplete: fill in {', '.join(columns[:_SHOWN])}{more}, or remove it"
+def incomplete_row(columns: list[str]) -> str:
+    """Return the error message for a row without all of these columns."""
+    more = ", ..." if len(columns) > _MAX_LISTED else ""
+    return f"the row is incomplete: fill in {', '.join(columns[:_MAX_LISTED])}{more}, or remove it"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labelled tasks on top of a trained model: `task` reads them, `heads` answer them, `frozen` trains a head alone."""
+"""Labelled tasks: read the data, train a head on a frozen encoder (`linear_probe`) or the whole model (`finetune`)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labelled sequences as training data (data/samples.py), for a model that changes while it learns the task."""
+"""Labelled sequences as training data for models that are fine-tuned as a whole."""
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,69 +13,70 @@ from torch import Tensor
 
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.batch import PackedBatch
-from bionemo.data.dataset import RowSize, Tokens, end_to_end
+from bionemo.data.dataset import MaxLengths, TokenizedBatch, concatenate_sequences
 from bionemo.data.files import SplitName
-from bionemo.finetuning.features import token_ids_of
-from bionemo.finetuning.task import NOT_ASKED, Kind, Split
+from bionemo.finetuning.features import tokenize_split
+from bionemo.finetuning.task_data import IGNORED, Split, TaskType
 from bionemo.inference.batching import Ids
 from bionemo.models.language_model import LanguageModel
 
+_NO_POSITIONS = np.zeros(0, np.int64)
+
 
 @dataclass(frozen=True)
-class LabelledSamples:
-    """The sequences of one split, each a sample, and asked where it has a label.
+class LabelledDataset:
+    """The sequences of one split, with a target at each labelled position; see `Dataset`.
 
-    A class is asked as its number, a number as the bits of its fp32 value: `values_of` reads them.
+    A class is stored as its number, a number as the bits of its fp32 value, which `bits_to_numbers` converts.
 
     Attributes:
-        ids: N sequences of tokens, with begin and end where the model has them.
-        places: for each, the tokens at which it is asked; of a whole sequence its first.
-        answers: for each, as many int64.
-        most: tokens that the model reads of one.
-        seed: of dropout.
-        notices: what the user should know.
+        ids: token ids of N sequences, with begin and end tokens if the model has them.
+        target_positions: labelled positions of each sequence; the first token for a label of the whole sequence.
+        target_ids: int64 targets at these positions.
+        max_length: maximum number of tokens of a sequence.
+        seed: seed of dropout.
+        notes: messages for the user.
     """
 
     ids: Sequence[Ids]
-    places: list[NDArray[np.int64]]
-    answers: list[NDArray[np.int64]]
-    most: int
+    target_positions: list[NDArray[np.int64]]
+    target_ids: list[NDArray[np.int64]]
+    max_length: int
     seed: int
-    notices: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     clusters: None = None
 
     @property
     def records(self) -> NDArray[np.int64]:
-        """See Samples."""
+        """See `Dataset`."""
         return np.arange(len(self.ids))
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """See Samples."""
+        """See `Dataset`."""
         return np.fromiter(map(len, self.ids), np.int64, len(self.ids))
 
-    counted = lengths
+    token_counts = lengths
 
     @property
-    def row(self) -> RowSize:
-        """See Samples."""
-        return RowSize(self.most)
+    def max_lengths(self) -> MaxLengths:
+        """See `Dataset`."""
+        return MaxLengths(self.max_length)
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """See Samples."""
-        return {"the labels": zlib.crc32(np.concatenate(self.answers).tobytes())}
+    def fingerprint(self) -> dict[str, Any]:
+        """See `Dataset`."""
+        return {"the labels": zlib.crc32(np.concatenate(self.target_ids).tobytes())}
 
-    def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
-        """Put together; see Samples."""
-        inputs = end_to_end((self.ids[record] for record in records), np.int32)
+    def tokenize(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> TokenizedBatch:
+        """See `Dataset`."""
+        inputs = concatenate_sequences((self.ids[record] for record in records), np.int32)
         begins = inputs.lengths.cumsum() - inputs.lengths
-        none = np.zeros(0, np.int64)
-        places = [self.places[record] + begin for record, begin in zip(records, begins, strict=True)]
-        return Tokens(
+        positions = [self.target_positions[record] + begin for record, begin in zip(records, begins, strict=True)]
+        return TokenizedBatch(
             inputs,
-            np.concatenate([none, *places]),
-            np.concatenate([none, *(self.answers[record] for record in records)]),
+            np.concatenate([_NO_POSITIONS, *positions]),
+            np.concatenate([_NO_POSITIONS, *(self.target_ids[record] for record in records)]),
             sample_keys(purpose_key(self.seed, "dropout"), epochs, records),
             np.zeros(len(records), np.int64),
         )
@@ -83,61 +84,58 @@ class LabelledSamples:
 
 @dataclass(frozen=True)
 class LabelledData:
-    """All splits of a task, which `SequenceData` opens like any other kind of data.
-
-    Attributes:
-        splits: sequences and targets.
-        kind: of the task.
-        model: that reads them.
-    """
+    """Dataset factory for the splits of a task; `model` is the class of the model."""
 
     splits: Mapping[str, Split]
-    kind: Kind
+    task_type: TaskType
     model: type[LanguageModel]
 
-    def open(self, config: Any, vocabulary: Any, name: SplitName) -> LabelledSamples:
-        """Tokenise a split; see Samples.
+    def open(self, config: Any, vocabulary: Any, name: SplitName) -> LabelledDataset:
+        """Tokenize a split; see `DatasetFactory`.
 
         Raises:
-            UserError: for a sequence that is none, or whose letters are not its tokens.
+            UserError: see `tokenize_split`.
         """
-        split, ends = self.splits[name], self.model.ends
-        most = config.max_position_embeddings - 2 * ends
-        read = token_ids_of(split, self.kind, vocabulary)
-        border = [[vocabulary.bos_id], [vocabulary.eos_id]] if ends else [[], []]
-        ids = [np.concatenate([border[0], each[:most], border[1]]).astype(np.int32) for each in read]
-        places, answers = [], []
+        split, has_bos_eos = self.splits[name], self.model.has_bos_eos
+        max_length = config.max_position_embeddings - 2 * has_bos_eos
+        sequences = tokenize_split(split, self.task_type, vocabulary)
+        begin, end = ([vocabulary.bos_id], [vocabulary.eos_id]) if has_bos_eos else ([], [])
+        ids = [np.concatenate([begin, tokens[:max_length], end]).astype(np.int32) for tokens in sequences]
+        target_positions, target_ids = [], []
         for target in split.targets:
-            asked = np.flatnonzero(target[:most] != NOT_ASKED) if target.ndim else np.zeros(1, np.int64)
-            places.append(asked + (ends if target.ndim else 0))
-            answers.append(target[asked] if target.ndim else _bits(target))
-        cut = sum(len(each) > most for each in read)
-        notice = f"{name}: {cut:,} of {len(read):,} sequences are longer than {most:,} tokens, and cut"
+            labelled = np.flatnonzero(target[:max_length] != IGNORED) if target.ndim else np.zeros(1, np.int64)
+            target_positions.append(labelled + (has_bos_eos if target.ndim else 0))
+            target_ids.append(target[labelled] if target.ndim else _target_bits(target))
+        cut = sum(len(tokens) > max_length for tokens in sequences)
+        note = f"{name}: {cut:,} of {len(sequences):,} sequences are longer than {max_length:,} tokens and truncated"
         seed = getattr(config.data, name).seed
-        return LabelledSamples(ids, places, answers, most + 2 * ends, seed, (notice,) if cut else ())
+        return LabelledDataset(
+            ids, target_positions, target_ids, max_length + 2 * has_bos_eos, seed, (note,) if cut else ()
+        )
 
     def reference_losses(
-        self, train: LabelledSamples, val: LabelledSamples, batches: Iterable[PackedBatch]
+        self, train: LabelledDataset, val: LabelledDataset, batches: Iterable[PackedBatch]
     ) -> dict[str, float]:
-        """What can be said without reading a sequence: the classes' frequencies, or the mean."""
-        known, asked = (torch.from_numpy(np.concatenate(samples.answers)) for samples in (train, val))
-        if self.kind == "regression":
-            return {"the mean alone": float((values_of(asked) - values_of(known).mean()).square().mean())}
-        counts = torch.bincount(known, minlength=int(asked.max()) + 1).double()
-        return {"label frequencies alone": float(-(counts / counts.sum()).log()[asked].mean())}
+        """Return the loss of a prediction that ignores the sequences: class frequencies, or the mean."""
+        known, targets = (torch.from_numpy(np.concatenate(dataset.target_ids)) for dataset in (train, val))
+        if self.task_type == "regression":
+            errors = bits_to_numbers(targets) - bits_to_numbers(known).mean()
+            return {"the mean alone": float(errors.square().mean())}
+        counts = torch.bincount(known, minlength=int(targets.max()) + 1).double()
+        return {"label frequencies alone": float(-(counts / counts.sum()).log()[targets].mean())}
 
 
-def _bits(target: np.ndarray) -> NDArray[np.int64]:
-    """A class as its number, a number as its bits."""
+def _target_bits(target: np.ndarray) -> NDArray[np.int64]:
+    """Return a class as its number, a number as its bits, [1]."""
     found: NDArray[np.int64] = (target.view(np.uint32) if target.dtype == np.float32 else target).astype(np.int64)
     return found[None]
 
 
-def values_of(answers: Tensor) -> Tensor:
-    """Numbers from their bits: fp32 of int64."""
-    return answers.to(torch.int32).view(torch.float32)
+def bits_to_numbers(target_ids: Tensor) -> Tensor:
+    """Convert int64 bits to fp32 numbers."""
+    return target_ids.to(torch.int32).view(torch.float32)
 
 
-def targets_of(batch: PackedBatch, kind: Kind) -> Tensor:
-    """What should be answered, [R]: int64 classes or fp32 numbers."""
-    return values_of(batch.target_ids) if kind == "regression" else batch.target_ids
+def get_targets(batch: PackedBatch, task_type: TaskType) -> Tensor:
+    """Return the targets of a batch, [R]: int64 classes or fp32 numbers."""
+    return bits_to_numbers(batch.target_ids) if task_type == "regression" else batch.target_ids

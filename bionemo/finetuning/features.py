@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model that does not change says of the sequences of a task, computed once.
+"""Features of a task: the vectors that a frozen model computes once for all sequences.
 
 N sequences, D hidden size.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,12 +14,11 @@ from numpy.lib import format as npy
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
-from bionemo.finetuning.task import NOT_ASKED, Kind, Split
-from bionemo.inference.batching import Ids, Limits, room, token_ids
+from bionemo.finetuning.task_data import IGNORED, Split, TaskType
+from bionemo.inference.batching import BatchLimits, Ids, max_tokens, tokenize
 from bionemo.inference.model import TrainedModel
+from bionemo.inference.progress import Advance, no_progress
 from bionemo.tokenizers import Vocabulary
-
-Advance = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,9 @@ class Features:
     """Vectors and targets.
 
     Attributes:
-        vectors: [rows, D] fp32; a row for each sequence, or for each token of each.
-        targets: [rows] int64 of classes, or fp32.
-        lengths: [N] int64, rows of each sequence.
+        vectors: [rows, D] fp32, a row for each sequence, or for each token.
+        targets: [rows] int64 classes, or fp32 numbers.
+        lengths: [N] int64, number of rows of each sequence.
     """
 
     vectors: np.ndarray
@@ -37,26 +36,29 @@ class Features:
     lengths: np.ndarray
 
     def __len__(self) -> int:
-        """Number of sequences."""
         return len(self.lengths)
 
     def rows_of(self, sequences: np.ndarray) -> np.ndarray:
-        """Numbers of the rows of sequences, in their order."""
+        """Return the row numbers of sequences, in order."""
         ends = self.lengths.cumsum()[sequences]
         lengths = self.lengths[sequences]
         first = np.repeat(ends - lengths, lengths)
-        within = np.arange(int(lengths.sum())) - np.repeat(lengths.cumsum() - lengths, lengths)
-        return first + within
+        offset = np.arange(int(lengths.sum())) - np.repeat(lengths.cumsum() - lengths, lengths)
+        return first + offset
+
+    def count_labels(self) -> int:
+        """Return the number of rows with a label."""
+        return int((self.targets != IGNORED).sum()) if self.targets.dtype == np.int64 else len(self.targets)
 
 
-def token_ids_of(split: Split, kind: Kind, vocabulary: Vocabulary) -> list[Ids]:
-    """Tokens of N sequences, without begin and end.
+def tokenize_split(split: Split, task_type: TaskType, vocabulary: Vocabulary) -> list[Ids]:
+    """Tokenize the N sequences of a split, without begin and end tokens.
 
     Raises:
-        UserError: for a sequence that is none, or whose letters, which have labels, are not its tokens.
+        UserError: for an invalid sequence, or one whose letters have labels but are not single tokens.
     """
-    found = [token_ids(vocabulary, text, f"sequence {number:,}") for number, text in enumerate(split.texts)]
-    if kind == "token-level-classification":
+    found = [tokenize(vocabulary, text, f"sequence {number:,}") for number, text in enumerate(split.texts)]
+    if task_type == "token-level-classification":
         for number, (text, ids) in enumerate(zip(split.texts, found, strict=True)):
             if len(text) != len(ids):
                 raise UserError(
@@ -65,76 +67,71 @@ def token_ids_of(split: Split, kind: Kind, vocabulary: Vocabulary) -> list[Ids]:
     return found
 
 
-def compute(
-    model: TrainedModel, split: Split, kind: Kind, limits: Limits, file: Path | None = None,
-    advance: Advance = lambda count: None,
+def compute_features(
+    model: TrainedModel, split: Split, task_type: TaskType, limits: BatchLimits, file: Path | None = None,
+    advance: Advance = no_progress,
 ) -> tuple[Features, int]:  # fmt: skip
-    """Compute them; the end of a sequence that the model cannot read has no label.
+    """Compute the features of a split. Sequences above the model's maximum length are truncated.
 
     Args:
-        model: in evaluation mode.
+        model: trained model.
         split: sequences and targets.
-        kind: of the task.
-        limits: of what is computed together.
-        file: takes the vectors, which may be too many for memory; None: memory does.
-        advance: told how many sequences are done.
+        task_type: type of the task.
+        limits: maximum size of a batch.
+        file: .npy file for the vectors, which may exceed the memory; None: keep them in memory.
+        advance: called with the number of finished sequences.
 
     Returns:
-        The features, and how many sequences were cut.
+        The features, and the number of truncated sequences.
 
     Raises:
-        UserError: for a sequence that is none, or whose letters are not its tokens.
-        OSError: when the file cannot be written.
+        UserError: see `tokenize_split`.
+        OSError: if the file cannot be written.
     """
-    tokens, most = kind == "token-level-classification", room(model.network)
-    whole = token_ids_of(split, kind, model.network.vocabulary)
-    ids = [each[:most] for each in whole]
-    lengths = np.array([len(each) for each in ids] if tokens else [1] * len(ids), np.int64)
-    targets = np.concatenate([target[:most] for target in split.targets]) if tokens else np.stack(split.targets)
+    per_token, max_length = task_type == "token-level-classification", max_tokens(model.network)
+    whole = tokenize_split(split, task_type, model.network.vocabulary)
+    sequences = [ids[:max_length] for ids in whole]
+    lengths = np.array([len(ids) for ids in sequences] if per_token else [1] * len(sequences), np.int64)
+    targets = np.concatenate([t[:max_length] for t in split.targets]) if per_token else np.stack(split.targets)
     shape = int(lengths.sum()), model.hidden_size
-    name = "hiddens" if tokens else "embeddings"
-    computed = (columns[name] for columns in model.compute(ids, [name], limits, advance))
-    vectors = _in_file(file, shape, computed) if file else _in_memory(shape, computed)
-    return Features(vectors, targets, lengths), sum(len(each) > most for each in whole)
+    name = "hiddens" if per_token else "embeddings"
+    computed = (columns[name] for columns in model.compute(sequences, [name], limits, advance))
+    vectors = _write_file(file, shape, computed) if file else _concatenate(shape, computed)
+    return Features(vectors, targets, lengths), sum(len(ids) > max_length for ids in whole)
 
 
-def _in_memory(shape: tuple[int, ...], computed: Iterable[np.ndarray]) -> np.ndarray:
+def _concatenate(shape: tuple[int, ...], computed: Iterable[np.ndarray]) -> np.ndarray:
     vectors, begin = np.empty(shape, np.float32), 0
-    for each in computed:
-        vectors[begin : begin + len(each)] = each
-        begin += len(each)
+    for part in computed:
+        vectors[begin : begin + len(part)] = part
+        begin += len(part)
     return vectors
 
 
-def _in_file(file: Path, shape: tuple[int, ...], computed: Iterable[np.ndarray]) -> np.ndarray:
+def _write_file(file: Path, shape: tuple[int, ...], computed: Iterable[np.ndarray]) -> np.ndarray:
     """Write a .npy file and map it into memory.
 
-    A map that is written to would be a sparse file: where the disk is full, that ends the process without a message.
+    Writing to a memory map would create a sparse file: a full disk then kills the process without a message.
     """
     with replacing(file) as new, new.open("xb") as opened:
         npy.write_array_header_2_0(opened, {"descr": "<f4", "fortran_order": False, "shape": shape})
-        for each in computed:
-            opened.write(np.ascontiguousarray(each, "<f4").data)
+        for part in computed:
+            opened.write(np.ascontiguousarray(part, "<f4").data)
     return npy.open_memmap(file, "r")
 
 
-class Batch(NamedTuple):
-    """Some of them."""
+class FeatureBatch(NamedTuple):
+    """Features of some sequences."""
 
-    sequences: np.ndarray  # [n] their numbers
+    sequences: np.ndarray  # [n] numbers of the sequences
     vectors: np.ndarray  # [rows, D]
     targets: np.ndarray  # [rows]
     lengths: np.ndarray  # [n]
 
 
-def batches(features: Features, size: int, order: np.ndarray) -> Iterator[Batch]:
-    """`size` sequences at a time, in an order."""
+def iterate_batches(features: Features, size: int, order: np.ndarray) -> Iterator[FeatureBatch]:
+    """Yield batches of `size` sequences in the given order."""
     for begin in range(0, len(order), size):
         chosen = order[begin : begin + size]
         rows = features.rows_of(chosen)
-        yield Batch(chosen, features.vectors[rows], features.targets[rows], features.lengths[chosen])
-
-
-def asked(features: Features) -> int:
-    """Rows that have a label."""
-    return int((features.targets != NOT_ASKED).sum()) if features.targets.dtype == np.int64 else len(features.targets)
+        yield FeatureBatch(chosen, features.vectors[rows], features.targets[rows], features.lengths[chosen])

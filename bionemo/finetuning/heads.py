@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What answers a task from a trained model's vectors; of the predecessor's form and size.
+"""Prediction heads for downstream tasks, with the same architecture as in BioNeMo v1.
 
-Shapes: N sequences, M tokens of all of them, R rows (a sequence's or a token's), D hidden size, C classes, or 1 for a
-number. Dropout is addressed by a key of each sequence (megatron/dropout.py); without keys nothing is dropped.
+Shapes: N sequences, M tokens of all of them, R rows (sequences or tokens), D hidden size, C classes, or 1 for a
+number. The random numbers of dropout are functions of a key for each sequence (megatron/dropout.py); without keys
+there is no dropout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,19 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bionemo.megatron.dropout import TASK_HEAD, dropout, token_keys
+from bionemo.config.schema.downstream import HeadConfig
+from bionemo.finetuning.task_data import TaskType
+from bionemo.megatron.dropout import TASK_HEAD, dropout, token_dropout_keys
 
-_REACH = 3  # residues to either side that a convolution sees
-_ROWS_AT_ONCE = 1 << 12  # 170 MB in fp64 of the widest model
+_RADIUS = 3  # residues on either side in a convolution
+_STATISTICS_ROWS = 1 << 12  # read at once; 170 MB in fp64 for the widest model
 
 
 class Head(nn.Module):
-    """Answers from vectors.
+    """Maps vectors to predictions.
 
     Attributes:
-        per_token: its rows are tokens, not sequences.
-        mean: [D] fp32, subtracted from what it reads; told, not learned.
-        scale: [D] fp32, by which that is multiplied.
+        per_token: rows are tokens, not sequences.
+        mean: [D] fp32, subtracted from the vectors; set by `fit_statistics`, not trained.
+        scale: [D] fp32, then multiplied with the vectors.
     """
 
     per_token: bool
@@ -37,83 +41,84 @@ class Head(nn.Module):
         self.scale = nn.Parameter(torch.ones(hidden_size), requires_grad=False)
 
     @torch.no_grad()
-    def standardise(self, vectors: NDArray[np.float32], targets: NDArray[Any]) -> None:
-        """Read vectors from here on by how they differ from these, and answer numbers as these are spread.
+    def fit_statistics(self, vectors: NDArray[np.float32], targets: NDArray[Any]) -> None:
+        """Set the statistics with which the head standardizes its input, and for regression its output.
 
-        The means over a protein and over its single variants differ by a thousandth of their length, which no head
-        learns to see. Where vectors hardly differ there is nothing but rounding: it is not made larger than the rest.
+        Embeddings of a protein and of its single variants differ by a thousandth of their norm, too little for a head
+        to learn from. Dimensions with less than a thousandth of the largest deviation hold rounding errors and are not
+        scaled to one.
 
         Args:
-            vectors: [R, D], which need not fit into memory.
-            targets: [R] fp32 of numbers; of classes nothing is taken.
+            vectors: [R, D], which may be larger than the memory.
+            targets: [R] fp32 numbers; classes are ignored.
         """
         if not len(vectors):
             return
         origin, sums, squares = vectors[0].astype(np.float64), np.float64(0), np.float64(0)
-        for begin in range(0, len(vectors), _ROWS_AT_ONCE):
-            part = vectors[begin : begin + _ROWS_AT_ONCE] - origin
+        for begin in range(0, len(vectors), _STATISTICS_ROWS):
+            part = vectors[begin : begin + _STATISTICS_ROWS] - origin
             sums, squares = sums + part.sum(0), squares + np.square(part).sum(0)
         mean = sums / len(vectors)
         deviation = np.sqrt(np.maximum(squares / len(vectors) - mean**2, 0))
-        least = deviation.max(initial=0) / 1000
-        scale = 1 / np.maximum(deviation, least) if least else np.ones_like(deviation)
+        floor = deviation.max(initial=0) / 1000
+        scale = 1 / np.maximum(deviation, floor) if floor else np.ones_like(deviation)
         self.mean.copy_(torch.from_numpy(mean + origin))
         self.scale.copy_(torch.from_numpy(scale))
 
-    def standard(self, vectors_RD: Tensor) -> Tensor:
-        """Vectors as it reads them."""
+    def standardize(self, vectors_RD: Tensor) -> Tensor:
+        """Apply the statistics."""
         return (vectors_RD - self.mean) * self.scale
 
     def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
-        """Logits or numbers, [R, C].
+        """Return logits or numbers, [R, C].
 
         Args:
-            vectors_RD: of the tokens, sequence after sequence, or of the sequences.
-            lengths: N numbers of tokens, known to the host: nothing waits for a device.
-            keys_N: int64, of each sequence, when it is trained.
+            vectors_RD: vectors of the tokens of all sequences, or of the sequences.
+            lengths: N numbers of tokens, on the host, so that it need not wait for the device.
+            keys_N: int64, dropout key of each sequence; None: no dropout.
         """
         raise NotImplementedError
 
 
 class TokenHead(Head):
-    """Two convolutions along the sequence, of 7 residues each: D -> `width` -> ReLU -> dropout -> C.
+    """Two convolutions of 7 residues along the sequence: D -> `width` -> ReLU -> dropout -> C.
 
-    After ProtTrans' ConvNet (Elnaggar et al. 2021), whose two dimensions are one of length 1 here.
+    It is ProtTrans' ConvNet (Elnaggar et al. 2021) as a one-dimensional convolution.
     """
 
     per_token = True
 
     def __init__(self, hidden_size: int, classes: int, width: int = 32, dropout: float = 0.25) -> None:
         super().__init__(hidden_size)
-        self.first = nn.Conv1d(hidden_size, width, 2 * _REACH + 1, padding=_REACH)
-        self.second = nn.Conv1d(width, classes, 2 * _REACH + 1, padding=_REACH)
+        self.first = nn.Conv1d(hidden_size, width, 2 * _RADIUS + 1, padding=_RADIUS)
+        self.second = nn.Conv1d(width, classes, 2 * _RADIUS + 1, padding=_RADIUS)
         self.dropout = dropout
 
     def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
-        """See Head; R = M."""
+        """See `Head`; R = M."""
         device, sizes = vectors_RD.device, np.asarray(lengths, np.int64)
         numbers = np.repeat(np.arange(len(sizes)), sizes)
-        apart = np.arange(len(numbers)) + _REACH * numbers  # so far that no convolution sees two sequences
-        size = int(apart[-1]) + 1 if len(apart) else 1  # a rank may have no sequences
-        index = torch.from_numpy(apart).to(device, non_blocking=True)
-        vectors_RD = self.standard(vectors_RD)
+        separated = np.arange(len(numbers)) + _RADIUS * numbers  # no convolution covers two sequences
+        size = int(separated[-1]) + 1 if len(separated) else 1  # a rank may have no sequences
+        index = torch.from_numpy(separated).to(device, non_blocking=True)
+        vectors_RD = self.standardize(vectors_RD)
         spread = vectors_RD.new_zeros(size, vectors_RD.shape[1]).index_copy(0, index, vectors_RD)
         inner_MW = torch.relu(self.first(spread.T[None]))[0].T.index_select(0, index)
         if keys_N is not None and self.dropout:
             positions = np.arange(len(numbers)) - np.repeat(sizes.cumsum() - sizes, sizes)
             places = torch.from_numpy(np.stack([numbers, positions])).to(device, non_blocking=True)
-            inner_MW = dropout(inner_MW, token_keys(keys_N, places[0], places[1]), TASK_HEAD, self.dropout)
-        spread = inner_MW.new_zeros(size, inner_MW.shape[1]).index_copy(0, index, inner_MW)  # between them is nothing
+            inner_MW = dropout(inner_MW, token_dropout_keys(keys_N, places[0], places[1]), TASK_HEAD, self.dropout)
+        spread = inner_MW.new_zeros(size, inner_MW.shape[1]).index_copy(0, index, inner_MW)
         logits: Tensor = self.second(spread.T[None])[0].T
         return logits.index_select(0, index)
 
 
 class SequenceHead(Head):
-    """Layer norm, then D -> `sizes` -> C with ReLU and dropout between.
+    """Layer norm, then D -> `sizes` -> C with ReLU and dropout in between.
 
     Attributes:
-        answer_mean: scalar fp32, of the numbers that it answers; told, not learned: temperatures in degrees would
-            else be out of reach of a rate that suits energies.
+        answer_mean: scalar fp32, mean of the targets of a regression; set by `fit_statistics`, so that one learning
+            rate suits targets in all units.
         answer_scale: scalar fp32, their standard deviation.
     """
 
@@ -130,18 +135,45 @@ class SequenceHead(Head):
         self.answer_scale = nn.Parameter(torch.ones(()), requires_grad=False)
 
     @torch.no_grad()
-    def standardise(self, vectors: NDArray[np.float32], targets: NDArray[Any]) -> None:
-        """See Head."""
-        super().standardise(vectors, targets)
+    def fit_statistics(self, vectors: NDArray[np.float32], targets: NDArray[Any]) -> None:
+        """See `Head`."""
+        super().fit_statistics(vectors, targets)
         if len(targets) and targets.dtype == np.float32:
             self.answer_mean.fill_(float(targets.mean(dtype=np.float64)))
             self.answer_scale.fill_(float(targets.std(dtype=np.float64)) or 1.0)
 
     def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
-        """See Head; R = N."""
-        vectors_RD = self.standard(vectors_RD)
+        """See `Head`; R = N."""
+        vectors_RD = self.standardize(vectors_RD)
         for depth, layer in enumerate(self.layers):
             vectors_RD = layer(vectors_RD)
             if isinstance(layer, nn.ReLU) and keys_N is not None and self.dropout:
                 vectors_RD = dropout(vectors_RD, keys_N + depth, TASK_HEAD, self.dropout)
         return vectors_RD * self.answer_scale + self.answer_mean
+
+
+def make_head(
+    task_type: TaskType, hidden_size: int, classes: int, *, width: int, sizes: tuple[int, ...], dropout: float
+) -> Head:
+    """Create a head for a task.
+
+    Args:
+        task_type: type of the task.
+        hidden_size: size of the vectors.
+        classes: number of classes; 0 for regression.
+        width: channels between the convolutions of a TokenHead.
+        sizes: sizes of the hidden layers of a SequenceHead.
+        dropout: dropout probability.
+    """
+    if task_type == "token-level-classification":
+        return TokenHead(hidden_size, classes, width, dropout)
+    return SequenceHead(hidden_size, max(classes, 1), sizes, dropout)
+
+
+def head_factory(config: HeadConfig, task_type: TaskType, hidden_size: int, classes: int) -> Callable[[], Head]:
+    """Return a function that creates heads of the configured size."""
+    width = config.hidden_layer_size
+    sizes = (width,) if isinstance(width, int) else tuple(width)
+    return partial(
+        make_head, task_type, hidden_size, classes, width=config.cnn_dim, sizes=sizes, dropout=config.dropout
+    )

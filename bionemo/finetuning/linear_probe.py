@@ -1,42 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A head trained on vectors that do not change: seconds where the whole model would take hours.
+"""Linear probe: train a head on the features of a frozen encoder, in seconds instead of hours.
 
 Shapes: R rows, C classes, or 1 for a number.
 """
 
 import copy
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bionemo.common.errors import UserError
+from bionemo.common.files import create_owned, remove_owned
 from bionemo.common.random_stream import purpose_key, sample_keys
-from bionemo.config.schema import OptimConfig
+from bionemo.config.schema import DownstreamConfig, OptimConfig
 from bionemo.finetuning import metrics
-from bionemo.finetuning.features import Batch, Features, batches
-from bionemo.finetuning.heads import Head
-from bionemo.finetuning.task import NOT_ASKED
+from bionemo.finetuning.features import FeatureBatch, Features, compute_features, iterate_batches
+from bionemo.finetuning.heads import Head, head_factory
+from bionemo.finetuning.results import Results, check_results, print_line, run_fingerprint, write_results
+from bionemo.finetuning.task_data import IGNORED, read_splits
+from bionemo.inference.batching import BatchLimits, max_tokens
+from bionemo.inference.fingerprint import model_fingerprint
+from bionemo.inference.load import load
+from bionemo.inference.progress import progress_bar
+from bionemo.interop.nemo import make_directories
 from bionemo.megatron.finite import all_finite
 from bionemo.training.schedules import build_schedule
 
-_AT_ONCE = 256  # sequences of an evaluation
+log = logging.getLogger(__name__)
+_EVALUATION_BATCH = 256  # sequences
+_KIND = "vectors of a frozen model"  # of the directory of features, see `create_owned`
+_NAMES = r"(train|val|test)\.npy|\..+\.tmp"
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a head is trained.
+class ProbeConfig:
+    """Training settings of a head.
 
     Attributes:
-        epochs: times that all sequences are seen.
-        batch_size: sequences of an update.
-        shuffle: see them in another order each time.
-        seed: of weights, order and dropout.
-        optim: the optimizer and its schedule.
-        clip: largest norm of the gradient; None: any.
+        epochs: number of epochs.
+        batch_size: sequences per step.
+        shuffle: shuffle the sequences in every epoch.
+        seed: seed of weights, order and dropout.
+        optim: optimizer and schedule.
+        clip: maximum norm of the gradient; None: no limit.
     """
 
     epochs: int
@@ -48,13 +61,13 @@ class Recipe:
 
 
 @dataclass
-class Trained:
-    """A head as it was best on the validation split, and how it came there.
+class TrainedProbe:
+    """A head with its weights after the best epoch.
 
     Attributes:
         head: the module.
-        best: epoch from 1.
-        history: for each epoch `train_loss` and the metrics of the validation split.
+        best: the epoch, from 1.
+        history: `epoch`, `train_loss` and validation metrics of each epoch.
     """
 
     head: Head
@@ -62,56 +75,127 @@ class Trained:
     history: list[dict[str, float]] = field(default_factory=list)
 
 
-def train(
-    make_head: Callable[[], Head], data: Features, val: Features | None, recipe: Recipe, device: torch.device,
-    told: Callable[[dict[str, float]], object] = lambda figures: None,
-) -> Trained:  # fmt: skip
-    """Train a new head, and keep it as it was when its validation loss was lowest; without validation, as it ended.
-
-    Nothing outside draws other random numbers afterwards than it would have before.
-
-    Args:
-        make_head: draws its weights.
-        data: what it learns from.
-        val: what it is judged by.
-        recipe: how.
-        device: where.
-        told: given the figures of each epoch.
+def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
+    """Train a head on the features of a frozen encoder, test it and write the results.
 
     Raises:
-        UserError: when a loss or the weights of the head are not finite.
+        UserError: if the model or the data cannot be used, or the directory holds the results of another run.
+        OSError: if a file cannot be written.
+    """
+    config, data = cfg.model, cfg.model.data
+    if not cfg.trainer.max_epochs or cfg.trainer.max_epochs < 1:
+        raise UserError(f"trainer.max_epochs={cfg.trainer.max_epochs}: expected 1 or more to train a head")
+    splits, classes = read_splits(data, "model.data", ["train", "val", *(["test"] if cfg.do_testing else [])])
+    gpu = cfg.trainer.accelerator != "cpu" and torch.cuda.is_available()
+    model = load(
+        str(config.restore_encoder_path), "cuda" if gpu else "cpu", str(cfg.trainer.precision), config.seq_length
+    )
+    network = model.network
+    encoder = model_fingerprint(model.path, network.config.max_position_embeddings, network.vocabulary)
+    fingerprint = run_fingerprint(cfg, encoder, splits)
+    if check_results(directory, fingerprint):
+        print_line(f"{cfg.name}: {directory} holds the result of this command already")
+        return
+    make_directories(directory)  # after the data and the model were checked
+    with _feature_directory(directory) as feature_directory:
+        limits = BatchLimits(sequences=data.emb_batch_size)
+        features: dict[str, Features] = {}
+        for name, split in splits.items():
+            with progress_bar(f"embedding {name}", len(split.texts), "sequences") as advance:
+                file = feature_directory / f"{name}.npy"
+                features[name], cut = compute_features(model, split, data.task_type, limits, file, advance)
+            if cut:
+                log.warning("%s: %d sequences are longer than %d tokens and truncated", name, cut, max_tokens(network))
+        counts = ", ".join(f"{len(each):,} {name} ({each.count_labels():,} labels)" for name, each in features.items())
+        print_line(f"{cfg.name}: {counts}")
+        settings = ProbeConfig(
+            cfg.trainer.max_epochs, config.micro_batch_size, data.shuffle, config.seed, config.finetuning_optim,
+            cfg.trainer.gradient_clip_val,
+        )  # fmt: skip
+        make_head = head_factory(config.downstream_task, data.task_type, model.hidden_size, len(classes))
+        trained = train_head(make_head, features["train"], features["val"], settings, model.device, _print_epoch)
+        test = predict(trained.head, features["test"]) if "test" in features else None
+        results = Results(model.path, trained.head, trained.best, trained.history, test, fingerprint)
+        write_results(results, cfg, directory, classes)
+
+
+def _print_epoch(figures: dict[str, float]) -> None:
+    values = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name != "epoch")
+    print_line(f"epoch {figures['epoch']:.0f}  {values}")
+
+
+@contextmanager
+def _feature_directory(directory: Path) -> Iterator[Path]:
+    """Create a directory for features, and remove it at the end.
+
+    Raises:
+        UserError: if something else has its name.
+        OSError: if it cannot be created.
+    """
+    path = directory / "features"
+    create_owned(path, _KIND)
+    try:
+        yield path
+    finally:
+        try:
+            remove_owned(path, _KIND, _NAMES)
+        except (UserError, OSError) as error:  # must not hide an error of the run, or its success
+            log.warning("%s is no longer needed but could not be deleted: %s", path, error)
+
+
+def train_head(
+    make_head: Callable[[], Head], data: Features, val: Features | None, config: ProbeConfig, device: torch.device,
+    on_epoch: Callable[[dict[str, float]], object] = lambda figures: None,
+) -> TrainedProbe:  # fmt: skip
+    """Train a new head and return it with the weights of the lowest validation loss, or the last ones without `val`.
+
+    The state of the global random number generators is restored.
+
+    Args:
+        make_head: creates the head with random weights.
+        data: features of the training split.
+        val: features of the validation split.
+        config: training settings.
+        device: device of the head.
+        on_epoch: called with the loss and the metrics of each epoch.
+
+    Raises:
+        UserError: if a loss or a weight is not finite.
     """
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
-        torch.manual_seed(recipe.seed)
+        torch.manual_seed(config.seed)
         head = make_head().to(device)
-        head.standardise(data.vectors, data.targets)
-        return _train(head, data, val, recipe, told)
+        head.fit_statistics(data.vectors, data.targets)
+        return _train(head, data, val, config, on_epoch)
 
 
 def _train(
-    head: Head, data: Features, val: Features | None, recipe: Recipe, told: Callable[[dict[str, float]], object]
-) -> Trained:
-    steps = recipe.epochs * math.ceil(len(data) / recipe.batch_size)
-    optim = recipe.optim
+    head: Head, data: Features, val: Features | None, config: ProbeConfig,
+    on_epoch: Callable[[dict[str, float]], object],
+) -> TrainedProbe:  # fmt: skip
+    steps = config.epochs * math.ceil(len(data) / config.batch_size)
+    optim = config.optim
     schedule = build_schedule(optim.sched, optim.lr, steps)
-    kind = torch.optim.Adam if optim.name == "adam" else torch.optim.AdamW
-    optimizer = kind(head.parameters(), optim.lr, (optim.betas[0], optim.betas[1]), optim.eps, optim.weight_decay)
+    optimizer_class = torch.optim.Adam if optim.name == "adam" else torch.optim.AdamW
+    betas = (optim.betas[0], optim.betas[1])
+    optimizer = optimizer_class(head.parameters(), optim.lr, betas, optim.eps, optim.weight_decay)
     device = next(head.parameters()).device
-    result, lowest, step = Trained(head), math.inf, 0
-    kept = copy.deepcopy(head.state_dict())
-    for epoch in range(1, recipe.epochs + 1):
+    result, lowest, step = TrainedProbe(head), math.inf, 0
+    best_state = copy.deepcopy(head.state_dict())
+    for epoch in range(1, config.epochs + 1):
         order = np.arange(len(data))
-        if recipe.shuffle:
-            order = np.random.default_rng([recipe.seed, epoch]).permutation(order)
+        if config.shuffle:
+            order = np.random.default_rng([config.seed, epoch]).permutation(order)
         head.train()
         totals = torch.zeros(2, device=device)
-        for batch in batches(data, recipe.batch_size, order):
-            answers, targets = _answers(head, batch, device, _keys(recipe.seed, epoch, batch.sequences))
-            loss, count = metrics.summed_loss(answers, targets), len(targets)
+        for batch in iterate_batches(data, config.batch_size, order):
+            keys = _dropout_keys(config.seed, epoch, batch.sequences)
+            predictions, targets = _predict_batch(head, batch, device, keys)
+            loss, count = metrics.summed_loss(predictions, targets), len(targets)
             optimizer.zero_grad()
             (loss / max(count, 1)).backward()
-            if recipe.clip is not None:
-                nn.utils.clip_grad_norm_(head.parameters(), recipe.clip)
+            if config.clip is not None:
+                nn.utils.clip_grad_norm_(head.parameters(), config.clip)
             for group in optimizer.param_groups:
                 group["lr"] = schedule(step)
             optimizer.step()
@@ -120,48 +204,53 @@ def _train(
         figures = {"epoch": float(epoch), "train_loss": float(totals[0] / totals[1].clamp_min(1))}
         if val is not None:
             figures |= {f"val_{name}": value for name, value in evaluate(head, val).items()}
-        _refuse_not_finite(head, epoch, figures["train_loss"], figures.get("val_loss", 0.0))
+        _check_finite(head, epoch, figures["train_loss"], figures.get("val_loss", 0.0))
         result.history.append(figures)
-        told(figures)
+        on_epoch(figures)
         if val is None or figures["val_loss"] < lowest:
             lowest, result.best = figures.get("val_loss", math.inf), epoch
-            kept = copy.deepcopy(head.state_dict())
-    head.load_state_dict(kept)
+            best_state = copy.deepcopy(head.state_dict())
+    head.load_state_dict(best_state)
     return result
 
 
-def _refuse_not_finite(head: Head, epoch: int, *losses: float) -> None:
-    """See that the losses and the weights are finite numbers; the metrics may be undefined, as a correlation is."""
-    wrong = [f"the loss is {value:.4g}" for value in losses if not math.isfinite(value)]
+def _check_finite(head: Head, epoch: int, *losses: float) -> None:
+    """Check the losses and the weights; metrics such as correlations may be undefined."""
+    problems = [f"the loss is {value:.4g}" for value in losses if not math.isfinite(value)]
     if not all_finite(head.parameters()):
-        wrong.append("the weights of the head are not finite")
-    if wrong:
-        raise UserError(f"epoch {epoch}: {wrong[0]}: lower the learning rate (optim.lr)")
+        problems.append("the weights of the head are not finite")
+    if problems:
+        raise UserError(f"epoch {epoch}: {problems[0]}: lower the learning rate (optim.lr)")
 
 
 def evaluate(head: Head, data: Features) -> dict[str, float]:
-    """Mean loss and metrics."""
-    return metrics.figures_of(*answers_of(head, data))
+    """Return the mean loss and the metrics."""
+    return metrics.compute_metrics(*predict(head, data))
 
 
 @torch.no_grad()
-def answers_of(head: Head, data: Features) -> tuple[Tensor, Tensor]:
-    """What a head says where it is asked, [R, C], and what it should say, [R]."""
+def predict(head: Head, data: Features) -> tuple[Tensor, Tensor]:
+    """Return the predictions [R, C] and the targets [R] of all rows with a label."""
     device = next(head.parameters()).device
     head.eval()
-    pairs = [_answers(head, batch, device) for batch in batches(data, _AT_ONCE, np.arange(len(data)))]
-    return torch.cat([answers for answers, _ in pairs]), torch.cat([targets for _, targets in pairs])
+    batches = iterate_batches(data, _EVALUATION_BATCH, np.arange(len(data)))
+    pairs = [_predict_batch(head, batch, device) for batch in batches]
+    return torch.cat([predictions for predictions, _ in pairs]), torch.cat([targets for _, targets in pairs])
 
 
-def _keys(seed: int, epoch: int, sequences: np.ndarray) -> Tensor:
-    words = sample_keys(purpose_key(seed, "dropout"), np.full(len(sequences), epoch, np.int64), sequences)
-    return torch.from_numpy(words.view(np.int64))
+def _dropout_keys(seed: int, epoch: int, sequences: np.ndarray) -> Tensor:
+    bits = sample_keys(purpose_key(seed, "dropout"), np.full(len(sequences), epoch, np.int64), sequences)
+    return torch.from_numpy(bits.view(np.int64))
 
 
-def _answers(head: Head, batch: Batch, device: torch.device, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    vectors, targets = (torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in batch[1:3])
-    answers = head(vectors, batch.lengths.tolist(), None if keys is None else keys.to(device))
+def _predict_batch(
+    head: Head, batch: FeatureBatch, device: torch.device, keys: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    vectors, targets = (
+        torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (batch.vectors, batch.targets)
+    )
+    predictions = head(vectors, batch.lengths.tolist(), None if keys is None else keys.to(device))
     if targets.dtype == torch.int64:
-        where = targets != NOT_ASKED
-        return answers[where], targets[where]
-    return answers, targets
+        labelled = targets != IGNORED
+        return predictions[labelled], targets[labelled]
+    return predictions, targets

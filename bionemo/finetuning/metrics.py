@@ -1,45 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good answers are, by torchmetrics; R rows, C classes."""
-
-from typing import Any
+"""Loss and metrics of predictions, by torchmetrics; R rows, C classes."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics.functional import (
-    mean_squared_error,
-    pearson_corrcoef,
-    r2_score,
-    spearman_corrcoef,
-)
+from torchmetrics.functional import mean_squared_error, pearson_corrcoef, r2_score, spearman_corrcoef
 from torchmetrics.functional.classification import (
     multiclass_accuracy,
     multiclass_confusion_matrix,
     multiclass_f1_score,
 )
 
+CLASSIFICATION_METRICS = "accuracy", "balanced_accuracy", "f1"
+REGRESSION_METRICS = "mse", "rmse", "spearman", "pearson", "r2"
 
-def summed_loss(answers_RC: Tensor, targets_R: Tensor) -> Tensor:
-    """Cross-entropy in nats of classes (int64), squared error of numbers; the sum over rows."""
+
+def summed_loss(predictions_RC: Tensor, targets_R: Tensor) -> Tensor:
+    """Return the cross-entropy in nats (int64 classes) or squared error (numbers), summed over rows."""
     if targets_R.dtype == torch.int64:
-        return F.cross_entropy(answers_RC.float(), targets_R, reduction="sum")
-    return F.mse_loss(answers_RC.squeeze(1).float(), targets_R, reduction="sum")
+        return F.cross_entropy(predictions_RC.float(), targets_R, reduction="sum")
+    return F.mse_loss(predictions_RC.squeeze(1).float(), targets_R, reduction="sum")
 
 
-OF_CLASSES = "accuracy", "balanced_accuracy", "f1"
-OF_NUMBERS = "mse", "rmse", "spearman", "pearson", "r2"
+def compute_metrics(predictions_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
+    """Return the mean loss, and the metrics of classes or numbers."""
+    loss = float(summed_loss(predictions_RC, targets_R)) / max(len(targets_R), 1)
+    if targets_R.dtype == torch.int64:
+        return {"loss": loss, **classification_metrics(predictions_RC, targets_R)}
+    return {"loss": loss, **regression_metrics(predictions_RC.squeeze(1), targets_R)}
 
 
-def figures_of(answers_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
-    """Mean loss, and all that follows here."""
-    classes = targets_R.dtype == torch.int64
-    measure: Any = of_classes if classes else of_numbers
-    loss = float(summed_loss(answers_RC, targets_R)) / max(len(targets_R), 1)
-    return {"loss": loss, **measure(answers_RC if classes else answers_RC.squeeze(1), targets_R)}
-
-
-def of_classes(logits_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
-    """Share of right answers in percent, as v1 has it; its mean over classes, and the mean F1. Nothing of no rows."""
+def classification_metrics(logits_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
+    """Return accuracy in percent, as in v1, its mean over classes, and the mean F1; {} without rows."""
     if not len(targets_R):
         return {}
     classes = logits_RC.shape[1]
@@ -51,19 +43,19 @@ def of_classes(logits_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def of_numbers(answers_R: Tensor, targets_R: Tensor) -> dict[str, float]:
-    """Mean squared error and its root, correlations of values and of ranks, explained variance (if 2 rows or more)."""
-    error = mean_squared_error(answers_R, targets_R)
+def regression_metrics(predictions_R: Tensor, targets_R: Tensor) -> dict[str, float]:
+    """Return mean squared error and its root; for 2 or more rows also correlations and explained variance."""
+    error = mean_squared_error(predictions_R, targets_R)
     found = {"mse": error, "rmse": error.sqrt()}
     if len(targets_R) > 1:
-        found["spearman"] = spearman_corrcoef(answers_R, targets_R)
-        spread = targets_R.double().std().clamp_min(1e-30)  # torchmetrics takes what is small in its unit for nothing
-        said, true = ((each.double() - targets_R.double().mean()) / spread for each in (answers_R, targets_R))
-        found["pearson"], found["r2"] = pearson_corrcoef(said, true), r2_score(said, true)
+        found["spearman"] = spearman_corrcoef(predictions_R, targets_R)
+        std = targets_R.double().std().clamp_min(1e-30)  # torchmetrics treats small variances as zero
+        scaled, true = ((x.double() - targets_R.double().mean()) / std for x in (predictions_R, targets_R))
+        found["pearson"], found["r2"] = pearson_corrcoef(scaled, true), r2_score(scaled, true)
     return {name: float(value) for name, value in found.items()}
 
 
-def confusion(logits_RC: Tensor, targets_R: Tensor) -> list[list[int]]:
-    """How many rows of each class (first index) were taken for which (second)."""
+def confusion_matrix(logits_RC: Tensor, targets_R: Tensor) -> list[list[int]]:
+    """Return the number of rows for each true class (first index) and predicted class (second index)."""
     counts: Tensor = multiclass_confusion_matrix(logits_RC, targets_R, logits_RC.shape[1])
     return [[int(value) for value in row] for row in torch.atleast_2d(counts)]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A language model with a task's head on it, of which everything, the last layers, or adapters and the head learn.
+"""A language model with a prediction head, of which all layers, the last layers, or LoRA adapters are trained.
 
-Shapes: T tokens of a pack, N sequences, M their tokens without begin and end, D hidden size, R asked rows, C classes.
+Shapes: T tokens of a batch, N sequences, M their tokens without begin and end, D hidden size, R labelled rows, C
+classes, or 1 for a number.
 """
 
 import zlib
@@ -18,160 +19,166 @@ from bionemo.checkpoint.merged_lora import DOWN, UP
 from bionemo.data.batch import PackedBatch
 from bionemo.finetuning import dataset, metrics
 from bionemo.finetuning.heads import Head
-from bionemo.finetuning.task import Kind
+from bionemo.finetuning.task_data import TaskType
 from bionemo.megatron import lora
-from bionemo.megatron.layer_spec import Block
+from bionemo.megatron.layer_spec import PackedTransformerBlock
 from bionemo.megatron.sharded_state_dict import load_weights
-from bionemo.megatron.sharding import placements
+from bionemo.megatron.sharding import parameter_shards
 from bionemo.models.language_model import LanguageModel
 from bionemo.models.trainable import Trainable
 
 
-class Tuning(NamedTuple):
-    """What learns besides the head.
+class TrainableParts(NamedTuple):
+    """Parameters that are trained besides the head.
 
     Attributes:
-        freeze_layers: this many of the first layers stay, and the embedding; a negative number: all but the last.
-        adapter_rank: of low-rank adapters, beside which all else stays; None: there are none.
-        adapted: what has adapters, of lora.MODULES.
-        encoder_rate: learning rate of the language model's own weights, as a multiple of the head's.
+        freeze_layers: number of first layers that are frozen, with the embedding; a negative number: all but the last.
+        lora_rank: rank of LoRA adapters, with which all other weights are frozen; None: no adapters.
+        lora_modules: modules with adapters, from lora.TARGET_MODULES.
+        encoder_lr_scale: learning rate of the encoder's weights, as a multiple of the head's.
     """
 
     freeze_layers: int = 0
-    adapter_rank: int | None = None
-    adapted: Collection[str] = ("attention_qkv",)
-    encoder_rate: float = 1.0
+    lora_rank: int | None = None
+    lora_modules: Collection[str] = ("attention_qkv",)
+    encoder_lr_scale: float = 1.0
 
 
-class FineTuned(Trainable):
-    """Takes the place of a language model in training; its parameters are `encoder.*`, with adapters, and `head.*`.
+class FineTunedModel(Trainable):
+    """An encoder with a prediction head; its parameters are `encoder.*`, including adapters, and `head.*`.
 
     Args:
-        encoder: the language model, of which what says words stays.
-        make_head: draws a head.
-        weights: of the language model.
-        kind: of the task.
-        tuning: what learns.
-        sample: sequences of the training split, on which a new head sees what vectors are like.
-        head_weights: of a trained head, to begin with; None: a new one is drawn.
+        encoder: the language model; its own head is not trained.
+        make_head: creates a prediction head with random weights.
+        weights: weights of the language model.
+        task_type: type of the task.
+        trainable: parameters that are trained.
+        sample: batches of the training split for the statistics of a new head.
+        head_weights: weights of a trained head; None: random weights.
     """
 
-    perplexity = False
-    optim_key = "model.finetuning_optim"
+    has_perplexity = False
+    optimizer_key = "model.finetuning_optim"
 
     def __init__(
-        self, encoder: LanguageModel, make_head: Callable[[], Head], weights: TensorSource, kind: Kind, tuning: Tuning,
-        sample: Sequence[PackedBatch] = (), head_weights: Mapping[str, Tensor] | None = None,
+        self, encoder: LanguageModel, make_head: Callable[[], Head], weights: TensorSource, task_type: TaskType,
+        trainable: TrainableParts, sample: Sequence[PackedBatch] = (),
+        head_weights: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.encoder, self.head = encoder, make_head()
-        self._make_head, self._weights, self._sample, self.kind = make_head, weights, sample, kind
-        self._encoder_rate, self._head_weights = tuning.encoder_rate, head_weights
+        self._make_head, self._weights, self._sample, self.task_type = make_head, weights, sample, task_type
+        self._encoder_lr_scale, self._head_weights = trainable.encoder_lr_scale, head_weights
         self.config, self.vocabulary = encoder.config, encoder.vocabulary
         self.transformer_config = encoder.transformer_config
         self.pre_process = self.post_process = True
         self.share_embeddings_and_output_weights = False
-        _choose(encoder, tuning)
+        _set_trainable(encoder, trainable)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint says of it."""
+        """Class, vocabulary and task, which are stored in checkpoints."""
         adapters = sum(name.endswith(UP) for name, _ in self.named_parameters())
         head = {name: list(parameter.shape) for name, parameter in self.head.named_parameters()}
-        return super().identity | {"task": {"type": self.kind, "head": head, "adapters": adapters}}
+        return super().identity | {"task": {"type": self.task_type, "head": head, "adapters": adapters}}
 
-    def blocks(self) -> list[Block]:
-        """Stacks of layers."""
+    def blocks(self) -> list[PackedTransformerBlock]:
+        """Return the transformer blocks of the encoder."""
         return self.encoder.blocks()
 
-    def rate_of(self, name: str) -> float:
-        """See Trainable; what is drawn here learns at the run's own."""
-        return 1.0 if name.startswith("head.") or name.endswith((DOWN, UP)) else self._encoder_rate
+    def learning_rate_factor(self, name: str) -> float:
+        """See `Trainable`; the head and adapters have factor 1."""
+        return 1.0 if name.startswith("head.") or name.endswith((DOWN, UP)) else self._encoder_lr_scale
 
-    def initialise(self, seed: int) -> None:
-        """Take the language model's weights and a trained head's, and draw what is new: adapters, or the head."""
-        own = {}
-        for parameter, place in placements(self.encoder).items():
+    def initialize_weights(self, seed: int) -> None:
+        """Load the weights of the language model and of a trained head; initialize adapters or a new head."""
+        pretrained = {}
+        for parameter, place in parameter_shards(self.encoder).items():
             if place.name.endswith((DOWN, UP)):
                 key = zlib.crc32(f"{seed}/{place.name}".encode())
-                lora.initialise(parameter, place, torch.Generator(parameter.device).manual_seed(key))
+                lora.initialize_lora(parameter, place, torch.Generator(parameter.device).manual_seed(key))
             else:
-                own[parameter] = place
-        load_weights(own, self._weights, to_train=True)
+                pretrained[parameter] = place
+        load_weights(pretrained, self._weights, to_train=True)
         if self._head_weights is not None:
             self.head.load_state_dict(self._head_weights)
             return
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.head.load_state_dict(self._make_head().state_dict())
-        self._standardise()
+        self._fit_statistics()
 
     @torch.no_grad()
-    def _standardise(self) -> None:
-        """Tell the head what vectors are like before anything is learned: on every process the same."""
+    def _fit_statistics(self) -> None:
+        """Set the statistics of the head from the sample, which is the same on all processes."""
         training, device = self.training, self.head.mean.device
         self.eval()
-        read = [self._vectors(batch.to(device), _lengths(batch, self.encoder.ends)) for batch in self._sample]
+        vectors = [
+            self._vectors(batch.to(device), _lengths(batch, self.encoder.has_bos_eos)) for batch in self._sample
+        ]
         self.train(training)
-        if read:
-            targets = torch.cat([dataset.targets_of(batch, self.kind) for batch in self._sample])
-            self.head.standardise(torch.cat(read).float().cpu().numpy(), targets.cpu().numpy())
+        if vectors:
+            targets = torch.cat([dataset.get_targets(batch, self.task_type) for batch in self._sample])
+            self.head.fit_statistics(torch.cat(vectors).float().cpu().numpy(), targets.cpu().numpy())
 
     def _vectors(self, batch: PackedBatch, lengths: NDArray[np.int64]) -> Tensor:
-        """What the head reads, [M, D] or [N, D]; `lengths` are those of the sequences without begin and end."""
-        hidden_TD = self.encoder.represent(batch)
-        ends, sizes = int(self.encoder.ends), np.array(batch.lengths, np.int64)
+        """Return the input of the head, [M, D] or [N, D]; `lengths` do not count begin and end tokens."""
+        hidden_TD = self.encoder.compute_representations(batch)
+        ends, sizes = int(self.encoder.has_bos_eos), np.array(batch.lengths, np.int64)
         begins = sizes.cumsum() - sizes + ends
-        inside = np.repeat(begins - (lengths.cumsum() - lengths), lengths) + np.arange(int(lengths.sum()))
-        inside_MD = hidden_TD.index_select(0, torch.from_numpy(inside).to(hidden_TD.device, non_blocking=True))
+        inner = np.repeat(begins - (lengths.cumsum() - lengths), lengths) + np.arange(int(lengths.sum()))
+        inner_MD = hidden_TD.index_select(0, torch.from_numpy(inner).to(hidden_TD.device, non_blocking=True))
         if self.head.per_token:
-            return inside_MD
+            return inner_MD
         counts = torch.from_numpy(lengths).to(hidden_TD.device, non_blocking=True)
-        return torch.segment_reduce(inside_MD.float(), "mean", lengths=counts, unsafe=True)
+        return torch.segment_reduce(inner_MD.float(), "mean", lengths=counts, unsafe=True)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """What the head says where it is asked, [R, C]: of tokens that have a label, or of each sequence."""
-        lengths = _lengths(batch, self.encoder.ends)
-        keys_N = batch.segment_keys[: len(lengths)] if self.training else None
-        said_RC: Tensor = self.head(self._vectors(batch, lengths), lengths, keys_N)
+        """Return the predictions [R, C] for tokens with a label, or for each sequence."""
+        lengths = _lengths(batch, self.encoder.has_bos_eos)
+        keys_N = batch.dropout_keys[: len(lengths)] if self.training else None
+        predictions_RC: Tensor = self.head(self._vectors(batch, lengths), lengths, keys_N)
         if not self.head.per_token:
-            return said_RC
-        before = (2 * batch.segment_ids.index_select(0, batch.target_index) + 1) * int(self.encoder.ends)
-        return said_RC.index_select(0, batch.target_index - before)  # less the begins and ends so far
+            return predictions_RC
+        special = (2 * batch.segment_ids.index_select(0, batch.target_positions) + 1) * int(self.encoder.has_bos_eos)
+        return predictions_RC.index_select(0, batch.target_positions - special)  # minus preceding begin and end tokens
 
     @property
-    def measures(self) -> tuple[str, ...]:
-        """See Trainable."""
-        return () if self.kind == "regression" else ("accuracy",)
+    def metric_names(self) -> tuple[str, ...]:
+        """See `Trainable`."""
+        return () if self.task_type == "regression" else ("accuracy",)
 
-    def evaluate(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """The share of right answers in percent, of classes; see Trainable."""
-        if self.kind == "regression":
+    def compute_metrics(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Return the accuracy in percent of a classification; see `Trainable`."""
+        if self.task_type == "regression":
             return {}
-        right = (self(batch).argmax(1) == batch.target_ids).sum()
-        return {"accuracy": torch.stack((100.0 * right, right.new_tensor(len(batch.target_ids)))).float()}
+        correct = (self(batch).argmax(1) == batch.target_ids).sum()
+        return {"accuracy": torch.stack((100.0 * correct, correct.new_tensor(len(batch.target_ids)))).float()}
 
 
-def _lengths(batch: PackedBatch, ends: bool) -> NDArray[np.int64]:
-    """Tokens of each sequence, without begin and end."""
-    return np.array(batch.lengths, np.int64) - 2 * int(ends)
+def _lengths(batch: PackedBatch, has_bos_eos: bool) -> NDArray[np.int64]:
+    """Return the number of tokens of each sequence, without begin and end tokens."""
+    return np.array(batch.lengths, np.int64) - 2 * int(has_bos_eos)
 
 
-def objective(answers_RC: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Loss summed over the asked rows, and their number; one column says a number, more say classes."""
-    targets_R = dataset.targets_of(batch, "regression" if answers_RC.shape[1] == 1 else "classification")
-    return metrics.summed_loss(answers_RC, targets_R), answers_RC.new_tensor(len(targets_R), dtype=torch.float32)
+def loss_function(predictions_RC: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Return the loss summed over labelled rows, and their number. One column is a regression."""
+    targets_R = dataset.get_targets(batch, "regression" if predictions_RC.shape[1] == 1 else "classification")
+    return metrics.summed_loss(predictions_RC, targets_R), predictions_RC.new_tensor(
+        len(targets_R), dtype=torch.float32
+    )
 
 
-def _choose(encoder: LanguageModel, tuning: Tuning) -> None:
-    """Say which parameters learn, and make adapters."""
-    stack = encoder.blocks()[0]  # of an encoder-decoder the encoder
+def _set_trainable(encoder: LanguageModel, trainable: TrainableParts) -> None:
+    """Add adapters, and set which parameters are trained."""
+    stack = encoder.blocks()[0]  # the encoder of an encoder-decoder
     encoder.requires_grad_(False)
-    if tuning.adapter_rank is not None:
-        lora.adapt(stack, tuning.adapter_rank, tuning.adapted)
+    if trainable.lora_rank is not None:
+        lora.add_lora(stack, trainable.lora_rank, trainable.lora_modules)
         return
-    first = tuning.freeze_layers if tuning.freeze_layers >= 0 else len(stack.layers) + tuning.freeze_layers
-    if first == 0:  # then what turns tokens into vectors, too; not what says words
+    frozen = trainable.freeze_layers
+    first = frozen if frozen >= 0 else len(stack.layers) + frozen
+    if first == 0:  # train the embedding, too, but not the language modeling head
         encoder.requires_grad_(True)
         encoder.lm_head.requires_grad_(False)
         for decoder in encoder.blocks()[1:]:

@@ -1,33 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a downstream run: the head, and a report of how good it is."""
+"""Results of a fine-tuning run: head, JSON report and plot. A run never replaces the results of another one."""
 
+import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import DownstreamConfig
-from bionemo.finetuning import metrics, report
+from bionemo.finetuning import metrics
 from bionemo.finetuning.heads import Head
-from bionemo.finetuning.output_files import HEAD, RUN
+from bionemo.finetuning.task_data import Split
+from bionemo.inference.fingerprint import digest
+
+HEAD, REPORT, PLOT = "head.safetensors", "report.json", "report.png"  # written in this order
+_RUN = "run"  # key of the run's fingerprint in the metadata of the head and in the report
+# Settings of the model that cannot change the result, or whose content is part of the fingerprint.
+_IGNORED_SETTINGS = ("restore_encoder_path", "restore_head_path", "data")
+# Settings in the fingerprint of a run that trains the encoder: it can resume with another optimizer or other devices.
+_FINETUNING_SETTINGS = ("seq_length", "encoder_frozen", "freeze_layers", "peft", "downstream_task")
+_MAX_CLASSES = 20  # number of classes whose names fit beside a plot
 
 
-class Outcome(NamedTuple):
-    """What training came to.
+class Results(NamedTuple):
+    """Results of a run.
 
     Attributes:
-        encoder: the model that the head reads.
-        head: as it was best.
-        best: number from 1, in the history.
-        history: for each validation, or epoch, its `epoch`, `train_loss`, and figures of the validation split.
-        test: answers [R, C] and targets [R] of the test split.
-        run: identity of the run.
-        more: what else the report tells.
+        encoder: path of the model that computes the head's input.
+        head: the best head.
+        best: number of its epoch or validation in the history, from 1; 0 without a history.
+        history: `epoch`, `train_loss` and validation metrics of each epoch or validation.
+        test: predictions [R, C] and targets [R] of the test split; None: it was not tested.
+        fingerprint: fingerprint of the run.
+        details: further entries of the report.
     """
 
     encoder: Path
@@ -35,35 +51,133 @@ class Outcome(NamedTuple):
     best: int
     history: Sequence[Mapping[str, float]]
     test: tuple[Tensor, Tensor] | None
-    run: str
-    more: Mapping[str, Any] = {}
+    fingerprint: str
+    details: Mapping[str, Any] = {}
 
 
-def keep(outcome: Outcome, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...]) -> None:
-    """Write `head.safetensors`, `report.json` and `report.png`, in this order, and tell.
+def run_fingerprint(cfg: DownstreamConfig, model: str, splits: Mapping[str, Split]) -> str:
+    """Return a digest of everything that determines the results of a run; `model` is the pretrained model's digest."""
+    settings = asdict(cfg.model)
+    if cfg.model.encoder_frozen:
+        trainer = [cfg.trainer.max_epochs, cfg.trainer.gradient_clip_val, str(cfg.trainer.precision)]
+        known = [{key: value for key, value in settings.items() if key not in _IGNORED_SETTINGS}, trainer, cfg.name]
+    else:
+        known = [{key: settings[key] for key in _FINETUNING_SETTINGS}]
+    return digest([known, cfg.model.data.task_type, cfg.model.data.shuffle, model, _digest_splits(splits)])
+
+
+def _digest_splits(splits: Mapping[str, Split]) -> str:
+    content = xxhash.xxh3_128()
+    for name, split in splits.items():
+        content.update(f"{name} {len(split.texts)}".encode())
+        for text, target in zip(split.texts, split.targets, strict=True):
+            content.update(f"\n{text}\t{target.dtype.str}{target.shape}\t".encode())
+            content.update(np.ascontiguousarray(target).tobytes())
+    return content.hexdigest()
+
+
+def check_results(directory: Path, fingerprint: str) -> bool:
+    """Return whether the directory holds all results of the run with this fingerprint.
 
     Raises:
-        OSError: when one cannot be written; each is whole or as it was.
+        UserError: if it holds results of another run, or other files with their names.
     """
-    history = outcome.history
-    figures: dict[str, Any] = {"name": cfg.name, "encoder": str(outcome.encoder), RUN: outcome.run, **outcome.more}
-    if outcome.best:
-        best = history[outcome.best - 1]
-        figures["epoch"] = best["epoch"]
-        figures |= {name: value for name, value in best.items() if name.startswith("val_")}
-    answers, targets = outcome.test or (None, None)
-    if outcome.test:
-        figures |= {f"test_{name}": value for name, value in metrics.figures_of(*outcome.test).items()}
-    encoder = redact_text(str(outcome.encoder))
-    told = {"classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": encoder, RUN: outcome.run}
+    head, report = _head_fingerprint(directory / HEAD), _report_fingerprint(directory / REPORT)
+    found = [name for name in (HEAD, REPORT, PLOT) if (directory / name).exists()]
+    if found and (head != fingerprint or (REPORT in found and report != fingerprint)):
+        raise UserError(
+            f"{directory / found[0]} is not the result of this command, which would replace it: choose another "
+            "exp_manager.exp_dir, or move it away"
+        )
+    return len(found) == 3
+
+
+def _head_fingerprint(path: Path) -> str | None:
+    try:
+        with safe_open(path, "np") as file:
+            task = json.loads((file.metadata() or {}).get("task", "{}"))
+    except (OSError, SafetensorError, ValueError, RecursionError):
+        return None
+    return task.get(_RUN) if isinstance(task, dict) else None
+
+
+def _report_fingerprint(path: Path) -> str | None:
+    try:
+        report = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return report.get(_RUN) if isinstance(report, dict) else None
+
+
+def write_results(results: Results, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...]) -> None:
+    """Write `head.safetensors`, `report.json` and `report.png`, in this order, and print a summary.
+
+    Raises:
+        OSError: if a file cannot be written; each file is complete or unchanged.
+    """
+    history = results.history
+    report: dict[str, Any] = {
+        "name": cfg.name, "encoder": str(results.encoder), _RUN: results.fingerprint, **results.details,
+    }  # fmt: skip
+    if results.best:
+        best = history[results.best - 1]
+        report["epoch"] = best["epoch"]
+        report |= {name: value for name, value in best.items() if name.startswith("val_")}
+    test_metrics: dict[str, float] = {}
+    if results.test:
+        test_metrics = {f"test_{name}": value for name, value in metrics.compute_metrics(*results.test).items()}
+    task = {
+        "classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": redact_text(str(results.encoder)),
+        _RUN: results.fingerprint,
+    }  # fmt: skip
     # A single metadata entry: safetensors writes several in random order, and the file must be reproducible.
-    write_atomic(directory / HEAD, save(outcome.head.state_dict(), {"task": json.dumps(told)}))
-    report.write(directory, redact_tree(figures), history, answers, targets, classes)
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name.startswith("test_"))
-    say(f"best epoch {figures['epoch']:.4g}{': ' + shown if shown else ''}" if outcome.best else shown)
-    say(f"head, report and picture are in {directory}")
+    write_atomic(directory / HEAD, save(results.head.state_dict(), {"task": json.dumps(task)}))
+    report = redact_tree(report | test_metrics)
+    if classes and results.test:
+        report["confusion"] = metrics.confusion_matrix(*results.test)
+    text = json.dumps({**report, "classes": list(classes), "epochs": list(history)}, indent=1)
+    write_atomic(directory / REPORT, text + "\n")
+    write_atomic(directory / PLOT, _plot(results, classes, report))
+    summary = ", ".join(f"{name} {value:.4g}" for name, value in test_metrics.items())
+    epoch = f"best epoch {report['epoch']:.4g}" if results.best else ""
+    print_line(": ".join(filter(None, [epoch, summary])))
+    print_line(f"head, report and plot are in {directory}")
 
 
-def say(line: str) -> None:
-    """Tell the user."""
+def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -> bytes:
+    """Plot the losses, and the confusion matrix or a scatter plot of the test split."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    history = results.history
+    epochs = [each["epoch"] for each in history]
+    for name in ("train_loss", "val_loss"):
+        if history and name in history[0]:
+            left.plot(epochs, [each[name] for each in history], label=name.replace("_loss", ""))
+    left.set(xlabel="epoch", ylabel="loss")
+    left.legend()
+    if results.test is None:
+        right.set_axis_off()
+    elif classes:
+        counts = torch.tensor(report["confusion"])
+        right.imshow(counts / counts.sum(1, keepdim=True).clamp_min(1), vmin=0, vmax=1, cmap="Blues")
+        right.set(xlabel="prediction", ylabel="truth", title=f"test accuracy {report['test_accuracy']:.1f} %")
+        if len(classes) <= _MAX_CLASSES:
+            right.set_xticks(range(len(classes)), classes, rotation=90 if max(map(len, classes)) > 2 else 0)
+            right.set_yticks(range(len(classes)), classes)
+    else:
+        predictions_RC, targets_R = results.test
+        right.scatter(targets_R.cpu(), predictions_RC.squeeze(1).cpu(), s=4)
+        low, high = float(targets_R.min()), float(targets_R.max())
+        right.plot([low, high], [low, high], color="grey", linewidth=0.8)
+        rho = report.get("test_spearman")
+        right.set(xlabel="truth", ylabel="prediction", title="" if rho is None else f"test Spearman {rho:.3f}")
+    image = io.BytesIO()
+    figure.savefig(image, dpi=120, format="png")
+    return image.getvalue()
+
+
+def print_line(line: str) -> None:
+    """Print a redacted line for the user."""
     print(redact_text(line), flush=True)

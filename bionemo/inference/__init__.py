@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Using a trained model: `open` reads it, `model` is what it computes, `run` goes through files."""
+"""Inference with trained models: `load` a model, compute outputs (`model`), or predict files (`predict_files`)."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Molecules that an encoder-decoder writes: those it has read, or others near them.
+"""Generation of molecules from the encoder's hidden vectors, optionally with noise added to them.
 
-What is near is found by noise on the vectors of what was read. The noise, and tokens that are drawn, are functions of
-counters (seed, text, perturbation, place); so what is written for a text does not depend on what is beside it.
-Shapes: n tokens of a text, D hidden size.
+Noise and sampled tokens are functions of counters (seed, record, perturbation, position), so the molecules of a record
+do not depend on the other records of a batch. Shapes: n tokens of a text, D hidden size.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,33 +16,34 @@ import torch
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.common.random_stream import Words, draw_runs, normal, purpose_key, sample_keys
+from bionemo.common.random_stream import RandomBits, draw_runs, normal, purpose_key, sample_keys
 from bionemo.config.schema import SamplingConfig, TaskConfig
 from bionemo.config.schema.infer import SamplingMethod
-from bionemo.inference.batching import ROWS, USUAL, Ids, Limits
-from bionemo.inference.outputs import Floats, Outputs, see_that_it_writes
-from bionemo.inference.progress import silent
-from bionemo.megatron.attention import Segments
-from bionemo.megatron.layer_spec import Memory
-from bionemo.models.decoding import Choose, beam_search, greedy, sampled, write
+from bionemo.inference.batching import DEFAULT_LIMITS, MIN_ROWS, BatchLimits, Ids
+from bionemo.inference.outputs import Floats, InferenceModel, check_generates
+from bionemo.inference.progress import no_progress
+from bionemo.megatron.attention import PackedSequences
+from bionemo.megatron.layer_spec import EncoderOutput
+from bionemo.models import decoding as decoders
+from bionemo.models.decoding import SelectToken, beam_search, make_sampler, select_greedy
 from bionemo.models.encoder_decoder import EncoderDecoder
 
 METHODS: tuple[str, ...] = get_args(SamplingMethod)
-_TYPICAL = 32  # tokens of a SMILES, about; by it, limits of tokens become numbers of texts that are written
+_TYPICAL_TOKENS = 32  # of a SMILES; converts a limit of tokens to a number of SMILES
 
 
 @dataclass(frozen=True)
-class Way:
-    """How texts are written for one that was read.
+class Decoding:
+    """Decoding settings for one output.
 
     Attributes:
-        perturbations: of its vectors; each is written from by itself.
+        perturbations: number of perturbed copies of the hidden vectors.
         radius: standard deviation of the noise.
-        beams: of a search; 0: token by token.
-        kept: texts of each perturbation, the best first.
-        alpha: length penalty of a search.
-        seed: of what is drawn.
-        chosen: from the keys of perturbations, which token comes next where there are no beams.
+        beams: number of beams; 0: token by token.
+        kept: number of molecules of each perturbation, the best beams first.
+        alpha: length penalty of the beam search.
+        seed: seed of noise and sampled tokens.
+        make_select: without beams, returns the function that selects tokens, given a key for each perturbation.
     """
 
     perturbations: int = 1
@@ -52,60 +52,51 @@ class Way:
     kept: int = 1
     alpha: float = 0.0
     seed: int = 0
-    chosen: Callable[[Words], Choose] = lambda keys: greedy
+    make_select: Callable[[RandomBits], SelectToken] = lambda keys: select_greedy
 
 
-def ways(task: TaskConfig) -> dict[str, Way]:
-    """How those outputs of a task are written that are text.
+def decodings(task: TaskConfig) -> dict[str, Decoding]:
+    """Return the decoding settings of each generated output of a task.
 
     Raises:
-        UserError: naming a value that cannot be.
+        UserError: if a value is invalid; names its key.
     """
-    found, where = {}, "model.downstream_task."
+    found, prefix = {}, "model.downstream_task."
     if "reconstruction" in task.outputs:
-        key = f"{where}reconstruction_beam_size"
-        found["reconstruction"] = way_to_reconstruct(task.reconstruction_beam_size, key)
+        found["reconstruction"] = reconstruction(task.reconstruction_beam_size, f"{prefix}reconstruction_beam_size")
     if "samples" in task.outputs:
-        found["samples"] = way_to_sample(task.sampling, f"{where}sampling.")
+        found["samples"] = sampling(task.sampling, f"{prefix}sampling.")
     return found
 
 
-def way_to_reconstruct(beam_size: int, key: str = "beam_size") -> Way:
-    """How the very text that was read is written again: greedily, or by a search.
-
-    Args:
-        beam_size: 1: greedily.
-        key: what it is called in messages.
+def reconstruction(beam_size: int, key: str = "beam_size") -> Decoding:
+    """Return the settings to decode the input itself: greedy for a beam size of 1, else by beam search.
 
     Raises:
-        UserError: when there are no beams.
+        UserError: if the beam size is below 1.
     """
     if beam_size < 1:
         raise UserError(f"{key} is {beam_size}, expected at least 1 (greedy)")
-    return Way(beams=beam_size if beam_size > 1 else 0)
+    return Decoding(beams=beam_size if beam_size > 1 else 0)
 
 
-def way_to_sample(config: SamplingConfig, prefix: str = "") -> Way:
-    """How a method of v1 writes.
-
-    Args:
-        config: what is asked for.
-        prefix: of its keys, in messages.
+def sampling(config: SamplingConfig, prefix: str = "") -> Decoding:
+    """Return the settings of one of v1's sampling methods; `prefix` precedes the names of keys in errors.
 
     Raises:
-        UserError: naming the first value that cannot be.
+        UserError: if a value is invalid; names its key.
     """
     _check(config, prefix)
     number, radius, seed, alpha = config.num_samples, config.scaled_radius, config.seed, config.beam_alpha
 
-    def drawn(keys: Words) -> Choose:
+    def make_select(keys: RandomBits) -> SelectToken:
         top_k, top_p = config.top_k or None, config.top_p or None
-        return sampled(keys, temperature=config.temperature, top_k=top_k, top_p=top_p)
+        return make_sampler(keys, temperature=config.temperature, top_k=top_k, top_p=top_p)
 
-    search = partial(Way, radius=radius, alpha=alpha, seed=seed)
+    search = partial(Decoding, radius=radius, alpha=alpha, seed=seed)
     return {
-        "greedy-perturbate": Way(number, radius, seed=seed),
-        "topkp-perturbate": Way(number, radius, seed=seed, chosen=drawn),
+        "greedy-perturbate": Decoding(number, radius, seed=seed),
+        "topkp-perturbate": Decoding(number, radius, seed=seed, make_select=make_select),
         "beam-search-perturbate": search(number, beams=config.beam_size),
         "beam-search-single-sample": search(1, beams=number, kept=number),
         "beam-search-perturbate-sample": search(number, beams=config.beam_size, kept=config.beam_size),
@@ -116,7 +107,7 @@ def _check(config: SamplingConfig, prefix: str) -> None:
     method = config.sampling_method
     if method not in METHODS:
         raise UserError(f"{prefix}sampling_method is {method!r}, expected one of {', '.join(METHODS)}")
-    for key, right, wanted in (
+    for key, valid, expected in (
         ("num_samples", config.num_samples >= 1, "at least 1"),
         ("scaled_radius", 0 <= config.scaled_radius < np.inf, "0 or more"),
         ("top_k", config.top_k >= 0, "0 (all tokens) or more"),
@@ -125,91 +116,97 @@ def _check(config: SamplingConfig, prefix: str) -> None:
         ("beam_size", config.beam_size >= 1, "at least 1"),
         ("beam_alpha", 0 <= config.beam_alpha < np.inf, "0 or more"),
     ):
-        if not right:
-            raise UserError(f"{prefix}{key} is {getattr(config, key)}, expected {wanted}")
+        if not valid:
+            raise UserError(f"{prefix}{key} is {getattr(config, key)}, expected {expected}")
 
 
-def written(
-    model: Outputs,
+def generate(
+    model: InferenceModel,
     sequences: Sequence[Ids],
-    way: Way,
+    decoding: Decoding,
     numbers: NDArray[np.int64] | None = None,
-    limits: Limits = USUAL,
-    advance: Callable[[int], object] = silent,
+    limits: BatchLimits = DEFAULT_LIMITS,
+    advance: Callable[[int], object] = no_progress,
 ) -> list[list[str]]:
-    """Write texts for each that is read.
+    """Decode molecules from each input.
 
     Args:
-        model: an encoder-decoder of molecules.
-        sequences: tokens of each text.
-        way: how; see `way_to_sample`.
-        numbers: [N] int64 number of each text, for what is drawn; None: their places in the list.
-        limits: of what is computed together.
-        advance: told how many texts are done.
+        model: encoder-decoder of molecules.
+        sequences: token ids of N inputs.
+        decoding: decoding settings.
+        numbers: [N] record numbers, which determine the noise; None: positions in `sequences`.
+        limits: maximum size of a batch.
+        advance: called with the number of finished inputs.
 
     Returns:
-        For each text `way.perturbations` times `way.kept` others, those of a perturbation together.
+        For each input `perturbations * kept` SMILES, grouped by perturbation.
 
     Raises:
-        UserError: when the model does not write what it has read.
+        UserError: if the model does not decode molecules.
     """
-    see_that_it_writes(model.network, "text of its own")
-    owners = np.repeat(np.arange(len(sequences)), way.perturbations)
-    turns = np.tile(np.arange(way.perturbations), len(sequences))
+    check_generates(model.network, "generation")
+    owners = np.repeat(np.arange(len(sequences)), decoding.perturbations)
+    perturbations = np.tile(np.arange(decoding.perturbations), len(sequences))
     records = owners if numbers is None else np.asarray(numbers, np.int64)[owners]
-    noise, tokens = (sample_keys(purpose_key(way.seed, purpose), turns, records) for purpose in ("perturb", "write"))
-    width = max(way.beams, 1)
-    together = max(min(limits.tokens // _TYPICAL, limits.sequences or limits.tokens), ROWS)
-    size, least = max(together // width, 1), -(-ROWS // width)
+    noise, tokens = (
+        sample_keys(purpose_key(decoding.seed, purpose), perturbations, records) for purpose in ("perturb", "write")
+    )
+    beams = max(decoding.beams, 1)
+    rows = max(min(limits.tokens // _TYPICAL_TOKENS, limits.sequences or limits.tokens), MIN_ROWS)
+    size, min_size = max(rows // beams, 1), -(-MIN_ROWS // beams)
     found: list[list[str]] = [[] for _ in sequences]
     for begin in range(0, len(owners), size):
         part = slice(begin, begin + size)
         ours = owners[part]
-        read = _vectors(model, sequences[ours[0] : ours[-1] + 1], limits)
-        near = [
-            _perturbed(read[owner - ours[0]], way.radius, key) for owner, key in zip(ours, noise[part], strict=True)
+        hiddens = _hiddens(model, sequences[ours[0] : ours[-1] + 1], limits)
+        perturbed = [
+            _perturb(hiddens[owner - ours[0]], decoding.radius, key)
+            for owner, key in zip(ours, noise[part], strict=True)
         ]
-        fill = max(least - len(near), 0)
-        keys = np.pad(tokens[part], (0, fill), "edge")
-        texts = _texts(model, _memory([*near, *near[-1:] * fill], model.device), way, keys)
-        for owner, more in zip(ours, texts, strict=False):
-            found[owner] += more
-        advance(int((turns[part] == way.perturbations - 1).sum()))
+        padding = max(min_size - len(perturbed), 0)
+        keys = np.pad(tokens[part], (0, padding), "edge")
+        memory = _encoder_output([*perturbed, *perturbed[-1:] * padding], model.device)
+        for owner, smiles in zip(ours, _decode(model, memory, decoding, keys), strict=False):
+            found[owner] += smiles
+        advance(int((perturbations[part] == decoding.perturbations - 1).sum()))
     return found
 
 
-def _vectors(model: Outputs, sequences: Sequence[Ids], limits: Limits) -> list[Floats]:
-    """What the encoder makes of each text, [n, D]."""
+def _hiddens(model: InferenceModel, sequences: Sequence[Ids], limits: BatchLimits) -> list[Floats]:
+    """Return the encoder's hidden vectors of each input, [n, D]."""
     ends = np.cumsum([len(ids) for ids in sequences])
-    columns = [part["hiddens"] for part in model.compute(sequences, ["hiddens"], limits)]
-    return np.split(np.concatenate(columns), ends[:-1])
+    arrays = [part["hiddens"] for part in model.compute(sequences, ["hiddens"], limits)]
+    return np.split(np.concatenate(arrays), ends[:-1])
 
 
-def _perturbed(hidden_nD: Floats, radius: float, key: np.uint64) -> Floats:
-    """Add normal noise that is drawn under a key."""
+def _perturb(hidden_nD: Floats, radius: float, key: np.uint64) -> Floats:
+    """Add normal noise that is a function of the key."""
     if radius == 0:
         return hidden_nD
-    words = draw_runs(np.array([key], np.uint64), np.array([-(-hidden_nD.size // 2)]))
-    noise = normal(words)[: hidden_nD.size].reshape(hidden_nD.shape)
+    bits = draw_runs(np.array([key], np.uint64), np.array([-(-hidden_nD.size // 2)]))
+    noise = normal(bits)[: hidden_nD.size].reshape(hidden_nD.shape)
     return hidden_nD + (radius * noise).astype(np.float32)
 
 
-def _memory(hiddens: list[Floats], device: torch.device) -> Memory:
-    """Vectors as a decoder attends to them."""
+def _encoder_output(hiddens: list[Floats], device: torch.device) -> EncoderOutput:
+    """Pack hidden vectors as the encoder output that the decoder attends to."""
     lengths = tuple(map(len, hiddens))
     boundaries = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
     hidden_S1D = torch.from_numpy(np.concatenate(hiddens)).to(device)[:, None]
-    return Memory(hidden_S1D, Segments(lengths, boundaries, max(lengths)))
+    return EncoderOutput(hidden_S1D, PackedSequences(lengths, boundaries, max(lengths)))
 
 
 @torch.no_grad()
-def _texts(model: Outputs, memory: Memory, way: Way, keys: Words) -> list[list[str]]:
-    """What is written for each that the memory holds, the best first."""
+def _decode(model: InferenceModel, memory: EncoderOutput, decoding: Decoding, keys: RandomBits) -> list[list[str]]:
+    """Return the SMILES decoded from each sequence of the memory, the best beam first."""
     network = model.network
     assert isinstance(network, EncoderDecoder)
     with model.autocast():
-        if way.beams:
-            found = beam_search(network, memory, way.beams, alpha=way.alpha)
+        if decoding.beams:
+            found = beam_search(network, memory, decoding.beams, alpha=decoding.alpha)
         else:
-            found = [[each] for each in write(network, memory, way.chosen(keys), least=ROWS)]
-    return [[network.vocabulary.decode(each.tokens) for each in beams[: way.kept]] for beams in found]
+            found = [
+                [each]
+                for each in decoders.generate(network, memory, decoding.make_select(keys), min_batch_size=MIN_ROWS)
+            ]
+    return [[network.vocabulary.decode(each.tokens) for each in beams[: decoding.kept]] for beams in found]

@@ -1,135 +1,176 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a checkpoint, a .nemo archive or a directory of Hugging Face's to a model that computes."""
+"""Load a trained model from a checkpoint, a .nemo archive or a Hugging Face directory."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bionemo.common.errors import UserError
-from bionemo.config.compose import compose
-from bionemo.config.paths import source
+from bionemo.config.saved_model import complete_model_section, read_model_section
 from bionemo.config.schema import ModelConfig
-from bionemo.config.typed import Reader
 from bionemo.inference.model import TrainedModel
 from bionemo.interop.convert import Model, open_model
-from bionemo.interop.shape_check import refuse_interpolations, short
-from bionemo.megatron.sharded_state_dict import load_weights, refuse_other_weights
-from bionemo.megatron.sharding import materialise, placements
-from bionemo.models.build import model_class
-from bionemo.models.language_model import LanguageModel
+from bionemo.interop.shape_check import check_plain_values, shorten
+from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
+from bionemo.megatron.sharding import materialize, parameter_shards
+from bionemo.models.language_model import LanguageModel, load_model_class
 from bionemo.tokenizers import Vocabulary, load_tokenizer
 
-# What a saved configuration decides of a network; the rest is about how it was trained, and is not looked at.
-_SHAPES = (
+# Keys of a saved configuration that depend on where the model ran or that only pretraining reads, and their values
+# here. All other keys keep their saved values.
+_REPLACED: dict[str, Any] = {
+    "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
+    "global_batch_size": None, "compile": False,
+    "activations_checkpoint_granularity": None, "activations_checkpoint_method": None,
+    "activations_checkpoint_num_layers": None,
+    "resume_from_checkpoint": None, "restore_encoder_path": None, "dwnstr_task_validation.enabled": False,
+    "data.dataset_path": None, "data.index_mapping_dir": None, "data.preprocessing": None,
+}  # fmt: skip
+# .nemo archives and Hugging Face directories have a configuration of their own, which `interop` translates to these
+# keys of ours. The others are the defaults of the model class.
+_CONVERTED = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "activation",
     "layernorm_epsilon", "make_vocab_size_divisible_by", "seq_length", "encoder_seq_length",
     "max_position_embeddings", "embedding_token_dropout", "embedding_layer_norm",
     "share_decoder_tokens_head_embeddings",
 )  # fmt: skip
-_LENGTHS = ("seq_length", "encoder_seq_length", "max_position_embeddings")
-_WORDS = ("vocab_file", "merge_file", "num_sentinel_tokens")  # of its tokenizer
+_CONVERTED_TOKENIZER = ("vocab_file", "merge_file", "num_sentinel_tokens")
+_LENGTHS = (
+    "seq_length", "encoder_seq_length", "max_position_embeddings", "data.max_seq_length",
+    "data.train.max_seq_length", "data.val.max_seq_length", "data.test.max_seq_length",
+)  # fmt: skip
 
 
 def load(
     path: str | Path, device: str | None = None, precision: str = "32", longest: int | None = None
 ) -> TrainedModel:
-    """Open a trained model for use; of however many ranks it was, it is whole here.
+    """Load a trained model onto one device; it may have been trained with any parallel layout.
 
     Args:
-        path: of a checkpoint, a `.nemo` archive, or a directory of Hugging Face's.
-        device: such as `cpu` or `cuda:1`; None: the first GPU, where there is one.
+        path: checkpoint, `.nemo` archive or Hugging Face directory.
+        device: device such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU.
         precision: `32`, `bf16-mixed` or `16-mixed`, as in training.
-        longest: tokens that it has to read, begin and end included, be it more than it was trained with, as rotary
-            positions allow; None: no more.
+        longest: maximum number of tokens of a sequence, with begin and end tokens. It may exceed the length in
+            training if the model has rotary positions. None: the length in training.
 
     Raises:
-        UserError: when there is no such model, it is damaged, or it cannot be used here.
+        UserError: if the model does not exist, is damaged, or cannot be used on this machine.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    path, saved = saved_model(path)
-    model = build(saved, path, longest)
-    refuse_other_weights(placements(model), saved.weights)  # before memory is taken for what a configuration says
-    materialise(model, torch.device(device))
-    load_weights(placements(model), saved.weights)
+    path, saved = open_saved_model(path)
+    model = build_network(saved, path, longest)
+    check_weight_shapes(
+        parameter_shards(model), saved.weights
+    )  # before the memory for the configured sizes is allocated
+    materialize(model, torch.device(device))
+    load_weights(parameter_shards(model), saved.weights)
     return TrainedModel(model.eval().requires_grad_(False), path, precision, saved.contact_head)
 
 
-def saved_model(path: str | Path) -> tuple[Path, Model]:
-    """Open what a user names.
+def open_saved_model(path: str | Path) -> tuple[Path, Model]:
+    """Open the checkpoint, archive or directory at a path.
 
     Raises:
-        UserError: when there is no such model, or it is damaged.
+        UserError: if it does not exist or is damaged.
     """
     path = Path(path).expanduser()
     if not path.exists():
-        raise UserError(f"{path}: there is no such checkpoint, .nemo archive or directory of Hugging Face's")
+        raise UserError(f"{path}: there is no such checkpoint, .nemo archive or Hugging Face directory")
     return path, open_model(path)
 
 
-def build(saved: Model, path: Path, longest: int | None = None) -> LanguageModel:
-    """Make the network that a saved model tells of, without memory for its weights; see `load`.
+def build_network(saved: Model, path: Path, longest: int | None = None) -> LanguageModel:
+    """Build the network of a saved model on the meta device; see `load`.
 
     Raises:
-        UserError: when it is of no known kind, its vocabulary is not at hand, or it cannot read such lengths.
+        UserError: if its class is unknown, its vocabulary is missing, or it cannot read sequences of this length.
     """
-    kind = model_class(str(saved.config["_target_"]))
-    config = model_config(kind, saved.config, path, longest)
-    vocabulary = vocabulary_of(kind, config, saved, path)
+    network_class = load_model_class(str(saved.config["_target_"]))
+    config = read_config(network_class, saved.config, path, longest)
+    vocabulary = read_vocabulary(network_class, config, saved, path)
     try:
         with torch.device("meta"):
-            return kind(config, vocabulary)
+            return network_class(config, vocabulary)
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: invalid model configuration: {short(error)}") from error
+        raise UserError(f"{path}: invalid model configuration: {shorten(error)}") from error
 
 
-def vocabulary_of(kind: type[LanguageModel], config: ModelConfig, saved: Model, path: Path) -> Vocabulary:
-    """What a saved model reads.
+def read_vocabulary(network_class: type[LanguageModel], config: ModelConfig, saved: Model, path: Path) -> Vocabulary:
+    """Return the vocabulary of a saved model.
 
     Raises:
-        UserError: when it is not at hand, or not the one that it was trained with.
+        UserError: if its files are missing, or its size is not that of the saved model.
     """
-    vocabulary = load_tokenizer(kind.tokenizer, config.tokenizer)
-    if saved.words is not None and vocabulary.vocab_size != saved.words:
+    vocabulary = load_tokenizer(network_class.tokenizer, config.tokenizer)
+    if saved.vocabulary_size is not None and vocabulary.vocab_size != saved.vocabulary_size:
         raise UserError(
-            f"{path} knows {saved.words:,} tokens, and the vocabulary that is here {vocabulary.vocab_size:,}: give "
-            "the files that it was trained with"
+            f"{path} has a vocabulary of {saved.vocabulary_size:,} tokens, but the tokenizer has "
+            f"{vocabulary.vocab_size:,}: provide the vocabulary files of its training"
         )
     return vocabulary
 
 
-def model_config(
-    kind: type[LanguageModel], saved: Mapping[str, Any], path: Path, longest: int | None = None
+def read_config(
+    network_class: type[LanguageModel], saved: Mapping[str, Any], path: Path, longest: int | None = None
 ) -> ModelConfig:
-    """Complete what a saved model says of itself by what all of its kind have; see `load`.
+    """Return the configuration of a saved model for use on one device; see `load`.
+
+    Args:
+        network_class: class of the model.
+        saved: `model` section of a checkpoint, or what `interop` translates from another format.
+        path: path of the model, for error messages.
+        longest: see `load`.
 
     Raises:
-        UserError: when it says what cannot be, or cannot read such lengths.
+        UserError: if the configuration is invalid, or the model cannot read sequences of this length.
     """
-    composed, _ = compose(source("pretrain"), ["name=use", f"model={kind.base}"])
-    known: dict[str, Any] = {key: saved[key] for key in _SHAPES if key in saved and key in composed.model}
-    words = saved.get("tokenizer")
-    if isinstance(words, Mapping):
-        known["tokenizer"] = {key: words[key] for key in _WORDS if words.get(key) is not None}
-    refuse_interpolations(known, "model", path)  # OmegaConf would evaluate them
-    for key in known.get("tokenizer", ()):
-        if key not in composed.model.tokenizer:
-            raise UserError(f"{path}: invalid model configuration: tokenizer.{key} is not a key of {kind.__name__}")
-    composed.merge_with({"model": known})
-    reader = Reader()
-    config = reader.read(composed.model, ModelConfig)
-    if config is None:
-        raise UserError(f"{path}: invalid model configuration: {'; '.join(reader.problems[:3])}")
+    section = _complete_section(network_class, saved, path)
+    config = _typed(section, path)
     if longest is None or longest <= config.max_position_embeddings:
         return config
-    if not kind.rotary:
+    if not network_class.rotary:
         raise UserError(
-            f"{path} has learned {config.max_position_embeddings:,} positions, too few for {longest:,} tokens: give a "
-            "length up to that, or another model"
+            f"{path} has {config.max_position_embeddings:,} learned positions, too few for {longest:,} tokens: choose "
+            "a smaller length, or another model"
         )
-    composed.merge_with({"model": dict.fromkeys(_LENGTHS, longest)})
-    longer = Reader().read(composed.model, ModelConfig)
-    assert longer is not None
-    return longer
+    _replace(section, dict.fromkeys(_LENGTHS, longest))
+    return _typed(section, path)
+
+
+def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return a complete `model` section of plain values."""
+    data = saved.get("data")
+    # Complete: v1's `data` section lacks `packing`, and an archive that we wrote has v1's keys such as `precision`.
+    if isinstance(data, Mapping) and "packing" in data and "precision" not in saved:
+        section = deepcopy(dict(saved))
+        _replace(section, _REPLACED)
+        check_plain_values(section, "model", path)  # OmegaConf would evaluate interpolations
+        return section
+    values: dict[str, Any] = {key: saved[key] for key in _CONVERTED if key in saved}
+    tokenizer = saved.get("tokenizer")
+    if isinstance(tokenizer, Mapping):
+        values["tokenizer"] = {key: tokenizer[key] for key in _CONVERTED_TOKENIZER if tokenizer.get(key) is not None}
+    check_plain_values(values, "model", path)
+    return complete_model_section(network_class.default_config, values)
+
+
+def _replace(section: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Set those of the dotted keys that the section has."""
+    for key, value in values.items():
+        *groups, name = key.split(".")
+        group: Any = section
+        for below in groups:
+            group = group.get(below) if isinstance(group, dict) else None
+        if isinstance(group, dict) and name in group:
+            group[name] = value
+
+
+def _typed(section: dict[str, Any], path: Path) -> ModelConfig:
+    try:
+        return read_model_section(section)
+    except UserError as error:
+        raise UserError(f"{path}: invalid model configuration: {error}") from error

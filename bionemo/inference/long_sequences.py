@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences of more tokens than a model reads: cut, read in pieces, left out, or refused; never silently."""
+"""Sequences longer than the model's maximum length: truncate, split into pieces, drop, or raise an error."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -8,19 +8,19 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.inference.batching import Ids
-from bionemo.inference.outputs import PER_SEQUENCE, Columns
+from bionemo.inference.outputs import PER_SEQUENCE, OutputArrays
 
 Policy = Literal["truncate", "split", "drop", "error"]
 
 
-class Fitted(NamedTuple):
-    """Sequences as they are computed.
+class FittedSequences(NamedTuple):
+    """Sequences after the policy was applied.
 
     Attributes:
-        pieces: tokens of each piece, in order.
-        owners: [pieces] int64, which sequence each is of.
-        kept: numbers of the sequences that are left.
-        long: numbers of those that were too long.
+        pieces: token ids of each piece, in order.
+        owners: [pieces] int64, index into `kept` of each piece's sequence.
+        kept: numbers of the sequences that remain.
+        long: numbers of the sequences that exceeded the maximum length.
     """
 
     pieces: list[Ids]
@@ -29,50 +29,50 @@ class Fitted(NamedTuple):
     long: list[int]
 
 
-def fit(sequences: Sequence[Ids], names: Sequence[str], room: int, policy: Policy) -> Fitted:
-    """Apply the policy.
+def apply_policy(sequences: Sequence[Ids], names: Sequence[str], max_length: int, policy: Policy) -> FittedSequences:
+    """Apply the policy for long sequences.
 
     Args:
-        sequences: tokens of each, without begin and end.
-        names: what each is called.
-        room: tokens that the model reads.
-        policy: `truncate` keeps the beginning, `split` makes pieces of equal length, `drop` leaves out.
+        sequences: token ids without begin and end tokens.
+        names: names of the sequences in error messages.
+        max_length: maximum number of tokens.
+        policy: `truncate` keeps the beginning, `split` makes pieces of equal length, `drop` removes the sequence.
 
     Raises:
-        UserError: when the policy is `error` and one is too long.
+        UserError: if the policy is `error` and a sequence is too long.
     """
     pieces: list[Ids] = []
     owners: list[int] = []
     kept: list[int] = []
-    long = [number for number, ids in enumerate(sequences) if len(ids) > room]
+    long = [number for number, ids in enumerate(sequences) if len(ids) > max_length]
     if long and policy == "error":
-        raise too_long(names[long[0]], len(sequences[long[0]]), room)
+        raise too_long_error(names[long[0]], len(sequences[long[0]]), max_length)
     for number, ids in enumerate(sequences):
-        if len(ids) > room and policy == "drop":
+        if len(ids) > max_length and policy == "drop":
             continue
-        parts = np.array_split(ids, -(-len(ids) // room)) if policy == "split" else [ids[:room]]
+        parts = np.array_split(ids, -(-len(ids) // max_length)) if policy == "split" else [ids[:max_length]]
         pieces += parts
         owners += [len(kept)] * len(parts)
         kept.append(number)
-    return Fitted(pieces, np.array(owners, np.int64), kept, long)
+    return FittedSequences(pieces, np.array(owners, np.int64), kept, long)
 
 
-def too_long(name: str, tokens: int, room: int) -> UserError:
-    """What is told of a sequence that has too many tokens."""
+def too_long_error(name: str, tokens: int, max_length: int) -> UserError:
+    """Return the error for a sequence that is too long."""
     return UserError(
-        f"{name} has {tokens:,} tokens, the model reads {room:,} at most: set model.data.long_sequences to truncate, "
-        "split or drop"
+        f"{name} has {tokens:,} tokens, the model reads {max_length:,} at most: set model.data.long_sequences to "
+        "truncate, split or drop"
     )
 
 
-def join(columns: Columns, fitted: Fitted) -> tuple[Columns, np.ndarray]:
-    """Put what was computed of pieces together.
+def join_pieces(columns: OutputArrays, fitted: FittedSequences) -> tuple[OutputArrays, np.ndarray]:
+    """Combine the outputs of pieces.
 
-    Of a sequence in several pieces, the mean over all tokens stands for it, for its perplexity that of their
-    log-likelihoods, and the first piece's token of begin.
+    Embeddings are averaged over all tokens, pseudo-perplexities are combined through their log-likelihoods, and the
+    begin token is that of the first piece.
 
     Returns:
-        The columns, and tokens of each sequence, int64 [k].
+        The outputs, and the number of tokens of each sequence, int64 [k].
     """
     sizes = np.array([len(piece) for piece in fitted.pieces], np.int64)
     tokens = np.bincount(fitted.owners, sizes, minlength=len(fitted.kept)).astype(np.int64)
@@ -86,11 +86,10 @@ def join(columns: Columns, fitted: Fitted) -> tuple[Columns, np.ndarray]:
             joined[name] = values[first]
             continue
         values = np.log(values) if name == "pseudo_perplexity" else values
-        whole = sizes == tokens[fitted.owners]  # whose mean is not to change by a bit
-        weights = np.where(whole, 1.0, sizes / tokens[fitted.owners]).reshape(-1, *[1] * (values.ndim - 1))
+        single = sizes == tokens[fitted.owners]  # sequences of one piece, whose value must not change by a bit
+        shape = (-1, *[1] * (values.ndim - 1))
+        weights = np.where(single, 1.0, sizes / tokens[fitted.owners]).reshape(shape)
         means = np.add.reduceat(values.astype(np.float64) * weights, first)
         means = np.exp(means) if name == "pseudo_perplexity" else means
-        joined[name] = np.where(
-            whole[first].reshape(-1, *[1] * (values.ndim - 1)), columns[name][first], means
-        ).astype(np.float32)
+        joined[name] = np.where(single[first].reshape(shape), columns[name][first], means).astype(np.float32)
     return joined, tokens

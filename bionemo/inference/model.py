@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained model and what it makes of texts: the methods that its users call.
+"""A trained model with methods that take texts.
 
 Shapes: N sequences, n tokens of one without begin and end, D hidden size, V vocabulary.
 """
@@ -11,60 +11,60 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.config.schema import SamplingConfig
 from bionemo.config.schema.infer import SamplingMethod
-from bionemo.inference.batching import Ids, room, token_ids
-from bionemo.inference.generation import way_to_reconstruct, way_to_sample, written
-from bionemo.inference.outputs import Floats, Outputs, see_that_it_writes
+from bionemo.inference.batching import Ids, max_tokens, tokenize
+from bionemo.inference.generation import generate, reconstruction, sampling
+from bionemo.inference.outputs import Floats, InferenceModel, check_generates
 
 
-class TrainedModel(Outputs):
-    """A trained model, as `bionemo.load` gives it."""
+class TrainedModel(InferenceModel):
+    """A trained model, as `bionemo.load` returns it."""
 
     def embed(self, texts: Sequence[str], pooling: str = "mean") -> Floats:
-        """One vector for each sequence, [N, D] fp32: the mean over its tokens, or that of its `begin` token.
+        """Return one vector for each sequence, [N, D] fp32: the mean over its tokens, or that of its `begin` token.
 
         Raises:
-            UserError: for a sequence that is empty, too long, or none; for `begin` where a model reads no such token.
+            UserError: if a sequence is empty, too long or invalid, or the model has no begin token.
         """
         name = {"mean": "embeddings", "begin": "begin"}.get(pooling)
         if name is None:
-            raise UserError(f"pooling={pooling!r} is neither mean nor begin")
-        return self._all(texts, name)
+            raise UserError(f"pooling={pooling!r} is not one of mean, begin")
+        return self._per_sequence(texts, name)
 
     def hiddens(self, texts: Sequence[str]) -> list[Floats]:
-        """A vector for each token of each sequence, begin and end left out: N of [n, D] fp32.
+        """Return a vector for each token except begin and end: N arrays [n, D] fp32.
 
         Raises:
-            UserError: as `embed`.
+            UserError: see `embed`.
         """
-        return self._each(texts, "hiddens")
+        return self._per_token(texts, "hiddens")
 
     def logits(self, texts: Sequence[str]) -> list[Floats]:
-        """What the head says of each token: N of [n, V] fp32; of a causal model what comes after the token.
+        """Return the logits at each token: N arrays [n, V] fp32. Those of a causal model predict the next token.
 
         Raises:
-            UserError: as `embed`; for an encoder-decoder, whose head speaks of what it writes.
+            UserError: see `embed`; also for encoder-decoder models.
         """
-        return self._each(texts, "logits")
+        return self._per_token(texts, "logits")
 
     def pseudo_perplexity(self, texts: Sequence[str]) -> Floats:
-        """How unlikely a sequence is, [N] fp32: exp(-1/n sum_i log p(x_i | the others)), n passes for each sequence.
+        """Return the pseudo-perplexity, [N] fp32: exp(-1/n sum_i log p(x_i | all other tokens)), in n forward passes.
 
-        Salazar et al. 2020, "Masked Language Model Scoring", equation 3; of a causal model p(x_i | those before),
-        the first token left out.
+        Salazar et al. 2020, "Masked Language Model Scoring", equation 3. For a causal model it is the perplexity
+        without the first token.
 
         Raises:
-            UserError: as `logits`.
+            UserError: see `logits`.
         """
-        return self._all(texts, "pseudo_perplexity")
+        return self._per_sequence(texts, "pseudo_perplexity")
 
     def reconstruct(self, texts: Sequence[str], beam_size: int = 1) -> list[str]:
-        """What the decoder writes of each molecule that was read: N SMILES, greedily or the best of a beam search.
+        """Decode each molecule again: N SMILES, by greedy decoding or the best of a beam search.
 
         Raises:
-            UserError: as `embed`; for a model that does not write what it has read.
+            UserError: see `embed`; also for models that do not decode molecules.
         """
-        see_that_it_writes(self.network, "reconstruction")
-        return [each for (each,) in written(self, self.ids(texts), way_to_reconstruct(beam_size))]
+        check_generates(self.network, "reconstruction")
+        return [smiles for (smiles,) in generate(self, self.ids(texts), reconstruction(beam_size))]
 
     def sample(
         self,
@@ -80,59 +80,58 @@ class TrainedModel(Outputs):
         beam_alpha: float = 0.0,
         seed: int = 42,
     ) -> list[list[str]]:
-        """Molecules near each that was read: SMILES written from its vectors and normal noise, by v1's methods.
+        """Sample molecules near each input: SMILES decoded from its vectors plus normal noise, with v1's methods.
 
-        What is drawn is a function of the seed, the text's place in the list, and the sample's number.
+        The samples are a function of the seed, the position of the input in the list, and the number of the sample.
 
         Args:
             texts: N SMILES.
-            sampling_method: `greedy-perturbate`, `topkp-perturbate` (tokens are drawn), `beam-search-perturbate` (the
-                best beam), each once for every perturbation; `beam-search-perturbate-sample` (all beams of each);
-                `beam-search-single-sample` (num_samples beams of one perturbation).
-            num_samples: perturbations, or beams of a single one.
+            sampling_method: `greedy-perturbate`, `topkp-perturbate` (samples tokens), `beam-search-perturbate` (the
+                best beam): one molecule per perturbation; `beam-search-perturbate-sample`: all beams of each
+                perturbation; `beam-search-single-sample`: num_samples beams of one perturbation.
+            num_samples: number of perturbations, or of beams of a single one.
             scaled_radius: standard deviation of the noise.
-            top_k: so many of the likeliest tokens are drawn from; 0: all.
-            top_p: or those that together have this probability; 0: all.
-            temperature: below 1 likely tokens become likelier.
-            beam_size: beams of each perturbation.
-            beam_alpha: length penalty of a search.
-            seed: of what is drawn.
+            top_k: sample from this number of the most likely tokens; 0: all.
+            top_p: sample from the most likely tokens with this total probability; 0: all.
+            temperature: values below 1 make likely tokens likelier.
+            beam_size: number of beams of each perturbation.
+            beam_alpha: length penalty of the beam search.
+            seed: seed of noise and sampled tokens.
 
         Returns:
-            N of num_samples SMILES, of `beam-search-perturbate-sample` num_samples times beam_size.
+            N lists of num_samples SMILES (`beam-search-perturbate-sample`: num_samples * beam_size).
 
         Raises:
-            UserError: as `reconstruct`; for values that cannot be.
+            UserError: see `reconstruct`; for invalid arguments.
         """
         config = SamplingConfig(
             sampling_method=sampling_method, num_samples=num_samples, scaled_radius=scaled_radius, top_k=top_k,
             top_p=top_p, temperature=temperature, beam_size=beam_size, beam_alpha=beam_alpha, seed=seed,
         )  # fmt: skip
-        see_that_it_writes(self.network, "samples")
-        return written(self, self.ids(texts), way_to_sample(config))
+        check_generates(self.network, "samples")
+        return generate(self, self.ids(texts), sampling(config))
 
     def ids(self, texts: Sequence[str]) -> list[Ids]:
-        """Tokens of sequences, without begin and end.
+        """Tokenize sequences, without begin and end tokens.
 
         Raises:
-            UserError: for one that is empty, too long, or none.
+            UserError: if one is empty, too long or invalid.
         """
-        found = [token_ids(self.network.vocabulary, text, f"sequence {n}") for n, text in enumerate(texts)]
-        most = room(self.network)
-        for number, each in enumerate(found):
-            if len(each) > most:
+        found = [tokenize(self.network.vocabulary, text, f"sequence {n}") for n, text in enumerate(texts)]
+        max_length = max_tokens(self.network)
+        for number, ids in enumerate(found):
+            if len(ids) > max_length:
                 raise UserError(
-                    f"sequence {number} has {len(each):,} tokens, the model reads {most:,} at most: cut it, or let "
-                    "`python -m bionemo.predict` do so (model.data.long_sequences)"
+                    f"sequence {number} has {len(ids):,} tokens, the model reads {max_length:,} at most: shorten it, "
+                    "or use `python -m bionemo.predict`, which can (model.data.long_sequences)"
                 )
         return found
 
-    def _all(self, texts: Sequence[str], name: str) -> Floats:
+    def _per_sequence(self, texts: Sequence[str], name: str) -> Floats:
         found = [columns[name] for columns in self.compute(self.ids(texts), [name])]
         return np.concatenate(found) if found else np.zeros((0, self.hidden_size), np.float32)
 
-    def _each(self, texts: Sequence[str], name: str) -> list[Floats]:
-        ids = self.ids(texts)
-        parts = [columns[name] for columns in self.compute(ids, [name])]
-        lengths = [len(each) for each in ids]
-        return np.split(np.concatenate(parts), np.cumsum(lengths)[:-1]) if parts else []
+    def _per_token(self, texts: Sequence[str], name: str) -> list[Floats]:
+        sequences = self.ids(texts)
+        found = [columns[name] for columns in self.compute(sequences, [name])]
+        return np.split(np.concatenate(found), np.cumsum([len(ids) for ids in sequences])[:-1]) if found else []

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained network gives of tokens: vectors, logits, and how unlikely it finds them.
+"""Outputs of a trained network for token ids: embeddings, hidden vectors, logits and pseudo-perplexities.
 
-Shapes: N sequences, n tokens of one without begin and end, T tokens of a pack with them, D hidden size, V vocabulary.
+Shapes: N sequences, n tokens of one without begin and end, T tokens of a batch with them, D hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,185 +17,199 @@ from torch import Tensor
 
 from bionemo.common.errors import UserError
 from bionemo.data.batch import PackedBatch
-from bionemo.inference.batching import ROWS, USUAL, Ids, Limits, packed, packs, with_ends
-from bionemo.megatron.precision import precision_for_host
+from bionemo.inference.batching import (
+    DEFAULT_LIMITS,
+    MIN_ROWS,
+    BatchLimits,
+    Ids,
+    add_special_tokens,
+    pack,
+    split_batches,
+)
+from bionemo.inference.progress import no_progress
+from bionemo.megatron.precision import resolve_precision
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import SmilesTokenizer
 
 Floats = NDArray[np.float32]
-Columns = dict[str, Floats]
+OutputArrays = dict[str, Floats]
 PER_SEQUENCE = ("embeddings", "begin", "pseudo_perplexity")
 PER_TOKEN = ("hiddens", "logits")
-WRITTEN = ("reconstruction", "samples")  # generation.py
+GENERATED = ("reconstruction", "samples")  # see generation.py
 
 
-class Outputs:
-    """A trained network, whole on one device, and what it computes.
+class InferenceModel:
+    """A trained network on one device.
 
-    Sequences are computed end to end, without padding; what comes out for one does not depend on what is beside it.
+    Sequences are packed without padding. The outputs of a sequence do not depend on the other sequences of the batch.
 
     Attributes:
         network: the model, in evaluation mode.
-        path: where it was read from.
-        contact_head: of a regression on its attention, if one came with it.
+        path: file or directory that it was loaded from.
+        contact_head: weights of a contact regression, if the checkpoint has them.
     """
 
     def __init__(
         self, network: LanguageModel, path: Path, precision: str = "32", contact_head: Mapping[str, Any] | None = None
     ) -> None:
         self.network, self.path, self.contact_head = network, path, contact_head
-        self._precision = precision_for_host(precision)
+        self._precision = resolve_precision(precision)
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the parameters."""
         return next(self.network.parameters()).device
 
     @property
     def hidden_size(self) -> int:
-        """D."""
+        """Hidden size D."""
         return self.network.config.hidden_size
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context in which matrix products use the precision of the model."""
+        context: AbstractContextManager[Any] = self._precision.autocast(self.device)
+        return context
+
+    def check_outputs(self, wanted: Sequence[str]) -> None:
+        """Check that the model has the outputs.
+
+        Raises:
+            UserError: if one is unknown or not available; names it.
+        """
+        name_of_class = type(self.network).__name__
+        for name in wanted:
+            if name not in (known := PER_SEQUENCE + PER_TOKEN + GENERATED):
+                raise UserError(f"unknown output {name!r}: choose from {', '.join(known)}")
+            if name in GENERATED:
+                check_generates(self.network, name)
+            if name == "begin" and not self.network.has_bos_eos:
+                raise UserError(f"{name_of_class} has no begin token: use the mean over tokens (embeddings)")
+            if name in ("logits", "pseudo_perplexity") and isinstance(self.network, EncoderDecoder):
+                raise UserError(f"{name} is not available for encoder-decoder models ({name_of_class})")
 
     def compute(
         self,
         sequences: Sequence[Ids],
         wanted: Sequence[str],
-        limits: Limits = USUAL,
-        advance: Callable[[int], object] = lambda count: None,
-    ) -> Iterator[Columns]:
-        """Compute outputs of tokenised sequences, some at a time, in order.
+        limits: BatchLimits = DEFAULT_LIMITS,
+        advance: Callable[[int], object] = no_progress,
+    ) -> Iterator[OutputArrays]:
+        """Compute outputs of tokenized sequences, batch by batch and in order.
 
         Args:
-            sequences: tokens without begin and end.
-            wanted: of PER_SEQUENCE and PER_TOKEN.
-            limits: of what is computed together.
-            advance: told how many sequences are done.
+            sequences: token ids without begin and end tokens.
+            wanted: names from PER_SEQUENCE and PER_TOKEN.
+            limits: maximum size of a batch.
+            advance: called with the number of sequences of each finished batch.
 
         Yields:
-            Under each name an array: [k, ...] for k sequences, or [their tokens, ...], one after the other.
+            For each name an array: [k, ...] for the k sequences of the batch, or [their tokens, ...], concatenated.
 
         Raises:
-            UserError: when the model has no such output.
+            UserError: if the model does not have an output.
         """
-        self.see_that_it_has(wanted)
-        lengths = [len(each) + 2 * self.network.ends for each in sequences]
-        for part in packs(lengths, limits):
+        self.check_outputs(wanted)
+        lengths = [len(ids) + 2 * self.network.has_bos_eos for ids in sequences]
+        for part in split_batches(lengths, limits):
             yield self._compute(sequences[part], wanted, limits)
             advance(part.stop - part.start)
 
-    def see_that_it_has(self, wanted: Sequence[str]) -> None:
-        """Refuse outputs that a model of this kind does not have.
-
-        Raises:
-            UserError: naming one.
-        """
-        kind = type(self.network).__name__
-        for name in wanted:
-            if name not in (known := PER_SEQUENCE + PER_TOKEN + WRITTEN):
-                raise UserError(f"there is no output {name!r}: choose of {', '.join(known)}")
-            if name in WRITTEN:
-                see_that_it_writes(self.network, name)
-            if name == "begin" and not self.network.ends:
-                raise UserError(f"{kind} reads no token of its own before a sequence: take the mean (embeddings)")
-            if name in ("logits", "pseudo_perplexity") and isinstance(self.network, EncoderDecoder):
-                raise UserError(f"{kind} speaks of what it writes, not of what it reads: it has no {name}")
-
     @torch.no_grad()
-    def _compute(self, sequences: Sequence[Ids], wanted: Sequence[str], limits: Limits) -> Columns:
+    def _compute(self, sequences: Sequence[Ids], wanted: Sequence[str], limits: BatchLimits) -> OutputArrays:
         network = self.network
         found: dict[str, Tensor] = {}
         if set(wanted) - {"pseudo_perplexity"}:
-            batch = packed(network, [with_ends(network, each) for each in sequences])
+            batch = pack(network, [add_special_tokens(network, ids) for ids in sequences])
             with self.autocast():
-                hidden_TD = network.represent(batch).float()
+                hidden_TD = network.compute_representations(batch).float()
             if "begin" in wanted:
-                found["begin"] = hidden_TD[batch.boundaries[: len(sequences)].long()]
-            inside = hidden_TD[self._inside(batch)] if network.ends else hidden_TD[: batch.num_tokens]
+                found["begin"] = hidden_TD[batch.cu_seqlens[: len(sequences)].long()]
+            inner_MD = (
+                hidden_TD[self._inner_positions(batch)] if network.has_bos_eos else hidden_TD[: batch.num_tokens]
+            )
             if "embeddings" in wanted:
-                counts = torch.tensor([len(each) for each in sequences], device=self.device)
-                found["embeddings"] = torch.segment_reduce(inside, "mean", lengths=counts)
+                lengths = torch.tensor([len(ids) for ids in sequences], device=self.device)
+                found["embeddings"] = torch.segment_reduce(inner_MD, "mean", lengths=lengths)
             if "hiddens" in wanted:
-                found["hiddens"] = inside
+                found["hiddens"] = inner_MD
             if "logits" in wanted:
-                found["logits"] = self._logits(inside)
+                found["logits"] = self._logits(inner_MD)
         if "pseudo_perplexity" in wanted:
             found["pseudo_perplexity"] = self._pseudo_perplexity(sequences, limits)
         return {name: found[name].cpu().numpy() for name in wanted}
 
-    def _inside(self, batch: PackedBatch) -> Tensor:
-        """Numbers of the tokens that are neither begin nor end."""
+    def _inner_positions(self, batch: PackedBatch) -> Tensor:
+        """Return the positions of the tokens that are neither begin nor end tokens."""
         ends = np.cumsum(batch.lengths)
         keep = np.ones(int(ends[-1]), bool)
         keep[ends - 1] = keep[ends - np.array(batch.lengths)] = False
         return torch.from_numpy(np.flatnonzero(keep)).to(self.device)
 
     def _logits(self, hidden_MD: Tensor) -> Tensor:
-        """[M, V] fp32."""
-        few = F.pad(hidden_MD, (0, 0, 0, max(ROWS - len(hidden_MD), 0)))
+        """Return logits [M, V] in fp32."""
+        padded = F.pad(hidden_MD, (0, 0, 0, max(MIN_ROWS - len(hidden_MD), 0)))
         with self.autocast():
-            return self.network.logits(few)[: len(hidden_MD), : self.network.vocabulary.vocab_size].float()
+            return self.network.compute_logits(padded)[: len(hidden_MD), : self.network.vocabulary.vocab_size].float()
 
-    def _pseudo_perplexity(self, sequences: Sequence[Ids], limits: Limits) -> Tensor:
+    def _pseudo_perplexity(self, sequences: Sequence[Ids], limits: BatchLimits) -> Tensor:
         masked = isinstance(self.network, MaskedLanguageModel)
-        score = self._masked_scores if masked else self._causal_scores
-        return torch.stack([torch.exp(-score(each, limits).double().mean()).float() for each in sequences])
+        scores = [self._masked_scores(ids, limits) if masked else self._causal_scores(ids) for ids in sequences]
+        return torch.stack([torch.exp(-score.double().mean()).float() for score in scores])
 
-    def _causal_scores(self, ids: Ids, limits: Limits) -> Tensor:
-        batch = packed(self.network, [ids])
+    def _causal_scores(self, ids: Ids) -> Tensor:
         with self.autocast():
-            hidden_TD = self.network.represent(batch).float()
-        said = self._logits(hidden_TD[: len(ids) - 1]).log_softmax(-1)
-        return said.gather(1, torch.from_numpy(ids[1:].astype(np.int64)).to(self.device)[:, None]).squeeze(1)
+            hidden_TD = self.network.compute_representations(pack(self.network, [ids])).float()
+        return self._at_tokens(self._logits(hidden_TD[: len(ids) - 1]).log_softmax(-1), ids[1:])
 
-    def _masked_scores(self, ids: Ids, limits: Limits) -> Tensor:
-        places = np.arange(len(ids))
-        said = torch.cat(list(self.masked_log_probabilities(ids, places, limits)))
-        return said.gather(1, torch.from_numpy(ids.astype(np.int64)).to(self.device)[:, None]).squeeze(1)
+    def _masked_scores(self, ids: Ids, limits: BatchLimits) -> Tensor:
+        return self._at_tokens(torch.cat(list(self.masked_log_probabilities(ids, np.arange(len(ids)), limits))), ids)
+
+    def _at_tokens(self, log_probabilities_nV: Tensor, ids: Ids) -> Tensor:
+        """Return the log-probability of each token, [n]."""
+        return log_probabilities_nV.gather(1, torch.from_numpy(ids.astype(np.int64)).to(self.device)[:, None]).squeeze(
+            1
+        )
 
     @torch.no_grad()
     def masked_log_probabilities(
-        self, ids: Ids, places: NDArray[np.integer[Any]], limits: Limits = USUAL
+        self, ids: Ids, places: NDArray[np.integer[Any]], limits: BatchLimits = DEFAULT_LIMITS
     ) -> Iterator[Tensor]:
-        """What a masked language model says of single places, each masked by itself.
+        """Compute the prediction of a masked language model at single positions, each masked in a copy of its own.
 
         Args:
-            ids: [n] tokens of a sequence, without begin and end.
-            places: [k] numbers of tokens, from 0.
-            limits: of what is computed together.
+            ids: [n] token ids of a sequence, without begin and end tokens.
+            places: [k] positions in `ids`.
+            limits: maximum size of a batch.
 
         Yields:
-            Log-probabilities [some, V] fp32, in the order of the places.
+            Log-probabilities [batch, V] fp32, in the order of `places`.
         """
         assert isinstance(self.network, MaskedLanguageModel)
-        whole = with_ends(self.network, ids)
-        each = max(1, min(limits.tokens // len(whole), limits.sequences or len(places)))
-        for begin in range(0, len(places), each):
-            asked = places[begin : begin + each] + self.network.ends
-            copies = np.tile(whole, (len(asked), 1))
-            copies[np.arange(len(asked)), asked] = self.network.vocabulary.mask_id
+        whole = add_special_tokens(self.network, ids)
+        size = max(1, min(limits.tokens // len(whole), limits.sequences or len(places)))
+        for begin in range(0, len(places), size):
+            masked = places[begin : begin + size] + self.network.has_bos_eos
+            copies = np.tile(whole, (len(masked), 1))
+            copies[np.arange(len(masked)), masked] = self.network.vocabulary.mask_id
             with self.autocast():
-                hidden_TD = self.network.represent(packed(self.network, list(copies))).float()
-            index = torch.from_numpy(asked + np.arange(len(asked)) * len(whole)).to(self.device)
+                hidden_TD = self.network.compute_representations(pack(self.network, list(copies))).float()
+            index = torch.from_numpy(masked + np.arange(len(masked)) * len(whole)).to(self.device)
             yield self._logits(hidden_TD[index]).log_softmax(-1)
 
-    def autocast(self) -> Any:
-        """Within it, products are of the model's precision."""
-        return self._precision.autocast(self.device)
 
-
-def see_that_it_writes(network: LanguageModel, wanted: str) -> None:
-    """Refuse models that do not write what they have read.
+def check_generates(network: LanguageModel, output: str) -> None:
+    """Check that a model decodes the molecule that it encodes.
 
     Raises:
-        UserError: saying what `wanted` needs.
+        UserError: if it does not; states what `output` requires.
     """
-    kind = type(network).__name__
+    name = type(network).__name__
     if not isinstance(network, EncoderDecoder):
-        raise UserError(f"{kind} has no decoder, and so no {wanted}: take a model of molecules, such as MegaMolBART")
+        raise UserError(f"{name} has no decoder, which {output} needs: use a model of molecules, such as MegaMolBART")
     if not isinstance(network.vocabulary, SmilesTokenizer):
         raise UserError(
-            f"{kind} writes what is hidden of a sequence, not the sequence, and has no {wanted}: take a model of "
-            "molecules, such as MegaMolBART"
+            f"{name} decodes masked spans, not whole sequences, which {output} needs: use a model of molecules, such "
+            "as MegaMolBART"
         )

@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a computation is, for those who look at it."""
+"""Progress bars."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int], object]
-"""Told of everything that is done."""
+"""Called with the number of items that were finished since the last call."""
 
 
-def silent(count: int) -> None:
+def no_progress(count: int) -> None:
     """Show nothing."""
 
 
 @contextmanager
-def progress(what: str, total: int, unit: str, shown: bool = True) -> Iterator[Advance]:
-    """Show a bar with the time left on stderr, where that is a terminal.
-
-    Args:
-        what: a verb and its object.
-        total: how many there are to do.
-        unit: of what.
-        shown: False where another process shows it.
+def progress_bar(description: str, total: int, unit: str) -> Iterator[Advance]:
+    """Show a progress bar with the remaining time on stderr, if it is a terminal; `unit` is a plural.
 
     Yields:
-        A function to be told how many more are done.
+        A function that advances the bar by a number of items.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -31,7 +25,7 @@ def progress(what: str, total: int, unit: str, shown: bool = True) -> Iterator[A
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit))
     console = Console(stderr=True)
     with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not (shown and console.is_terminal)
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
     ) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(description, total=total)
         yield lambda count: bar.advance(task, count)

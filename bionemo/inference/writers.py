@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that take what was computed, in the order of the input.
+"""Output files of predictions, in the order of the input.
 
-    .npz .h5 .pt   `id` [N], `tokens` [N], what there is of each sequence [N, ...], what there is of each token
-                   [tokens of all, ...]; those of sequence i begin at `offsets`[i] and end before `offsets`[i + 1];
-                   what was written is text, in .pt lists of it
+    .npz .h5 .pt   `id` [N], `tokens` [N], outputs per sequence [N, ...], outputs per token [all tokens, ...], of
+                   which sequence i has `offsets`[i] to `offsets`[i + 1]; generated molecules are text, in .pt lists
     .parquet       a row for each sequence, lists for vectors and samples
     .csv           a row for each sequence, a column for each number or text
-    .pkl           v1's: a list of dictionaries, hiddens [n, D] in each
+    .pkl           v1's format: a list of dictionaries, hiddens [n, D] in each
 
-N sequences. All but .pt and .pkl are written part by part, whatever their size.
+N sequences. All formats except .pt and .pkl are written part by part, in bounded memory.
 """
 
 import os
@@ -26,24 +25,23 @@ import torch
 from numpy.lib import format as npy
 from safetensors import safe_open
 
-from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
-from bionemo.inference.late_errors import written_to
-from bionemo.inference.outputs import PER_TOKEN, WRITTEN
-from bionemo.inference.parts import COMPLETE
-from bionemo.inference.records import Record, Records
-from bionemo.inference.text_outputs import from_bytes
+from bionemo.inference.deferred_errors import defer_errors
+from bionemo.inference.input_records import Record, Records
+from bionemo.inference.outputs import GENERATED, PER_TOKEN
+from bionemo.inference.part_files import COMPLETE
+from bionemo.inference.text_outputs import decode_texts
 
 FORMATS = ("npz", "h5", "pt", "csv", "parquet", "pkl")
 
 
-class Part(NamedTuple):
-    """Some sequences, and what was computed of them.
+class ResultPart(NamedTuple):
+    """Outputs of consecutive sequences.
 
     Attributes:
-        records: their names and texts.
-        tokens: [k] int64 tokens that were read of each.
-        columns: see TrainedModel.compute; of what was written, text [k] or [k, samples].
+        records: names and texts of the sequences.
+        tokens: [k] int64, number of tokens of each.
+        columns: outputs, see `InferenceModel.compute`; generated molecules are text [k] or [k, samples].
     """
 
     records: list[Record]
@@ -52,26 +50,20 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Results:
-    """All parts, each in a file of its own.
-
-    Attributes:
-        files: in order.
-        records: of the input.
-        outputs: names of the columns.
-    """
+class PredictionResults:
+    """All outputs of a prediction, in part files that follow the order of the records."""
 
     files: list[Path]
     records: Records
     outputs: list[str]
 
-    def __iter__(self) -> Iterator[Part]:
-        """Open them one after the other."""
+    def __iter__(self) -> Iterator[ResultPart]:
+        """Read the parts in order."""
         for file in self.files:
             with safe_open(file, framework="np") as opened:
                 numbers = opened.get_tensor("numbers")
-                columns = {name: from_bytes(opened.get_tensor(name)) for name in self.outputs}
-                yield Part(self._records(numbers), opened.get_tensor("tokens"), columns)
+                columns = {name: decode_texts(opened.get_tensor(name)) for name in self.outputs}
+                yield ResultPart(self._records(numbers), opened.get_tensor("tokens"), columns)
 
     def _records(self, numbers: np.ndarray) -> list[Record]:
         if not len(numbers):
@@ -82,71 +74,66 @@ class Results:
         return [record for number, record in enumerate(read, first) if number in wanted]
 
     def column(self, name: str) -> Iterator[np.ndarray]:
-        """One column, part by part."""
+        """Read one output, part by part."""
         for file in self.files:
             with safe_open(file, framework="np") as opened:
-                yield from_bytes(opened.get_tensor(name))
+                yield decode_texts(opened.get_tensor(name))
 
     def texts(self, name: str) -> Iterator[tuple[str, list[str]]]:
-        """What was read of each sequence, and what was written for it."""
+        """Yield each input text and the texts generated from it."""
         for part in self:
-            for record, written in zip(part.records, part.columns[name], strict=True):
-                yield record.text.strip(), [written] if written.ndim == 0 else written.tolist()
+            for record, generated in zip(part.records, part.columns[name], strict=True):
+                yield record.text.strip(), [generated] if generated.ndim == 0 else generated.tolist()
 
     @cached_property
     def ids(self) -> list[str]:
-        """Names of all sequences."""
+        """Names of all sequences, [N]."""
         return [record.id for part in self for record in part.records]
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """[N] int64."""
+        """Number of tokens of each sequence, [N] int64."""
         return np.concatenate(list(self.column("tokens")))
 
     @property
     def offsets(self) -> np.ndarray:
-        """[N + 1] int64."""
+        """First token of each sequence, and the total, [N + 1] int64."""
         return np.concatenate([np.zeros(1, np.int64), self.tokens.cumsum()])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a whole column."""
+        """Return the shape of an output of all sequences."""
         rows = int(self.tokens.sum()) if name in PER_TOKEN else len(self.tokens)
         return rows, *next(self.column(name)).shape[1:]
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Of a whole column: fp32, or text as long as the longest."""
-        if name not in WRITTEN:
+        """Return the type of an output of all sequences: fp32, or text as long as the longest."""
+        if name not in GENERATED:
             return np.dtype("<f4")
         return np.result_type(*(values.dtype for values in self.column(name)))
 
 
-def write(path: Path, kind: str, results: Results, directory: Path | None = None) -> None:
-    """Write everything to a file, which appears when it is complete.
+def write_results(path: Path, file_format: str, results: PredictionResults, directory: Path | None = None) -> None:
+    """Write all outputs to a file atomically.
 
     Args:
         path: the file.
-        kind: one of FORMATS.
-        results: what is written.
-        directory: of the parts, on the same file system: the file is there until it is complete, and remains linked
-            there as COMPLETE; None: beside `path`.
+        file_format: one of FORMATS.
+        results: the outputs.
+        directory: directory of the part files, on the same file system: the file is written there and remains
+            hard-linked there as COMPLETE; None: the file is written beside `path`.
 
     Raises:
-        UserError: when a table of numbers cannot hold it.
-        OSError: when it cannot be written.
+        OSError: if it cannot be written.
     """
-    if kind == "csv" and (tokens := [name for name in results.outputs if name in PER_TOKEN]):
-        raise UserError(
-            f"a CSV file has a row for each sequence, and no place for {tokens[0]}: write .parquet or .npz"
-        )
     with replacing(path, directory) as new:
-        _WRITERS[kind](new, results)
+        _WRITERS[file_format](new, results)
         if directory is not None:
             with suppress(OSError):  # a file system without hard links
                 (directory / COMPLETE).unlink(missing_ok=True)
                 os.link(new, directory / COMPLETE)
 
 
-def _npz(path: Path, results: Results) -> None:
+def _npz(path: Path, results: PredictionResults) -> None:
     with path.open("xb") as file, zipfile.ZipFile(file, "w") as archive:
 
         def member(name: str) -> IO[bytes]:
@@ -164,41 +151,42 @@ def _npz(path: Path, results: Results) -> None:
                     opened.write(np.ascontiguousarray(values, dtype).tobytes())
 
 
-def _h5(path: Path, results: Results) -> None:
+def _h5(path: Path, results: PredictionResults) -> None:
     import h5py
 
-    with written_to(path) as target, h5py.File(target, "w") as file:
+    with defer_errors(path) as target, h5py.File(target, "w") as file:
         for name, array in _index(results).items():
-            text = array.dtype.kind == "U"
-            file.create_dataset(name, data=results.ids if text else array, dtype=h5py.string_dtype() if text else None)
+            is_text = array.dtype.kind == "U"
+            data, dtype = (results.ids, h5py.string_dtype()) if is_text else (array, None)
+            file.create_dataset(name, data=data, dtype=dtype)
         for name in results.outputs:
-            text = name in WRITTEN
-            dataset = file.create_dataset(name, results.shape(name), h5py.string_dtype() if text else "float32")
+            is_text = name in GENERATED
+            dataset = file.create_dataset(name, results.shape(name), h5py.string_dtype() if is_text else "float32")
             begin = 0
             for values in results.column(name):
-                dataset[begin : begin + len(values)] = values.astype(object) if text else values
+                dataset[begin : begin + len(values)] = values.astype(object) if is_text else values
                 begin += len(values)
                 target.raise_error()
 
 
-def _pt(path: Path, results: Results) -> None:
+def _pt(path: Path, results: PredictionResults) -> None:
     numbers = {name: torch.from_numpy(array) for name, array in _index(results).items() if name != "id"}
-    whole = {name: np.concatenate(list(results.column(name))) for name in results.outputs}
-    values = {name: each.tolist() if name in WRITTEN else torch.from_numpy(each) for name, each in whole.items()}
-    with written_to(path) as target:
+    arrays = {name: np.concatenate(list(results.column(name))) for name in results.outputs}
+    values = {name: each.tolist() if name in GENERATED else torch.from_numpy(each) for name, each in arrays.items()}
+    with defer_errors(path) as target:
         torch.save({"id": results.ids, **numbers, **values}, target)  # type: ignore[arg-type]
 
 
-def _index(results: Results) -> dict[str, np.ndarray]:
+def _index(results: PredictionResults) -> dict[str, np.ndarray]:
     found = {"id": np.array(results.ids, np.str_), "tokens": results.tokens}
     return found | ({"offsets": results.offsets} if set(results.outputs) & {*PER_TOKEN} else {})
 
 
-def _csv(path: Path, results: Results) -> None:
+def _csv(path: Path, results: PredictionResults) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
-    def table(part: Part) -> pa.Table:
+    def table(part: ResultPart) -> pa.Table:
         columns: dict[str, Any] = {"id": [record.id for record in part.records], "tokens": part.tokens}
         for name, values in part.columns.items():
             numbers = {name: values} if values.ndim == 1 else {f"{name}_{i}": x for i, x in enumerate(values.T)}
@@ -206,10 +194,10 @@ def _csv(path: Path, results: Results) -> None:
         return pa.table(columns)
 
     options = csv.WriteOptions(quoting_style="needed")
-    _tables(path, results, table, lambda file, schema: csv.CSVWriter(file, schema, write_options=options))
+    _write_tables(path, results, table, lambda file, schema: csv.CSVWriter(file, schema, write_options=options))
 
 
-def _parquet(path: Path, results: Results) -> None:
+def _parquet(path: Path, results: PredictionResults) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -217,7 +205,7 @@ def _parquet(path: Path, results: Results) -> None:
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))
         return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
-    def table(part: Part) -> pa.Table:
+    def table(part: ResultPart) -> pa.Table:
         offsets = pa.array(np.concatenate([[0], part.tokens.cumsum()]).astype(np.int64))
         columns: dict[str, Any] = {"id": [record.id for record in part.records], "tokens": part.tokens}
         for name, values in part.columns.items():
@@ -225,24 +213,27 @@ def _parquet(path: Path, results: Results) -> None:
             columns[name] = pa.LargeListArray.from_arrays(offsets, rows) if name in PER_TOKEN else rows
         return pa.table(columns)
 
-    _tables(path, results, table, parquet.ParquetWriter)
+    _write_tables(path, results, table, parquet.ParquetWriter)
 
 
-def _tables(
-    path: Path, results: Results, table: Callable[[Part], Any], opened: Callable[[IO[bytes], Any], Any]
+def _write_tables(
+    path: Path,
+    results: PredictionResults,
+    make_table: Callable[[ResultPart], Any],
+    make_writer: Callable[[IO[bytes], Any], Any],
 ) -> None:
-    """Write a table of each part with one writer."""
+    """Write a table for each part with one writer."""
     parts = iter(results)
-    first = table(next(parts))
-    with path.open("xb") as file, opened(file, first.schema) as writer:
+    first = make_table(next(parts))
+    with path.open("xb") as file, make_writer(file, first.schema) as writer:
         writer.write_table(first)
         for part in parts:
-            writer.write_table(table(part))
+            writer.write_table(make_table(part))
 
 
-def _pkl(path: Path, results: Results) -> None:
-    def one(name: str, value: Any) -> Any:
-        return value.tolist() if name in WRITTEN else np.array(value)
+def _pkl(path: Path, results: PredictionResults) -> None:
+    def convert(name: str, value: Any) -> Any:
+        return value.tolist() if name in GENERATED else np.array(value)
 
     found: list[dict[str, Any]] = []
     for part in results:
@@ -251,13 +242,13 @@ def _pkl(path: Path, results: Results) -> None:
             for name, values in part.columns.items()
         }
         found += [
-            {"id": record.id, "sequence": record.text, **{name: one(name, rows[name][i]) for name in rows}}
+            {"id": record.id, "sequence": record.text, **{name: convert(name, rows[name][i]) for name in rows}}
             for i, record in enumerate(part.records)
         ]
     with path.open("xb") as file:
         pickle.dump(found, file)
 
 
-_WRITERS: dict[str, Callable[[Path, Results], None]] = {
+_WRITERS: dict[str, Callable[[Path, PredictionResults], None]] = {
     "npz": _npz, "h5": _h5, "pt": _pt, "csv": _csv, "parquet": _parquet, "pkl": _pkl,
 }  # fmt: skip

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edges to other frameworks."""
+"""Exchange of models and logs with NeMo, Hugging Face and Weights & Biases."""

@@ -1,144 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between checkpoints, `.nemo` archives and Hugging Face's directories: any of the three to another."""
+"""Conversion of trained models between checkpoints, `.nemo` archives and Hugging Face directories."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from bionemo.checkpoint import Checkpoint, LanguageModelWithin, TensorsInMemory, TensorSource, check, tools
+from bionemo.checkpoint import Checkpoint, MergedLoRA, TensorsInMemory, TensorSource, check, tools
 from bionemo.common.errors import UserError
-from bionemo.interop import huggingface, nemo_archive
-from bionemo.interop.model_card import card, history_of
-from bionemo.interop.v1_models import names_of
+from bionemo.interop import model_card, nemo_archive
+from bionemo.interop.huggingface import directory as huggingface
+from bionemo.interop.huggingface.contacts import ContactHead, check_contact_head
+from bionemo.interop.nemo_models import get_nemo_model
 
 CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
 
 
 class Model(NamedTuple):
-    """A trained model, wherever it comes from."""
+    """A trained model of any format.
 
-    config: Mapping[str, Any]  # the model section of our configuration, as far as it is known
-    words: int | None  # size of the vocabulary, without padding
+    Attributes:
+        config: `model` section of our configuration, as far as the file determines it.
+        vocabulary_size: number of tokens without padding; None if it is not known.
+        weights: weights by our names.
+        history: facts about the training, for the model card.
+        contact_head: contact regression, if there is one.
+    """
+
+    config: Mapping[str, Any]
+    vocabulary_size: int | None
     weights: TensorSource
-    history: Mapping[str, str] = {}  # of its training, for the model card
-    contact_head: huggingface.ContactHead | None = None
+    history: Mapping[str, str] = {}
+    contact_head: ContactHead | None = None
 
 
 def convert(source: Path, target: Path, to: str | None = None) -> None:
-    """Write the weights of one as another.
+    """Convert a trained model to another format.
 
     Args:
-        source: what is there; what it is follows from its name or its content.
-        target: what to make.
+        source: a checkpoint, a `.nemo` archive or a Hugging Face directory.
+        target: path to create.
         to: "hf" for a Hugging Face directory; None: an archive if the name ends in .nemo, else a checkpoint.
 
     Raises:
-        UserError: when the source cannot be read, there is no conversion between the two, or the target exists or
-            cannot be written.
+        UserError: if the source cannot be read, both formats are the same, or the target exists or cannot be written.
     """
-    given, wanted = kind_of(source), to or (NEMO if is_archive(target) else CHECKPOINT)
-    if given == wanted:
-        why = {
-            CHECKPOINT: "a checkpoint needs no conversion between layouts, every tensor, pipeline and data-parallel "
-            "size reads it as it is; for a .nemo archive name TARGET.nemo, for Hugging Face give --to=hf",
-            NEMO: "both are .nemo archives; name a directory to make a checkpoint",
-            HUGGING_FACE: "it is Hugging Face's already; without --to=hf a checkpoint is made",
+    source_format, target_format = detect_format(source), to or (NEMO if target.suffix == ".nemo" else CHECKPOINT)
+    if source_format == target_format:
+        reason = {
+            CHECKPOINT: "a checkpoint needs no conversion between layouts, it is read with any tensor, pipeline and "
+            "data parallel size; for a .nemo archive name TARGET.nemo, for Hugging Face give --to=hf",
+            NEMO: "both are .nemo archives; name a directory to write a checkpoint",
+            HUGGING_FACE: "the source already has the Hugging Face format; omit --to=hf to write a checkpoint",
         }
-        raise UserError(f"{source} -> {target}: {why[given]}")
+        raise UserError(f"{source} -> {target}: {reason[source_format]}")
     if target.exists() or target.is_symlink():
         raise UserError(f"{target} exists: name another target, or remove it")
-    if wanted == NEMO:
-        export(source, target)
+    if target_format == NEMO:
+        export_nemo(source, target)
         return
     model = open_model(source)
-    if wanted == HUGGING_FACE:
-        if model.words is None:
-            raise UserError(f"{source} does not say how many words its model knows, which {target} needs")
-        huggingface.write(target, model.config, model.words, model.weights, model.contact_head, model.history)
+    size = model.vocabulary_size
+    if target_format == HUGGING_FACE:
+        if size is None:
+            raise UserError(f"{source} does not contain the size of its vocabulary, which {target} needs")
+        huggingface.write(target, model.config, size, model.weights, model.contact_head, model.history)
     else:
-        known = {"model._target_": model.config["_target_"], "words": model.words}
-        state: dict[str, Any] = {"config": dict(model.config), "model": known}
+        identity = {"model._target_": model.config["_target_"], "words": size}
+        state: dict[str, Any] = {"config": dict(model.config), "model": identity}
         if model.contact_head:
             state["contact_head"] = model.contact_head
-        tools.write_weights(target, state, _read(model.weights))
+        tools.write_weights(target, state, tools.iterate_weights(model.weights))
 
 
-def export(source: Path, target: Path) -> None:
-    """Write the weights of a checkpoint, or of a directory of Hugging Face's, as a .nemo archive of any name.
+def export_nemo(source: Path, target: Path) -> None:
+    """Write the weights of a checkpoint or a Hugging Face directory as a `.nemo` archive, which may have any name.
 
     Raises:
-        UserError: when the source is damaged or does not know its model, or there is no room.
+        UserError: if the source is damaged or lacks its configuration, its model has no `.nemo` format, or the disk is
+            full.
     """
     model = open_model(source)
-    config = names_of(model.config).with_words(model.config, model.words)
-    about = card(target.name, model.config, model.words, model.weights, model.history, "")
-    nemo_archive.write(target, config, dict(_read(model.weights)), about)
-
-
-def _read(weights: TensorSource) -> Iterator[tuple[str, Tensor]]:
-    return ((name, weights.read(f"weights/{name}")) for name in weights.shapes("weights"))
+    config = get_nemo_model(model.config).with_vocabulary_size(model.config, model.vocabulary_size)
+    text = model_card.render(target.name, model.config, model.vocabulary_size, model.weights, model.history)
+    nemo_archive.write(target, config, dict(tools.iterate_weights(model.weights)), text)
 
 
 def open_model(path: Path) -> Model:
-    """Open a checkpoint, an archive or a directory of Hugging Face's.
+    """Open a checkpoint, a `.nemo` archive or a Hugging Face directory.
 
     Raises:
-        UserError: when it cannot be read, or does not know its model.
+        UserError: if it cannot be read, or lacks the configuration of its model.
     """
-    if is_archive(path):
+    file_format = detect_format(path)
+    if file_format == NEMO:
         archive = nemo_archive.read(path)
-        names = names_of(archive.config)
-        weights = TensorsInMemory(path, archive.weights)
-        return Model(names.our_config(archive.config), names.vocabulary(archive.config), weights)
-    if huggingface.is_directory(path):
-        directory = huggingface.HuggingFaceModel(path)
-        return Model(directory.config, directory.words, directory, contact_head=directory.contact_head)
+        nemo_model = get_nemo_model(archive.config)
+        config = nemo_model.to_our_config(archive.config)
+        size = nemo_model.read_vocabulary_size(archive.config)
+        return Model(config, size, TensorsInMemory(path, archive.weights, config))
+    if file_format == HUGGING_FACE:
+        hf = huggingface.HuggingFaceModel(path)
+        return Model(hf.config, hf.vocabulary_size, hf, contact_head=hf.contact_head)
     check(path)
     saved = Checkpoint(path)
-    config = saved.state.get("config")
-    if not (config and config.get("_target_")):
-        raise UserError(f"{path} does not hold the configuration of its model, without which it cannot be converted")
-    history = history_of(saved.state, saved.manifest)
+    if not saved.config.get("_target_"):
+        raise UserError(f"{path} does not contain the configuration of its model, which the conversion needs")
     try:
-        contact_head = huggingface.checked(saved.state.get("contact_head"), config)
+        contact_head = check_contact_head(saved.state.get("contact_head"), saved.config)
     except UserError as error:
-        raise UserError(f"checkpoint {path} cannot be used: {error}; take another or remove it") from error
-    known = dict(saved.state["model"]) if isinstance(saved.state.get("model"), dict) else {}
-    own: TensorSource = LanguageModelWithin(saved) if "task" in known else saved
-    return Model(config, tools.words(known), own, history, contact_head)
+        raise UserError(f"checkpoint {path} cannot be used: {error}; choose another or remove it") from error
+    identity: dict[str, Any] = saved.state.get("model", {})
+    weights: TensorSource = MergedLoRA(saved) if "task" in identity else saved
+    history = model_card.describe_training(saved.state, saved.manifest)
+    return Model(saved.config, tools.read_vocabulary_size(identity), weights, history, contact_head)
 
 
 def describe(path: Path, every_tensor: bool = False) -> str:
-    """Say in lines what a checkpoint, an archive or a directory of Hugging Face's holds.
+    """Return a text that describes a checkpoint, a `.nemo` archive or a Hugging Face directory.
 
     Raises:
-        UserError: when it cannot be read.
+        UserError: if it cannot be read.
     """
-    kind = kind_of(path)
-    if kind == CHECKPOINT:
+    file_format = detect_format(path)
+    if file_format == CHECKPOINT:
         return tools.describe(path, every_tensor)
     model = open_model(path)
     shapes = model.weights.shapes("weights")
     lines = {
-        {NEMO: "archive", HUGGING_FACE: "Hugging Face"}[kind]: str(path),
+        {NEMO: "archive", HUGGING_FACE: "Hugging Face"}[file_format]: str(path),
         "model": str(model.config["_target_"]),
-        "parameters": tools.parameters(shapes),
-        "vocabulary": f"{model.words:,} tokens",
-        "layers": str(model.config.get("num_layers", "not said")),
-        "hidden size": str(model.config.get("hidden_size", "not said")),
+        "parameters": tools.format_parameter_count(shapes),
+        "vocabulary": f"{model.vocabulary_size:,} tokens",
+        "layers": str(model.config.get("num_layers", "unknown")),
+        "hidden size": str(model.config.get("hidden_size", "unknown")),
     }
-    return tools.in_lines(lines, shapes if every_tensor else {})
+    return tools.format_description(lines, shapes if every_tensor else {})
 
 
-def kind_of(path: Path) -> str:
-    """What a path names: by its end, or by what is in it."""
-    if is_archive(path):
+def detect_format(path: Path) -> str:
+    """Return the format of a path, CHECKPOINT, NEMO or HUGGING_FACE, from its suffix or its content."""
+    if path.suffix == ".nemo":
         return NEMO
     return HUGGING_FACE if huggingface.is_directory(path) else CHECKPOINT
-
-
-def is_archive(path: Path) -> bool:
-    """Whether a path names a .nemo archive."""
-    return path.suffix == ".nemo"

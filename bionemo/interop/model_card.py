@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model card that goes with every model that leaves: what it is, what it was trained on, how to open it.
+"""Model cards of exported models: Markdown below a YAML header, as on the Hugging Face hub.
 
-Its form is that of Hugging Face's: Markdown below a few lines of YAML (Mitchell et al. 2019, "Model Cards for Model
-Reporting").
+Mitchell et al. 2019, "Model Cards for Model Reporting".
 """
 
 import math
@@ -15,79 +14,89 @@ from bionemo.checkpoint import TensorSource
 from bionemo.common.redaction import redact_text
 from bionemo.common.version import __version__
 
-_ABOUT = {
+_MODELS = {  # class name -> tag and description
     "ESM1nv": ("protein", "a masked language model of protein sequences with learned positions, after ESM-1b"),
     "ESM1b": ("protein", "a masked language model of protein sequences with learned positions, as ESM-1b and ESM-1v"),
     "ESM2nv": ("protein", "a masked language model of protein sequences with rotary positions, after ESM-2"),
-    "ProtT5nv": ("protein", "an encoder-decoder that fills in hidden stretches of protein sequences, after ProtT5"),
-    "MegaMolBART": ("chemistry", "an encoder-decoder that writes a molecule's SMILES anew, after Chemformer"),
-    "GPT3": ("text-generation", "a language model that goes on with a text, after GPT-3"),
+    "ProtT5nv": ("protein", "an encoder-decoder that fills in masked spans of protein sequences, after ProtT5"),
+    "MegaMolBART": ("chemistry", "an encoder-decoder that reconstructs the SMILES of a molecule, after Chemformer"),
+    "GPT3": ("text-generation", "an autoregressive language model of text, after GPT-3"),
 }
 _SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
 
 
-def card(
-    name: str, config: Mapping[str, Any], words: int | None, weights: TensorSource, history: Mapping[str, Any],
-    howto: str,
-) -> str:  # fmt: skip
-    """Write it.
+def render(
+    name: str,
+    config: Mapping[str, Any],
+    vocabulary_size: int | None,
+    weights: TensorSource,
+    history: Mapping[str, str],
+    usage: str = "",
+) -> str:
+    """Return the text of a model card, without secrets.
 
     Args:
-        name: of the model.
-        config: the model section of our configuration.
-        words: size of the vocabulary.
-        weights: of the whole model.
-        history: what a checkpoint knows of its training; empty where nothing is known.
-        howto: Python that opens it, besides ours.
+        name: name of the model's file or directory.
+        config: `model` section of our configuration.
+        vocabulary_size: number of tokens; None if it is not known.
+        weights: weights of the whole model.
+        history: facts about the training; empty if nothing is known.
+        usage: Python code that opens the model with another library.
     """
-    kind = str(config["_target_"]).rpartition(".")[2]
-    tag, about = _ABOUT.get(kind, ("", "a model"))
+    class_name = str(config["_target_"]).rpartition(".")[2]
+    tag, description = _MODELS.get(class_name, ("", "a model"))
     parameters = sum(math.prod(shape) for shape in weights.shapes("weights").values())
-    head = yaml.safe_dump({"library_name": "bionemo", "tags": ["bionemo", kind, *([tag] if tag else [])]})
+    header = yaml.safe_dump({"library_name": "bionemo", "tags": ["bionemo", class_name, *([tag] if tag else [])]})
     facts = {
-        "class": f"{kind}: {about}",
-        "parameters": f"{parameters:,}, rows that only pad the vocabulary among them",
-        "vocabulary": "not known" if words is None else f"{words:,} tokens",
+        "class": f"{class_name}: {description}",
+        "parameters": f"{parameters:,}, including rows that pad the vocabulary",
+        "vocabulary": "unknown" if vocabulary_size is None else f"{vocabulary_size:,} tokens",
         **{key: f"{config[key]:,}" for key in _SIZES if isinstance(config.get(key), int)},
     }
-    text = "\n".join(
-        [
-            f"---\n{head}---\n\n# {name}\n",
-            *_table(facts),
-            "\n## Training\n",
-            *(_table(history) if history else ["Nothing is known of it here: add what you know."]),
-            "\n## Use\n",
-            f"```python\nimport bionemo\n\nmodel = bionemo.load({name!r})\n```\n",
-            *([f"```python\n{howto}\n```\n"] if howto else []),
-            "What it computes says how the sequences look that it was trained on: no evidence of what a protein or a",
-            "molecule does. It has not been judged for any use beyond research.\n",
-            f"Written by bionemo {__version__}.\n",
-        ]
-    )
-    return redact_text(text)
+    training = _table(history) if history else "The training is unknown: add what you know."
+    other = f"\n```python\n{usage}\n```\n" if usage else ""
+    return redact_text(f"""---
+{header}---
+
+# {name}
+
+{_table(facts)}
+
+## Training
+
+{training}
+
+## Use
+
+```python
+import bionemo
+
+model = bionemo.load({name!r})
+```
+{other}
+Predictions reflect the sequences the model was trained on; they are no evidence of what a protein or a molecule does.
+The model has not been evaluated for any use beyond research.
+
+Written by bionemo {__version__}.
+""")
 
 
-def history_of(state: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What a checkpoint knows of its training.
-
-    Args:
-        state: of the checkpoint.
-        manifest: of the checkpoint.
-    """
-    data = _mapping(state.get("SequenceData"))
-    position, stream = _mapping(data.get("position")), _mapping(data.get("stream"))
+def describe_training(state: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return facts about the training from the state and the manifest of a checkpoint."""
+    data = _as_mapping(state.get("SequenceData"))
+    position, stream = _as_mapping(data.get("position")), _as_mapping(data.get("stream"))
     counts = {"steps": manifest.get("step")}
     counts |= {key.replace("_", " "): position.get(key) for key in ("consumed_samples", "consumed_tokens")}
     counts |= {key: value for key, value in stream.items() if str(key).startswith("training ")}
     facts = {key: f"{value:,}" for key, value in counts.items() if type(value) is int and value}
-    metrics = _mapping(manifest.get("metrics"))
+    metrics = _as_mapping(manifest.get("metrics"))
     return facts | {name: f"{value:.4f}" for name, value in metrics.items() if type(value) is float}
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    """What should be one; whoever wrote a checkpoint may have put anything there."""
+def _as_mapping(value: object) -> Mapping[str, Any]:
+    """Replace anything else by an empty mapping: checkpoints may come from untrusted sources."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _table(facts: Mapping[str, str]) -> list[str]:
-    return ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
+def _table(facts: Mapping[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edge to NeMo: its exp_manager sets up directories, loggers and log files. No other module imports `nemo`."""
+"""Set-up of directories, loggers and log files with NeMo's exp_manager, the only module that imports `nemo`."""
 
 import errno
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import wandb
+from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.utilities import rank_zero_only
 from nemo.utils import exp_manager as nemo
 from nemo.utils import logging as nemo_logging
 from nemo.utils.exceptions import NeMoBaseException
@@ -19,42 +23,39 @@ from omegaconf import OmegaConf
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
-from bionemo.common.redaction import LogFilter, redact_arguments
-from bionemo.config.references import as_literals
+from bionemo.common.redaction import LogFilter, redact_arguments, redact_tree
+from bionemo.common.version import __version__
+from bionemo.config.interpolations import escape_interpolations
 from bionemo.config.schema import ExpManagerConfig
-from bionemo.interop import full_disk
-from bionemo.interop.quiet import our_messages_to
-from bionemo.interop.revision import revision
-from bionemo.interop.wandb import start_wandb
+from bionemo.config.schema.exp_manager import WandbLoggerConfig
+from bionemo.interop.console_logging import log_to_file
+from bionemo.interop.log_write_errors import tolerate_write_errors
 
-_ROOM = 1 << 18  # bytes that a directory must have room for before a run begins to write
-# What we do ourselves, so NeMo must not: it knows checkpoints as pickles and resumes from a name pattern.
-_OURS = {
+log = logging.getLogger(__name__)
+_MIN_SPACE = 1 << 18  # bytes that must fit into a directory when a run starts
+_OURS = {  # features that this package implements itself; NeMo's checkpoints, for example, are pickles
     "explicit_log_dir": None,
     "exp_dir": None,
     "version": None,
     "resume_if_exists": False,
     "resume_ignore_no_checkpoint": True,
     "resume_from_checkpoint": None,
-    "create_wandb_logger": False,  # interop/wandb.py
+    "create_wandb_logger": False,  # see _start_wandb
     "wandb_logger_kwargs": None,
-    "max_time_per_run": None,  # training/checkpointing.py; NeMo's timer leaves without saving
+    "max_time_per_run": None,  # NeMo's timer stops without saving
     "create_checkpoint_callback": False,
     "create_preemption_callback": False,
     "checkpoint_callback_params": None,
-    "disable_validation_on_resume": False,  # never repeated here; NeMo's loop would also skip the one that is due next
+    "disable_validation_on_resume": False,  # NeMo's loop would also skip the next validation
     "log_step_timing": False,
     "log_delta_step_timing": False,
     "log_tflops_per_sec_per_gpu": False,
 }
-
-# It would move every file of the log directory, whoever it belongs to (see run_files.py), and run `git diff`.
-nemo.check_resume = lambda *_, **__: None
-nemo.get_git_hash = lambda: (False, "")
+_WANDB_UNREDACTED = ("settings", "dir", "save_dir")  # needed to log in and to write; W&B does not display secrets
 
 
 def log_directory(config: ExpManagerConfig) -> Path:
-    """Where a run writes: explicit_log_dir as it stands, else exp_dir/name[/version]."""
+    """Return the log directory of a run: explicit_log_dir, else exp_dir/name[/version]."""
     if config.explicit_log_dir:
         return Path(config.explicit_log_dir).absolute()
     parent = Path(config.exp_dir or "nemo_experiments").absolute()
@@ -62,33 +63,33 @@ def log_directory(config: ExpManagerConfig) -> Path:
 
 
 def checkpoint_directory(config: ExpManagerConfig, directory: Path) -> Path:
-    """Where a run's checkpoints go: dirpath, else beside its logs."""
-    named = config.checkpoint_callback_params.dirpath
-    return Path(named).absolute() if named else directory / "checkpoints"
+    """Return the directory of a run's checkpoints: dirpath, else `checkpoints` in the log directory."""
+    dirpath = config.checkpoint_callback_params.dirpath
+    return Path(dirpath).absolute() if dirpath else directory / "checkpoints"
 
 
 def make_directories(*directories: Path) -> None:
-    """Make the run's directories, and see that they can be written and have room for logs.
+    """Create the directories of a run and check that logs can be written to them.
 
     Raises:
-        UserError: when one cannot, or has none.
+        UserError: if a directory cannot be written, or the disk is full.
     """
     for path in directories:
         probe = path / f".write-test-{os.getpid()}"
-        with writing(path):
+        with directory_errors(path):
             path.mkdir(parents=True, exist_ok=True)
             try:
-                probe.write_bytes(bytes(_ROOM))
+                probe.write_bytes(bytes(_MIN_SPACE))
             except OSError as error:
-                if error.errno != errno.EFBIG:  # a limit on the size of a single file, which logs may stay below
+                if error.errno != errno.EFBIG:  # a limit on the size of one file, which logs may not reach
                     raise
             finally:
                 probe.unlink(missing_ok=True)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an error of the file system about a directory of the run into a UserError."""
+def directory_errors(path: Path) -> Iterator[None]:
+    """Replace an OSError in a directory of the run by a UserError."""
     try:
         yield
     except OSError as error:
@@ -100,67 +101,75 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path) -> None:
-    """Let exp_manager make the run's files and loggers, with secrets hidden and the console left to us.
-
-    Args:
-        trainer: gets the loggers and callbacks.
-        config: `exp_manager` of the configuration.
-        directory: for logs; see `started_logs`.
+    """Create the log files and loggers of a run with exp_manager, and add them to the trainer; secrets are redacted.
 
     Raises:
-        UserError: when it, or a logger, does not accept the configuration.
-        OSError: when a file cannot be written.
+        UserError: if exp_manager or a logger rejects the configuration.
+        OSError: if a file cannot be written.
     """
-    full_disk.tolerate()
+    tolerate_write_errors()
     known = {field.name for field in fields(nemo.ExpManagerConfig)}
-    given: dict[str, Any] = {"seconds_to_sleep": 0}  # NeMo lets all ranks but the first wait for 5 s; see _LogFile
-    given |= {k: v for k, v in _without_none(asdict(config)).items() if k in known and k not in _OURS}
-    given |= {k: v for k, v in _OURS.items() if v is not None} | {"explicit_log_dir": str(directory)}
-    arguments, sys.argv = sys.argv, redact_arguments(sys.argv)  # NeMo and W&B write them down
+    given: dict[str, Any] = {"seconds_to_sleep": 0}  # by default other ranks wait for 5 s; see _OpenLogFile
+    given |= {key: value for key, value in _without_none(asdict(config)).items() if key in known and key not in _OURS}
+    given |= {key: value for key, value in _OURS.items() if value is not None} | {"explicit_log_dir": str(directory)}
     nemo_logging.remove_stream_handlers()
     nemo_logging._logger.addHandler(logging.NullHandler())  # without any handler, Python prints warnings itself
-    for handler in _log_files():  # of a run before this one in the same process
+    for handler in _log_files():  # of an earlier run in the same process
         nemo_logging._logger.removeHandler(handler)
     try:
-        nemo.exp_manager(trainer, OmegaConf.create(as_literals(given)))
-        if config.create_wandb_logger:
-            trainer.loggers = [*trainer.loggers, start_wandb(config.wandb_logger_kwargs, directory)]
+        with _adapted_nemo():
+            nemo.exp_manager(trainer, OmegaConf.create(escape_interpolations(given)))
+            if config.create_wandb_logger:
+                trainer.loggers = [*trainer.loggers, _start_wandb(config.wandb_logger_kwargs, directory)]
     except ImportError as error:
-        raise UserError(f"exp_manager: {error}: install it, or leave that logger or callback off") from error
+        raise UserError(f"exp_manager: {error}: install it, or disable that logger or callback") from error
     except (ValueError, TypeError, NeMoBaseException) as error:
         raise UserError(f"exp_manager: {error}") from error
-    finally:
-        sys.argv = arguments
     for name in ("nemo_logger", "lightning.pytorch"):
         for written in logging.getLogger(name).handlers:
             written.addFilter(LogFilter())
     name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
     if trainer.is_global_zero:
-        # NeMo would tell of the repository around the working directory, with every line that differs in it
-        write_atomic(directory / "git-info.log", revision())
-        _log_to(directory / name)
+        write_atomic(directory / "git-info.log", _describe_version())
+        _open_log_file(directory / name)
     elif not config.log_global_rank_0_only:
-        trainer.callbacks.append(_LogFile(directory / name))  # type: ignore[attr-defined]
+        trainer.callbacks.append(_OpenLogFile(directory / name))  # type: ignore[attr-defined]
 
 
-class _LogFile(pl.Callback):
-    """Opens a rank's log file when all ranks are there: until then the first one may be moving older files away."""
+@contextmanager
+def _adapted_nemo() -> Iterator[None]:
+    """Redact sys.argv, which NeMo and W&B record, and disable two functions of exp_manager.
+
+    check_resume would move all files of the log directory (see run_files.py); get_git_hash would make exp_manager
+    record `git diff` of the working directory.
+    """
+    saved = sys.argv, nemo.check_resume, nemo.get_git_hash
+    sys.argv = redact_arguments(sys.argv)
+    nemo.check_resume, nemo.get_git_hash = lambda *_, **__: None, lambda: (False, "")
+    try:
+        yield
+    finally:
+        sys.argv, nemo.check_resume, nemo.get_git_hash = saved
+
+
+class _OpenLogFile(pl.Callback):
+    """Opens the log file of a rank at setup: before, rank 0 may still be moving old files."""
 
     def __init__(self, path: Path) -> None:
         self._path: Path | None = path
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Open it once."""
+        """Open the file, once."""
         if self._path is not None:
-            _log_to(self._path)
+            _open_log_file(self._path)
             self._path = None
 
 
-def _log_to(path: Path) -> None:
+def _open_log_file(path: Path) -> None:
     nemo_logging.add_file_handler(path)
-    for handler in _log_files():  # our own messages belong in the same files
+    for handler in _log_files():
         handler.addFilter(LogFilter())
-        our_messages_to(handler)
+        log_to_file(handler)
 
 
 def _log_files() -> list[logging.FileHandler]:
@@ -169,5 +178,47 @@ def _log_files() -> list[logging.FileHandler]:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
     return value
+
+
+def _start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
+    """Start a Weights & Biases run on rank 0; an offline run needs neither network nor account."""
+    arguments = {key: value for key, value in asdict(config).items() if value is not None}
+    arguments |= redact_tree({key: value for key, value in arguments.items() if key not in _WANDB_UNREDACTED})
+    if config.offline:
+        arguments["mode"] = "offline"
+    try:
+        logger = WandbLogger(**({"save_dir": str(directory)} | arguments))
+        _open_wandb_run(logger)
+    except (wandb.Error, ValueError, TypeError) as error:
+        raise UserError(
+            f"exp_manager.create_wandb_logger=True: {error}; log in with `wandb login`, or set "
+            "exp_manager.wandb_logger_kwargs.offline=True and upload the run later with `wandb sync`"
+        ) from error
+    return logger
+
+
+@rank_zero_only
+def _open_wandb_run(logger: WandbLogger) -> None:
+    wandb.setup()  # reads WANDB_SILENT before the first warning
+    if url := logger.experiment.url:
+        log.warning("this run on Weights & Biases: %s", url)
+
+
+def _describe_version() -> str:
+    """Return the version and, in a git checkout, its commit and the names of changed files."""
+    commit, changed = _run_git("rev-parse", "HEAD"), _run_git("status", "--short", "--untracked-files=no")
+    lines = [f"bionemo {__version__}"]
+    if commit and changed is not None:
+        lines += [f"commit hash: {commit}", *changed.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _run_git(*arguments: str) -> str | None:
+    """Run git in the directory of this package; None if it fails."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

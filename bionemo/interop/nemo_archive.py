@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`.nemo` archives, in which v1 and NeMo keep a trained model: a tar of its configuration and its weights.
+"""`.nemo` archives, in which BioNeMo v1 and NeMo store a trained model: a tar of its configuration and its weights.
 
-    ./model_config.yaml                                    v1's `model` section, at top level
-    ./model_card.md                                        ours: what it is, for people
-    ./model_weights.ckpt                                   torch.save of its state dict,
-    ./mp_rank_00/model_weights.ckpt                        or one for each rank of tensor parallelism,
-    ./tp_rank_00_pp_rank_000/model_weights.ckpt            or one for each rank of that and of the pipeline
+    ./model_config.yaml                                    `model` section of the configuration
+    ./model_card.md                                        model card, written by this package only
+    ./model_weights.ckpt                                   state dict, written by torch.save,
+    ./mp_rank_00/model_weights.ckpt                        or one per tensor parallel rank,
+    ./tp_rank_00_pp_rank_000/model_weights.ckpt            or one per tensor and pipeline parallel rank
 
-The layout is that of NeMo 1.23's `NLPSaveRestoreConnector`. Reading runs nothing that an archive holds, whoever made
-it (see safe_tar.py and safe_load.py). Neither NeMo nor Megatron is needed for either.
+The layout is that of NeMo 1.23's `NLPSaveRestoreConnector`. Reading an untrusted archive executes
+nothing (see safe_tar.py and safe_load.py). Neither NeMo nor Megatron is imported.
 """
 
 import os
@@ -26,10 +26,11 @@ from torch import Tensor
 from bionemo.common.errors import UserError
 from bionemo.common.files import sync
 from bionemo.common.redaction import redact_tree
+from bionemo.interop.merge_ranks import check_weights, merge_ranks
+from bionemo.interop.nemo_models import NemoModel, get_nemo_model
 from bionemo.interop.safe_load import load_settings, load_tensors
-from bionemo.interop.safe_tar import BLOCK, Member, opened
-from bionemo.interop.v1_models import names_of
-from bionemo.interop.v1_ranks import join
+from bionemo.interop.safe_tar import BLOCK, Member, open_tar
+from bionemo.interop.weight_names import head_size
 
 CONFIG, WEIGHTS, CARD = "model_config.yaml", "model_weights.ckpt", "model_card.md"
 _RANK = re.compile(r"(?:[mt]p_rank_([0-9]{2})(?:_pp_rank_([0-9]{3}))?/)?model_weights\.ckpt")
@@ -37,12 +38,11 @@ _RANK = re.compile(r"(?:[mt]p_rank_([0-9]{2})(?:_pp_rank_([0-9]{3}))?/)?model_we
 
 @dataclass(frozen=True)
 class NemoArchive:
-    """What an archive holds.
+    """Content of an archive.
 
     Attributes:
-        config: its model_config.yaml as it stands, class paths and interpolations as text: import none of the one and
-            resolve none of the other.
-        weights: the whole weights by our names, in the types they were saved in.
+        config: content of model_config.yaml; class paths are not imported and interpolations not resolved.
+        weights: whole weights by our names, in the types they were saved in.
     """
 
     config: dict[str, Any]
@@ -50,88 +50,106 @@ class NemoArchive:
 
 
 def read(path: str | Path) -> NemoArchive:
-    """Read an archive of v1, of NeMo or of ours, of however many ranks; each weight is in memory once.
+    """Read an archive of BioNeMo v1, NeMo or this package, saved by any number of ranks.
 
     Raises:
-        UserError: when it cannot be read, is not such an archive, or could do more than hold weights.
+        UserError: if it cannot be read, is not such an archive, or contains anything but weights.
     """
     path = Path(path)
     try:
-        with opened(path) as members:
+        with open_tar(path) as members:
             if CONFIG not in members:
-                raise UserError(f"it has no {CONFIG}")
+                raise UserError(f"it contains no {CONFIG}")
             config = load_settings(members[CONFIG])
-            names = names_of(config)
-            stages = [[load_tensors(rank) for rank in ranks] for ranks in _stages(members)]
-            return NemoArchive(config, join(names, config, stages))
+            model = get_nemo_model(config)
+            stages = [[load_tensors(rank) for rank in ranks] for ranks in _find_ranks(members)]
+            return NemoArchive(config, merge_ranks(model, config, stages))
     except UserError as error:
-        raise UserError(f"{path} is not opened: {error}") from error
+        raise UserError(f"{path} cannot be opened: {error}") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], card: str = "") -> None:
-    """Write an archive that v1's tools and NeMo's SaveRestoreConnector open; it appears when it is complete.
-
-    Nothing is kept twice: the weights go from memory to where they stay in the file.
+def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], model_card: str = "") -> None:
+    """Write an archive that BioNeMo v1 and NeMo's SaveRestoreConnector open; it appears when it is complete.
 
     Args:
-        path: of the archive; an existing one is replaced.
-        config: the model section of our configuration, of plain values.
-        weights: by our names, of the whole model.
-        card: the model card.
+        path: path of the archive; an existing one is replaced.
+        config: `model` section of our configuration, of plain values.
+        weights: weights of the whole model, by our names.
+        model_card: text of the model card.
 
     Raises:
-        UserError: when the weights are not those of the configuration, or there is no room; what was there before is
-            untouched.
+        UserError: if the weights do not match the configuration, or the disk is full; an existing file stays as it
+            was.
     """
     path = Path(path)
     unfinished = path.with_name(path.name + ".unfinished")
     try:
-        names = names_of(config)
-        state = {name: _plain(weight) for name, weight in names.to_v1(config, weights).items()}
-        settings = yaml.safe_dump(redact_tree(names.v1_config(config)), sort_keys=False, allow_unicode=True).encode()
+        model = get_nemo_model(config)
+        state = {name: _compact(weight) for name, weight in to_nemo_names(model, config, weights).items()}
+        settings = redact_tree(model.to_nemo_config(config))
+        text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+        members: dict[str, Callable[[BinaryIO], object]] = {CONFIG: lambda file: file.write(text.encode())}
+        if model_card:
+            members[CARD] = lambda file: file.write(model_card.encode())
         path.parent.mkdir(parents=True, exist_ok=True)
-        parts: dict[str, Callable[[BinaryIO], object]] = {CONFIG: lambda file: file.write(settings)}
-        if card:
-            parts[CARD] = lambda file: file.write(card.encode())
-        _write(unfinished, parts | {WEIGHTS: lambda file: torch.save(state, file)})
+        _write_tar(unfinished, members | {WEIGHTS: lambda file: torch.save(state, file)})
         os.replace(unfinished, path)
         sync(path.parent)
     except UserError as error:
-        raise UserError(f"{path} is not written: {error}") from error
-    except (OSError, RuntimeError) as error:  # torch hides the one in the other
+        raise UserError(f"{path} cannot be written: {error}") from error
+    except (OSError, RuntimeError) as error:  # torch.save raises a RuntimeError with the OSError as its context
         reason = error if isinstance(error, OSError) else error.__context__
         if not isinstance(reason, OSError):
             raise
         raise UserError(
-            f"{path} could not be written ({reason.strerror}): make room or choose another path"
+            f"{path} could not be written ({reason.strerror}): free disk space or choose another path"
         ) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def _stages(members: Mapping[str, Member]) -> list[list[Member]]:
-    """Files of weights, by rank of the pipeline and of tensor parallelism."""
+def to_nemo_names(model: NemoModel, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state dict of a `.nemo` file for weights by our names.
+
+    Raises:
+        UserError: if the weights do not match the configuration.
+    """
+    expected = model.weights(config)
+    check_weights(expected, weights)
+    state: dict[str, Tensor] = {}
+    for ours, weight in expected.items():
+        copies = [copy for copy, original in model.names.copies.items() if original in weight.theirs]
+        state |= {model.prefix + name: weights[ours] for name in (*weight.theirs, *copies)}
+    if model.rotary:
+        size = head_size(config)
+        frequencies = 1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)
+        state["model.language_model.rotary_pos_emb.inv_freq"] = frequencies
+    return state
+
+
+def _find_ranks(members: Mapping[str, Member]) -> list[list[Member]]:
+    """Return the files of weights by pipeline rank and tensor rank."""
     files = {name: rank for name in members if (rank := _RANK.fullmatch(name))}
     ranks = {(int(rank[2] or 0), int(rank[1] or 0)): members[name] for name, rank in files.items()}
     stages, tensor_ranks = (1 + max((rank[i] for rank in ranks), default=0) for i in (0, 1))
     if not len(files) == len(ranks) == stages * tensor_ranks:
-        raise UserError(f"it has no {WEIGHTS}, or not one for each rank")
+        raise UserError(f"it contains no {WEIGHTS}, or not one for each rank")
     return [[ranks[stage, rank] for rank in range(tensor_ranks)] for stage in range(stages)]
 
 
-def _plain(weight: Tensor) -> Tensor:
-    """On the CPU, and no part of something larger, which torch.save would write as well."""
+def _compact(weight: Tensor) -> Tensor:
+    """Move a tensor to the CPU; copy a part of a larger storage, which torch.save would write as a whole."""
     weight = weight.detach().cpu().contiguous()
     return weight if weight.untyped_storage().nbytes() == weight.nbytes else weight.clone()
 
 
-def _write(path: Path, parts: Mapping[str, Callable[[BinaryIO], object]]) -> None:
-    """A tar whose members are written in place: each header follows when its size is known."""
+def _write_tar(path: Path, members: Mapping[str, Callable[[BinaryIO], object]]) -> None:
+    """Write the members directly into the tar; each header is filled in when the size of its member is known."""
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
-        for name, write_to in parts.items():
+        for name, write_to in members.items():
             header = file.tell()
             file.write(bytes(BLOCK))
             write_to(file)
@@ -140,7 +158,7 @@ def _write(path: Path, parts: Mapping[str, Callable[[BinaryIO], object]]) -> Non
             info = tarfile.TarInfo(f"./{name}")
             info.size = end - header - BLOCK
             file.seek(header)
-            file.write(info.tobuf(tarfile.GNU_FORMAT))  # one block, whatever the size
+            file.write(info.tobuf(tarfile.GNU_FORMAT))  # always one block
             file.seek(0, os.SEEK_END)
         file.write(bytes(tarfile.RECORDSIZE - file.tell() % tarfile.RECORDSIZE + tarfile.RECORDSIZE))
         file.flush()

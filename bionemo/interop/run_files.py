@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of earlier runs in a log directory: they move to `run_0`, `run_1` and so on, and nothing else moves.
+"""Files of a run in its log directory.
 
-A log directory may hold other files, and may be the working directory. So every start records which files it writes.
+When a run starts, the files of earlier runs are moved to `run_0`, `run_1` and so on. Other files stay, because the
+directory may be shared or the working directory. Every start therefore records which files it writes.
 """
 
 import json
@@ -15,54 +16,56 @@ from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
 
 RECORD = ".bionemo-run.json"
-_NAMED_BY_NEMO = r"cmd-args\.log|nemo_error_log\.txt|lightning_logs\.txt|nemo_log_globalrank-\d+_localrank-\d+\.txt"
-_LOGS = rf"{_NAMED_BY_NEMO}|git-info\.log|(config|hparams)\.yaml|loss_curve\.png"
+_NEMO_LOGS = r"cmd-args\.log|nemo_error_log\.txt|lightning_logs\.txt|nemo_log_globalrank-\d+_localrank-\d+\.txt"
+_LOGS = rf"{_NEMO_LOGS}|git-info\.log|(config|hparams)\.yaml|loss_curve\.png"
 
 
-def recorded_run(directory: Path) -> str | None:
-    """The identity of the run that last started in a log directory; None when there is no record."""
-    record = _record(directory)
+def read_run_id(directory: Path) -> str | None:
+    """Return the identity of the run that last started in a log directory; None if there is no record."""
+    record = _read_record(directory)
     return record[0] if record else None
 
 
-def set_aside(directory: Path, run: str | None, copies: Iterable[str] = ()) -> None:
-    """Move the files of earlier runs to the next `run_N`, then record this start.
+def move_old_files(directory: Path, run: str | None, copies: Iterable[str] = ()) -> None:
+    """Move the files of earlier runs to the next `run_N`, then record the start of this run.
 
     Args:
         directory: the log directory.
-        run: identity of the run; None: one that writes no checkpoints, which leaves the recorded identity.
-        copies: paths of files that this start copies into the directory.
+        run: identity of the run; None: it writes no checkpoints, and the recorded identity stays.
+        copies: paths of files that the run copies into the directory.
 
     Raises:
-        UserError: when a file that no run has written has the name of one that this start writes.
-        OSError: when the directory cannot be written.
+        UserError: if a file that no run has written has the name of a file that this run writes.
+        OSError: if the directory cannot be written.
     """
     new = {Path(path).name for path in copies}
     files = [path for path in directory.iterdir() if path.is_file()]
-    record = _record(directory)
-    known = record[1] if record else set()
-    before_records = any(re.fullmatch(_NAMED_BY_NEMO, path.name) for path in files)  # of v1 or an earlier version
-    ours = _LOGS if record or before_records else r"(?!)"
-    old = [path for path in files if path.name in known or re.fullmatch(ours, path.name)]
+    last_run, copied = _read_record(directory) or ("", None)
+    # without a record, logs of NeMo are those of BioNeMo v1 or an earlier version
+    has_runs = copied is not None or any(re.fullmatch(_NEMO_LOGS, path.name) for path in files)
+    old = []
     for path in files:
-        if path not in old and (path.name in new or re.fullmatch(_LOGS, path.name)):
+        is_log = re.fullmatch(_LOGS, path.name) is not None
+        if (is_log and has_runs) or path.name in (copied or ()):
+            old.append(path)
+        elif is_log or path.name in new:
             raise UserError(
-                f"{path} was not written by a run, which would replace it: move it away, or choose another "
+                f"{path} was not written by a run, but this run would replace it: move it away, or choose another "
                 "exp_manager.exp_dir"
             )
     if old:
-        place = _next(directory)
-        place.mkdir()
+        archive = _next_directory(directory)
+        archive.mkdir()
         for path in old:
-            os.rename(path, place / path.name)
-    last = record[0] if record else ""
-    write_atomic(directory / RECORD, json.dumps({"run": last if run is None else run, "files": sorted(new)}))
+            os.rename(path, archive / path.name)
+    record = {"run": last_run if run is None else run, "files": sorted(new)}
+    write_atomic(directory / RECORD, json.dumps(record))
 
 
 @contextmanager
-def started_logs(directory: Path, run: str | None, copies: Iterable[str] = ()) -> Iterator[None]:
-    """Move files of earlier runs away as `set_aside`; delete the logs of this one if an OSError ends the block."""
-    set_aside(directory, run, copies)
+def prepare_log_directory(directory: Path, run: str | None, copies: Iterable[str] = ()) -> Iterator[None]:
+    """Call `move_old_files`; delete the logs of this run if an OSError ends the block."""
+    move_old_files(directory, run, copies)
     try:
         yield
     except OSError:
@@ -72,15 +75,15 @@ def started_logs(directory: Path, run: str | None, copies: Iterable[str] = ()) -
         raise
 
 
-def _next(directory: Path) -> Path:
+def _next_directory(directory: Path) -> Path:
     number = sum(path.is_dir() for path in directory.glob("run_*"))
-    while os.path.lexists(place := directory / f"run_{number}"):
+    while os.path.lexists(free := directory / f"run_{number}"):
         number += 1
-    return place
+    return free
 
 
-def _record(directory: Path) -> tuple[str, set[str]] | None:
-    """The identity of the run, and the names of the files that it copied."""
+def _read_record(directory: Path) -> tuple[str, set[str]] | None:
+    """Return the identity of the run and the names of the files that it copied."""
     try:
         match json.loads((directory / RECORD).read_text()):
             case {"run": str(run), "files": list(files)}:

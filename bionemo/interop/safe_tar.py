@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tar from anywhere, read in place: its members are named and measured, nothing is unpacked or written.
+"""Reading of untrusted tar archives in place: members are listed, nothing is extracted.
 
-The format is POSIX.1-2017's (pax, "ustar Interchange Format" and "pax Extended Header"). Only plain files and
-directories are let through: whatever else a tar can hold, an archive of weights has no use for.
+The format is POSIX.1-2017's (pax, "ustar Interchange Format" and "pax Extended Header"). Only regular files and
+directories are accepted. tarfile's own reader is not used: it stops silently at a damaged header.
 """
 
 import gzip
@@ -19,15 +19,15 @@ from typing import Any, BinaryIO
 from bionemo.common.errors import UserError
 
 BLOCK = tarfile.BLOCKSIZE
-_MOST_MEMBERS = 10_000
-_MOST_PAX = 1 << 16  # bytes of extended header before one member
-# Weights shrink by a tenth or so, by a half where they came from a shorter type; a bomb shrinks a thousandfold.
-_MOST_EXPANSION = 20
-_SMALL = 16 << 20  # bytes that a gzipped archive may expand to in any case
+_MAX_MEMBERS = 10_000
+_MAX_PAX = 1 << 16  # bytes of extended header before one member
+# gzip compresses weights to a half at best; a compression bomb to a thousandth.
+_MAX_EXPANSION = 20
+_MIN_EXPANDED = 16 << 20  # bytes to which every gzipped archive may expand
 
 
 class Member(io.RawIOBase):
-    """The bytes of one member, as a file that can be read and sought in."""
+    """The bytes of one member as a seekable file."""
 
     def __init__(self, archive: BinaryIO, start: int, size: int) -> None:
         super().__init__()
@@ -35,21 +35,21 @@ class Member(io.RawIOBase):
         self.position = 0
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move, never before the beginning."""
+        """Set the position, which is never negative."""
         origin = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}[whence]
         self.position = max(0, origin + offset)
         return self.position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill as much of the buffer as the member can."""
+        """Read into the buffer, up to the end of the member."""
         wanted = memoryview(buffer).cast("B")
         self.archive.seek(self.start + self.position)
         count = self.archive.readinto(wanted[: max(0, self.size - self.position)])  # type: ignore[attr-defined]
@@ -58,43 +58,43 @@ class Member(io.RawIOBase):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[dict[str, Member]]:
-    """Open a tar, gzipped or not, and give its files by their names, without a leading "./".
+def open_tar(path: Path) -> Iterator[dict[str, Member]]:
+    """Open a tar, gzipped or not, and yield its files by name, without a leading "./".
 
-    A gzipped one is expanded into a nameless temporary file first, to no more than 20 times its size (or 16 MiB).
+    A gzipped archive is first expanded into an unnamed temporary file, to at most 20 times its size (or 16 MiB).
 
     Raises:
-        UserError: for a damaged archive, and one that holds what could reach outside it or is larger than it seems.
-        OSError: when it cannot be read, or expanded for want of room.
+        UserError: if the archive is damaged, has members with unsafe names or types, or false sizes.
+        OSError: if it cannot be read, or the disk is full.
     """
     if not path.is_file():
-        raise UserError("there is no such file")
+        raise UserError("the file does not exist")
     with path.open("rb") as file:
         if file.read(2) != b"\x1f\x8b":
-            yield _members(file)
+            yield _list_members(file)
             return
         with tempfile.TemporaryFile() as plain:
-            _expand(file, plain)
-            yield _members(plain)
+            _gunzip(file, plain)
+            yield _list_members(plain)
 
 
-def _expand(file: BinaryIO, plain: Any) -> None:
-    limit = max(_SMALL, _MOST_EXPANSION * file.seek(0, os.SEEK_END))
+def _gunzip(file: BinaryIO, plain: Any) -> None:
+    limit = max(_MIN_EXPANDED, _MAX_EXPANSION * file.seek(0, os.SEEK_END))
     file.seek(0)
     try:
         with gzip.GzipFile(fileobj=file) as stream:
-            while piece := stream.read(1 << 20):
-                plain.write(piece)
+            while chunk := stream.read(1 << 20):
+                plain.write(chunk)
                 if plain.tell() > limit:
-                    raise UserError(f"it expands to more than {_MOST_EXPANSION} times its size")
+                    raise UserError(f"it expands to more than {_MAX_EXPANSION} times its size")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError("its compression is damaged") from error
 
 
-def _members(file: BinaryIO) -> dict[str, Member]:
+def _list_members(file: BinaryIO) -> dict[str, Member]:
     try:
         return _scan(file)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # numbers in a header that overflow
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # numbers that overflow
         raise UserError("it has a damaged header") from error
 
 
@@ -102,64 +102,64 @@ def _scan(file: BinaryIO) -> dict[str, Member]:
     size, position = file.seek(0, os.SEEK_END), 0
     found: dict[str, Member] = {}
     pax: dict[str, str] = {}
-    for _ in range(_MOST_MEMBERS):
+    for _ in range(_MAX_MEMBERS):
         file.seek(position)
         block = file.read(BLOCK)
         if len(block) < BLOCK:
-            raise UserError("it is cut short, or no tar")
+            raise UserError("it is truncated, or not a tar")
         if not any(block):
             return {name: member for name, member in found.items() if member.size >= 0}
-        header, start = _header(block), position + BLOCK
+        header, start = _parse_header(block), position + BLOCK
         extends = header.type == tarfile.XHDTYPE
         length = header.size if extends else int(pax.get("size", header.size))
         if not 0 <= length <= size - start:
-            raise UserError("it is cut short, or claims to be larger than it is")
+            raise UserError("it is truncated, or a member is larger than the archive")
         if extends:
-            pax = _extended(file.read(min(length, _MOST_PAX + 1)))
+            pax = _parse_pax(file.read(min(length, _MAX_PAX + 1)))
         else:
-            name = _name(pax.get("path", header.name))
+            name = _check_name(pax.get("path", header.name))
             if name in found:
-                raise UserError(f"it has two members {name!r}")
-            found[name] = Member(file, start, _length(header, name, length))
+                raise UserError(f"it has two members named {name!r}")
+            found[name] = Member(file, start, _member_size(header, name, length))
             pax = {}
         position = start + -(-length // BLOCK) * BLOCK
-    raise UserError(f"it has more than {_MOST_MEMBERS} members")
+    raise UserError(f"it has more than {_MAX_MEMBERS} members")
 
 
-def _header(block: bytes) -> tarfile.TarInfo:
+def _parse_header(block: bytes) -> tarfile.TarInfo:
     try:
         return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except (tarfile.HeaderError, ValueError) as error:
-        raise UserError("it is damaged, or no tar") from error
+        raise UserError("it is damaged, or not a tar") from error
 
 
-def _length(header: tarfile.TarInfo, name: str, length: int) -> int:
-    """Bytes of a file, -1 for a directory."""
+def _member_size(header: tarfile.TarInfo, name: str, length: int) -> int:
+    """Return the size of a file in bytes, -1 for a directory."""
     if header.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
         return length
     if header.type == tarfile.DIRTYPE and length == 0:
         return -1
-    raise UserError(f"its member {name!r} is neither a plain file nor a directory")
+    raise UserError(f"its member {name!r} is neither a regular file nor a directory")
 
 
-def _name(name: str) -> str:
+def _check_name(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable() or len(name) > 255:
-        raise UserError(f"it has a member named {name[:80]!r}")
+        raise UserError(f"it has a member with the unsafe name {name[:80]!r}")
     return str(path)
 
 
-def _extended(data: bytes) -> dict[str, str]:
-    """Records `length key=value` of a pax header; of these only path and size are heeded."""
+def _parse_pax(data: bytes) -> dict[str, str]:
+    """Parse the records `length key=value` of a pax header; only path and size are used."""
     records: dict[str, str] = {}
     while data:
         digits, _, rest = data.partition(b" ")
         length = int(digits) if digits.isdigit() and len(digits) < 9 else 0
         key, equals, value = data[len(digits) + 1 : length - 1].partition(b"=")
-        if not (rest and equals and length <= len(data) <= _MOST_PAX and data[length - 1 : length] == b"\n"):
+        if not (rest and equals and length <= len(data) <= _MAX_PAX and data[length - 1 : length] == b"\n"):
             raise UserError("it has a damaged extended header")
         records[key.decode(errors="replace")] = value.decode(errors="replace")
         data = data[length:]
     if any(key.startswith("GNU.sparse") for key in records) or not records.get("size", "0").isdecimal():
-        raise UserError("it has a sparse member, or one of no size")
+        raise UserError("it has a sparse member, or one with an invalid size")
     return records

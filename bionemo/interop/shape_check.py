@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether weights from elsewhere are those that a configuration from elsewhere tells of."""
+"""Checks of configurations and tensor shapes that come from untrusted files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,36 +8,36 @@ from typing import Any
 from bionemo.common.errors import UserError
 
 Shape = tuple[int, ...]
-_MOST, MOST_LAYERS = 1 << 20, 1000
+MAX_SIZE, MAX_LAYERS = 1 << 20, 1000
 
 
-def compare(expected: Mapping[str, Shape], found: Mapping[str, Sequence[int]]) -> None:
-    """Hold shapes against those of a configuration.
+def check_shapes(expected: Mapping[str, Shape], found: Mapping[str, Sequence[int]]) -> None:
+    """Check that tensors have the names and shapes that follow from the configuration.
 
     Raises:
-        UserError: that names the first few weights that are missing or too many, or one of a wrong shape.
+        UserError: if weights are missing or unknown, or one has a wrong shape.
     """
     if missing := [name for name in expected if name not in found]:
-        raise UserError(f"it lacks {len(missing)} weights: {first_few(missing)}")
+        raise UserError(f"{len(missing)} weights are missing: {format_names(missing)}")
     if unknown := [name for name in found if name not in expected]:
-        raise UserError(f"it has {len(unknown)} unknown weights: {first_few(unknown)}")
+        raise UserError(f"{len(unknown)} weights are unknown: {format_names(unknown)}")
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
-            raise UserError(f"its {name} is {tuple(found[name])}, its configuration says {shape}")
+            raise UserError(f"{name} has shape {tuple(found[name])}, expected {shape} from its configuration")
 
 
-def refuse_interpolations(value: object, key: str, path: Path) -> None:
-    """Accept plain scalars, lists and mappings in a configuration that came with a model.
+def check_plain_values(value: object, key: str, path: Path) -> None:
+    """Check that a configuration consists of scalars, lists and mappings, without OmegaConf interpolations.
 
     Raises:
-        UserError: for text that OmegaConf would evaluate (`${...}`), or take as a missing value (`???`).
+        UserError: for other types, and for text that OmegaConf evaluates (`${...}`) or treats as missing (`???`).
     """
     if isinstance(value, Mapping):
-        for name, below in value.items():
-            refuse_interpolations(below, f"{key}.{name}", path)
+        for name, item in value.items():
+            check_plain_values(item, f"{key}.{name}", path)
     elif isinstance(value, list | tuple):
-        for number, below in enumerate(value):
-            refuse_interpolations(below, f"{key}[{number}]", path)
+        for number, item in enumerate(value):
+            check_plain_values(item, f"{key}[{number}]", path)
     elif value is not None and not isinstance(value, bool | int | float | str):
         raise UserError(f"{path}: {key} in its configuration is a {type(value).__name__}, expected a plain value")
     elif isinstance(value, str) and ("${" in value or value == "???"):
@@ -47,24 +47,24 @@ def refuse_interpolations(value: object, key: str, path: Path) -> None:
         )
 
 
-def first_few(names: list[str]) -> str:
-    """Three of them."""
-    return ", ".join(repr(name[:80]) for name in names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def size_of(config: Mapping[str, Any], key: str, most: int = _MOST) -> int:
-    """A size that a configuration gives.
+def get_size(config: Mapping[str, Any], key: str, largest: int = MAX_SIZE) -> int:
+    """Return a positive integer of a configuration.
 
     Raises:
-        UserError: when it is missing, no whole number, or out of range.
+        UserError: if it is missing, not an integer, or out of range.
     """
     value = config.get(key)
-    if type(value) is not int or not 1 <= value <= most:
-        raise UserError(f"its configuration gives no {key} from 1 to {most}")
+    if type(value) is not int or not 1 <= value <= largest:
+        raise UserError(f"{key} in its configuration is not an integer from 1 to {largest}")
     return value
 
 
-def short(error: object) -> str:
-    """What somebody else's code has to say, in a part of one line."""
+def format_names(names: Sequence[str]) -> str:
+    """Format the first three names for a message."""
+    return ", ".join(repr(name[:80]) for name in names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def shorten(error: object) -> str:
+    """Format an error of a library, which may quote untrusted input, as at most 100 printable characters."""
     text = " ".join(str(error).split())[:100] or type(error).__name__
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sending a run to the machines that train it: text that starts it there, and who takes the text."""
+"""Render and submit jobs (`cluster=`), and the processes of launchers: all-reduce check, Ray workers, local spawn."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA Base Command Platform: one `ngc batch run`, in whose job bcprun starts a process for each device."""
+"""NVIDIA Base Command Platform: `ngc batch run` submits one job, in which bcprun starts one process per device."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ _LABEL = re.compile(r"[A-Za-z_]\w{0,255}", re.ASCII)
 _MOUNT = re.compile(r"[^:\s]+:(/[^:]*|no-mount)(:(RW|RO))?")
 _PORT = re.compile(r"(?:([A-Za-z][A-Za-z0-9]{0,9}):)?(\d+)(?:/(TCP|UDP|HTTPS|GRPC))?")
 _SECRET = re.compile(r"[^:\s]+(:[A-Za-z_][A-Za-z0-9_]*){0,2}")
-_KEY = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+/=]{16,}")  # what a key looks like, and a name does not
+_KEY = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+/=]{16,}")  # matches API keys, but not names of secrets
 _MOST_LABELS, _LAST_ORDER, _LAST_PORT, _TAKEN_PORT = 20, 99, 65535, 1729
 
 _SCRIPT = """\
@@ -32,7 +32,7 @@ IFS= read -r -d '' command <<'{end}'
     --commandline "$command"
 """
 _SHELL = "sleep infinity"
-# whoever reaches the port has been let through by the platform
+# the platform authenticates users before they reach the port, so Jupyter needs no token
 _JUPYTER = (
     "jupyter lab --allow-root --ip=* --port=8888 --no-browser --NotebookApp.token='' --NotebookApp.allow_origin='*' "
     "--ContentsManager.allow_hidden=True --notebook-dir=/ & sleep infinity"
@@ -40,29 +40,25 @@ _JUPYTER = (
 
 
 class Bcp:
-    """Base Command Platform.
-
-    Args:
-        config: `cluster`.
-    """
+    """Base Command Platform, configured by `cluster`."""
 
     def __init__(self, config: BcpConfig) -> None:
         self.config = config
 
     def render(self, job: Job) -> dict[Path, str]:
-        """See `Cluster`: `ngc-launch.sh`, in the directory from which it is launched."""
+        """Return `ngc-launch.sh`, in the current directory."""
         ngc = lines([["ngc", "batch", "run"], *self._options(job)])
         text = self._commandline(job)
         end = "COMMAND"
-        while f"\n{end}\n" in f"\n{text}\n":  # a value has this very line
+        while f"\n{end}\n" in f"\n{text}\n":  # the text contains this line
             end += "_"
         return {self._script(job): _SCRIPT.format(name=one_line("name", job.name), ngc=ngc, text=text, end=end)}
 
     def submit(self, job: Job) -> int:
-        """See `Cluster`: hand it to the NGC CLI."""
+        """Submit the job with the NGC CLI."""
         if not shutil.which("ngc"):
             raise UserError(
-                f"there is no ngc here: install the NGC CLI and run `ngc config set`, then bash {self._script(job)}"
+                f"ngc was not found: install the NGC CLI, run `ngc config set`, then bash {self._script(job)}"
             )
         answer = subprocess.run(["bash", str(self._script(job))], capture_output=True, text=True, check=False)
         if answer.returncode:
@@ -72,17 +68,17 @@ class Bcp:
 
     @staticmethod
     def _script(job: Job) -> Path:
-        return job.here / "ngc-launch.sh"
+        return job.working_directory / "ngc-launch.sh"
 
     def _options(self, job: Job) -> list[str]:
         config = self.config
         for key in ("instance", "image", "total_runtime"):
             if not getattr(config, key):
-                raise UserError(f"missing value: give cluster.{key}=..., which BCP needs")
+                raise UserError(f"missing value: set cluster.{key}=..., which BCP requires")
         _refuse("total_runtime", [config.total_runtime or ""], _RUNTIME, "such as 6H, 1D or 2D12H")
-        _refuse("labels", config.labels, _LABEL, "letters, digits and _, beginning with none of the digits")
+        _refuse("labels", config.labels, _LABEL, "letters, digits and _, not starting with a digit")
         _refuse("datasets", config.datasets, _MOUNT, "ID:/directory")
-        _refuse("workspaces", config.workspaces, _MOUNT, "ID:/directory, with :RW or :RO behind it")
+        _refuse("workspaces", config.workspaces, _MOUNT, "ID:/directory, optionally followed by :RW or :RO")
         for number, secret in enumerate(config.secrets):
             if not _SECRET.fullmatch(secret) or _is_secret(secret):
                 raise UserError(
@@ -90,7 +86,7 @@ class Bcp:
                     "NAME:KEY:ALIAS, where KEY and ALIAS are names of variables, not the secret itself"
                 )
         if len(config.labels) > _MOST_LABELS:
-            raise UserError(f"cluster.labels are {len(config.labels)}, expected {_MOST_LABELS} at most")
+            raise UserError(f"cluster.labels has {len(config.labels)} labels, expected at most {_MOST_LABELS}")
         if config.order is not None and not 1 <= config.order <= _LAST_ORDER:
             raise UserError(f"cluster.order is {config.order}, expected 1 to {_LAST_ORDER}")
         self._check_devices(job)
@@ -112,7 +108,7 @@ class Bcp:
         return [f"--{name}={one_line(f'--{name}', value)}" for name, value in options]
 
     def _check_devices(self, job: Job) -> None:
-        """See that a machine has as many GPUs as are asked for: its kind says so, as in dgxa100.80g.8.norm."""
+        """Check `trainer.devices` against the number of GPUs in the instance name, such as 8 in dgxa100.80g.8.norm."""
         numbers = [part for part in (self.config.instance or "").split(".") if part.isdecimal()]
         most = max(stage.tasks for stage in job.stages)
         if job.gpus and numbers and most > int(numbers[-1]):
@@ -124,22 +120,22 @@ class Bcp:
         return " &&\n".join(self._bcprun(job, stage) for stage in job.stages)
 
     def _bcprun(self, job: Job, stage: Stage) -> str:
-        """The words of the command line once more: the files that they name are in the image."""
-        command = shlex.join(["python", "-u", "-m", MODULE, *job.words, *stage.words])
+        """Return the bcprun command of a stage, with the overrides; the configuration files are in the image."""
+        command = shlex.join(["python", "-u", "-m", MODULE, *job.overrides, *stage.overrides])
         words = ["bcprun", f"--nnodes={stage.nodes}", f"--npernode={stage.tasks}"]
         words += ["--launcher", "mpirun --allow-run-as-root"] if self.config.array_type == "MPI" else []
         return lines([words, ["--workdir", self._workdir(job)], ["--cmd", command]])
 
     def _workdir(self, job: Job) -> str:
-        """The directory in the image that is this one in the checkout."""
+        """Return the directory of the image that corresponds to the current directory in the checkout."""
         try:
-            return str(PurePosixPath(self.config.workdir) / job.here.relative_to(CHECKOUT))
+            return str(PurePosixPath(self.config.workdir) / job.working_directory.relative_to(CHECKOUT))
         except ValueError:
             return self.config.workdir
 
 
 def _is_secret(entry: str) -> bool:
-    """Whether an entry of cluster.secrets holds a secret itself instead of names alone."""
+    """Return whether an entry of cluster.secrets contains a secret instead of names."""
     redactor = Redactor(environment_secrets().values())
     return redactor.text(entry) != entry or any(_KEY.fullmatch(part) for part in entry.split(":"))
 
@@ -151,11 +147,7 @@ def _refuse(key: str, values: list[str], form: re.Pattern[str], expected: str) -
 
 
 def _port(port: str) -> str:
-    """See that a port is one that the platform opens.
-
-    Raises:
-        UserError: when it is not.
-    """
+    """Check that the platform accepts a port."""
     match = _PORT.fullmatch(port)
     if not match or not 1 <= int(match[2]) <= _LAST_PORT or int(match[2]) == _TAKEN_PORT:
         raise UserError(
@@ -163,5 +155,5 @@ def _port(port: str) -> str:
             f"{_TAKEN_PORT}"
         )
     if match[1] and (match[3] or "HTTPS") in ("HTTPS", "GRPC"):
-        raise UserError(f"cluster.ports is {port!r}: a port has a name with TCP and UDP alone")
+        raise UserError(f"cluster.ports is {port!r}: only TCP and UDP ports can have a name")
     return port

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the processes of a run find each other, and how fast they exchange data: a broken cluster shows here."""
+"""Test the connections between the processes of a run, and measure all-reduce (`bionemo cluster check`)."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _COLUMNS = ("rank", "node", "local", "host", "process", "device", "started by")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is exchanged, in bytes: from `first` to `last`, each `factor` times the one before, `times` times."""
+    """Message sizes in bytes, from `first` to `last` by `factor`; each is measured `times` times."""
 
     first: int
     last: int
@@ -35,30 +35,26 @@ class Sizes:
             size *= self.factor
 
 
-def check(process: Process, sizes: Sizes, cpu: bool, patience: float) -> None:
-    """Say who is there, then measure all-reduce among them.
+def check(process: Process, sizes: Sizes, cpu: bool, timeout: float) -> None:
+    """Print a table of all processes, then measure all-reduce between them.
 
-    Args:
-        process: this one.
-        sizes: of the data.
-        cpu: use gloo between CPUs even where there are GPUs.
-        patience: seconds that all have to come.
+    Uses gloo between CPUs if `cpu`, even if there are GPUs. All processes have to connect within `timeout` seconds.
 
     Raises:
-        UserError: when some do not come, or a sum is wrong.
+        UserError: if a process does not connect, or a sum is wrong.
     """
     if process.world_size is None:
-        raise UserError(f"{process.launcher} does not say how many processes there are: set WORLD_SIZE")
+        raise UserError(f"WORLD_SIZE is not set ({process.launcher}): set it to the number of processes")
     gpu = torch.cuda.is_available() and not cpu
     device = torch.device("cuda", process.local_rank) if gpu else torch.device("cpu")
-    store = _meet(process, process.world_size, patience)
-    _roll_call(process, process.world_size, store, device, patience)
+    store = _connect(process, process.world_size, timeout)
+    _list_processes(process, process.world_size, store, device, timeout)
     if gpu:
         torch.cuda.set_device(device)
     backend = "nccl" if gpu else "gloo"
     dist.init_process_group(
         backend, store=dist.PrefixStore("group", store), rank=process.rank, world_size=process.world_size,
-        timeout=timedelta(seconds=patience),
+        timeout=timedelta(seconds=timeout),
     )  # fmt: skip
     try:
         _measure(process.rank, process.world_size, sizes, device, backend)
@@ -66,28 +62,29 @@ def check(process: Process, sizes: Sizes, cpu: bool, patience: float) -> None:
         dist.destroy_process_group()
 
 
-def _meet(process: Process, size: int, patience: float) -> dist.TCPStore:
+def _connect(process: Process, size: int, timeout: float) -> dist.TCPStore:
     check_master_address(process)
-    first = process.rank == 0 and process.launcher != "torchrun"  # which serves one at this port already
+    first = process.rank == 0 and process.launcher != "torchrun"  # torchrun already runs a store at this port
     try:
         return dist.TCPStore(
-            process.address, process.port, size, first, timedelta(seconds=patience), wait_for_workers=False
+            process.address, process.port, size, first, timedelta(seconds=timeout), wait_for_workers=False
         )
     except (dist.DistError, RuntimeError) as error:
         raise UserError(
-            f"rank {process.rank} on {socket.gethostname()} does not reach rank 0 at {process.address}:{process.port} "
-            f"within {patience:.0f} s: see that the name is known there, and the port open ({_first(error)})"
+            f"rank {process.rank} on {socket.gethostname()} cannot connect to rank 0 at {process.address}:"
+            f"{process.port} within {timeout:.0f} s: check that the host name resolves and that the port is open "
+            f"({_first_line(error)})"
         ) from error
 
 
-def _roll_call(process: Process, size: int, store: dist.TCPStore, device: torch.device, patience: float) -> None:
-    """Every rank writes its line; the first one prints them, and names those that have not come."""
+def _list_processes(process: Process, size: int, store: dist.TCPStore, device: torch.device, timeout: float) -> None:
+    """Gather a description of every rank; rank 0 prints them, and names missing ranks."""
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {os.cpu_count()} cores"
-    words = [process.rank, process.node, process.local_rank, socket.gethostname(), os.getpid(), what, process.launcher]
-    store.set(f"rank {process.rank}", json.dumps([str(word) for word in words]))
+    row = [process.rank, process.node, process.local_rank, socket.gethostname(), os.getpid(), what, process.launcher]
+    store.set(f"rank {process.rank}", json.dumps([str(value) for value in row]))
     if process.rank:
         return
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout
     missing = set(range(size))
     while missing and time.monotonic() < until:
         missing = {rank for rank in missing if not store.check([f"rank {rank}"])}
@@ -96,11 +93,11 @@ def _roll_call(process: Process, size: int, store: dist.TCPStore, device: torch.
     _table(_COLUMNS, present)
     if missing:
         named = ", ".join(map(str, sorted(missing)[:10])) + (", ..." if len(missing) > 10 else "")
-        raise UserError(f"{len(missing)} of {size} processes have not come within {patience:.0f} s: ranks {named}")
+        raise UserError(f"{len(missing)} of {size} processes did not connect within {timeout:.0f} s: ranks {named}")
 
 
 def _measure(rank: int, ranks: int, sizes: Sizes, device: torch.device, backend: str) -> None:
-    """Print time and bandwidths, as NVIDIA's nccl-tests define them: of the bus, 2 (n - 1) / n of what is summed."""
+    """Print time, algorithm bandwidth and bus bandwidth (times 2 (n - 1) / n), as NVIDIA's nccl-tests define them."""
     rows = []
     for size in sizes:
         numbers = torch.full((max(size // 4, 1),), float(rank + 1), device=device)
@@ -115,8 +112,8 @@ def _measure(rank: int, ranks: int, sizes: Sizes, device: torch.device, backend:
         speed = size / seconds / 1e9
         rows.append([_shown(size), f"{seconds * 1e3:.3f}", f"{speed:.3f}", f"{speed * 2 * (ranks - 1) / ranks:.3f}"])
     if rank == 0:
-        print(f"\nall-reduce of float32 over {ranks} processes, {backend}, {sizes.times} times each")
-        _table(("size", "ms", "GB/s", "GB/s of the bus"), rows)
+        print(f"\nall-reduce of float32 over {ranks} processes, {backend}, {sizes.times} repetitions")
+        _table(("size", "ms", "GB/s", "bus GB/s"), rows)
 
 
 def _time(numbers: torch.Tensor, times: int) -> float:
@@ -142,5 +139,5 @@ def _shown(size: int) -> str:
     return f"{size} B"
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be started: the stages of a run, each a command for so many processes."""
+"""A job: the stages of a run, each with its command, nodes and processes."""
 
 import os
 import re
@@ -14,25 +14,25 @@ import yaml
 
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_arguments
-from bionemo.config.durations import seconds
-from bionemo.config.permissions import TRUST
-from bionemo.config.references import as_literals
+from bionemo.config.interpolations import escape_interpolations
 from bionemo.config.schema import RunConfig
+from bionemo.config.schema.ranges import duration_in_seconds
+from bionemo.config.untrusted_files import TRUST_FLAG
 from bionemo.launch.shell import lines
 
 MODULE = "bionemo.pretrain"
-_PARTS = {"prepare": "do_preprocessing", "": "do_training", "test": "do_testing"}  # in the order of the stages
-_OF_CLUSTER = re.compile(r"[+~]*cluster([.=@]|$)")
+_PARTS = {"prepare": "do_preprocessing", "": "do_training", "test": "do_testing"}  # in the order of execution
+_CLUSTER_OVERRIDE = re.compile(r"[+~]*cluster([.=@]|$)")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a run that is started by itself, once the one before it has ended well.
+    """A part of a run that starts when the previous part has succeeded.
 
     Attributes:
-        part: behind the run's name in the names of its files; the training's is empty.
-        nodes: machines.
-        tasks: processes on each.
+        part: suffix of the names of its files, after the name of the run; empty for the training.
+        nodes: number of nodes.
+        tasks: processes per node.
     """
 
     part: str
@@ -40,100 +40,96 @@ class Stage:
     tasks: int
 
     @property
-    def words(self) -> list[str]:
-        """What tells the run's command to do this part and no other."""
+    def overrides(self) -> list[str]:
+        """Overrides that select this part only."""
         return [f"{key}={part == self.part}" for part, key in _PARTS.items()]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run, as whoever starts it has to know it.
+    """A run to be submitted.
 
     Attributes:
-        name: of the run.
-        directory: for what starts it; what it writes itself goes into `results` there.
-        stages: in order.
+        name: name of the run.
+        directory: directory for the job script; the run writes to `results` in it.
+        stages: stages in the order of execution.
         accelerator: `trainer.accelerator`.
-        goes_on: whether it writes checkpoints, and goes on from them when it is started again.
-        max_time: seconds after which the training ends by itself; None: there is no such limit.
-        words: of its command line, less those about the cluster.
-        here: the directory that relative paths are of.
-        python: the interpreter that has this package.
-        text: its whole configuration, as YAML.
-        invocation: what was typed.
+        resumes: whether the run writes checkpoints and resumes from them when it is started again.
+        max_time: seconds after which the training stops; None without a limit.
+        overrides: the overrides of the command line without those of the cluster.
+        working_directory: the current directory, which relative paths refer to.
+        python: path of the Python interpreter.
+        config_text: the resolved configuration, as YAML.
+        invocation: the command line of `bionemo launch`.
     """
 
     name: str
     directory: Path
     stages: tuple[Stage, ...]
     accelerator: str
-    goes_on: bool
+    resumes: bool
     max_time: float | None
-    words: tuple[str, ...]
-    here: Path
+    overrides: tuple[str, ...]
+    working_directory: Path
     python: str
-    text: str
+    config_text: str
     invocation: tuple[str, ...]
 
     @property
     def gpus(self) -> bool:
-        """Whether its processes compute on GPUs; auto takes them where there are any."""
+        """Whether the processes may use GPUs; `auto` uses them if there are any."""
         return self.accelerator != "cpu"
 
     @property
-    def settings(self) -> Path:
-        """The file with its whole configuration."""
+    def config_file(self) -> Path:
+        """Path of the resolved configuration."""
         return self.directory / f"{self.name}_hydra.yaml"
 
     @property
     def records(self) -> dict[Path, str]:
-        """Files that say what was asked for, where the machines see the same directory as this one."""
+        """The resolved configuration and the command line, for clusters that share the file system."""
         return {
-            self.settings: self.text,
+            self.config_file: self.config_text,
             self.directory / "launcher_cmd.log": lines(redact_arguments(list(self.invocation))) + "\n",
         }
 
     def stem(self, stage: Stage) -> str:
-        """What the names of a stage's files have in common."""
+        """Return the common prefix of the names of a stage's files."""
         return f"{self.name}_{stage.part}" if stage.part else self.name
 
     def command(self, stage: Stage, python: str | None = None) -> list[list[str]]:
-        """What does a stage, from the file of the configuration: its words, line by line."""
+        """Return the command of a stage, which reads the resolved configuration; one list per line."""
         return [
             [python or self.python, "-u", "-m", MODULE],
-            [f"--config-path={self.settings.parent}"],
-            [f"--config-name={self.settings.name}", TRUST],  # its values were checked when it was made
-            stage.words,
+            [f"--config-path={self.config_file.parent}"],
+            [f"--config-name={self.config_file.name}", TRUST_FLAG],  # its values were checked when it was written
+            stage.overrides,
         ]
 
 
 class Cluster(Protocol):
-    """A kind of cluster: `render` writes nothing and asks nobody, `submit` does the rest."""
+    """A kind of cluster. `render` has no side effects; `submit` runs after its files have been written."""
 
     def render(self, job: Job) -> dict[Path, str]:
-        """Give the files that start a job, and their content.
+        """Return the content of the files that start a job, by path.
 
         Raises:
-            UserError: for what cannot be said to this cluster.
+            UserError: if the cluster does not support a setting.
         """
 
     def submit(self, job: Job) -> int:
-        """Start it, its files being there; the exit status of what has been awaited.
+        """Submit the job and return an exit status.
 
         Raises:
-            UserError: when it cannot be started. Nothing of it has been, then.
+            UserError: if it cannot be submitted. No part of the job has been started then.
         """
 
 
-def job_of(cfg: RunConfig, invocation: Sequence[str]) -> Job:
-    """Work out what has to be started.
-
-    Args:
-        cfg: the run's configuration.
-        invocation: the command line that made it.
+def create_job(cfg: RunConfig, invocation: Sequence[str]) -> Job:
+    """Create the job of a configuration.
 
     Raises:
-        UserError: when the number of processes is not known here.
+        UserError: if the number of processes cannot be determined.
     """
     parts = [part for part, key in _PARTS.items() if getattr(cfg, key)] or ["prepare"]
     stages = [Stage("prepare", 1, 1)] if "prepare" in parts else []
@@ -146,20 +142,20 @@ def job_of(cfg: RunConfig, invocation: Sequence[str]) -> Job:
         directory=directory,
         stages=tuple(stages),
         accelerator=cfg.trainer.accelerator,
-        goes_on=cfg.exp_manager.create_checkpoint_callback and cfg.exp_manager.resume_if_exists,
-        max_time=None if limit is None else seconds("trainer.max_time", limit),
-        words=tuple(word for word in invocation[1:] if not _OF_CLUSTER.match(word)),
-        here=Path.cwd(),
+        resumes=cfg.exp_manager.create_checkpoint_callback and cfg.exp_manager.resume_if_exists,
+        max_time=None if limit is None else duration_in_seconds("trainer.max_time", limit),
+        overrides=tuple(word for word in invocation[1:] if not _CLUSTER_OVERRIDE.match(word)),
+        working_directory=Path.cwd(),
         python=sys.executable,
-        text=_text(cfg, directory),
+        config_text=_config_text(cfg, directory),
         invocation=tuple(invocation),
     )
 
 
 def _directory(cfg: RunConfig) -> Path:
-    """Where what starts a run is put: exp_manager.exp_dir; with UNIQUE_OUTPUT_DIR=1 below another one every time.
+    """Return the directory of the job: exp_manager.exp_dir.
 
-    That is `results-20301224-180000-123456/gpt3_126m` instead of `results/gpt3_126m`.
+    UNIQUE_OUTPUT_DIR=1 adds a time to its parent: `results-20301224-180000-123456/gpt3_126m`.
     """
     directory = Path(cfg.exp_manager.exp_dir or f"nemo_experiments/{cfg.name}").expanduser().absolute()
     if os.environ.get("UNIQUE_OUTPUT_DIR") == "1":
@@ -168,16 +164,16 @@ def _directory(cfg: RunConfig) -> Path:
     return directory
 
 
-def _text(cfg: RunConfig, directory: Path) -> str:
-    """The configuration with nothing left to compose; the run writes below the directory of what starts it."""
+def _config_text(cfg: RunConfig, directory: Path) -> str:
+    """Return the resolved configuration as YAML. The run writes to `results` in the directory of the job."""
     manager = cfg.exp_manager
-    if manager.explicit_log_dir in (None, manager.exp_dir):  # nobody wants it elsewhere
+    if manager.explicit_log_dir in (None, manager.exp_dir):  # not set to another directory
         manager = replace(manager, exp_dir=str(directory), explicit_log_dir=str(directory / "results"))
-    return yaml.safe_dump(as_literals(asdict(replace(cfg, exp_manager=manager))), sort_keys=False)
+    return yaml.safe_dump(escape_interpolations(asdict(replace(cfg, exp_manager=manager))), sort_keys=False)
 
 
 def _devices(devices: int | str | list[int]) -> int:
     count = len(devices) if isinstance(devices, list) else devices
     if not isinstance(count, int) or count < 1:
-        raise UserError(f"trainer.devices={devices}: give the number of devices of each node: it is not known here")
+        raise UserError(f"trainer.devices={devices}: set the number of devices per node, which is unknown here")
     return count

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process is, in the words of Lightning."""
+"""Lightning's interface to the launcher environment."""
 
 from lightning.fabric.plugins.environments import ClusterEnvironment
 
 from bionemo.common.launcher_environment import Process
 
 
-class Launched(ClusterEnvironment):
-    """A process that a launcher has started, whichever it was: Lightning starts no others, and guesses nothing."""
+class LauncherEnvironment(ClusterEnvironment):
+    """Rank and address of a process that a launcher started; Lightning starts no processes."""
 
     def __init__(self, process: Process) -> None:
         self.process, self._world_size = process, process.world_size or 1
 
     @property
     def creates_processes_externally(self) -> bool:
-        """They are there."""
+        """Whether a launcher starts the processes: always."""
         return True
 
     @property
@@ -24,33 +24,33 @@ class Launched(ClusterEnvironment):
 
     @property
     def main_port(self) -> int:
-        """Where rank 0 listens."""
+        """Port of rank 0."""
         return self.process.port
 
     @staticmethod
     def detect() -> bool:
-        """Never by Lightning: it is given to the trainer."""
+        """Return False: the environment is passed to the trainer explicitly."""
         return False
 
     def world_size(self) -> int:
-        """Number of all processes."""
+        """Return the number of processes."""
         return self._world_size
 
     def set_world_size(self, size: int) -> None:
-        """What the trainer was told, of which `Process.check` sees that it is what the launcher has started."""
+        """Set the number of processes; `Process.check` compares it with that of the launcher."""
         self._world_size = size
 
     def global_rank(self) -> int:
-        """Of this process among all."""
+        """Return the global rank."""
         return self.process.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Nothing to set: the launcher has decided."""
+        """Do nothing: the launcher determines the rank."""
 
     def local_rank(self) -> int:
-        """Of this process on its node."""
+        """Return the local rank."""
         return self.process.local_rank
 
     def node_rank(self) -> int:
-        """Number of the node."""
+        """Return the number of the node."""
         return self.process.node

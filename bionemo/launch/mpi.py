@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mpirun of Open MPI: a process for each device, on every machine of a list."""
+"""Open MPI: mpirun starts one process per device on the machines of a host file."""
 
 import shlex
 from pathlib import Path
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import MpiConfig
+from bionemo.launch.foreground import ForegroundCluster
 from bionemo.launch.job import Job, Stage
 from bionemo.launch.shell import lines
-from bionemo.launch.submit import Here
 
-# mpirun gives the processes of other machines what it is told to by name; so no secret is written anywhere
+# mpirun forwards variables by name, so that no secret is written to a file
 _FORWARD = """\
 export MASTER_ADDR="${{MASTER_ADDR:-{first}}}"
 forward=()
@@ -21,12 +21,8 @@ done"""
 _FIRST = "$(awk '$1 !~ /^#/ && NF {{print $1; exit}}' {hostfile})"
 
 
-class Mpi(Here):
-    """Machines that mpirun reaches.
-
-    Args:
-        config: `cluster`.
-    """
+class Mpi(ForegroundCluster):
+    """Machines that mpirun can reach."""
 
     program = "mpirun"
 
@@ -35,13 +31,13 @@ class Mpi(Here):
         self.config: MpiConfig = config
 
     def setup(self, job: Job) -> list[str]:
-        """See `Here`: rank 0 is on the first machine of the list, or on this one."""
+        """Return lines that set MASTER_ADDR to the first host of the host file, or to this host."""
         hostfile = self.config.hostfile
         first = _FIRST.format(hostfile=shlex.quote(hostfile)) if hostfile else "$(hostname)"
         return [_FORWARD.format(first=first, names=" ".join(self.config.env_vars))]
 
     def start(self, job: Job, stage: Stage) -> str:
-        """See `Here`; processes are free to use all cores, where mpirun would give each one core or socket."""
+        """Return the mpirun command. Processes are not bound to cores, so that they can use several."""
         processes = str(stage.nodes * stage.tasks)
         words = ["mpirun", "-np", processes, "--map-by", f"ppr:{stage.tasks}:node", "--bind-to", "none"]
         words += ["--hostfile", self.config.hostfile] if self.config.hostfile else []
@@ -49,7 +45,7 @@ class Mpi(Here):
         return f'{mpirun} "${{forward[@]}}" \\\n    {lines(job.command(stage))}'
 
     def submit(self, job: Job) -> int:
-        """See `Here`."""
+        """Check the host file and run the script."""
         if self.config.hostfile and not Path(self.config.hostfile).exists():
-            raise UserError(f"cluster.hostfile={self.config.hostfile}: there is no such file")
+            raise UserError(f"cluster.hostfile={self.config.hostfile}: the file does not exist")
         return super().submit(job)

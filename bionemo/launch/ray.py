@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray: a worker of Ray Train for each device; what it runs is the run's own command (cluster/on_ray.py)."""
+"""Ray: one worker of Ray Train per device, which runs the command of the run (ray_workers.py)."""
 
 from importlib.util import find_spec
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RayConfig
+from bionemo.launch.foreground import ForegroundCluster
 from bionemo.launch.job import Job, Stage
 from bionemo.launch.shell import lines, variable
-from bionemo.launch.submit import Here
 
 
-class Ray(Here):
-    """A Ray cluster.
-
-    Args:
-        config: `cluster`.
-    """
+class Ray(ForegroundCluster):
+    """A Ray cluster."""
 
     def __init__(self, config: RayConfig) -> None:
         super().__init__(config)
         self.config: RayConfig = config
 
     def start(self, job: Job, stage: Stage) -> str:
-        """See `Here`."""
+        """Return the command that starts the workers."""
         workers = [f"--nodes={stage.nodes}", f"--workers-per-node={stage.tasks}"]
         workers += [f"--cpus-per-worker={self.config.cpus_per_worker}", f"--accelerator={job.accelerator}"]
         workers += [f"--patience={self.config.patience}"]
@@ -31,7 +27,7 @@ class Ray(Here):
         return lines([*ray, *job.command(stage)])
 
     def submit(self, job: Job) -> int:
-        """See `Here`."""
+        """Check that Ray is installed and run the script."""
         if find_spec("ray") is None:
-            raise UserError("cluster=ray needs Ray, which is not installed: pip install 'bionemo[ray]'")
+            raise UserError("cluster=ray requires Ray, which is not installed: pip install 'bionemo[ray]'")
         return super().submit(job)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray places the processes of a run, and each starts the run's own command, which trains as under any launcher.
+"""Run a command in every worker of a Ray cluster.
 
-That is a process of its own and no function inside Ray's worker, since a run answers signals, forks workers for its
-data, and says by its exit status how it ended.
+Every worker starts the command in a child process, because a run handles signals, forks data workers and reports its
+result by an exit status.
 """
 
 import ctypes
@@ -26,22 +26,22 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from bionemo.common.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
-_ANSWER = 20  # seconds that a cluster has to say that it is there
+_ANSWER = 20  # seconds to wait for an answer of the cluster
 _POLL = 1.0
 
 
 @dataclass(frozen=True)
-class Placed:
-    """What runs on a Ray cluster, and where.
+class RayJob:
+    """A command to run on a Ray cluster.
 
     Attributes:
-        command: its words, the same for every process.
-        environment: set for it.
-        directory: that it runs in.
-        nodes: machines.
-        workers: processes on each.
-        cpus: cores that a process is given.
-        accelerator: `trainer.accelerator`; auto takes GPUs where the cluster has any.
+        command: arguments of the command, the same for every process.
+        environment: additional environment variables.
+        directory: working directory.
+        nodes: number of nodes.
+        workers: processes per node.
+        cpus: cores per process.
+        accelerator: `trainer.accelerator`; `auto` uses GPUs if the cluster has any.
     """
 
     command: list[str]
@@ -53,41 +53,42 @@ class Placed:
     accelerator: str
 
 
-def run_on_ray(placed: Placed, address: str, patience: float) -> None:
-    """Start a command in every process of a run, and await them all.
+def run_on_ray(job: RayJob, address: str, timeout: float) -> None:
+    """Run a command in every process of a run, and wait for all processes.
 
     Args:
-        placed: the command.
-        address: of the head of the cluster, HOST:PORT; `auto`: the cluster that this machine is of.
-        patience: seconds that the cluster, which may have been started just now, has to be large enough.
+        job: the command.
+        address: address of the head node, HOST:PORT; `auto` uses the cluster of this machine.
+        timeout: seconds to wait until the cluster is reachable and large enough.
 
     Raises:
-        UserError: when the cluster cannot be reached, stays smaller than asked for, or a process fails.
+        UserError: if the cluster cannot be reached or is too small, or a process fails.
     """
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout
     while not _answers(address):
         if time.monotonic() > until:
             raise UserError(
-                f"no Ray cluster answers at {address} within {patience:.0f} s: scripts/start_ray_cluster.sh starts one"
+                f"no Ray cluster answers at {address} within {timeout:.0f} s: start one with "
+                "scripts/start_ray_cluster.sh"
             )
         time.sleep(_POLL)
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     console = _Console()
     try:
-        while lacks := _lacks(placed):
+        while missing := _missing_resources(job):
             if time.monotonic() > until:
-                raise UserError(f"the Ray cluster {lacks}")
+                raise UserError(f"the Ray cluster {missing}")
             time.sleep(_POLL)
-        gpus = _uses_gpus(placed)
-        resources = {"CPU": placed.cpus} | ({"GPU": 1} if gpus else {})
+        gpus = _uses_gpus(job)
+        resources = {"CPU": job.cpus} | ({"GPU": 1} if gpus else {})
         TorchTrainer(
             _process,
-            train_loop_config={**asdict(placed), "console": console.address},
-            # its own process group carries nothing but an address: gloo takes no memory of a GPU
+            train_loop_config={**asdict(job), "console": console.address},
+            # this process group transfers one address only; gloo uses no GPU memory
             torch_config=TorchConfig(backend="gloo"),
             scaling_config=ScalingConfig(
-                num_workers=placed.nodes * placed.workers, use_gpu=gpus, resources_per_worker=resources,
-                placement_strategy="SPREAD" if placed.nodes > 1 else "PACK",
+                num_workers=job.nodes * job.workers, use_gpu=gpus, resources_per_worker=resources,
+                placement_strategy="SPREAD" if job.nodes > 1 else "PACK",
             ),
             run_config=RunConfig(storage_path=None),
         ).fit()  # fmt: skip
@@ -99,10 +100,10 @@ def run_on_ray(placed: Placed, address: str, patience: float) -> None:
 
 
 class _Console(socketserver.ThreadingTCPServer):
-    """Shows what the processes print, line by line, and nothing of what Ray says about itself.
+    """Prints the output of the processes line by line, without messages of Ray.
 
     Attributes:
-        address: where their output goes.
+        address: address that the processes write to.
     """
 
     daemon_threads = True
@@ -115,7 +116,7 @@ class _Console(socketserver.ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def end(self) -> None:
-        """Let those that have ended be shown to their end."""
+        """Print the remaining output and stop."""
         for each in self.ended:
             each.wait(_ANSWER / 4)
         self.shutdown()
@@ -136,47 +137,47 @@ class _Copy(socketserver.StreamRequestHandler):
 
 
 def _answers(address: str) -> bool:
-    """Whether there is a cluster; asked in another process, since Ray itself would try for minutes."""
-    words = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
-    words += [] if address == "auto" else ["--address", address]
+    """Return whether a cluster responds; checked in another process, because Ray itself retries for minutes."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
+    command += [] if address == "auto" else ["--address", address]
     try:
-        return subprocess.run(words, capture_output=True, timeout=_ANSWER, check=False).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=_ANSWER, check=False).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
 
-def _uses_gpus(placed: Placed) -> bool:
-    asked, there = placed.accelerator, ray.cluster_resources().get("GPU", 0) > 0
-    return asked in ("gpu", "cuda") or (asked == "auto" and there)
+def _uses_gpus(job: RayJob) -> bool:
+    available = ray.cluster_resources().get("GPU", 0) > 0
+    return job.accelerator in ("gpu", "cuda") or (job.accelerator == "auto" and available)
 
 
-def _lacks(placed: Placed) -> str:
-    """What there is too little of, if anything; Ray itself would wait for more to come, for ever."""
+def _missing_resources(job: RayJob) -> str:
+    """Return which resource the cluster lacks, or an empty string; Ray itself would wait for it without limit."""
     has = ray.cluster_resources()
-    processes = placed.nodes * placed.workers
+    processes = job.nodes * job.workers
     machines = sum(bool(node["Alive"]) for node in ray.nodes())
-    wanted = {"machines": (placed.nodes, machines), "cores": (processes * placed.cpus, has.get("CPU", 0))}
-    if _uses_gpus(placed):
+    wanted = {"machines": (job.nodes, machines), "cores": (processes * job.cpus, has.get("CPU", 0))}
+    if _uses_gpus(job):
         wanted["GPUs"] = (processes, has.get("GPU", 0))
     for what, (needed, there) in wanted.items():
         if there < needed:
-            layout = f"trainer.num_nodes={placed.nodes} x trainer.devices={placed.workers}"
+            layout = f"trainer.num_nodes={job.nodes} x trainer.devices={job.workers}"
             return f"has {there:.0f} {what}, and {layout} needs {needed}"
     return ""
 
 
 def _process(config: dict[str, Any]) -> None:
-    """Run the command as one of the processes; Ray's variables say which."""
-    where: list[Any] = [_free_address()]
-    dist.broadcast_object_list(where)
-    address, port = where[0]
+    """Run the command as one of the processes, with the rank that Ray has set."""
+    rendezvous: list[Any] = [_free_address()]
+    dist.broadcast_object_list(rendezvous)
+    address, port = rendezvous[0]
     environment = os.environ | config["environment"]
     environment |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "BIONEMO_LAUNCHER": "Ray"}
     with socket.create_connection(config["console"]) as console:
         output = console.fileno()
         status = subprocess.run(
             config["command"], env=environment, cwd=config["directory"], stdout=output, stderr=output,
-            preexec_fn=_end_with_parent, check=False,
+            preexec_fn=_terminate_with_parent, check=False,
         ).returncode  # fmt: skip
     if status:
         raise RuntimeError(f"rank {environment['RANK']} ended with status {status}")
@@ -187,14 +188,14 @@ def _free_address() -> tuple[str, int]:
         return ray.util.get_node_ip_address(), server.getsockname()[1]
 
 
-def _end_with_parent() -> None:
-    """Let no process of a run outlive Ray's."""
+def _terminate_with_parent() -> None:
+    """Terminate this process when the worker of Ray ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _reason(error: BaseException) -> str:
-    """The shortest that says it: what the first failed worker raised."""
+    """Return the last line of the error of the first failed worker."""
     failures = getattr(error, "worker_failures", None) or {}
     first = failures[min(failures)] if failures else error
     return str(getattr(first, "_base_exc", first)).strip().splitlines()[-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse to write secrets into the files of a job: jobs get them through their environment, or from the platform."""
+"""Refuse to write secrets to the files of a job. Jobs read secrets from their environment or from the platform."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,49 +7,49 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
-from bionemo.common.redaction import Redactor, environment_secrets, occurs
+from bionemo.common.redaction import Redactor, contains_value, environment_secrets
 
-_NAMES = ("cluster", "secrets")  # holds names of the platform's secrets; bcp.py checks them
+_NAMES = ("cluster", "secrets")  # contains names of secrets; checked in bcp.py
 
 
 def refuse_secrets(
     config: Mapping[str, Any],
-    words: Sequence[str],
+    overrides: Sequence[str],
     files: Mapping[Path, str],
     environment: Mapping[str, str] = os.environ,
 ) -> None:
     """Check that no secret would be written.
 
     Args:
-        config: the whole configuration.
-        words: of the command line that go into the job.
-        files: what would be written.
-        environment: of this process.
+        config: the resolved configuration.
+        overrides: overrides of the command line that become part of the job.
+        files: content of the files to be written, by path.
+        environment: environment variables of this process.
 
     Raises:
-        UserError: names the key or variable, never the secret.
+        UserError: if a secret would be written. The message names the key or variable, not the secret.
     """
-    plain = Redactor()  # values of environment variables are looked for in the files: some clusters resolve ${oc.env:}
+    plain = Redactor()  # without values of environment variables: these are searched in the files below
     found = next(_different(config, plain.tree(config), ()), None)
     if found is None:
-        shown = plain.arguments(words)
-        found = next((old.partition("=")[0] for old, new in zip(words, shown, strict=True) if old != new), None)
+        shown = plain.arguments(overrides)
+        found = next((old.partition("=")[0] for old, new in zip(overrides, shown, strict=True) if old != new), None)
     if found is not None:
         raise UserError(
-            f"{found} holds a secret, which would be written to the files of the job: leave it out, and set it in the "
-            "environment, where jobs find it; on BCP, name a secret of the platform in cluster.secrets; passwords of "
-            "downloads belong in ~/.netrc"
+            f"{found} contains a secret, which would be written to the files of the job: remove it and set it in the "
+            "environment, which jobs inherit; on BCP, name a secret of the platform in cluster.secrets; put passwords "
+            "of downloads into ~/.netrc"
         )
     for name, value in environment_secrets(environment).items():
         for path, text in files.items():
-            if occurs(value, text):
+            if contains_value(value, text):
                 raise UserError(
-                    f"the value of ${name} would be written to {path.name}: leave it out, jobs find it by its name"
+                    f"the value of ${name} would be written to {path.name}: remove it; jobs inherit the variable"
                 )
 
 
 def _different(old: Any, new: Any, key: tuple[str, ...]) -> Iterator[str]:
-    """Keys whose values hold a secret, and so differ after redaction."""
+    """Yield keys whose values contain a secret, and therefore differ after redaction."""
     if key == _NAMES:
         return
     if isinstance(old, Mapping):

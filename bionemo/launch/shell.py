@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shell text of which no value is ever run: every one is quoted."""
+"""Shell text in which every value is quoted, so that no value is executed."""
 
 import re
 import shlex
@@ -11,35 +11,35 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def lines(parts: Iterable[str | Sequence[str]], indent: str = "    ") -> str:
-    """A command over several lines: each part on its own, be it a word or several."""
+    """Return a shell command with one line per part; a part is an argument or several."""
     return f" \\\n{indent}".join(shlex.join([part] if isinstance(part, str) else part) for part in parts)
 
 
 def exports(variables: Mapping[str, str]) -> list[str]:
-    """Lines that set `cluster.env_vars`.
+    """Return lines that export `cluster.env_vars`.
 
     Raises:
-        UserError: for what is no name of one.
+        UserError: if a name is not valid.
     """
     return [f"export {variable(name)}={shlex.quote(value)}" for name, value in variables.items()]
 
 
 def variable(name: str) -> str:
-    """A key of `cluster.env_vars`.
+    """Check a key of `cluster.env_vars` and return it.
 
     Raises:
-        UserError: when it is no name of an environment variable.
+        UserError: if it is not a valid name of an environment variable.
     """
     if not _NAME.fullmatch(name):
-        raise UserError(f"cluster.env_vars.{name}: that is no name of an environment variable")
+        raise UserError(f"cluster.env_vars.{name}: this is not a valid name of an environment variable")
     return name
 
 
 def one_line(key: str, value: str) -> str:
-    """A value that has to stand on one line.
+    """Check that a value has no line break or control character, and return it.
 
     Raises:
-        UserError: when it does not.
+        UserError: if it has.
     """
     if not value.isprintable():
         raise UserError(f"{key} is {value!r}, expected one line of text")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm: a batch script for each stage, which srun's one process for each device; sbatch takes it.
+"""Slurm: one batch script per stage, in which srun starts one process per device.
 
 The names of the files are those of NeMo's launcher.
 """
@@ -17,32 +17,28 @@ from bionemo.launch.job import Job, Stage
 from bionemo.launch.shell import exports, lines, one_line
 
 _TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-_SIGNAL = re.compile(r"(?:SIG)?(USR1|TERM)@(\d+)", re.IGNORECASE)  # those at which a run saves and leaves
+_SIGNAL = re.compile(r"(?:SIG)?(USR1|TERM)@(\d+)", re.IGNORECASE)  # signals after which a run saves and exits
 _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
-_SLACK = 1800  # seconds that a job has beyond trainer.max_time: to start, and to save
-_OF_GPUS = ("gpus_per_node", "gpus_per_task", "gres")
+_SLACK = 1800  # seconds added to trainer.max_time, for starting and saving
+_GPU_OPTIONS = ("gpus_per_node", "gpus_per_task", "gres")
 
-_GO_ON = """
-# It has saved, told that its time is nearly over ({told}), or that another job needs the nodes ({ended}, which Slurm
-# takes for a failure): it goes on from there in this same job, unless that is being cancelled.
+_REQUEUE = """
+# The run has saved because its time limit is near ({limit}) or because it is preempted ({preempt}, which Slurm
+# treats as a failure). Requeue the job, so that the run resumes, unless the job is being cancelled.
 case "$status $(scontrol show job --oneliner "$SLURM_JOB_ID")" in
-  "{told} "*JobState=RUNNING* | "{ended} "*JobState=RUNNING*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
+  "{limit} "*JobState=RUNNING* | "{preempt} "*JobState=RUNNING*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
 esac
 """
 
 
 class Slurm:
-    """A cluster under Slurm.
-
-    Args:
-        config: `cluster`.
-    """
+    """A Slurm cluster."""
 
     def __init__(self, config: SlurmConfig) -> None:
         self.config = config
 
     def render(self, job: Job) -> dict[Path, str]:
-        """See `Cluster`: what was asked for, and a batch script for each stage."""
+        """Return the configuration and one batch script per stage."""
         config = self.config
         most = max(stage.tasks for stage in job.stages)
         if job.gpus and isinstance(config.gpus_per_node, int) and most > config.gpus_per_node:
@@ -50,13 +46,12 @@ class Slurm:
         return job.records | {self._script(job, stage): self._batch(job, stage) for stage in job.stages}
 
     def submit(self, job: Job) -> int:
-        """See `Cluster`: one job for each stage, which waits for the one before it."""
+        """Submit one job per stage; each waits for the previous one."""
         if not shutil.which("sbatch"):
             raise UserError(
-                "there is no sbatch here: submit from a login node of the cluster; --dry-run shows what would be "
-                "submitted"
+                "sbatch was not found: submit from a login node of the cluster; --dry-run prints the script"
             )
-        self._see_that_there_are(job)
+        self._check_files_exist(job)
         numbers: list[str] = []
         for stage in job.stages:
             script = self._script(job, stage)
@@ -88,20 +83,19 @@ class Slurm:
             srun,
             "status=$?",
         ]
-        return "\n".join(parts) + f'\n{self._go_on(job, stage)}exit "$status"\n'
+        return "\n".join(parts) + f'\n{self._requeue(job, stage)}exit "$status"\n'
 
-    def _go_on(self, job: Job, stage: Stage) -> str:
-        """What lets the job begin again, if it goes on from where it was."""
-        if not (self.config.requeue and job.goes_on) or stage.part:
+    def _requeue(self, job: Job, stage: Stage) -> str:
+        """Return shell lines that requeue the job, if the run resumes."""
+        if not (self.config.requeue and job.resumes) or stage.part:
             return ""
-        notice, _ = self._notice(job, stage) or (signal.SIGUSR1, 0)
-        return _GO_ON.format(told=128 + notice, ended=128 + signal.SIGTERM)
+        number, _ = self._signal(job, stage) or (signal.SIGUSR1, 0)
+        return _REQUEUE.format(limit=128 + number, preempt=128 + signal.SIGTERM)
 
     def _options(self, job: Job, stage: Stage) -> list[str]:
-        """What sbatch is told, in the order of the options' names."""
         config = self.config
         log = str(job.directory / f"log-{config.job_name_prefix}{job.stem(stage)}").replace("%", "%%") + "_%j"
-        notice = self._notice(job, stage)
+        notice = self._signal(job, stage)
         gpus_per_node, gres = self._gpus(stage)
         options: dict[str, str | int | bool | None] = {
             "account": config.account,
@@ -123,17 +117,17 @@ class Slurm:
             "time": self._time(job, stage),
         }
         if not job.gpus or stage.part == "prepare":
-            options |= dict.fromkeys(_OF_GPUS)
+            options |= dict.fromkeys(_GPU_OPTIONS)
         for name, value in config.additional_parameters.items():
             known = name.replace("-", "_")
             if not _OPTION.fullmatch(name) or known in options:
-                hint = f"give cluster.{known}" if known in vars(config) else "it is set already"
-                raise UserError(f"cluster.additional_parameters.{name}: {hint}, or another option of sbatch")
+                hint = f"set cluster.{known}" if known in vars(config) else "it is already set"
+                raise UserError(f"cluster.additional_parameters.{name}: {hint}, or use another option of sbatch")
             options[known] = value
         return [_option(name, value) for name, value in sorted(options.items()) if value not in (None, False)]
 
     def _gpus(self, stage: Stage) -> tuple[int | None, str | None]:
-        """Give --gpus-per-node and --gres, which must not contradict each other."""
+        """Return --gpus-per-node and --gres, which must not contradict each other."""
         count, gres = self.config.gpus_per_node, self.config.gres
         if count == "auto":
             count = stage.tasks if gres in (None, "auto") else None
@@ -141,13 +135,13 @@ class Slurm:
             gres = f"gpu:{stage.tasks if count is None else count}"
         return count, gres
 
-    def _notice(self, job: Job, stage: Stage) -> tuple[int, int] | None:
-        """The signal that tells a training that its time is nearly over, and how many seconds before."""
+    def _signal(self, job: Job, stage: Stage) -> tuple[int, int] | None:
+        """Return the signal that Slurm sends before the time limit, and how many seconds before."""
         given = self.config.signal
-        if given is None or stage.part or not job.goes_on:  # it would begin anew each time, for ever
+        if given is None or stage.part or not job.resumes:  # without resuming, a requeued job would never finish
             return None
         if not (match := _SIGNAL.fullmatch(given)):
-            raise UserError(f"cluster.signal is {given!r}, expected such as SIGUSR1@180; without B:, as runs hear it")
+            raise UserError(f"cluster.signal is {given!r}, expected a value such as SIGUSR1@180 (without B:)")
         return signal.Signals[f"SIG{match[1].upper()}"].value, int(match[2])
 
     def _time(self, job: Job, stage: Stage) -> str | None:
@@ -162,18 +156,18 @@ class Slurm:
     def _srun_arguments(self, job: Job) -> list[str]:
         config = self.config
         given = shlex.split(config.srun_args) if isinstance(config.srun_args, str) else config.srun_args
-        if not config.container_image:  # plain Slurm does not know these
+        if not config.container_image:  # options of Pyxis
             return [word for word in given if not re.match(r"--(no-)?container-", word)]
         mounts = ",".join([f"{job.directory}:{job.directory}", *config.container_mounts])
         return [f"--container-image={config.container_image}", f"--container-mounts={mounts}", *given]
 
-    def _see_that_there_are(self, job: Job) -> None:
+    def _check_files_exist(self, job: Job) -> None:
         image = self.config.container_image
         if image and (image.startswith(("/", ".")) or image.endswith(".sqsh")) and not Path(image).exists():
-            raise UserError(f"cluster.container_image={image}: there is no such file")
+            raise UserError(f"cluster.container_image={image}: the file does not exist")
         for mount in self.config.container_mounts if image else []:
             if not Path(mount.split(":")[0]).exists():
-                raise UserError(f"cluster.container_mounts: there is no {mount.split(':')[0]} to mount")
+                raise UserError(f"cluster.container_mounts: {mount.split(':')[0]} does not exist")
 
 
 def _sbatch(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -181,7 +175,7 @@ def _sbatch(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _after(dependency: str | None, numbers: list[str]) -> list[str]:
-    """Options that let a job wait for the one before it to end well, and end if that has not."""
+    """Return options that start a job after the previous one has succeeded, and cancel it if that has failed."""
     if not numbers:
         return []
     both = ",".join(part for part in (dependency, f"afterok:{numbers[-1]}") if part)
@@ -194,7 +188,7 @@ def _option(name: str, value: str | int | bool | None) -> str:
 
 
 def _memory(memory: float | str | None) -> str | None:
-    """Of a node: a number is in GB."""
+    """Return the value of --mem; a number is in GB per node."""
     if memory is None or isinstance(memory, str):
         return memory
     if memory == 0:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edge to Megatron-Core: no other package imports `megatron`.
+"""Interface to Megatron-Core; no other package imports `megatron`. It works with and without CUDA (see patches.py)."""
 
-Importing this package first prepares the host, so that `megatron.core` works where there is no CUDA device too.
-"""
+import warnings
 
-from bionemo.megatron.cpu import adapt_to_cpu
-
-adapt_to_cpu()
+with warnings.catch_warnings():
+    # On import Megatron-Core warns about each optional accelerator library that is not installed.
+    warnings.simplefilter("ignore")
+    import megatron.core.tensor_parallel
+    import megatron.core.transformer.transformer_block  # noqa: F401

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing checkpoints from all processes together, at once or behind the training that goes on."""
+"""Collective writing of checkpoints, either synchronously or in a thread while training continues."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,63 +9,75 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bionemo.checkpoint import Piece, save_together
+from bionemo.checkpoint import Piece, save_distributed
 
 
-class Saver:
-    """Saves one checkpoint at a time.
+class CheckpointWriter:
+    """Write one checkpoint at a time.
 
     Args:
-        behind: copy the tensors and write them in a thread, while training goes on. It costs a copy in main memory;
-            where the model lies on a GPU, the copy is far faster than the writing, and training waits for it alone.
+        asynchronous: copy the tensors to main memory and write them in a thread. Training waits only for the copy,
+            which is much faster than writing if the model is on a GPU.
     """
 
-    def __init__(self, behind: bool = False) -> None:
-        self.behind = behind
+    def __init__(self, asynchronous: bool = False) -> None:
+        self.asynchronous = asynchronous
         self._group: Any = None
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
+        self._executor = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: list[Future[None]] = []
 
-    def connect(self) -> None:
-        """Make a group of processes of its own: the thread must not meet the collectives of the training step."""
+    def create_process_group(self) -> None:
+        """Create a separate process group, because the thread runs concurrently with collectives of the training."""
         if dist.get_world_size() > 1:
             self._group = dist.new_group(backend="gloo")
 
-    def save(
-        self, path: Path, state: Mapping[str, Any], pieces: list[Piece], then: Callable[[], None] | None = None
-    ) -> None:
-        """Write a checkpoint, after the one before it; rank 0 does `then` when it is on disk.
+    def save(self, path: Path, state: Mapping[str, Any], pieces: list[Piece]) -> None:
+        """Write a checkpoint after the previous one is complete; all ranks must call it.
 
         Raises:
-            UserError: when it cannot be written, or the one before it could not.
+            UserError: if this checkpoint (when synchronous) or the previous one could not be written.
         """
         self.wait()
-        if not self.behind:
-            self._save(path, state, pieces, then)
-            return
-        copies = [replace(piece, values=piece.values.detach().cpu().clone()) for piece in pieces]
-        self._writing = self._thread.submit(self._save, path, state, copies, then)
+        if self.asynchronous:
+            pieces = [replace(piece, values=piece.values.detach().cpu().clone()) for piece in pieces]
+        self._run(lambda: save_distributed(path, state, pieces, self._rank(), self._all_gather))
+
+    def after_save(self, task: Callable[[], None]) -> None:
+        """Run a task on rank 0 once the last checkpoint is written, and let all ranks wait for it.
+
+        The task does not run if the checkpoint could not be written. All ranks must call this method.
+        """
+        saves = list(self._pending)
+
+        def run() -> None:
+            for save in saves:
+                save.result()
+            if self._rank() == 0:
+                task()
+            self._all_gather(None)
+
+        self._run(run)
 
     def wait(self) -> None:
-        """Return when nothing is being written any more.
+        """Wait until everything is written.
 
         Raises:
-            UserError: when it could not be written.
+            UserError: if a checkpoint could not be written.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
 
-    def _save(
-        self, path: Path, state: Mapping[str, Any], pieces: list[Piece], then: Callable[[], None] | None
-    ) -> None:
-        rank = dist.get_rank(self._group) if self._group else 0
-        save_together(path, state, pieces, rank, self._exchange)
-        if then is not None and rank == 0:
-            then()
-        self._exchange(None)  # nobody goes on before the older ones are pruned
+    def _run(self, task: Callable[[], None]) -> None:
+        if self.asynchronous:
+            self._pending.append(self._executor.submit(task))
+        else:
+            task()
 
-    def _exchange(self, value: Any) -> list[Any]:
+    def _rank(self) -> int:
+        return dist.get_rank(self._group) if self._group else 0
+
+    def _all_gather(self, value: Any) -> list[Any]:
         if self._group is None:
             return [value]
         values: list[Any] = [None] * dist.get_world_size(self._group)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed (variable-length) attention for CPUs in plain PyTorch.
+"""Attention over packed sequences (variable length) for CPUs in plain PyTorch.
 
-About twice as fast as one scaled_dot_product_attention a sequence, forward and backward, because:
+About twice as fast, forward and backward, as scaled_dot_product_attention per sequence, because:
 
-* Scores are in base 2: ATen vectorises fp32 `exp2` itself but hands `exp` to MKL, which is several times slower.
-* fp32 products go to oneDNN, up to twice as fast as MKL on AVX-512. torch passes them to oneDNN only if it may compute
-  in bf16, which it does only with AMX: without AMX the result is fp32; where AMX is possible, MKL computes instead.
+* Scores are in base 2: ATen vectorizes fp32 `exp2` itself but uses MKL for `exp`, which is several times slower.
+* fp32 products use oneDNN, up to twice as fast as MKL on AVX-512. torch passes them to oneDNN only if it may compute
+  in bf16, which it does only with AMX: without AMX the result is fp32; where AMX is possible, MKL is used.
 * For bf16 inputs, probabilities are bf16, scores fp32.
-* A sequence is read as a window of the pack and masked, not copied to be padded. Windows are multiples of `_WINDOW`
-  because oneDNN compiles a kernel per shape (0.3 ms each): there must be few.
-* Numbers below fp32's normal range count as zero: they cost 3 to 5 times the time as soon as attention is sharp.
-* Tiles that fit the cache go to Python threads, one core each, in any order: no bit of the result depends on it.
+* A sequence is read as a masked window of the packed batch instead of a padded copy. Window sizes are multiples of
+  `_WINDOW` because oneDNN compiles a kernel per shape (0.3 ms each).
+* Subnormal fp32 numbers are flushed to zero: they are 3 to 5 times slower and occur when attention is sharp.
+* Tiles that fit the cache are distributed to Python threads, one core each. The result does not depend on the order.
 
-The softmax is computed from a stored log-sum and the backward pass recomputes it, as FlashAttention does (Dao et al.
-2022); what is dropped is drawn again, too. Shapes: T tokens of a pack, H heads, D head size.
+The softmax uses a stored log-sum, and the backward pass recomputes scores and dropout masks, as in FlashAttention
+(Dao et al. 2022). Shapes: T tokens, H heads, D head size.
 """
 
 import math
@@ -34,63 +34,64 @@ from bionemo.common.cpu import amx_is_possible
 from bionemo.megatron.dropout import AttentionDropout, keep_scale
 
 _WINDOW = 32
-_STRIPE = 256  # Queries of a causal sequence that are taken together, with the keys up to the last of them.
-_TILE = 3 * 2**19  # Scores per tile, unless one head's are more.
+_STRIPE = 256  # Queries of a causal sequence that share one product, with the keys up to the last query.
+_TILE = 3 * 2**19  # Maximum scores per tile; a tile has at least one head.
 
 
-class _Span(NamedTuple):
-    """One sequence of a pack: its tokens, and the window in which they are read."""
+class _Segment(NamedTuple):
+    """One sequence of a packed batch, or a stripe of it: its tokens and the padded window in which they are read."""
 
     tokens: slice
     window: slice
     length: int
 
 
-_Tile = tuple[slice, tuple[tuple[_Span, _Span], ...]]  # Heads, and the stripes of a sequence: queries, keys.
+_Tile = tuple[slice, tuple[tuple[_Segment, _Segment], ...]]  # Heads, and (queries, keys) of each stripe.
 
 
-def _spans(lengths: tuple[int, ...]) -> list[_Span]:
+def _segments(lengths: tuple[int, ...]) -> list[_Segment]:
     ends = accumulate(lengths)
     sizes = [-(-n // _WINDOW) * _WINDOW for n in lengths]
     return [
-        _Span(slice(end - n, end), slice(end - n, end - n + size), n)
+        _Segment(slice(end - n, end), slice(end - n, end - n + size), n)
         for end, n, size in zip(ends, lengths, sizes, strict=True)
     ]
 
 
-def _stripes(queries: _Span, keys: _Span, causal: bool) -> tuple[tuple[_Span, _Span], ...]:
-    """Cuts causal attention where whole keys come after all queries: nearly half of a long sequence's scores."""
+def _stripes(queries: _Segment, keys: _Segment, causal: bool) -> tuple[tuple[_Segment, _Segment], ...]:
+    """Divides causal attention into stripes without keys after the last query, to skip nearly half of the scores."""
     if not causal:
         return ((queries, keys),)
     first, stop = queries.window.start, queries.window.stop
     stripes = []
     for begin in range(first, stop, _STRIPE):
-        edge = min(begin + _STRIPE, stop)
-        end = min(edge, queries.tokens.stop)
-        rows = _Span(slice(begin, end), slice(begin, edge), end - begin)
-        stripes.append((rows, _Span(slice(first, end), slice(first, edge), end - first)))
+        window_end = min(begin + _STRIPE, stop)
+        end = min(window_end, queries.tokens.stop)
+        stripe = _Segment(slice(begin, end), slice(begin, window_end), end - begin)
+        stripes.append((stripe, _Segment(slice(first, end), slice(first, window_end), end - first)))
     return tuple(stripes)
 
 
 @lru_cache(maxsize=64)
 def _tiles(lengths: tuple[int, ...], key_lengths: tuple[int, ...], heads: int, causal: bool) -> list[_Tile]:
-    """Cuts a pack into tiles of a few heads of one sequence, the costliest first."""
+    """Divides a packed batch into tiles of a few heads of one sequence, the most expensive first."""
     tiles = []
-    for queries, keys in zip(_spans(lengths), _spans(key_lengths), strict=True):
+    for queries, keys in zip(_segments(lengths), _segments(key_lengths), strict=True):
         scores = heads * (queries.window.stop - queries.window.start) * (keys.window.stop - keys.window.start)
-        parts = min(heads, -(-scores // _TILE))  # None for an empty sequence.
+        parts = min(heads, -(-scores // _TILE))  # 0 for an empty sequence.
         for part in range(parts):
-            ours = slice(heads * part // parts, heads * (part + 1) // parts)
-            tiles.append(((ours.start - ours.stop) * queries.length * keys.length, ours, queries, keys))
+            group = slice(heads * part // parts, heads * (part + 1) // parts)
+            cost = (group.stop - group.start) * queries.length * keys.length
+            tiles.append((-cost, group, queries, keys))
     return [
-        (ours, _stripes(queries, keys, causal)) for _, ours, queries, keys in sorted(tiles, key=lambda tile: tile[0])
+        (group, _stripes(queries, keys, causal)) for _, group, queries, keys in sorted(tiles, key=lambda tile: tile[0])
     ]
 
 
 @lru_cache(maxsize=1)
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Returns Python threads that share `threads` cores. `set_num_threads` is per thread, its default global."""
-    workers = min(threads, 8)  # Python's lock feeds about this many.
+    """Returns Python threads that share `threads` cores."""
+    workers = min(threads, 8)  # More do not scale because of the GIL.
     ready = threading.Barrier(workers + 1)
 
     def start() -> None:
@@ -102,7 +103,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(workers, "attention", start)
     pool.map(int, range(workers))
     ready.wait()
-    torch.set_num_threads(threads)  # Restores the default.
+    torch.set_num_threads(threads)  # The workers' calls have changed the default for new threads.
     return pool
 
 
@@ -111,9 +112,9 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 @lru_cache(maxsize=1)
 def _onednn_is_exact() -> bool:
-    """Whether oneDNN computes in fp32 even where it may use bf16, as without AMX; measured in that mode, which is set.
+    """Returns whether oneDNN computes in fp32 although the caller has allowed bf16, as without AMX.
 
-    Where AMX is possible, nothing is measured: fp32 must not execute its instructions.
+    Where AMX is possible this is not measured, because fp32 must not execute AMX instructions.
     """
     if amx_is_possible():
         return False
@@ -122,39 +123,39 @@ def _onednn_is_exact() -> bool:
 
 
 @contextmanager
-def _flushed() -> Iterator[None]:
-    """Takes subnormal numbers for zero, in this thread. `set_flush_denormal` does not tell what was set before."""
-    before = not torch.full((), 1e-40).mul(1.0).item()
+def _flush_subnormals() -> Iterator[None]:
+    """Flushes subnormal numbers to zero in this thread, then restores the previous setting."""
+    previous = not torch.full((), 1e-40).mul(1.0).item()
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(before)
+        torch.set_flush_denormal(previous)
 
 
-def _for_each(tiles: list[_Tile], compute: Callable[..., None], dtype: torch.dtype) -> None:
-    """Computes every tile, its stripes in order; oneDNN does fp32 products where that costs `dtype` no accuracy."""
+def _run_tiles(tiles: list[_Tile], compute: Callable[..., None], dtype: torch.dtype) -> None:
+    """Computes every tile, its stripes in order; uses oneDNN for fp32 products if it is exact."""
 
-    def each(tile: _Tile) -> None:
+    def run_tile(tile: _Tile) -> None:
         heads, stripes = tile
         for queries, keys in stripes:
             compute(heads, queries, keys)
 
     onednn: Any = torch.backends.mkldnn
     matmul, threads = onednn.matmul, torch.get_num_threads()
-    before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+    previous, matmul.fp32_precision = matmul.fp32_precision, "bf16"
     try:
-        with torch.autocast("cpu", enabled=False), _flushed():
+        with torch.autocast("cpu", enabled=False), _flush_subnormals():
             if dtype != torch.bfloat16 and not _onednn_is_exact():
                 matmul.fp32_precision = "ieee"
-            over = map if threads == 1 else _pool(threads).map
-            list(over(each, tiles))
+            map_tiles = map if threads == 1 else _pool(threads).map
+            list(map_tiles(run_tile, tiles))
     finally:
-        matmul.fp32_precision = before
+        matmul.fp32_precision = previous
 
 
-def _by_head(x: Tensor) -> Tensor:
-    """[T, H, D] -> contiguous [H, T + _WINDOW, D]: the last window may reach beyond the pack."""
+def _heads_first(x: Tensor) -> Tensor:
+    """[T, H, D] -> contiguous [H, T + _WINDOW, D]: the last window may reach beyond the packed batch."""
     out = x.new_zeros(x.shape[1], x.shape[0] + _WINDOW, x.shape[2])
     out[:, : x.shape[0]] = x.transpose(0, 1)
     return out
@@ -175,53 +176,53 @@ class _PackedAttention(torch.autograd.Function):
         causal: bool,
     ) -> Tensor:
         out = torch.zeros(q.shape, dtype=q.dtype)
-        q, k, v = _by_head(q), _by_head(k), _by_head(v)
+        q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
         q2, k2 = q.float() * (scale / math.log(2)), k.float()
         log_sum = q2.new_zeros(*q.shape[:2], 1)
         keep = keep_scale(dropout.probability) if dropout else 1.0
 
-        def compute(heads: slice, queries: _Span, keys: _Span) -> None:
+        def compute(heads: slice, queries: _Segment, keys: _Segment) -> None:
             n, m = queries.length, keys.length
             s = torch.bmm(q2[heads, queries.window], k2[heads, keys.window].mT)
-            _hide(s, queries, keys, causal)
+            _mask_scores(s, queries, keys, causal)
             top = s.amax(-1, keepdim=True)
             total = s.sub_(top).exp2_().sum(-1, keepdim=True)
             p = s.to(v.dtype)
             if dropout:
-                p[:, :n, :m].mul_(dropout.kept(heads, queries.tokens, m))
+                p[:, :n, :m].mul_(dropout.keep_mask(heads, queries.tokens, m))
             o = torch.bmm(p, v[heads, keys.window])
             torch.div(o[:, :n], total[:, :n] / keep, out=out[queries.tokens, heads].transpose(0, 1))
             log_sum[heads, queries.tokens] = top.add_(total.log2_())[:, :n]
 
-        _for_each(tiles, compute, q.dtype)
+        _run_tiles(tiles, compute, q.dtype)
         ctx.save_for_backward(q, k, v, log_sum)
-        ctx.rest = tiles, scale, dropout, causal
+        ctx.arguments = tiles, scale, dropout, causal
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, log_sum = ctx.saved_tensors
-        tiles, scale, dropout, causal = ctx.rest
-        do = _by_head(dout)
+        tiles, scale, dropout, causal = ctx.arguments
+        do = _heads_first(dout)
         keep = keep_scale(dropout.probability) if dropout else 1.0
         dq = torch.zeros(dout.shape, dtype=q.dtype)
-        # Stripes add up here, in their order.
-        total = torch.float32 if causal else q.dtype
-        dk, dv = (torch.zeros(x.shape[1] - _WINDOW, x.shape[0], x.shape[2], dtype=total) for x in (k, v))
+        # Causal stripes are summed here, in order.
+        sum_dtype = torch.float32 if causal else q.dtype
+        dk, dv = (torch.zeros(x.shape[1] - _WINDOW, x.shape[0], x.shape[2], dtype=sum_dtype) for x in (k, v))
         q2, k2 = q.float() * (scale / math.log(2)), k.float()
 
-        def compute(heads: slice, queries: _Span, keys: _Span) -> None:
+        def compute(heads: slice, queries: _Segment, keys: _Segment) -> None:
             n, m = queries.length, keys.length
             at, of = (heads, queries.window), (heads, keys.window)
             s = torch.bmm(q2[at], k2[of].mT)
-            _hide(s, queries, keys, causal)
+            _mask_scores(s, queries, keys, causal)
             p = s.sub_(log_sum[at]).exp2_().to(q.dtype)
             p[:, n:] = 0  # Queries beyond the sequence.
             ds, dropped = torch.bmm(do[at], v[of].mT), p
             if dropout:
                 mask = torch.zeros_like(p)
-                mask[:, :n, :m] = dropout.kept(heads, queries.tokens, m)
+                mask[:, :n, :m] = dropout.keep_mask(heads, queries.tokens, m)
                 ds.mul_(mask)
                 dropped = mask.mul_(p)
             x = torch.bmm(dropped.mT, do[at])
@@ -230,17 +231,17 @@ class _PackedAttention(torch.autograd.Function):
             for grad, to, x in ((dq, queries, torch.bmm(ds, k[of])), (dk, keys, torch.bmm(ds.mT, q[at]))):
                 grad[to.tokens, heads].transpose(0, 1).add_(x[:, : to.length], alpha=scale * keep)
 
-        _for_each(tiles, compute, q.dtype)
+        _run_tiles(tiles, compute, q.dtype)
         return dq, dk.to(q.dtype), dv.to(q.dtype), None, None, None, None
 
 
-def _hide(scores: Tensor, queries: _Span, keys: _Span, causal: bool) -> None:
-    """Takes out keys beyond the sequence and, if causal, those after a query."""
+def _mask_scores(scores: Tensor, queries: _Segment, keys: _Segment, causal: bool) -> None:
+    """Sets the scores of keys beyond the sequence and, if causal, after the query to -inf."""
     scores[:, :, keys.length :] = -torch.inf
     if causal:
-        later = queries.window.start - keys.window.start  # Keys before the first query, all of which are seen.
-        ahead = scores[:, :, later:]
-        ahead.masked_fill_(torch.ones(ahead.shape[1:], dtype=torch.bool).triu_(1), -torch.inf)
+        first = queries.window.start - keys.window.start  # All queries attend to the keys before this one.
+        diagonal = scores[:, :, first:]
+        diagonal.masked_fill_(torch.ones(diagonal.shape[1:], dtype=torch.bool).triu_(1), -torch.inf)
 
 
 def packed_attention(
@@ -253,22 +254,22 @@ def packed_attention(
     key_lengths: tuple[int, ...] | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """Attention within each sequence of a packed batch, or from each to its partner in another.
+    """Compute attention within each sequence of a packed batch, or cross-attention between paired sequences.
 
     Args:
-        q: [tokens, heads, head size], fp32 or bf16, any strides; cast to the dtype of `v`, as autocast would.
-        k: likewise, as many tokens as `v`.
-        v: likewise.
-        lengths: of the sequences, in order; tokens after their sum are padding and come out as 0.
-        scale: what scores are multiplied by, usually head size ** -0.5.
-        dropout: which probabilities are dropped; None for none.
-        key_lengths: of the sequences attended to; None: these are the same ones.
-        causal: whether a token attends to no later one; only within the same sequences.
+        q: [tokens, heads, head size], fp32 or bf16, any strides; cast to the dtype of `v`, as autocast does.
+        k: [key tokens, heads, head size].
+        v: same shape as `k`.
+        lengths: length of each sequence; the output of the padding tokens after the last one is 0.
+        scale: factor of the scores, usually head size ** -0.5.
+        dropout: dropout of the attention probabilities.
+        key_lengths: length of each key sequence for cross-attention; default `lengths`.
+        causal: attend to earlier tokens only; not for cross-attention.
 
     Returns:
-        [tokens, heads, head size], contiguous, in the dtype of `v`; 0 where there is nothing to attend to.
+        [tokens, heads, head size], contiguous, in the dtype of `v`.
     """
-    # Without AVX-512, oneDNN's products in bf16 take ten times as long as in fp32.
+    # Without AVX-512, oneDNN is ten times slower in bf16 than in fp32.
     slow = v.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     dtype = torch.float32 if slow else v.dtype
     tiles = _tiles(lengths, lengths if key_lengths is None else key_lengths, q.shape[1], causal)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds of the model and the optimizer, in terms of the whole model: any layout reads any other's.
+"""Model and optimizer state in checkpoints, stored by position in the full model: any layout can load any checkpoint.
 
-Tensors are named `weights/NAME`, and for each of the optimizer's, `exp_avg/NAME` and so on.
+Tensors are named `weights/NAME`, and `SLOT/NAME` for the optimizer state, such as `exp_avg/NAME`.
 """
 
 import logging
@@ -12,146 +12,150 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bionemo.checkpoint import Piece, TensorSource, blocks
+from bionemo.checkpoint import Piece, TensorSource, split_into_blocks
 from bionemo.common.errors import UserError
 from bionemo.megatron import groups
 from bionemo.megatron.finite import all_finite
-from bionemo.megatron.sharding import Placement
-from bionemo.megatron.train_step import ParallelModel, Part
+from bionemo.megatron.sharding import ParameterShard
+from bionemo.megatron.train_step import OptimizerShard, ParallelModel
 
 log = logging.getLogger(__name__)
 WEIGHTS = "weights"
 
 
 def weight_pieces(model: ParallelModel) -> list[Piece]:
-    """What this process writes of the weights: every part of the model is written by exactly one process."""
-    trained = [piece for part in _to_write(model) for piece in _pieces(WEIGHTS, part, part.parameter)]
-    still = [(p, place) for p, place in model.places.items() if place.ours and not p.requires_grad]
+    """Return the weights that this process writes; each value of the full model is written by exactly one process."""
+    trained = [piece for each in _shards_to_write(model) for piece in _pieces(WEIGHTS, each, each.parameter)]
+    frozen = [(p, shard) for p, shard in model.shards.items() if shard.is_owner and not p.requires_grad]
     return trained + [
-        Piece(f"{WEIGHTS}/{place.name}", place.shape, place.offset, parameter.detach())
-        for parameter, place in still[groups.data_rank() :: groups.data_size()]
+        Piece(f"{WEIGHTS}/{shard.name}", shard.shape, shard.offset, parameter.detach())
+        for parameter, shard in frozen[groups.data_rank() :: groups.data_size()]
     ]
 
 
 def optimizer_pieces(model: ParallelModel, optimizer: Optimizer) -> list[Piece]:
-    """What this process writes of the optimizer's state. Its counters follow from the schedule's."""
+    """Return the optimizer state that this process writes, without step counters: they follow from the schedule."""
     return [
         piece
-        for part in _to_write(model)
-        for slot, values in optimizer.state[part.parameter].items()
+        for each in _shards_to_write(model)
+        for slot, values in optimizer.state[each.parameter].items()
         if slot != "step"
-        for piece in _pieces(slot, part, values)
+        for piece in _pieces(slot, each, values)
     ]
 
 
-def load_weights(places: dict[nn.Parameter, Placement], saved: TensorSource, to_train: bool = False) -> None:
-    """Give this process's part of a model its weights; those that are not finite are noted in one line.
+def load_weights(shards: dict[nn.Parameter, ParameterShard], saved: TensorSource, to_train: bool = False) -> None:
+    """Load the weights of this process.
 
     Args:
-        places: of the parameters.
-        saved: the weights.
-        to_train: refuse weights that are not finite: every update of them is NaN again. A model that is only used may
-            have some in a part that the use does not need.
+        shards: parameters and their positions in the full model.
+        saved: source of the weights.
+        to_train: raise an error for NaN and infinity instead of a warning: every update of such a weight is NaN.
+            Without training they may be in a part of the model that is not used.
 
     Raises:
-        UserError: when they belong to another model; the first difference is named. When they are to be trained and
-            not finite.
+        UserError: if names or shapes differ, or if weights to train are not finite.
     """
-    refuse_other_weights(places, saved)
+    check_weight_shapes(shards, saved)
     with torch.no_grad():
-        for parameter, place in places.items():
-            parameter.copy_(saved.read(f"{WEIGHTS}/{place.name}", place.offset, tuple(parameter.shape)))
-    if wrong := _not_finite(places):
-        said = f"{saved.path} holds NaN or infinite values in {wrong}"
-        if to_train:
-            raise UserError(f"{said}: training cannot go on from it; take an earlier checkpoint or other weights")
-        log.warning("%s: what this model computes may be NaN", said)
+        for parameter, shard in shards.items():
+            parameter.copy_(saved.read(f"{WEIGHTS}/{shard.name}", shard.offset, tuple(parameter.shape)))
+    if all_finite(shards):
+        return
+    names = [shard.name for parameter, shard in shards.items() if not all_finite([parameter])]
+    more = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+    message = f"{saved.path} has NaN or infinite values in {names[0]}{more}"
+    if to_train:
+        raise UserError(f"{message}: training cannot continue; use an earlier checkpoint or other weights")
+    log.warning("%s: the output of the model may be NaN", message)
 
 
-def refuse_other_weights(places: dict[nn.Parameter, Placement], saved: TensorSource) -> None:
-    """Compare names and shapes of saved weights with those of this process's part of a model.
+def check_weight_shapes(shards: dict[nn.Parameter, ParameterShard], saved: TensorSource) -> None:
+    """Check that saved weights have the names and shapes of this process's parameters.
 
     Raises:
-        UserError: naming the first difference.
+        UserError: if they differ; names the first difference.
     """
     shapes = saved.shapes(WEIGHTS)
-    for place in places.values():
-        found = shapes.get(place.name)
-        if found != place.shape:
-            there = "missing" if found is None else f"{list(found)}"
-            _refuse(saved, f"{place.name} is {there} there and {list(place.shape)} here")
-    if groups.stages() == 1 and (others := sorted(shapes.keys() - {place.name for place in places.values()})):
-        _refuse(saved, f"{others[0]} is there and not here")
+    difference = ""
+    for shard in shards.values():
+        found = shapes.get(shard.name)
+        if found != shard.shape:
+            in_file = "is missing" if found is None else f"has shape {list(found)}"
+            difference = f"{shard.name} {in_file} and should have shape {list(shard.shape)}"
+            break
+    else:
+        if groups.pipeline_size() == 1 and (extra := shapes.keys() - {shard.name for shard in shards.values()}):
+            difference = f"{min(extra)} is not part of this model"
+    if difference:
+        raise UserError(
+            f"the weights of {saved.path} belong to another model ({difference}): set model.* to the values of that "
+            "model, or set another exp_manager.exp_dir to start a new run"
+        )
 
 
-def _not_finite(places: dict[nn.Parameter, Placement]) -> str:
-    """Name the weights of this process that are not finite, "" when there are none."""
-    if all_finite(places):
-        return ""
-    names = [place.name for parameter, place in places.items() if not all_finite([parameter])]
-    return names[0] + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
-
-
-def optimizer_slots(saved: TensorSource) -> list[str]:
-    """What the optimizer kept of every parameter.
+def optimizer_state_names(saved: TensorSource) -> list[str]:
+    """Return the names of the optimizer's state tensors, such as exp_avg.
 
     Raises:
-        UserError: when the checkpoint holds weights alone.
+        UserError: if the checkpoint contains weights only.
     """
     slots = sorted({name.partition("/")[0] for name in saved.shapes()} - {WEIGHTS})
     if not slots:
         raise UserError(
-            f"checkpoint {saved.path} holds weights alone: a run cannot go on from it; start a new one with "
+            f"checkpoint {saved.path} contains weights only: a run cannot resume from it; start a new run with "
             f"restore_from_path={saved.path}"
         )
     return slots
 
 
 def load_optimizer(model: ParallelModel, optimizer: Optimizer, saved: TensorSource, steps: int) -> None:
-    """Give the optimizer its state after `steps` updates.
+    """Load the optimizer state of this process.
+
+    Args:
+        model: model whose parameters the optimizer updates.
+        optimizer: optimizer without state.
+        saved: checkpoint.
+        steps: number of updates made so far.
 
     Raises:
-        UserError: when the checkpoint holds weights alone.
+        UserError: if the checkpoint contains weights only.
     """
-    slots = optimizer_slots(saved)
-    for part in model.parts:
-        state: dict[str, Tensor] = {"step": torch.tensor(float(steps), device=part.parameter.device)}
+    slots = optimizer_state_names(saved)
+    for each in model.optimizer_shards:
+        state: dict[str, Tensor] = {"step": torch.tensor(float(steps), device=each.parameter.device)}
         for slot in slots:
-            values = torch.empty_like(part.parameter)
-            for block, offset in _blocks(part, values):
-                block.copy_(saved.read(f"{slot}/{part.place.name}", offset, tuple(block.shape)))
+            values = torch.empty_like(each.parameter)
+            for block, offset in _blocks(each, values):
+                block.copy_(saved.read(f"{slot}/{each.shard.name}", offset, tuple(block.shape)))
             state[slot] = values
-        optimizer.state[part.parameter] = state
+        optimizer.state[each.parameter] = state
 
 
-def _refuse(saved: TensorSource, difference: str) -> None:
-    raise UserError(
-        f"the weights of {saved.path} are those of another model ({difference}): give model.* as they were, "
-        "or another exp_manager.exp_dir to begin anew"
-    )
-
-
-def _to_write(model: ParallelModel) -> Iterator[Part]:
-    """Parts this process is to write; where data-parallel ranks hold the same, they share the work."""
-    ours = [part for part in model.parts if part.place.ours]
-    if model.sharded:
-        yield from ours
+def _shards_to_write(model: ParallelModel) -> Iterator[OptimizerShard]:
+    """Yield the shards that this process writes; data-parallel ranks with equal shards divide them by size."""
+    owned = [each for each in model.optimizer_shards if each.shard.is_owner]
+    if model.zero:
+        yield from owned
         return
-    ends = list(accumulate(part.parameter.numel() for part in ours))
-    for part, end in zip(ours, ends, strict=True):
+    ends = list(accumulate(each.parameter.numel() for each in owned))
+    for each, end in zip(owned, ends, strict=True):
         if (end - 1) * groups.data_size() // ends[-1] == groups.data_rank():
-            yield part
+            yield each
 
 
-def _pieces(group: str, part: Part, values: Tensor) -> Iterator[Piece]:
-    for block, offset in _blocks(part, values):
-        yield Piece(f"{group}/{part.place.name}", part.place.shape, offset, block)
+def _pieces(group: str, shard: OptimizerShard, values: Tensor) -> Iterator[Piece]:
+    for block, offset in _blocks(shard, values):
+        yield Piece(f"{group}/{shard.shard.name}", shard.shard.shape, offset, block)
 
 
-def _blocks(part: Part, values: Tensor) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
-    """Views of a part's values that are rectangular blocks of the whole tensor, and where these begin."""
-    flat, at = values.detach().view(-1), 0
-    for offset, shape in blocks(tuple(part.model_parameter.shape), part.start, part.start + flat.numel()):
+def _blocks(shard: OptimizerShard, values: Tensor) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    """Split a flat slice into views that are rectangular blocks of the full tensor; yield each with its offset."""
+    flat, first = values.detach().view(-1), 0
+    for offset, shape in split_into_blocks(
+        tuple(shard.model_parameter.shape), shard.start, shard.start + flat.numel()
+    ):
         size = torch.Size(shape).numel()
-        yield flat[at : at + size].view(shape), tuple(a + b for a, b in zip(part.place.offset, offset, strict=True))
-        at += size
+        full_offset = tuple(a + b for a, b in zip(shard.shard.offset, offset, strict=True))
+        yield flat[first : first + size].view(shape), full_offset
+        first += size

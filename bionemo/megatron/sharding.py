@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each parameter of this process lies in the whole model.
+"""Position of this process's parameters in the full (unsharded) model.
 
-Everything that must not depend on the layout starts here: initial weights, gradient norms, checkpoints.
+Initial weights, gradient norms and checkpoints are defined on the full model, so that they do not depend on the
+parallel layout.
 """
 
 from dataclasses import dataclass
@@ -14,53 +15,53 @@ from bionemo.megatron import groups
 
 
 @dataclass(frozen=True)
-class Placement:
-    """One parameter.
+class ParameterShard:
+    """The shard of one parameter that this process holds.
 
     Attributes:
-        name: in the whole model.
-        shape: of the whole tensor.
-        offset: of this process's part in it.
-        ours: whether this process speaks for that part, where several of the processes that hold one model have it.
+        name: name of the parameter in the full model.
+        shape: shape of the full tensor.
+        offset: offset of the shard in the full tensor.
+        is_owner: whether this process writes and counts the shard if several processes of one model replica hold it.
     """
 
     name: str
     shape: tuple[int, ...]
     offset: tuple[int, ...]
-    ours: bool
+    is_owner: bool
 
-    def part_of(self, whole: Tensor, like: Tensor) -> Tensor:
-        """This process's part, of the shape of `like`."""
+    def slice_of(self, full: Tensor, like: Tensor) -> Tensor:
+        """Return the view of the full tensor that corresponds to this shard and has the shape of `like`."""
         for dimension, (start, length) in enumerate(zip(self.offset, like.shape, strict=True)):
-            whole = whole.narrow(dimension, start, length)
-        return whole
+            full = full.narrow(dimension, start, length)
+        return full
 
 
-def materialise(model: nn.Module, device: torch.device) -> None:
-    """Give a model on the meta device memory, not filled; what Megatron notes on its parameters is kept."""
-    notes = {name: vars(parameter) for name, parameter in model.named_parameters()}
+def materialize(model: nn.Module, device: torch.device) -> None:
+    """Allocate the parameters of a model on the meta device; keep the attributes that Megatron set on them."""
+    attributes = {name: vars(parameter) for name, parameter in model.named_parameters()}
     model.to_empty(device=device)
     for name, parameter in model.named_parameters():
-        vars(parameter).update(notes[name])
+        vars(parameter).update(attributes[name])
 
 
-def placements(model: nn.Module) -> dict[nn.Parameter, Placement]:
-    """Say of every parameter of this process's part of a model where it lies in the whole."""
-    numbers = {  # layers are numbered from 0 in every stage; in the whole model the numbers go on
+def parameter_shards(model: nn.Module) -> dict[nn.Parameter, ParameterShard]:
+    """Return the shard description of every parameter that this process holds."""
+    global_prefixes = {  # local layer numbers start at 0 in every pipeline stage
         name + ".": f"{name.rpartition('.')[0]}.{module.layer_number - 1}."
         for name, module in model.named_modules()
         if isinstance(module, TransformerLayer)
     }
-    found = {}
+    shards = {}
     for name, parameter in model.named_parameters():
-        local = next((prefix for prefix in numbers if name.startswith(prefix)), "")
-        whole = numbers.get(local, "") + name.removeprefix(local)
+        prefix = next((prefix for prefix in global_prefixes if name.startswith(prefix)), "")
+        global_name = global_prefixes.get(prefix, "") + name.removeprefix(prefix)
         shape, offset = list(parameter.shape), [0] * parameter.dim()
-        divided = getattr(parameter, "partition_dim", -1) if groups.tensor_size() > 1 else -1
-        if divided >= 0:
-            offset[divided] = groups.tensor_rank() * shape[divided]
-            shape[divided] *= groups.tensor_size()
-        second = getattr(parameter, "shared_embedding", False) and not groups.first_stage()
-        ours = not second and (divided >= 0 or groups.tensor_rank() == 0)
-        found[parameter] = Placement(whole, tuple(shape), tuple(offset), ours)
-    return found
+        dimension = getattr(parameter, "partition_dim", -1) if groups.tensor_size() > 1 else -1
+        if dimension >= 0:
+            offset[dimension] = groups.tensor_rank() * shape[dimension]
+            shape[dimension] *= groups.tensor_size()
+        is_copy = getattr(parameter, "shared_embedding", False) and not groups.is_first_stage()
+        is_owner = not is_copy and (dimension >= 0 or groups.tensor_rank() == 0)
+        shards[parameter] = ParameterShard(global_name, tuple(shape), tuple(offset), is_owner)
+    return shards

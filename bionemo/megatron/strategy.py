@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Lightning's trainer meets Megatron's process groups, and where checkpoints become directories."""
+"""Lightning strategy with Megatron's process groups and sharded checkpoint directories."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,44 +11,45 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
 from bionemo import checkpoint
-from bionemo.checkpoint.state_schema import missing_to_resume
+from bionemo.checkpoint.state_schema import find_missing_entry
 from bionemo.common.errors import UserError
 from bionemo.megatron import groups
-from bionemo.megatron.async_save import Saver
+from bionemo.megatron.async_save import CheckpointWriter
 from bionemo.megatron.sharded_state_dict import (
     load_optimizer,
     load_weights,
     optimizer_pieces,
-    optimizer_slots,
+    optimizer_state_names,
     weight_pieces,
 )
 
+_TENSORS = "tensors"  # key of the open checkpoint in the state that Lightning passes from one load method to the next
+
 
 class MegatronStrategy(DDPStrategy):
-    """Lightning's DDP launching and process groups, with Megatron's gradient buffers in the place of torch's DDP.
+    """DDP launching and process groups of Lightning, with Megatron's gradient buffers instead of torch's DDP wrapper.
 
-    A subclass of DDPStrategy because exp_manager accepts no other on several devices.
+    It is a subclass of DDPStrategy because exp_manager accepts no other strategy with several devices.
 
     Args:
-        tensor: processes that share every layer.
-        pipeline: stages that the layers are dealt to.
-        save_behind: write checkpoints while training goes on.
+        tensor: tensor-parallel size.
+        pipeline: pipeline-parallel size.
+        async_save: write checkpoints in a thread while training continues.
     """
 
-    def __init__(self, tensor: int = 1, pipeline: int = 1, save_behind: bool = False) -> None:
+    def __init__(self, tensor: int = 1, pipeline: int = 1, async_save: bool = False) -> None:
         super().__init__()
         self._tensor, self._pipeline = tensor, pipeline
-        self.saver = Saver(save_behind)
-        self._saved: checkpoint.Checkpoint | None = None  # what this run goes on from
+        self.checkpoint_writer = CheckpointWriter(async_save)
 
     def setup_environment(self) -> None:
-        """Start the process group, then Megatron's groups inside it."""
+        """Create the process groups."""
         super().setup_environment()
-        groups.make(self._tensor, self._pipeline)
-        self.saver.connect()
+        groups.initialize(self._tensor, self._pipeline)
+        self.checkpoint_writer.create_process_group()
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Put the module on its device; the module wraps its model itself (training/module.py)."""
+        """Move the module to its device; the module itself creates the ParallelModel."""
         assert self.accelerator is not None
         self.accelerator.setup(trainer)
         self.model_to_device()
@@ -58,72 +59,64 @@ class MegatronStrategy(DDPStrategy):
 
     @property
     def data_parallel_rank(self) -> int:
-        """This process among those that see different data."""
+        """Data-parallel rank of this process."""
         return groups.data_rank()
 
     @property
     def data_parallel_size(self) -> int:
-        """How many processes see different data."""
+        """Number of data-parallel ranks."""
         return groups.data_size()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """What this process writes of the weights."""
+        """Return the weights that this process writes."""
         module: Any = self.lightning_module
         return {"pieces": weight_pieces(module.parallel)}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What this process writes of the optimizer."""
+        """Return the optimizer state that this process writes."""
         module: Any = self.lightning_module
         return {"pieces": optimizer_pieces(module.parallel, optimizer)}
 
-    def save_checkpoint(
-        self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Callable[[], None] | None = None
-    ) -> None:
-        """Write a checkpoint directory, from all processes; `storage_options` is what rank 0 does when it is there.
+    def save_checkpoint(self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint directory; all ranks take part.
 
         Raises:
-            UserError: when the state or a metric is not finite; nothing is written or deleted then.
+            UserError: if the state or a metric is not finite; nothing is written in this case.
         """
         module: Any = self.lightning_module
-        module.refuse_not_finite(checkpoint_.get("metrics"))
-        groups_of_pieces = [checkpoint_.pop("state_dict"), *checkpoint_.get("optimizer_states", [])]
+        module.check_finite(checkpoint_.get("metrics"))
+        state_dicts = [checkpoint_.pop("state_dict"), *checkpoint_.get("optimizer_states", [])]
         checkpoint_["optimizer_states"] = []
-        pieces = [piece for group in groups_of_pieces for piece in group["pieces"]]
-        self.saver.save(Path(filepath), checkpoint_, pieces, storage_options)
+        pieces = [piece for each in state_dicts for piece in each["pieces"]]
+        self.checkpoint_writer.save(Path(filepath), checkpoint_, pieces)
 
     def load_checkpoint(self, checkpoint_path: Any) -> dict[str, Any]:
-        """Read the state of a checkpoint that has been verified; its tensors are read when they are asked for.
+        """Read the state of a verified checkpoint; its tensors are read later, when the model exists.
 
         Raises:
-            UserError: when a run cannot go on from it.
+            UserError: if a run cannot resume from it.
         """
-        self._saved = checkpoint.Checkpoint(Path(checkpoint_path))
-        optimizer_slots(self._saved)
-        if missing := missing_to_resume(self._saved.state):
+        saved = checkpoint.Checkpoint(Path(checkpoint_path))
+        optimizer_state_names(saved)
+        if missing := find_missing_entry(saved.state):
             raise UserError(
-                f"checkpoint {checkpoint_path} has no {missing}: a run cannot resume from it; take another"
+                f"checkpoint {checkpoint_path} has no {missing}: a run cannot resume from it; use another checkpoint"
             )
-        return dict(self._saved.state)
+        return {**saved.state, _TENSORS: saved}
 
     def load_model_state_dict(self, checkpoint_: Mapping[str, Any], strict: bool = True) -> None:
-        """Give the model its weights.
+        """Load the weights from the result of `load_checkpoint`.
 
         Raises:
-            UserError: when they belong to another model.
+            UserError: if they belong to another model.
         """
         module: Any = self.lightning_module
-        assert self._saved is not None
-        load_weights(module.parallel.places, self._saved, to_train=module.trainer.training)
+        load_weights(module.parallel.shards, checkpoint_[_TENSORS], to_train=module.trainer.training)
 
     def load_optimizer_state_dict(self, checkpoint_: Mapping[str, Any]) -> None:
-        """Give the optimizer its state.
-
-        Raises:
-            UserError: when the checkpoint holds none.
-        """
+        """Load the optimizer state from the result of `load_checkpoint`."""
         module: Any = self.lightning_module
-        assert self._saved is not None
-        load_optimizer(module.parallel, self.optimizers[0], self._saved, module.schedule_step)
+        load_optimizer(module.parallel, self.optimizers[0], checkpoint_[_TENSORS], module.schedule_step)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Delete a checkpoint directory."""
@@ -131,7 +124,7 @@ class MegatronStrategy(DDPStrategy):
             checkpoint.remove(Path(filepath))
 
     def teardown(self) -> None:
-        """Leave no groups, so that one process can train twice."""
-        self.saver.wait()
-        groups.unmake()
+        """Finish writing and destroy Megatron's process groups."""
+        self.checkpoint_writer.wait()
+        groups.destroy()
         super().teardown()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training step on this rank: micro-batches forward and backward, gradients reduced over all ranks.
+"""One training step of this rank: forward and backward of all micro-batches, then reduction of the gradients.
 
-Megatron-Core's pieces do it: its gradient buffers (one contiguous fp32 tensor that all gradients are views of, reduced
-while the backward pass still runs) and its schedules. Gradients are sums over tokens; at the end they are divided by
-the number of asked tokens of all ranks and micro-batches, so every token counts the same wherever it was.
+Uses Megatron-Core's gradient buffers (one contiguous fp32 tensor, reduced during the backward pass) and pipeline
+schedules. Gradients are sums over target tokens; they are divided at the end by the number of target tokens in the
+global batch, so that every token has the same weight whichever rank and micro-batch it belongs to.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,85 +19,92 @@ from torch import Tensor, nn
 
 from bionemo.data.batch import PackedBatch
 from bionemo.megatron import groups
-from bionemo.megatron.sharding import Placement, placements
+from bionemo.megatron.sharding import ParameterShard, parameter_shards
 
-Objective = Callable[[Tensor, PackedBatch], tuple[Tensor, Tensor]]
+LossFunction = Callable[[Tensor, PackedBatch], tuple[Tensor, Tensor]]
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
-class Part:
-    """What the optimizer of this process updates of a parameter: all of it, or a flat stretch when it is sharded.
+class OptimizerShard:
+    """The part of a parameter that this process's optimizer updates: all of it, or a flat slice with ZeRO-1.
 
     Attributes:
-        parameter: the optimizer's: the parameter itself, or a view [stop - start] of its values.
-        gradient: view of the gradient buffer, of the same shape.
-        model_parameter: what the part is of.
-        place: of the whole parameter.
-        start: where the part begins in the flattened parameter.
+        parameter: parameter of the optimizer: `model_parameter` itself or a flat view of some of its values.
+        gradient: view of the gradient buffer, same shape as `parameter`.
+        model_parameter: parameter of the model.
+        shard: position of `model_parameter` in the full model.
+        start: first updated value in the flattened `model_parameter`.
     """
 
     parameter: nn.Parameter
     gradient: Tensor
     model_parameter: nn.Parameter
-    place: Placement
+    shard: ParameterShard
     start: int
 
 
 class ParallelModel:
-    """A model in Megatron's gradient buffers, ready for training steps; what requires no gradient stays as it is.
+    """A model with Megatron's gradient buffers. Parameters without gradient are not changed.
 
     Args:
-        model: this process's part of it.
-        sharded: give each data-parallel rank a share of the optimizer (ZeRO-1, Rajbhandari et al. 2020): gradients are
-            reduce-scattered, each rank updates its share of the weights and gathers the others.
+        model: this process's part of the model.
+        zero: shard the optimizer over the data-parallel ranks (ZeRO-1, Rajbhandari et al. 2020): gradients are
+            reduce-scattered, each rank updates its share of the weights, then the weights are gathered.
     """
 
-    def __init__(self, model: Any, sharded: bool = False) -> None:
+    def __init__(self, model: Any, zero: bool = False) -> None:
         config = model.transformer_config
         model.model_type = ModelType.encoder_or_decoder
-        buffers = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, overlap_grad_reduce=True, use_distributed_optimizer=sharded
+        ddp_config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, overlap_grad_reduce=True, use_distributed_optimizer=zero
         )
-        self.model, self.sharded = model, sharded
-        self.buffers = DistributedDataParallel(config, buffers, model)
-        self.places = placements(model)
-        self.parts = list(_shares(self.buffers, self.places)) if sharded else list(_wholes(self.places))
-        self._totals, self._loss_scale = torch.zeros(2), 1.0
-        config.no_sync_func = self.buffers.no_sync
-        config.finalize_model_grads_func = self._finalise
+        self.model, self.zero = model, zero
+        self.ddp = DistributedDataParallel(config, ddp_config, model)
+        self.shards = parameter_shards(model)
+        self.optimizer_shards = list(_zero_shards(self.ddp, self.shards) if zero else _whole_shards(self.shards))
+        self._totals, self._loss_scale = torch.zeros(2), 1.0  # summed loss and number of target tokens
+        config.no_sync_func = self.ddp.no_sync
+        config.finalize_model_grads_func = self._finalize_gradients
 
     def forward_backward(
-        self, micro_batches: list[PackedBatch], objective: Objective, autocast: Autocast, loss_scale: float = 1.0
+        self,
+        micro_batches: list[PackedBatch],
+        loss_function: LossFunction,
+        autocast: Autocast,
+        loss_scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Leave the mean gradient of the global batch in the `.grad` of each part.
+        """Compute the mean gradient of the global batch in the `.grad` of each optimizer shard.
 
         Args:
-            micro_batches: of this rank.
-            objective: gives the summed loss and the number of asked tokens from a micro-batch's logits.
-            autocast: context for the forward pass.
-            loss_scale: the backward pass runs on the loss times this; gradients come out unscaled.
+            micro_batches: micro-batches of this rank.
+            loss_function: returns the summed loss and the number of target tokens, given logits and a micro-batch.
+            autocast: context manager for the forward pass.
+            loss_scale: factor of the loss in the backward pass; the resulting gradients are unscaled.
 
         Returns:
-            Summed loss and number of asked tokens, over all ranks; on the device, nothing waits for them.
+            Summed loss and number of target tokens over all ranks, on the device and without synchronization.
         """
-        self.buffers.zero_grad_buffer()
+        self.ddp.zero_grad_buffer()
         self._loss_scale = loss_scale
-        self._run(micro_batches, objective, autocast)
-        for part in self.parts:
-            part.parameter.grad = part.gradient
+        self._run_schedule(micro_batches, loss_function, autocast)
+        for each in self.optimizer_shards:
+            each.parameter.grad = each.gradient
         return self._totals[0], self._totals[1]
 
     @torch.no_grad()
-    def evaluate(self, micro_batches: list[PackedBatch], objective: Objective, autocast: Autocast) -> Tensor:
-        """Summed loss and number of asked tokens of this rank's micro-batches, [2]; all stages know them."""
-        self._run(micro_batches, objective, autocast, backward=False)
-        return groups.sum_over_stages(self._totals)
+    def evaluate(self, micro_batches: list[PackedBatch], loss_function: LossFunction, autocast: Autocast) -> Tensor:
+        """Return summed loss and number of target tokens of this rank's micro-batches, [2], on all pipeline stages."""
+        self._run_schedule(micro_batches, loss_function, autocast, backward=False)
+        return groups.sum_over_pipeline(self._totals)
 
-    def _run(
-        self, micro_batches: list[PackedBatch], objective: Objective, autocast: Autocast, backward: bool = True
+    def _run_schedule(
+        self,
+        micro_batches: list[PackedBatch],
+        loss_function: LossFunction,
+        autocast: Autocast,
+        backward: bool = True,
     ) -> None:
-        """Send the micro-batches through Megatron's schedule."""
         device = next(self.model.parameters()).device
         self._totals = torch.zeros(2, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
 
@@ -108,59 +115,59 @@ class ParallelModel:
 
             def loss(logits: Tensor) -> Any:  # called on the last stage
                 with autocast():
-                    total, count = objective(logits, batch)
+                    total, count = loss_function(logits, batch)
                 self._totals += torch.stack((total.detach(), count.detach()))
                 return total * self._loss_scale, count.int(), {}
 
             return output, loss
 
-        tokens = len(micro_batches[0].tokens)
         get_forward_backward_func()(
             forward_step_func=forward,
             data_iterator=iter(micro_batches),
-            model=[self.buffers],
+            model=[self.ddp],
             num_microbatches=len(micro_batches),
-            seq_length=tokens,  # pipelines send [tokens, 1, hidden size]
+            seq_length=len(micro_batches[0].tokens),  # pipeline stages send [seq_length, 1, hidden size]
             micro_batch_size=1,
             forward_only=not backward,
         )
 
-    def norm(self) -> Tensor:
-        """Euclidean norm of all gradients of the whole model, each counted once; a scalar on the device."""
-        ours = [part.gradient for part in self.parts if part.place.ours]
-        # a CPU adds up one after the other: in fp32 a large table's sum would depend on how it is divided
-        squares = torch.stack(torch._foreach_norm(ours, dtype=self._totals.dtype)).square().sum() if ours else 0.0
-        squares = groups.sum_over_model(torch.as_tensor(squares, dtype=self._totals.dtype, device=self._totals.device))
-        return (groups.sum_over_data(squares) if self.sharded else squares).sqrt()
+    def gradient_norm(self) -> Tensor:
+        """Return the Euclidean norm of the gradients of the full model, a scalar on the device."""
+        owned = [each.gradient for each in self.optimizer_shards if each.shard.is_owner]
+        # A CPU sums sequentially: in fp32 the sum of a large tensor would depend on how it is sharded.
+        squares = torch.stack(torch._foreach_norm(owned, dtype=self._totals.dtype)).square().sum() if owned else 0.0
+        squares = torch.as_tensor(squares, dtype=self._totals.dtype, device=self._totals.device)
+        squares = groups.sum_over_model_ranks(squares)
+        return (groups.sum_over_data_ranks(squares) if self.zero else squares).sqrt()
 
     def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply all gradients."""
-        torch._foreach_mul_([part.gradient for part in self.parts], factor.float())
+        """Multiply all gradients by a factor."""
+        torch._foreach_mul_([each.gradient for each in self.optimizer_shards], factor.float())
 
-    def after_update(self) -> None:
-        """Gather the shares of the weights, and forget `.grad`: autograd would add into the buffers a second time."""
-        if self.sharded:
-            self.buffers.start_param_sync(force_sync=True)
-        for part in self.parts:
-            part.parameter.grad = None
+    def finish_update(self) -> None:
+        """Gather the updated weights and reset `.grad`, to which autograd would otherwise add a second time."""
+        if self.zero:
+            self.ddp.start_param_sync(force_sync=True)
+        for each in self.optimizer_shards:
+            each.parameter.grad = None
 
-    def _finalise(self, models: list[nn.Module], num_tokens: Tensor | None = None, **options: Any) -> None:
-        """Reduce gradients and totals over the ranks, then turn sums into means without reading the count."""
+    def _finalize_gradients(self, models: list[nn.Module], num_tokens: Tensor | None = None, **options: Any) -> None:
+        """Reduce gradients and totals over the ranks, then divide by the token count without synchronization."""
         finalize_model_grads(models, None, **options)
-        groups.sum_over_data(groups.sum_over_stages(self._totals))
-        self.buffers.scale_gradients(1.0 / (self._totals[1].clamp_min(1) * self._loss_scale))
+        groups.sum_over_data_ranks(groups.sum_over_pipeline(self._totals))
+        self.ddp.scale_gradients(1.0 / (self._totals[1].clamp_min(1) * self._loss_scale))
 
 
-def _wholes(places: dict[nn.Parameter, Placement]) -> Iterator[Part]:
-    for parameter, place in places.items():
+def _whole_shards(shards: dict[nn.Parameter, ParameterShard]) -> Iterator[OptimizerShard]:
+    for parameter, shard in shards.items():
         if parameter.requires_grad:
             gradient: Tensor = vars(parameter)["main_grad"]
-            yield Part(parameter, gradient, parameter, place, 0)
+            yield OptimizerShard(parameter, gradient, parameter, shard, 0)
 
 
-def _shares(model: DistributedDataParallel, places: dict[nn.Parameter, Placement]) -> Iterator[Part]:
-    """Cut this data-parallel rank's share out of each of Megatron's buckets; parameters may be cut anywhere."""
-    for buffer in model.buffers:
+def _zero_shards(ddp: DistributedDataParallel, shards: dict[nn.Parameter, ParameterShard]) -> Iterator[OptimizerShard]:
+    """Yield this data-parallel rank's share of each of Megatron's buckets, whose borders may lie inside parameters."""
+    for buffer in ddp.buffers:
         for bucket in buffer.buckets:
             size = len(bucket.grad_data) // groups.data_size()
             first = bucket.offset + groups.data_rank() * size
@@ -169,4 +176,4 @@ def _shares(model: DistributedDataParallel, places: dict[nn.Parameter, Placement
                 low, high = max(begin, first), min(end, first + size)
                 if low < high:
                     values = nn.Parameter(buffer.param_data[low:high])
-                    yield Part(values, buffer.grad_data[low:high], parameter, places[parameter], low - begin)
+                    yield OptimizerShard(values, buffer.grad_data[low:high], parameter, shards[parameter], low - begin)

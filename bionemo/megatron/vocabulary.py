@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both ends of a language model, where the table of words may be divided by rows over the tensor ranks.
+"""Embedding, output projection and loss of a language model; the vocabulary may be sharded over the tensor ranks.
 
-Shapes: T tokens, D hidden size, M asked positions, V words of this rank, padding rows included.
+Shapes: T tokens, D hidden size, M target positions, V vocabulary entries of this rank including padding.
 """
 
 import torch
@@ -18,75 +18,99 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor, nn
 
+from bionemo.data.batch import PackedBatch
 from bionemo.megatron import groups
 
-_UNFILLED = ModelParallelConfig(use_cpu_initialization=True, perform_initialization=False)
+_NO_INITIALIZATION = ModelParallelConfig(use_cpu_initialization=True, perform_initialization=False)
 
 
-def word_table(rows: int, hidden_size: int) -> nn.Module:
-    """Embedding of words, `rows` in all; the weight is [V, D]."""
+def vocabulary_embedding(padded_size: int, hidden_size: int) -> nn.Module:
+    """Return the token embedding; the weight of this rank is [V, D].
+
+    Args:
+        padded_size: vocabulary size over all ranks, including padding.
+        hidden_size: D.
+    """
     if groups.tensor_size() == 1:
-        table: nn.Module = nn.Embedding(rows, hidden_size)
+        embedding: nn.Module = nn.Embedding(padded_size, hidden_size)
     else:
-        table = VocabParallelEmbedding(
-            rows, hidden_size, init_method=nn.init.zeros_, config=_UNFILLED, tp_group=groups.collection().tp
-        )
-        set_tensor_model_parallel_attributes(table.weight, True, 0, 1)
-    # With a pipeline the first and the last stage have a copy each, whose gradients must be added up.
-    vars(table.weight)["shared_embedding"] = groups.stages() > 1
-    return table
+        embedding = VocabParallelEmbedding(
+            padded_size, hidden_size, init_method=nn.init.zeros_, config=_NO_INITIALIZATION,
+            tp_group=groups.collection().tp,
+        )  # fmt: skip
+        set_tensor_model_parallel_attributes(embedding.weight, True, 0, 1)
+    # The first and the last pipeline stage each hold a copy; Megatron sums the gradients of the copies.
+    vars(embedding.weight)["shared_embedding"] = groups.pipeline_size() > 1
+    return embedding
 
 
-def over_sequence(x_TBD: Tensor) -> Tensor:
-    """Keep this tensor rank's stretch of the tokens, [T / ranks, B, D]."""
-    stretch: Tensor = scatter_to_sequence_parallel_region(x_TBD)
-    return stretch.clone()  # a view would keep the whole alive
+def scatter_sequence(x_TBD: Tensor) -> Tensor:
+    """Return this tensor rank's slice of the tokens, [T / ranks, B, D]."""
+    part: Tensor = scatter_to_sequence_parallel_region(x_TBD)
+    return part.clone()  # a view would keep the full tensor in memory
 
 
-def whole_sequence(x_TBD: Tensor) -> Tensor:
-    """Gather the stretches, [T, B, D]; every rank goes on with the same, so gradients are cut, not added."""
-    whole: Tensor = gather_from_sequence_parallel_region(x_TBD, tensor_parallel_output_grad=False)
-    return whole
+def gather_sequence(x_TBD: Tensor) -> Tensor:
+    """Gather the slices of all tensor ranks, [T, B, D].
+
+    All ranks continue with equal values, so the backward pass slices the gradients instead of summing them.
+    """
+    full: Tensor = gather_from_sequence_parallel_region(x_TBD, tensor_parallel_output_grad=False)
+    return full
 
 
 class VocabularyProjection(nn.Module):
-    """Product with a word table, plus a bias for each word.
+    """Linear projection to logits, with the embedding's weight or a weight of its own.
 
     Args:
-        rows: of the table, over all ranks, padding included.
-        words: without padding.
-        bias: whether there is one.
-        hidden_size: of a table of its own; None: `forward` is given that of the embedding.
+        padded_size: vocabulary size over all ranks, including padding.
+        vocabulary_size: vocabulary size without padding.
+        bias: add a bias per vocabulary entry.
+        hidden_size: create a weight of this width; None: pass the embedding's weight to `forward`.
     """
 
-    def __init__(self, rows: int, words: int, *, bias: bool = True, hidden_size: int | None = None) -> None:
+    def __init__(
+        self, padded_size: int, vocabulary_size: int, *, bias: bool = True, hidden_size: int | None = None
+    ) -> None:
         super().__init__()
-        self.words, self.rows = words, rows // groups.tensor_size()
-        self.weight = nn.Parameter(torch.zeros(self.rows, hidden_size)) if hidden_size else None
-        self.bias = nn.Parameter(torch.zeros(self.rows)) if bias else None
+        self.vocabulary_size, self.shard_size = vocabulary_size, padded_size // groups.tensor_size()
+        self.weight = nn.Parameter(torch.zeros(self.shard_size, hidden_size)) if hidden_size else None
+        self.bias = nn.Parameter(torch.zeros(self.shard_size)) if bias else None
         for parameter in self.parameters(recurse=False):
             set_tensor_model_parallel_attributes(parameter, True, 0, 1)
 
-    def forward(self, x_MD: Tensor, table_VD: Tensor | None = None) -> Tensor:
-        """Logits: [M, words] undivided, else [M, V] with minus infinity where a row only pads the table."""
-        table_VD = self.weight if table_VD is None else table_VD
-        assert table_VD is not None
+    def forward(self, x_MD: Tensor, weight_VD: Tensor | None = None) -> Tensor:
+        """Return logits: [M, vocabulary size], or this rank's [M, V] with -inf for padding if the table is sharded."""
+        weight_VD = self.weight if weight_VD is None else weight_VD
+        assert weight_VD is not None
+        size = self.vocabulary_size
         if groups.tensor_size() == 1:
-            return F.linear(x_MD, table_VD[: self.words], None if self.bias is None else self.bias[: self.words])
-        logits_MV = F.linear(copy_to_tensor_model_parallel_region(x_MD), table_VD, self.bias)
-        first = groups.tensor_rank() * self.rows
-        padding = torch.arange(first, first + self.rows, device=x_MD.device) >= self.words
+            return F.linear(x_MD, weight_VD[:size], None if self.bias is None else self.bias[:size])
+        logits_MV = F.linear(copy_to_tensor_model_parallel_region(x_MD), weight_VD, self.bias)
+        first = groups.tensor_rank() * self.shard_size
+        padding = torch.arange(first, first + self.shard_size, device=x_MD.device) >= size
         return logits_MV.masked_fill(padding, -torch.inf)
 
 
-def whole_vocabulary(logits: Tensor) -> Tensor:
-    """Logits of all words, [M, V], where tensor ranks have a part of them each."""
-    whole: Tensor = logits if groups.tensor_size() == 1 else gather_from_tensor_model_parallel_region(logits)
-    return whole
+def gather_vocabulary(logits: Tensor) -> Tensor:
+    """Gather the logits of all tensor ranks, [M, padded vocabulary size]."""
+    full: Tensor = logits if groups.tensor_size() == 1 else gather_from_tensor_model_parallel_region(logits)
+    return full
 
 
-def cross_entropy(logits: Tensor, answers_M: Tensor) -> Tensor:
-    """Cross-entropy in nats, summed over the asked positions, in fp32; logits as from VocabularyProjection."""
+def cross_entropy(logits: Tensor, targets_M: Tensor) -> Tensor:
+    """Return the cross-entropy in nats, summed over the target positions, in fp32.
+
+    Args:
+        logits: output of VocabularyProjection.
+        targets_M: target token ids.
+    """
     if groups.tensor_size() == 1:
-        return F.cross_entropy(logits.float(), answers_M, reduction="sum")
-    return vocab_parallel_cross_entropy(logits.float(), answers_M).sum()
+        return F.cross_entropy(logits.float(), targets_M, reduction="sum")
+    return vocab_parallel_cross_entropy(logits.float(), targets_M).sum()
+
+
+def language_model_loss(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Return the summed cross-entropy and the number of target positions, both scalars on the device."""
+    loss = cross_entropy(logits, batch.target_ids)
+    return loss, loss.new_tensor(len(batch.target_ids))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where BioNeMo v1 had its command for predictions."""
+"""Former package of the prediction command in BioNeMo v1."""

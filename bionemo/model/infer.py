@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bionemo.model.infer`: the name of `bionemo predict` in BioNeMo v1."""
+"""`python -m bionemo.model.infer`: BioNeMo v1's name of `bionemo predict`."""
 
 from bionemo.cli.predict import main
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file is one model. CONTRIBUTING.md says how to add one."""
+"""One module per model; CONTRIBUTING.md describes how to add one."""

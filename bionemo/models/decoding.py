@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an encoder-decoder writes, all sequences of a batch at a time: greedily, at random, or by beam search.
+"""Batched generation with an encoder-decoder: greedy, sampling and beam search, with a KV cache.
 
 Shapes: N sequences, K beams of each, V vocabulary.
 """
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bionemo.common.random_stream import Words, draw, uniform
-from bionemo.megatron.kv_cache import IncrementalDecoder, undivided_sequences
-from bionemo.megatron.layer_spec import Memory
-from bionemo.megatron.vocabulary import whole_vocabulary
+from bionemo.common.random_stream import RandomBits, draw, uniform
+from bionemo.megatron.kv_cache import CachedDecoder, sequence_parallel_disabled
+from bionemo.megatron.layer_spec import EncoderOutput
+from bionemo.megatron.vocabulary import gather_vocabulary
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.tokenizers import TokenTable
 
-# From log-probabilities [N, V], the numbers of the sequences [N] and of the place, the next tokens [N].
-Choose = Callable[[Tensor, Tensor, int], Tensor]
-_LOOK = 8  # tokens between looks at which sequences have ended
+# (log-probabilities [N, V], indices of the sequences [N], position) -> next tokens [N]
+SelectToken = Callable[[Tensor, Tensor, int], Tensor]
+_CHECK_INTERVAL = 8  # tokens between checks for finished sequences, each of which synchronizes with the device
 
 
 @dataclass(frozen=True)
-class Written:
-    """A sequence.
+class GeneratedSequence:
+    """A generated sequence.
 
     Attributes:
-        tokens: without begin and end.
-        score: its log-probability, the end included, in nats; of a beam divided by its length penalty.
-        complete: False where it was cut off before its end.
+        tokens: ids without BOS and EOS.
+        score: log-probability in nats, including EOS; beam search divides it by the length penalty.
+        complete: False if the sequence was cut off at the maximum length.
     """
 
     tokens: list[int]
@@ -37,136 +37,143 @@ class Written:
     complete: bool
 
 
-def greedy(log_probabilities_NV: Tensor, sequences_N: Tensor, place: int) -> Tensor:
-    """The likeliest token."""
-    return log_probabilities_NV.argmax(-1)
+def select_greedy(log_probs_NV: Tensor, sequences_N: Tensor, position: int) -> Tensor:
+    """Select the most likely token."""
+    return log_probs_NV.argmax(-1)
 
 
-def sampled(keys: Words, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Choose:
-    """Draw tokens at random, each as a function of its sequence's key and of its place.
+def make_sampler(
+    keys: RandomBits, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+) -> SelectToken:
+    """Return a function that samples tokens; the draw depends on the key of the sequence and the position only.
 
     Args:
-        keys: uint64 [N], one for each sequence.
-        temperature: divides the logits: below 1 likely tokens become likelier.
-        top_k: only so many of the likeliest tokens are drawn from (Fan et al. 2018).
-        top_p: only the likeliest tokens that together have this probability are (Holtzman et al. 2020).
+        keys: uint64 [N], random key of each sequence.
+        temperature: divisor of the logits.
+        top_k: sample from this many most likely tokens only (Fan et al. 2018).
+        top_p: sample from the smallest set of most likely tokens with this total probability (Holtzman et al. 2020).
     """
 
-    def choose(log_probabilities_NV: Tensor, sequences_N: Tensor, place: int) -> Tensor:
-        values, tokens = (log_probabilities_NV.float() / temperature).sort(dim=-1, descending=True, stable=True)
-        shares = values.softmax(-1)
+    def select(log_probs_NV: Tensor, sequences_N: Tensor, position: int) -> Tensor:
+        values, tokens = (log_probs_NV.float() / temperature).sort(dim=-1, descending=True, stable=True)
+        probs = values.softmax(-1)
         if top_p is not None:
-            shares = shares.masked_fill(shares.cumsum(-1) - shares >= top_p, 0.0)
+            probs = probs.masked_fill(probs.cumsum(-1) - probs >= top_p, 0.0)
         if top_k is not None:
-            shares = shares.clone()
-            shares[:, top_k:] = 0.0
-        reached = shares.cumsum(-1)
-        drawn_N = torch.from_numpy(uniform(draw(keys, place))).to(sequences_N.device)[sequences_N]
-        which = torch.searchsorted(reached, drawn_N[:, None] * reached[:, -1:], right=True)
-        return tokens.gather(-1, which).squeeze(-1)
+            probs = probs.clone()
+            probs[:, top_k:] = 0.0
+        cumulative = probs.cumsum(-1)
+        uniform_N = torch.from_numpy(uniform(draw(keys, position))).to(sequences_N.device)[sequences_N]
+        index = torch.searchsorted(cumulative, uniform_N[:, None] * cumulative[:, -1:], right=True)
+        return tokens.gather(-1, index).squeeze(-1)
 
-    return choose
+    return select
 
 
 @torch.no_grad()
-def write(
-    model: EncoderDecoder, memory: Memory, choose: Choose = greedy, longest: int | None = None, least: int = 1
-) -> list[Written]:
-    """Write one sequence for each that the memory holds.
+def generate(
+    model: EncoderDecoder,
+    memory: EncoderOutput,
+    select_token: SelectToken = select_greedy,
+    max_length: int | None = None,
+    min_batch_size: int = 1,
+) -> list[GeneratedSequence]:
+    """Generate one sequence for each sequence of the encoder output.
 
     Args:
-        model: in evaluation mode.
-        memory: what `model.encode` gives, or vectors of another origin in its place.
-        choose: the next tokens.
-        longest: most tokens to write, the end included; by default what there are positions for.
-        least: so many sequences stay side by side, if need be some that have ended: products of few rows end in
-            other bits.
+        model: model in evaluation mode.
+        memory: output of `model.encode`, or other vectors in its place.
+        select_token: selects the next tokens.
+        max_length: maximum number of tokens, including EOS; by default the number of positions of the model.
+        min_batch_size: keep at least this many sequences in the batch, including finished ones: matrix products of
+            few rows are rounded differently.
     """
     vocabulary, device = model.vocabulary, memory.hidden.device
-    count, longest = len(memory.segments.lengths), _room(model, longest)
-    tokens = torch.full((count, longest), vocabulary.pad_id, device=device)
+    count, max_length = len(memory.sequences.lengths), _limit_length(model, max_length)
+    tokens = torch.full((count, max_length), vocabulary.pad_id, device=device)
     scores = torch.zeros(count, device=device)
-    alive = torch.arange(count, device=device)
-    with undivided_sequences(model):
-        state = IncrementalDecoder(model.decoder, memory, longest)
+    active = torch.arange(count, device=device)
+    with sequence_parallel_disabled(model):
+        state = CachedDecoder(model.decoder, memory, max_length)
         last = torch.full((count,), vocabulary.bos_id, device=device)
-        for place in range(longest):
-            chances_NV = _next(model, state, last)
-            chosen = choose(chances_NV, alive, place)
-            ended = last == vocabulary.eos_id  # these say nothing any more
-            last = torch.where(ended, last, chosen)
-            tokens[alive, place] = torch.where(ended, vocabulary.pad_id, chosen)
-            scores[alive] += chances_NV.gather(-1, chosen[:, None]).squeeze(-1).masked_fill(ended, 0.0)
-            if place % _LOOK == _LOOK - 1:  # to see which have ended is to wait for the device
-                ended = last == vocabulary.eos_id
-                going = int((~ended).sum())
-                if not going:
+        for position in range(max_length):
+            log_probs_NV = _next_log_probs(model, state, last)
+            selected = select_token(log_probs_NV, active, position)
+            finished = last == vocabulary.eos_id
+            last = torch.where(finished, last, selected)
+            tokens[active, position] = torch.where(finished, vocabulary.pad_id, selected)
+            scores[active] += log_probs_NV.gather(-1, selected[:, None]).squeeze(-1).masked_fill(finished, 0.0)
+            if position % _CHECK_INTERVAL == _CHECK_INTERVAL - 1:
+                finished = last == vocabulary.eos_id
+                unfinished = int((~finished).sum())
+                if not unfinished:
                     break
-                left = ended.argsort(stable=True)[: max(going, least)]
-                if len(left) < len(last):
-                    state.select(left)
-                    alive, last = alive[left], last[left]
-    return [_until_end(vocabulary, *pair) for pair in zip(tokens.tolist(), scores.tolist(), strict=True)]
+                kept = finished.argsort(stable=True)[: max(unfinished, min_batch_size)]
+                if len(kept) < len(last):
+                    state.select(kept)
+                    active, last = active[kept], last[kept]
+    return [_make_sequence(vocabulary, *pair) for pair in zip(tokens.tolist(), scores.tolist(), strict=True)]
 
 
 @torch.no_grad()
 def beam_search(
-    model: EncoderDecoder, memory: Memory, beams: int, longest: int | None = None, alpha: float = 0.0
-) -> list[list[Written]]:
-    """Search for the likeliest sequences, `beams` of them for each that the memory holds, the best first.
+    model: EncoderDecoder, memory: EncoderOutput, beams: int, max_length: int | None = None, alpha: float = 0.0
+) -> list[list[GeneratedSequence]]:
+    """Search for the `beams` most likely sequences for each sequence of the encoder output, best first.
 
-    Sequences are compared by log-probability / ((5 + tokens) / 6)^alpha (Wu et al. 2016, equation 14), the end among
-    the tokens; those that have ended stay in the comparison.
+    Beams are ranked by log-probability / ((5 + tokens) / 6)^alpha (Wu et al. 2016, equation 14), where EOS counts as
+    a token. Finished beams stay in the ranking.
     """
     vocabulary, device = model.vocabulary, memory.hidden.device
-    count, longest = len(memory.segments.lengths), _room(model, longest)
+    count, max_length = len(memory.sequences.lengths), _limit_length(model, max_length)
     rows = torch.arange(count, device=device)
-    tokens = torch.full((count, beams, longest), vocabulary.pad_id, device=device)
+    tokens = torch.full((count, beams, max_length), vocabulary.pad_id, device=device)
     scores_NK = torch.full((count, beams), -torch.inf, device=device)
-    scores_NK[:, 0] = 0.0  # there is one way to begin
+    scores_NK[:, 0] = 0.0  # all beams start as copies of the first
     lengths_NK = torch.zeros((count, beams), device=device)
     last_NK = torch.full((count, beams), vocabulary.bos_id, device=device)
-    with undivided_sequences(model):
-        state = IncrementalDecoder(model.decoder, memory, longest)
+    with sequence_parallel_disabled(model):
+        state = CachedDecoder(model.decoder, memory, max_length)
         state.select(rows.repeat_interleave(beams))
-        for place in range(longest):
-            chances_NKV = _next(model, state, last_NK.flatten()).unflatten(0, (count, beams))
-            ended_NK = last_NK == vocabulary.eos_id
-            chances_NKV = chances_NKV.masked_fill(ended_NK[..., None], -torch.inf)
-            chances_NKV[..., vocabulary.pad_id].masked_fill_(ended_NK, 0.0)  # one way to go on saying nothing
-            reached_NKV = scores_NK[..., None] + chances_NKV
-            lengths_NK = lengths_NK + ~ended_NK
-            compared_NKV = reached_NKV / ((5 + lengths_NK[..., None]) / 6) ** alpha
-            best = compared_NKV.flatten(1).topk(beams).indices
-            beam, token = best // chances_NKV.shape[-1], best % chances_NKV.shape[-1]
-            at = rows[:, None], beam
-            tokens, lengths_NK, ended_NK = tokens[at], lengths_NK[at], ended_NK[at]
-            scores_NK = reached_NKV.flatten(1).gather(1, best)
-            tokens[:, :, place] = token
-            last_NK = token.masked_fill(ended_NK, vocabulary.eos_id)
-            state.follow((rows[:, None] * beams + beam).flatten())
-            if place % _LOOK == _LOOK - 1 and bool((last_NK == vocabulary.eos_id).all()):
+        for position in range(max_length):
+            log_probs_NKV = _next_log_probs(model, state, last_NK.flatten()).unflatten(0, (count, beams))
+            finished_NK = last_NK == vocabulary.eos_id
+            log_probs_NKV = log_probs_NKV.masked_fill(finished_NK[..., None], -torch.inf)
+            log_probs_NKV[..., vocabulary.pad_id].masked_fill_(finished_NK, 0.0)  # a finished beam has one successor
+            total_NKV = scores_NK[..., None] + log_probs_NKV
+            lengths_NK = lengths_NK + ~finished_NK
+            ranking_NKV = total_NKV / ((5 + lengths_NK[..., None]) / 6) ** alpha
+            best = ranking_NKV.flatten(1).topk(beams).indices
+            beam, token = best // log_probs_NKV.shape[-1], best % log_probs_NKV.shape[-1]
+            source = rows[:, None], beam
+            tokens, lengths_NK, finished_NK = tokens[source], lengths_NK[source], finished_NK[source]
+            scores_NK = total_NKV.flatten(1).gather(1, best)
+            tokens[:, :, position] = token
+            last_NK = token.masked_fill(finished_NK, vocabulary.eos_id)
+            state.reorder((rows[:, None] * beams + beam).flatten())
+            if position % _CHECK_INTERVAL == _CHECK_INTERVAL - 1 and bool((last_NK == vocabulary.eos_id).all()):
                 break
     scores_NK = scores_NK / ((5 + lengths_NK) / 6) ** alpha
     return [
-        [_until_end(vocabulary, *pair) for pair in zip(found, scores, strict=True)]
-        for found, scores in zip(tokens.tolist(), scores_NK.tolist(), strict=True)
+        [_make_sequence(vocabulary, *pair) for pair in zip(beam_tokens, scores, strict=True)]
+        for beam_tokens, scores in zip(tokens.tolist(), scores_NK.tolist(), strict=True)
     ]
 
 
-def _room(model: EncoderDecoder, longest: int | None) -> int:
+def _limit_length(model: EncoderDecoder, max_length: int | None) -> int:
     positions = model.config.max_position_embeddings
-    return positions if longest is None else min(longest, positions)
+    return positions if max_length is None else min(max_length, positions)
 
 
-def _next(model: EncoderDecoder, state: IncrementalDecoder, last_N: Tensor) -> Tensor:
-    """Log-probabilities of what follows the last tokens, [N, V], in fp32."""
-    place = torch.full_like(last_N, state.written)
-    x_ND = model.word_embeddings(last_N) + model.position_embeddings(place)
-    logits_NV = whole_vocabulary(model.logits(state(x_ND)))[:, : model.vocabulary.vocab_size]
+def _next_log_probs(model: EncoderDecoder, state: CachedDecoder, last_N: Tensor) -> Tensor:
+    """Return log-probabilities of the tokens after `last_N`, [N, V], in fp32."""
+    positions = torch.full_like(last_N, state.length)
+    x_ND = model.word_embeddings(last_N) + model.position_embeddings(positions)
+    logits_NV = gather_vocabulary(model.compute_logits(state(x_ND)))[:, : model.vocabulary.vocab_size]
     return logits_NV.float().log_softmax(-1)
 
 
-def _until_end(vocabulary: TokenTable, tokens: list[int], score: float) -> Written:
+def _make_sequence(vocabulary: TokenTable, tokens: list[int], score: float) -> GeneratedSequence:
+    """Cut tokens at EOS."""
     end = tokens.index(vocabulary.eos_id) if vocabulary.eos_id in tokens else None
-    return Written([token for token in tokens[:end] if token != vocabulary.pad_id], score, end is not None)
+    return GeneratedSequence([token for token in tokens[:end] if token != vocabulary.pad_id], score, end is not None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ESM-1nv: a BERT of protein residues with learned positions and dropout (ESM-1b; Rives et al. 2021)."""
+"""ESM-1nv: BERT for proteins, with learned positions and dropout (ESM-1b; Rives et al. 2021)."""
 
 from bionemo.config.schema import ESM1nvConfig
 from bionemo.models.encoder import MaskedLanguageModel
@@ -7,10 +7,10 @@ from bionemo.tokenizers import Alphabet
 
 
 class ESM1nv(MaskedLanguageModel):
-    """Word plus position embeddings, dropout after them and after every sublayer."""
+    """Word plus position embeddings, with dropout after them and after every sublayer."""
 
     tokenizer = "esm1nv"
-    base = "esm1nv_small"
+    default_config = "esm1nv_small"
 
     def __init__(self, config: ESM1nvConfig, vocabulary: Alphabet) -> None:
         super().__init__(config, vocabulary)

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-3: a causal decoder of text with learned positions (Brown et al. 2020), which GPT-2 is as well."""
+"""GPT-3: a causal decoder for text with learned positions (Brown et al. 2020); GPT-2 has the same architecture."""
 
 from bionemo.config.schema import GPT3Config
-from bionemo.data.text.dataset import TextSamples
+from bionemo.data.text.dataset import TextDataset
 from bionemo.megatron.vocabulary import VocabularyProjection
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers.gpt2 import GPT2Tokenizer
 
 
 class GPT3(LanguageModel):
-    """Pre-LN layers that see the past alone; the word table is the last product's, too, without a bias."""
+    """Pre-LN decoder; the head is the word embedding without a bias."""
 
     tokenizer = "gpt2"
-    base = "gpt3"
-    samples = TextSamples
-    stack, kind = "decoder", "causal"
+    default_config = "gpt3"
+    dataset = TextDataset
+    causal = True
 
     def __init__(self, config: GPT3Config, vocabulary: GPT2Tokenizer) -> None:
         super().__init__(config, vocabulary)
 
-    def make_head(self) -> VocabularyProjection:
-        """The word table once more."""
-        return VocabularyProjection(self.rows, self.vocabulary.vocab_size, bias=False)
+    def build_head(self) -> VocabularyProjection:
+        """See LanguageModel."""
+        return VocabularyProjection(self.padded_vocab_size, self.vocabulary.vocab_size, bias=False)

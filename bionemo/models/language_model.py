@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all of the models share: embedding -> Megatron transformer block -> head.
+"""Base class of all models: embedding -> Megatron transformer block -> head.
 
-Shapes: T tokens of a pack, D hidden size, M asked positions, V vocabulary.
+Shapes: T tokens of a packed batch, D hidden size, M target positions, V vocabulary.
 """
 
 import math
@@ -11,121 +11,126 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import ModelConfig
+from bionemo.config.targets import import_target
 from bionemo.data.batch import PackedBatch
-from bionemo.data.dataset import KindOfSamples
+from bionemo.data.dataset import DatasetFactory
 from bionemo.megatron import groups
-from bionemo.megatron.attention import Segments, rotary_angles
-from bionemo.megatron.dropout import EMBEDDING, dropout, token_keys
-from bionemo.megatron.layer_spec import Block, Kind
-from bionemo.megatron.sharding import placements
-from bionemo.megatron.vocabulary import over_sequence, whole_sequence, word_table
+from bionemo.megatron.attention import PackedSequences, rotary_cos_sin
+from bionemo.megatron.dropout import EMBEDDING, dropout, token_dropout_keys
+from bionemo.megatron.layer_spec import PackedTransformerBlock
+from bionemo.megatron.sharding import parameter_shards
+from bionemo.megatron.vocabulary import gather_sequence, scatter_sequence, vocabulary_embedding
 from bionemo.models.trainable import Trainable
 from bionemo.tokenizers import Vocabulary
 
-_INTO_RESIDUAL = ("linear_proj.weight", "linear_fc2.weight")
+_RESIDUAL_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 class LanguageModel(Trainable):
-    """One stack of layers that says something of the tokens it has read.
+    """A single transformer block with a head that returns logits at the target positions.
 
-    Subclasses name their vocabulary and their data, and make a head; where they differ in more, they override
-    `embed`, or what makes the stack.
+    Subclasses set `tokenizer`, `dataset` and `default_config` and implement `build_head`. They may override `embed`
+    or `build_layers`.
+
+    Attributes:
+        tokenizer: name of the tokenizer, for `load_tokenizer`.
+        dataset: class that opens the splits of the training data.
+        default_config: name of a file in conf/model.
+        causal: attend to earlier tokens only; also names the block in checkpoints: "decoder" if true, else "encoder".
+        has_bos_eos: sequences begin with a BOS token and end with an EOS token.
+        rotary: use rotary instead of learned positions.
     """
 
-    tokenizer: ClassVar[str]  # name of its vocabulary, for load_tokenizer
-    samples: ClassVar[KindOfSamples]  # kind of its data
-    stack: ClassVar[str]  # what the block of layers is called, in checkpoints too
-    kind: ClassVar[Kind]
-    base: ClassVar[str]  # one of its sizes in conf/model
-    ends: ClassVar[bool] = False  # what it reads begins and ends with a token of its own
-    rotary: ClassVar[bool] = False  # positions turn queries and keys instead of being learned
+    tokenizer: ClassVar[str]
+    dataset: ClassVar[DatasetFactory]
+    default_config: ClassVar[str]
+    causal: ClassVar[bool] = False
+    has_bos_eos: ClassVar[bool] = False
+    rotary: ClassVar[bool] = False
 
     def __init__(self, config: ModelConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
-        # Megatron's names for what this process holds; see megatron/groups.py
-        self.pre_process, self.post_process = groups.first_stage(), groups.last_stage()
+        # attributes that Megatron reads; they depend on the pipeline stage of this process, see megatron/groups.py
+        self.pre_process, self.post_process = groups.is_first_stage(), groups.is_last_stage()
         self.share_embeddings_and_output_weights = True
-        self.rows = vocabulary.padded_vocab_size(config.make_vocab_size_divisible_by)
+        self.padded_vocab_size = vocabulary.padded_vocab_size(config.make_vocab_size_divisible_by)
         if self.pre_process or self.post_process:
-            self.word_embeddings = word_table(self.rows, config.hidden_size)
+            self.word_embeddings = vocabulary_embedding(self.padded_vocab_size, config.hidden_size)
         if self.pre_process and not self.rotary:
-            self.position_embeddings = self.make_positions()
-        self.add_stacks()
+            self.position_embeddings = self.build_position_embeddings()
+        self.build_layers()
         self.transformer_config = self.blocks()[0].config
 
-    def add_stacks(self) -> None:
-        """Make the layers, and on the last stage the head."""
-        self.add_module(self.stack, Block(self.config, self.kind))
+    def build_layers(self) -> None:
+        """Build the transformer block, and the head on the last pipeline stage."""
+        block = PackedTransformerBlock(self.config, "causal" if self.causal else "encoder")
+        self.add_module("decoder" if self.causal else "encoder", block)
         if self.post_process:
-            self.lm_head = self.make_head()
+            self.lm_head = self.build_head()
 
-    def make_positions(self) -> nn.Module:
-        """Make what turns numbers of positions [T], from 0 on, into learned vectors [T, D]."""
+    def build_position_embeddings(self) -> nn.Module:
+        """Build the module that maps positions [T], counted from 0, to vectors [T, D]."""
         return nn.Embedding(self.config.max_position_embeddings, self.config.hidden_size)
 
-    def make_head(self) -> nn.Module:
-        """Make what turns vectors [M, D] and the word table into logits [M, V]."""
+    def build_head(self) -> nn.Module:
+        """Build the module that maps hidden states [M, D] and the word embedding weight to logits [M, V]."""
         raise NotImplementedError
 
     def embed(self, batch: PackedBatch, keys_T: Tensor | None) -> Tensor:
-        """Turn tokens into vectors, [T, D]: word plus position; `keys_T` are for dropout."""
-        x_TD: Tensor = self.word_embeddings(batch.tokens) + self.position_embeddings(batch.positions)
+        """Return word plus position embeddings [T, D], with dropout if `keys_T` is given."""
+        x_TD: Tensor = self.word_embeddings(batch.tokens) + self.position_embeddings(batch.position_ids)
         return x_TD if keys_T is None else dropout(x_TD, keys_T, EMBEDDING, self.config.hidden_dropout)
 
-    def read(self, batch: PackedBatch) -> tuple[Tensor | None, Segments]:
-        """What the first layer is given: vectors [T, 1, D], this rank's stretch of them, and where sequences lie.
+    def prepare_input(self, batch: PackedBatch) -> tuple[Tensor | None, PackedSequences]:
+        """Return the input of the first layer [T, 1, D] and the segments of the packed batch.
 
-        Stages after the first get their vectors from the one before.
+        With sequence parallelism the input holds the tokens of this rank only. It is None on pipeline stages after
+        the first.
         """
         drops = self.training and (self.config.hidden_dropout > 0 or self.config.attention_dropout > 0)
-        keys_T = token_keys(batch.segment_keys, batch.segment_ids, batch.positions) if drops else None
+        keys_T = token_dropout_keys(batch.dropout_keys, batch.segment_ids, batch.position_ids) if drops else None
         head_size = self.transformer_config.kv_channels
         assert head_size is not None
-        segments = Segments(
+        segments = PackedSequences(
             lengths=batch.lengths,
-            boundaries=batch.boundaries,
-            longest=batch.longest,
-            rotary=rotary_angles(batch.positions, head_size) if self.rotary else None,
-            keys=keys_T,
+            cu_seqlens=batch.cu_seqlens,
+            max_length=batch.max_length,
+            rotary=rotary_cos_sin(batch.position_ids, head_size) if self.rotary else None,
+            dropout_keys=keys_T,
         )
         if not self.pre_process:
             return None, segments
-        x_T1D = self.embed(batch, keys_T)[:, None, :]  # Megatron wants a batch dimension; a pack is a batch of one
-        return over_sequence(x_T1D) if self.transformer_config.sequence_parallel else x_T1D, segments
+        x_T1D = self.embed(batch, keys_T)[:, None, :]  # Megatron expects a batch dimension
+        return scatter_sequence(x_T1D) if self.transformer_config.sequence_parallel else x_T1D, segments
 
-    def hidden(self, batch: PackedBatch) -> Tensor:
-        """Vectors of every token, [T, 1, D], after the final layer norm; on earlier stages what the next one needs."""
-        hidden_T1D: Tensor = self.blocks()[0](*self.read(batch))
-        return self.gathered(hidden_T1D)
+    def compute_hidden_states(self, batch: PackedBatch) -> Tensor:
+        """Return [T, 1, D] after the final layer norm, or the block's output on earlier pipeline stages."""
+        hidden_T1D: Tensor = self.blocks()[0](*self.prepare_input(batch))
+        return self.gather_hidden_states(hidden_T1D)
 
-    def represent(self, batch: PackedBatch) -> Tensor:
-        """Vectors of every token that it reads, [T, D]: what its use for other tasks begins with."""
-        return self.hidden(batch).squeeze(1)
+    def compute_representations(self, batch: PackedBatch) -> Tensor:
+        """Return the vector of every input token, [T, D], for embeddings and downstream tasks."""
+        return self.compute_hidden_states(batch).squeeze(1)
 
-    def gathered(self, hidden_T1D: Tensor) -> Tensor:
-        """All tokens again, where the last stage has them divided over tensor ranks."""
-        return (
-            whole_sequence(hidden_T1D)
-            if self.transformer_config.sequence_parallel and self.post_process
-            else hidden_T1D
-        )
+    def gather_hidden_states(self, hidden_T1D: Tensor) -> Tensor:
+        """Gather the tokens of all tensor ranks, on the last stage with sequence parallelism."""
+        gather = self.transformer_config.sequence_parallel and self.post_process
+        return gather_sequence(hidden_T1D) if gather else hidden_T1D
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Logits at the asked positions only, [M, V]: of a masked sequence the others would cost memory for nothing.
-
-        Stages before the last give what they have computed, [T, 1, D].
-        """
-        hidden_T1D = self.hidden(batch)
+        """Return logits at the target positions, [M, V], or hidden states [T, 1, D] before the last stage."""
+        hidden_T1D = self.compute_hidden_states(batch)
         if not self.post_process:
             return hidden_T1D
-        asked_MD = hidden_T1D.squeeze(1).index_select(0, batch.target_index)
-        return self.logits(asked_MD)
+        return self.compute_logits(hidden_T1D.squeeze(1).index_select(0, batch.target_positions))
 
-    def logits(self, hidden_MD: Tensor) -> Tensor:
-        """What the head makes of vectors: [M, V]."""
-        logits: Tensor = self.lm_head(hidden_MD, self.word_embeddings.weight)
+    def compute_logits(self, hidden_MD: Tensor) -> Tensor:
+        """Apply the head: [M, D] -> [M, V]."""
+        tied = self.share_embeddings_and_output_weights
+        logits: Tensor = self.lm_head(hidden_MD, self.word_embeddings.weight if tied else None)
         return logits
 
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
@@ -133,26 +138,38 @@ class LanguageModel(Trainable):
         self.blocks()[0].set_input_tensor(tensors[0])
 
     def shared_embedding_or_output_weight(self) -> Tensor | None:
-        """The word table, of which the first and the last stage have a copy; Megatron adds up their gradients."""
+        """Return the word embedding weight, whose gradients Megatron sums over the first and the last stage."""
         table: Any = getattr(self, "word_embeddings", None)
         return None if table is None else table.weight
 
     @torch.no_grad()
-    def initialise(self, seed: int) -> None:
-        """Draw all weights: N(0, std), output projections N(0, std / sqrt(2 layers)), norms 1, biases 0.
+    def initialize_weights(self, seed: int) -> None:
+        """Initialize weights: N(0, std), residual projections N(0, std / sqrt(2 layers)), norms 1, biases 0.
 
-        Every parameter has a stream of its own, keyed by its name in the whole model, of which a process that holds a
-        part takes that part: the model is the same for every layout.
+        The random numbers of a parameter depend on the seed and on its name in the whole model only, so the model is
+        the same for every parallel layout.
         """
         std = self.config.init_method_std
-        for parameter, place in placements(self).items():
-            if place.name.endswith("bias"):
+        for parameter, shard in parameter_shards(self).items():
+            if shard.name.endswith("bias"):
                 parameter.zero_()
             elif parameter.dim() == 1:
                 parameter.fill_(1.0)
             else:
-                into_residual = place.name.endswith(_INTO_RESIDUAL)
-                scale = std / math.sqrt(2 * self.config.num_layers) if into_residual else std
-                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{place.name}".encode()))
-                whole = torch.empty(place.shape, device=parameter.device).normal_(0.0, scale, generator=generator)
-                parameter.copy_(place.part_of(whole, parameter))
+                residual = shard.name.endswith(_RESIDUAL_PROJECTIONS)
+                scale = std / math.sqrt(2 * self.config.num_layers) if residual else std
+                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{shard.name}".encode()))
+                whole = torch.empty(shard.shape, device=parameter.device).normal_(0.0, scale, generator=generator)
+                parameter.copy_(shard.slice_of(whole, parameter))
+
+
+def load_model_class(target: str) -> type[LanguageModel]:
+    """Import the model class that `model._target_` names.
+
+    Raises:
+        UserError: if there is no such class or it does not derive from LanguageModel.
+    """
+    found = import_target(target)
+    if not (isinstance(found, type) and issubclass(found, LanguageModel)):
+        raise UserError(f"model._target_={target} is not a model: it must derive from {LanguageModel.__name__}")
+    return found

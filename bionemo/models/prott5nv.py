@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ProtT5nv: an encoder-decoder of proteins that fills in hidden residues (after ProtT5; Elnaggar et al. 2021)."""
+"""ProtT5nv: a protein encoder-decoder with T5's span objective (after ProtT5; Elnaggar et al. 2021)."""
 
 from bionemo.config.schema import ProtT5nvConfig
-from bionemo.data.proteins.spans import SpanSamples
+from bionemo.data.proteins.spans import SpanDataset
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.tokenizers import Alphabet
 
 
 class ProtT5nv(EncoderDecoder):
-    """T5's objective on the predecessor's layers: layer norms with biases, learned positions, GELU."""
+    """An encoder-decoder trained on span corruption, with layer norms with biases, learned positions and GELU (v1)."""
 
     tokenizer = "prott5nv"
-    base = "prott5nv_small"
-    samples = SpanSamples
+    default_config = "prott5nv_small"
+    dataset = SpanDataset
 
     def __init__(self, config: ProtT5nvConfig, vocabulary: Alphabet) -> None:
         super().__init__(config, vocabulary)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training needs of a model."""
+"""Interface between models and training."""
 
 from typing import Any, ClassVar
 
@@ -7,50 +7,52 @@ from torch import Tensor, nn
 
 from bionemo.config.schema import ModelConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.megatron.layer_spec import Block
+from bionemo.megatron.layer_spec import PackedTransformerBlock
 from bionemo.tokenizers import Vocabulary
 
 
 class Trainable(nn.Module):
-    """A model that is trained; its `forward` makes of a batch what the objective is given.
+    """A model that can be trained; `forward` maps a batch to the input of the loss function.
 
     Attributes:
-        config: its keys.
-        vocabulary: what it reads.
-        transformer_config: of its first stack, in Megatron's words.
+        has_perplexity: the exponential of the loss is a perplexity.
+        optimizer_key: configuration key of the optimizer, for messages.
+        config: configuration of the model.
+        vocabulary: tokenizer or alphabet of the input.
+        transformer_config: Megatron's configuration of the first block.
     """
 
-    perplexity: ClassVar[bool] = True  # the exponential of its loss is one
-    optim_key: ClassVar[str] = "model.optim"  # where its optimizer stands in the configuration, for messages
+    has_perplexity: ClassVar[bool] = True
+    optimizer_key: ClassVar[str] = "model.optim"
     config: ModelConfig
     vocabulary: Vocabulary
     transformer_config: Any
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the shapes of the weights do not tell: which class it is, and which tokens fill its table."""
+        """Class and vocabulary, which must match those of a checkpoint in addition to the shapes of the weights."""
         return {"model._target_": self.config._target_, "vocabulary": self.vocabulary.identity}
 
     @property
-    def measures(self) -> tuple[str, ...]:
-        """Names of what `evaluate` tells."""
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics that `compute_metrics` returns."""
         return ()
 
-    def blocks(self) -> list[Block]:
-        """Stacks of layers."""
-        return [module for module in self.children() if isinstance(module, Block)]
+    def blocks(self) -> list[PackedTransformerBlock]:
+        """Return the transformer blocks."""
+        return [module for module in self.children() if isinstance(module, PackedTransformerBlock)]
 
-    def initialise(self, seed: int) -> None:
-        """Draw all weights, the same for every layout."""
+    def initialize_weights(self, seed: int) -> None:
+        """Initialize all weights; the result must not depend on the parallel layout."""
         raise NotImplementedError
 
-    def rate_of(self, name: str) -> float:
-        """Learning rate of a parameter, as a multiple of the run's."""
+    def learning_rate_factor(self, name: str) -> float:
+        """Return the learning rate of a parameter as a multiple of the run's."""
         return 1.0
 
-    def evaluate(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """What a validation should tell beside the loss: under each name a sum and a count, fp32 [2]."""
+    def compute_metrics(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Return validation metrics beside the loss: a sum and a count for each name, fp32 [2]."""
         return {}
 
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
-        """Take what the pipeline stage before this one sent; Megatron's schedules call this before every forward."""
+        """Set the output of the previous pipeline stage; Megatron's schedules call this before every forward."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run will need, by formula: parameters, memory, FLOPs, time. Imports no torch, needs no data and no GPU."""
+"""Estimate parameters, memory, FLOPs and time of a run from formulas, without torch, data or a GPU."""

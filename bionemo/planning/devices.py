@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What GPUs can do: figures of their makers, dense, without sparsity."""
+"""Specifications of GPUs from their data sheets, dense, without sparsity."""
 
 from dataclasses import dataclass
 
 from bionemo.common.errors import UserError
 
-USABLE = 0.92  # share of the memory: the rest is for the CUDA context, NCCL, cuBLAS and fragmentation
+USABLE = 0.92  # fraction of the memory; the rest is for the CUDA context, NCCL, cuBLAS and fragmentation
 
 
 @dataclass(frozen=True)
 class Device:
-    """A kind of GPU.
+    """A GPU model.
 
     Attributes:
-        name: as it is sold.
-        memory: MiB that nvidia-smi shows.
-        half: TFLOP/s in fp16, and in bf16 if it has that.
-        single: TFLOP/s in fp32; PyTorch uses TF32 only when told to, which we do not.
-        bandwidth: of its memory, GB/s.
-        link: to the other GPUs of its machine, GB/s in each direction.
-        network: to other machines, GB/s a GPU in each direction, as its maker's own machines have it.
-        bf16: whether it multiplies bf16 numbers itself.
+        name: product name.
+        memory: MiB, as shown by nvidia-smi.
+        half: TFLOP/s in fp16 and bf16.
+        single: TFLOP/s in fp32, without TF32, which PyTorch does not use by default.
+        bandwidth: memory bandwidth in GB/s.
+        link: GB/s to the other GPUs of the node, in each direction.
+        network: GB/s per GPU to other nodes, in each direction, in the manufacturer's own systems.
+        bf16: supports bf16 matrix products.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Device:
 
     @property
     def usable(self) -> float:
-        """Bytes that a run may fill."""
+        """Bytes that a run can use."""
         return USABLE * self.memory * 2**20
 
 
@@ -49,15 +49,15 @@ DEVICES = {
 }
 
 
-def device(name: str, precision: str) -> Device:
-    """Look a GPU up.
+def find_device(name: str, precision: str) -> Device:
+    """Return the GPU called `name`.
 
     Raises:
-        UserError: when there is none of this name, or it cannot compute as asked.
+        UserError: if it is unknown or does not support the precision.
     """
-    if name.lower() not in DEVICES:
-        raise UserError(f"--device={name} is not known: choose one of {', '.join(DEVICES)}")
-    found = DEVICES[name.lower()]
+    found = DEVICES.get(name.lower())
+    if found is None:
+        raise UserError(f"--device={name} is unknown: choose one of {', '.join(DEVICES)}")
     if precision.startswith("bf16") and not found.bf16:
-        raise UserError(f"--device={name} has no bf16: set trainer.precision=16-mixed")
+        raise UserError(f"--device={name} does not support bf16: set trainer.precision=16-mixed")
     return found

@@ -1,110 +1,168 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a step takes: an estimate. None of its constants has been measured yet; compare layouts with it, not runs.
+"""FLOPs and estimated duration of a training step.
 
-Not modelled: waiting for data, validation and checkpoints, what pipeline stages send each other, slow machines,
-torch.compile.
+The constants of the duration have not been measured: use it to compare layouts. Data loading, validation,
+checkpoints, communication between pipeline stages and torch.compile are not modelled.
 """
 
 from dataclasses import dataclass, replace
 
-from bionemo.planning.activations import head, layer
 from bionemo.planning.devices import Device
-from bionemo.planning.flops import of_update, on_hardware
-from bionemo.planning.layout import Layout
-from bionemo.planning.moments import copies
-from bionemo.planning.sizes import attentions, stage_parameters
-from bionemo.planning.step import Step
+from bionemo.planning.layouts import Layout
+from bionemo.planning.memory import head_bytes, layer_bytes, layer_copies
+from bionemo.planning.step import Step, attentions_per_layer, stage_parameters
 
-_PRODUCTS = 0.6  # share of the peak that matrix products of a transformer reach
-_STREAMS = 0.8  # share of the bandwidth that everything else reaches
-_PASSES = 8  # times that a kept byte crosses the memory bus: written, read twice, gradient written and read, casts
-_LAUNCHES = 1e-3  # seconds in which Python issues the kernels of a layer, forward and backward, uncompiled
-_EACH_SEQUENCE = {"sequences": 1e-4, "probabilities": 3e-4}  # seconds more for each, where attention takes them singly
-_ACCUMULATE = 18  # bytes a parameter and micro-batch: a gradient written, read and added to the buffer
-_UPDATE = 52  # bytes a parameter and update: AdamW's, and passes that zero, measure, scale and clip gradients
+_MATMUL_EFFICIENCY = 0.6  # fraction of the peak FLOP/s that matrix products of a transformer reach
+_MEMORY_EFFICIENCY = 0.8  # fraction of the memory bandwidth that everything else reaches
+_PASSES = 8  # transfers of a saved byte: written, read twice, gradient written and read, casts
+_LAUNCH_SECONDS = 1e-3  # time in which Python launches the kernels of a layer, forward and backward, uncompiled
+_SECONDS_PER_SEQUENCE = {"sequences": 1e-4, "probabilities": 3e-4}  # added if attention loops over the sequences
+_ACCUMULATE_BYTES = 18  # per parameter and micro-batch: a gradient is written, read and added to the buffer
+_UPDATE_BYTES = 52  # per parameter and update: AdamW, and passes that zero, measure, scale and clip gradients
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of the forward pass of a micro-batch; the backward pass needs twice as many. Only matrix products count.
+
+    Attributes:
+        matrices: products with the weights of the layers.
+        attention: products of queries with keys and of probabilities with values.
+        head: dense layer and output matrix, at the target positions.
+    """
+
+    matrices: float
+    attention: float
+    head: float
+
+    @property
+    def useful(self) -> float:
+        """Forward and backward pass without recomputation (Narayanan et al. 2021)."""
+        return 3 * (self.matrices + self.attention + self.head)
+
+
+def micro_batch_flops(step: Step, layout: Layout, masked: bool = False) -> Flops:
+    """Return the FLOPs of a micro-batch over all its GPUs: 2 per weight and token (Kaplan et al. 2020).
+
+    Attention needs 4P per pair of tokens, including those hidden by a causal mask if `masked`. Padding counts in
+    products with weights, but attends to nothing.
+    """
+    shape, matrices, attention, targets = step.shape, 0.0, 0.0, 0.0
+    for stack in step.stacks:
+        matrices += 2 * 2 * shape.hidden * shape.ffn * stack.tokens.count(layout.rows)
+        for each in stack.attentions(layout.rows):
+            matrices += 2 * 2 * shape.hidden * shape.attention * (each.queries + each.keys)
+            attention += 4 * shape.attention * (each.pairs if masked else each.unmasked_pairs)
+        targets += stack.tokens.targets(layout.rows)
+    head = 2 * shape.hidden * (shape.dense * shape.hidden + shape.vocabulary_size)
+    return Flops(shape.layers * matrices, shape.layers * attention, head * targets)
+
+
+def useful_flops(step: Step, layout: Layout) -> float:
+    """Return the FLOPs of an update over all GPUs, without recomputation and masked pairs."""
+    return micro_batch_flops(step, layout).useful * layout.micro_batches * layout.data
+
+
+def computed_flops(step: Step, layout: Layout) -> float:
+    """Return the FLOPs of an update that the GPUs execute, including masked pairs that the kernel does not skip.
+
+    Recomputation repeats the forward pass of some layers, or of attention. It stops at the last tensor that the
+    backward pass needs: without dropout, before the last product of a block.
+    """
+    shape = step.shape
+    once = micro_batch_flops(step, layout, masked=step.kernel in ("probabilities", "tiles"))
+    if layout.recompute == "selective":
+        repeated = once.attention
+    else:
+        fraction = 1 - layout.plain_layers(shape.layers) / layout.layers(shape.layers)
+        tokens = sum(stack.tokens.count(layout.rows) for stack in step.stacks)
+        last = 0 if shape.hidden_dropout else 2 * shape.hidden * shape.ffn * tokens
+        blocks = layout.pipeline * layout.saved_inputs(shape.layers)
+        repeated = fraction * (once.matrices + once.attention) - blocks * last
+    return (once.useful + repeated) * layout.micro_batches * layout.data
 
 
 @dataclass(frozen=True)
 class Duration:
-    """Seconds of an update, by what they are spent on.
+    """Seconds of an update.
 
     Attributes:
-        compute: the passes of one replica's micro-batches, if a pipeline is never empty.
-        tensor: what tensor ranks send each other meanwhile.
-        bubble: a pipeline filling and emptying.
-        data: gradients and weights between replicas that no computation hides.
-        update: of the optimizer.
+        compute: forward and backward passes of one replica's micro-batches.
+        tensor: communication between tensor ranks.
+        bubble: time in which the pipeline fills and empties.
+        data: communication of gradients and weights between replicas that computation does not hide.
+        update: optimizer step.
     """
 
     compute: float
-    tensor: float
-    bubble: float
-    data: float
-    update: float
+    tensor: float = 0.0
+    bubble: float = 0.0
+    data: float = 0.0
+    update: float = 0.0
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of all parts."""
         return self.compute + self.tensor + self.bubble + self.data + self.update
 
 
-def duration(step: Step, layout: Layout, device: Device, mfu: float | None = None) -> Duration:
-    """Estimate an update; where the share of the peak that is reached is known, `mfu` takes the place of all that."""
+def estimate_duration(step: Step, layout: Layout, device: Device, mfu: float | None = None) -> Duration:
+    """Estimate the duration of an update; a known model FLOPs utilization `mfu` replaces the model of the duration."""
     peak = 1e12 * (device.half if step.half else device.single)
     if mfu is not None:
-        return Duration(of_update(step, layout) / (peak * mfu * layout.gpus), 0.0, 0.0, 0.0, 0.0)
+        return Duration(useful_flops(step, layout) / (peak * mfu * layout.gpus))
     layers = layout.layers(step.shape.layers)
     parameters = max(sum(stage_parameters(step.shape, layout, stage).values()) for stage in layout.stages)
-    stream = _STREAMS * 1e9 * device.bandwidth
+    bandwidth = _MEMORY_EFFICIENCY * 1e9 * device.bandwidth
 
-    products = on_hardware(step, layout) / (layout.gpus * layout.micro_batches) / (_PRODUCTS * peak)
-    plain = replace(layout, recompute="none")
-    again = on_hardware(step, layout) / on_hardware(step, plain)
-    kept, issued, weights = 0, 0.0, _ACCUMULATE * parameters
+    plain, flops = replace(layout, recompute="none"), computed_flops(step, layout)
+    repetition = flops / computed_flops(step, plain)
+    saved, launches, weights = 0, 0.0, _ACCUMULATE_BYTES * parameters
     for stack in step.stacks:
-        count = attentions(stack.kind)
-        kept += layer(step, plain, stack)
-        weights += 3 * layers * copies(step, layout, stack.kind)
-        sequences = layout.rows * stack.tokens.sequences
-        issued += _LAUNCHES * (1 + count) / 2 + count * sequences * _EACH_SEQUENCE.get(step.kernel, 0.0)
-    logits = head(step, layout, step.stacks[-1]) / layout.pipeline
-    passes = (_PASSES * (kept * layers * again + logits) + weights) / stream
-    micro_batch = max(products + passes, layers * again * issued)
-    sent = layers * again * _between_tensor_ranks(step, layout, device)
-    one = micro_batch + sent
+        attentions = attentions_per_layer(stack.block)
+        sequences = attentions * layout.rows * stack.tokens.sequences
+        saved += layer_bytes(step, plain, stack)
+        weights += 3 * layers * layer_copies(step, layout, stack.block)
+        launches += _LAUNCH_SECONDS * (1 + attentions) / 2 + sequences * _SECONDS_PER_SEQUENCE.get(step.kernel, 0.0)
+    logits = head_bytes(step, layout, step.stacks[-1]) / layout.pipeline
+    products = flops / (layout.gpus * layout.micro_batches) / (_MATMUL_EFFICIENCY * peak)
+    transfers = (_PASSES * (saved * layers * repetition + logits) + weights) / bandwidth
+    micro_batch = max(products + transfers, layers * repetition * launches)
+    communication = layers * repetition * _tensor_seconds(step, layout, device)
+    both = micro_batch + communication
     return Duration(
         compute=layout.micro_batches * micro_batch,
-        tensor=layout.micro_batches * sent,
-        bubble=(layout.pipeline - 1) * one,
-        data=_between_replicas(layout, device, 4 * parameters, hidden=one * 2 / 3),
-        update=_UPDATE * parameters / (layout.data if layout.sharded else 1) / stream,
+        tensor=layout.micro_batches * communication,
+        bubble=(layout.pipeline - 1) * both,
+        data=_data_seconds(layout, device, 4 * parameters, hidden=both * 2 / 3),
+        update=_UPDATE_BYTES * parameters / (layout.data if layout.sharded else 1) / bandwidth,
     )
 
 
-def _between_tensor_ranks(step: Step, layout: Layout, device: Device) -> float:
-    """Seconds a layer and micro-batch: sums over the ranks of the output of each attention and MLP and of gradients.
+def _tensor_seconds(step: Step, layout: Layout, device: Device) -> float:
+    """Time per layer and micro-batch of the all-reduces of outputs and gradients of each attention and MLP.
 
-    A ring moves 2 (n - 1) / n of the data (Patarasuk and Yuan 2009); nothing is computed meanwhile. With sequence
-    parallelism each sum is a scatter and a gather, which move as much. What a decoder attends to has a gradient, too.
+    A ring transfers 2 (n - 1) / n of the data (Patarasuk and Yuan 2009). Reduce-scatter and all-gather of sequence
+    parallelism transfer as much. The encoder output that a decoder attends to has a gradient, too.
     """
     tokens = 0
     for stack in step.stacks:
-        tokens += 2 * (attentions(stack.kind) + 1) * stack.tokens.count(layout.rows)
-        tokens += stack.memory.count(layout.rows) if stack.memory else 0
+        tokens += 2 * (attentions_per_layer(stack.block) + 1) * stack.tokens.count(layout.rows)
+        tokens += stack.source.count(layout.rows) if stack.source else 0
     size = step.element * step.shape.hidden * tokens
-    rate = 1e9 * (device.link if layout.tensor <= layout.node else device.network)
+    rate = 1e9 * (device.link if layout.tensor <= layout.gpus_per_node else device.network)
     return 2 * (layout.tensor - 1) / layout.tensor * size / rate
 
 
-def _between_replicas(layout: Layout, device: Device, size: float, hidden: float) -> float:
-    """Seconds an update that remain of summing gradients, when the last backward pass hides some.
+def _data_seconds(layout: Layout, device: Device, size: float, hidden: float) -> float:
+    """Time per update of the gradient all-reduce that the last backward pass does not hide.
 
-    Between machines, rings leave through the network cards of all replicas that a machine holds. Sharded, gradients
-    are scattered, half the way, and the weights gathered at the end, which nothing hides.
+    Between nodes, rings use the network interfaces of all replicas on a node. With ZeRO-1, gradients are
+    reduce-scattered (half of the transfer) and weights are gathered at the end, which nothing hides.
     """
-    together = max(1, min(layout.data, layout.node // layout.tensor))
-    rate = 1e9 * (device.link if together == layout.data else min(device.link, together * device.network))
-    whole = 2 * (layout.data - 1) / layout.data * size / rate
+    replicas = max(1, min(layout.data, layout.gpus_per_node // layout.tensor))
+    rate = 1e9 * (device.link if replicas == layout.data else min(device.link, replicas * device.network))
+    seconds = 2 * (layout.data - 1) / layout.data * size / rate
     if layout.sharded:
-        return max(0.0, whole / 2 - hidden) + whole / 2
-    return max(0.0, whole - hidden)
+        return max(0.0, seconds / 2 - hidden) + seconds / 2
+    return max(0.0, seconds - hidden)

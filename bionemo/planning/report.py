@@ -1,40 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan: everything worked out for a configuration."""
+"""The plan of a run: all estimates for its layout, a comparison with other layouts, as JSON or text."""
 
-from dataclasses import asdict, dataclass
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import gcd
 from typing import Any
 
 from bionemo.config.schema import RunConfig
-from bionemo.planning.choices import Choice, choice, choices, overrides
-from bionemo.planning.devices import Device
-from bionemo.planning.duration import Duration, duration
-from bionemo.planning.flops import of_update, on_hardware
-from bionemo.planning.layout import Layout, Stage, layout_of
+from bionemo.planning.devices import USABLE, Device
+from bionemo.planning.duration import Duration, computed_flops, estimate_duration, useful_flops
+from bionemo.planning.layouts import Layout, Recompute, Stage, layout_of, layout_overrides
 from bionemo.planning.lengths import tokens_of
-from bionemo.planning.memory import Memory, fullest
-from bionemo.planning.sizes import model_parameters, shape_of, stage_parameters
-from bionemo.planning.step import Step
+from bionemo.planning.memory import Memory, fullest_stage
+from bionemo.planning.step import BLOCK_NAMES, Step, model_parameters, shape_of, stage_parameters
+
+_GIB = 2**30
+_MAX_SHOWN = 12
+_FULL = 0.995
+_MAX_ROWS = 1 << 16
+_PARALLEL_SIZES = (1, 2, 4, 8)
+_ATTENTION = {
+    "flash": "flash attention over all sequences at once",
+    "sequences": "attention one sequence at a time",
+    "probabilities": "attention one sequence at a time, keeping its probabilities for their dropout",
+}
+_JSON_KEYS = {  # attributes that have another name in the output
+    "requested": "asked",
+    "count": "of",
+    "gpus_per_node": "node",
+    "recompute_layers": "stretch",
+    "vocabulary_size": "words",
+    "table_rows": "rows",
+    "position_offset": "before",
+    "embedding_norm": "normed",
+    "max_length": "longest",
+    "target_fraction": "asked",
+    "cross_attended": "crossed",
+    "row_deviation": "spread",
+    "multiple": "grain",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout with its estimates.
+
+    Attributes:
+        layout: parallel layout.
+        memory: bytes of the fullest GPU.
+        fits: the device has enough memory.
+        speed: estimated tokens per second.
+    """
+
+    layout: Layout
+    memory: int
+    fits: bool
+    speed: float
+
+
+def evaluate_layout(step: Step, layout: Layout, device: Device) -> Choice:
+    """Estimate memory and speed of a layout."""
+    _, needed = fullest_stage(step, layout)
+    seconds = estimate_duration(step, layout, device).total
+    speed = layout.global_rows * step.tokens_per_row / seconds
+    return Choice(layout, needed.total, needed.total <= device.usable, speed)
+
+
+def compare_layouts(step: Step, requested: Layout, device: Device) -> list[Choice]:
+    """Return all layouts for the same GPUs: the fastest that fit first, then those that do not fit, smallest first."""
+    found = [evaluate_layout(step, layout, device) for layout in alternative_layouts(step, requested)]
+    return sorted(found, key=lambda each: (not each.fits, -each.speed if each.fits else each.memory))
+
+
+def alternative_layouts(step: Step, requested: Layout) -> Iterator[Layout]:
+    """Yield the valid layouts for the same GPUs and rows per step, with micro-batches that are not larger."""
+    shape = step.shape
+    recomputes: tuple[Recompute, ...] = ("none", "uniform")
+    # Pipeline stages exchange tensors of one size, of a single transformer block.
+    supports_pipeline = len(step.tokens) == 1 and step.tokens[0].multiple == 1
+    for tensor, pipeline in ((tensor, pipeline) for tensor in _PARALLEL_SIZES for pipeline in _PARALLEL_SIZES):
+        data, rest = divmod(requested.gpus, tensor * pipeline)
+        if rest or requested.global_rows % data or shape.layers % pipeline or (pipeline > 1 and not supports_pipeline):
+            continue
+        rows = gcd(requested.rows, requested.global_rows // data)
+        sharded_sizes = shape.heads, shape.ffn, shape.table_rows, *(tokens.count(rows) for tokens in step.tokens)
+        if any(size % tensor for size in sharded_sizes):
+            continue
+        micro_batches = requested.global_rows // data // rows
+        for sharded in (False, True)[: 2 if data > 1 else 1]:
+            for recompute in recomputes:
+                yield replace(
+                    requested, tensor=tensor, pipeline=pipeline, data=data, rows=rows, micro_batches=micro_batches,
+                    sequence_parallel=tensor > 1, sharded=sharded, recompute=recompute, recompute_layers=1,
+                )  # fmt: skip
+
+
+def largest_micro_batch(step: Step, layout: Layout, device: Device) -> int:
+    """Return the number of rows of the largest micro-batch that fits."""
+    return bisect_right(
+        range(1, _MAX_ROWS), device.usable, key=lambda rows: fullest_stage(step, replace(layout, rows=rows))[1].total
+    )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will need.
+    """All estimates for a run.
 
     Attributes:
-        name: of the experiment.
-        step: model and tokens.
-        layout: asked for.
-        device: what it would run on.
-        precision: of matrix products.
-        parameters: of the whole model, by part.
-        stage: the fullest.
-        held: parameters that a process of that stage holds.
-        memory: of that stage.
-        flops: of an update that training calls for, and with what is computed beside.
-        duration: of an update.
-        steps: of the run; None where the configuration does not say.
-        asked: the layout asked for, as the choices are estimated.
-        choices: all layouts for as many GPUs.
+        name: name of the experiment.
+        step: model and data.
+        layout: requested layout.
+        device: GPU.
+        precision: precision of matrix products.
+        parameters: number of parameters of the whole model, by part.
+        stage: pipeline stage that needs most memory.
+        held: number of parameters of one rank of that stage.
+        memory: memory of that rank.
+        flops: FLOPs of an update: without recomputation, and as computed.
+        duration: duration of an update.
+        steps: number of steps of the run; None if the configuration does not limit it.
+        requested: estimates of the requested layout.
+        choices: all layouts for the same GPUs.
     """
 
     name: str
@@ -49,7 +136,7 @@ class Plan:
     flops: tuple[float, float]
     duration: Duration
     steps: int | None
-    asked: Choice
+    requested: Choice
     choices: list[Choice]
 
     @property
@@ -59,35 +146,31 @@ class Plan:
 
     @property
     def advice(self) -> list[str]:
-        """What to add to the command line for the best layout."""
-        return overrides(self.best.layout, self.layout) if self.best else []
+        """Overrides that select the fastest layout that fits."""
+        return layout_overrides(self.best.layout, self.layout) if self.best else []
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of sequences, filler aside; of two stacks, those that the encoder reads."""
-        return self.layout.global_rows * self.step.read / self.duration.total
+        """Tokens per second without padding; for two stacks, those of the encoder."""
+        return self.layout.global_rows * self.step.tokens_per_row / self.duration.total
 
     @property
     def mfu(self) -> float:
-        """Share of the GPUs' peak that goes into useful FLOPs."""
+        """Model FLOPs utilization: useful FLOPs as a fraction of the peak."""
         peak = 1e12 * (self.device.half if self.step.half else self.device.single) * self.layout.gpus
         return self.flops[0] / self.duration.total / peak
 
 
-def plan(cfg: RunConfig, device: Device, mfu: float | None = None) -> Plan:
-    """Work a plan out.
+def make_plan(cfg: RunConfig, device: Device, mfu: float | None = None) -> Plan:
+    """Compute all estimates for a configuration.
 
     Raises:
-        UserError: when the configuration does not say enough, or its model is not known.
+        UserError: if the configuration is incomplete or the model family is unknown.
     """
     layout, precision = layout_of(cfg), str(cfg.trainer.precision)
-    step = Step(
-        shape_of(cfg.model),
-        tokens_of(cfg.model),
-        half=precision not in ("32", "32-true"),
-        deterministic=cfg.trainer.deterministic is True,
-    )
-    stage, needed = fullest(step, layout)
+    half, deterministic = precision not in ("32", "32-true"), cfg.trainer.deterministic is True
+    step = Step(shape_of(cfg.model), tokens_of(cfg.model), half, deterministic)
+    stage, needed = fullest_stage(step, layout)
     return Plan(
         name=cfg.name,
         step=step,
@@ -98,21 +181,122 @@ def plan(cfg: RunConfig, device: Device, mfu: float | None = None) -> Plan:
         stage=stage,
         held=sum(stage_parameters(step.shape, layout, stage).values()),
         memory=needed,
-        flops=(of_update(step, layout), on_hardware(step, layout)),
-        duration=duration(step, layout, device, mfu),
+        flops=(useful_flops(step, layout), computed_flops(step, layout)),
+        duration=estimate_duration(step, layout, device, mfu),
         steps=cfg.trainer.max_steps if cfg.trainer.max_steps > 0 else None,
-        asked=choice(step, layout, device),
-        choices=choices(step, layout, device),
+        requested=evaluate_layout(step, layout, device),
+        choices=compare_layouts(step, layout, device),
     )
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
-    """Everything as plain values, for JSON; bytes, seconds, FLOPs."""
-    more = {
+    """Return the plan as plain values for JSON: bytes, seconds, FLOPs."""
+    data = asdict(plan, dict_factory=lambda items: {_JSON_KEYS.get(name, name): value for name, value in items})
+    return data | {
         "mfu": plan.mfu,
         "total_memory": plan.memory.total,
         "seconds": plan.duration.total,
         "tokens_per_second": plan.tokens_per_second,
         "advice": plan.advice,
     }
-    return asdict(plan) | more
+
+
+def as_text(plan: Plan, show_all: bool = False) -> str:
+    """Return the plan as text; `show_all` lists all other layouts, not only the fastest."""
+    paragraphs = (_model(plan), _layout(plan), _memory(plan), _time(plan), _comparison(plan, show_all))
+    return "\n\n".join("\n".join(paragraph) for paragraph in paragraphs)
+
+
+def _model(plan: Plan) -> Iterator[str]:
+    shape, parts = plan.step.shape, plan.parameters
+    layers = " + ".join([f"{shape.layers}"] * len(shape.stacks))
+    yield f"{plan.name}: {sum(parts.values()):,} parameters"
+    yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items() if count)
+    yield f"  {layers} layers of size {shape.hidden:,}, {shape.heads} heads of {shape.head_size}"
+
+
+def _layout(plan: Plan) -> Iterator[str]:
+    layout, tokens = plan.layout, plan.step.tokens
+    yield (
+        f"{layout.gpus} x {plan.device.name}: data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
+        f"{', sequence parallel' if layout.sequence_parallel else ''}, {plan.precision}"
+    )
+    per_row = " + ".join(f"{each.row:,.0f}" for each in tokens)
+    yield (
+        f"  a step: {_rows(plan, layout.global_rows)} of {per_row} tokens = {_step_tokens(plan):,.0f} tokens, as "
+        f"{_plural(layout.micro_batches, 'micro-batch')} of {_rows(plan, layout.rows)} per replica"
+    )
+    yield f"  {_ATTENTION[plan.step.kernel]}"
+    yield f"  {tokens[0].source}"
+    for stack in plan.step.stacks:
+        attended = [f"{each.unmasked_pairs / stack.tokens.held(1):,.0f}" for each in stack.attentions(1)]
+        filled = f"rows are {stack.tokens.filled:.0%} full, " if stack.tokens.filled < _FULL else ""
+        yield f"  {BLOCK_NAMES[stack.block]}: {filled}a token attends to {' + '.join(attended)} on average"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    stage = f" (stage {plan.stage.number + 1} of {plan.stage.count})" if plan.stage.count > 1 else ""
+    yield f"memory of the fullest GPU{stage}, {plan.held:,} parameters"
+    rows = plan.layout.rows
+    if any(tokens.row_deviation for tokens in plan.step.tokens):
+        largest = plan.step.with_largest_micro_batch(rows).tokens
+        yield f"  in a micro-batch of {' + '.join(f'{tokens.count(rows):,}' for tokens in largest)} tokens"
+    for name, size in asdict(plan.memory).items():
+        yield f"  {name:12} {size / _GIB:8.2f} GiB"
+    total, available = plan.memory.total / _GIB, plan.device.memory / 1024
+    yield (
+        f"  {'total':12} {total:8.2f} GiB of {available:.1f}: {'fits' if plan.requested.fits else 'does NOT fit'} "
+        f"({total / available:.0%} of the device; at most {USABLE:.0%} can be used)"
+    )
+    fitting = largest_micro_batch(plan.step, plan.layout, plan.device)
+    yield f"  largest micro_batch_size that fits: {fitting}" if fitting else f"  not even {_rows(plan, 1)} fits"
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    useful, computed = plan.flops
+    seconds, read = plan.duration.total, "encoder tokens" if len(plan.step.tokens) > 1 else "tokens"
+    parts = ", ".join(f"{name} {value:.3g}" for name, value in asdict(plan.duration).items() if value)
+    yield "time, an estimate that has not been compared with measurements on a GPU"
+    yield f"  {useful:.3g} FLOPs per step" + (f", {computed:.3g} computed" if computed > useful * 1.01 else "")
+    yield f"  {seconds:.3g} s per step ({parts}), {plan.tokens_per_second:,.0f} {read} per second, MFU {plan.mfu:.0%}"
+    if plan.steps:
+        days = seconds * plan.steps / 86400
+        yield f"  {plan.steps:,} steps: {plan.steps * _step_tokens(plan):.3g} tokens, {days:.3g} days"
+
+
+def _comparison(plan: Plan, show_all: bool) -> Iterator[str]:
+    fitting = [each for each in plan.choices if each.fits]
+    shown = plan.choices if show_all else (fitting or plan.choices)[:_MAX_SHOWN]
+    size = f"a step of {_rows(plan, plan.layout.global_rows)} on {_plural(plan.layout.gpus, 'GPU')}"
+    yield f"layouts for {size}; speed relative to the requested layout"
+    yield "  tensor  pipeline  data  micro-batches  optimizer  recompute     memory  fits  speed  largest micro-batch"
+    for each in shown:
+        layout = each.layout
+        yield (
+            f"  {layout.tensor:6}{layout.pipeline:10}{layout.data:6}{f'{layout.micro_batches} of {layout.rows}':>15}"
+            f"  {'sharded' if layout.sharded else 'whole':9}  {'none' if layout.recompute == 'none' else 'full':9}"
+            f"{each.memory / _GIB:6.1f} GiB  {'yes' if each.fits else 'no':4}{each.speed / plan.requested.speed:7.2f}"
+            f"{largest_micro_batch(plan.step, layout, plan.device):21}"
+        )
+    if len(shown) < len(plan.choices):
+        yield f"  {len(fitting)} of {len(plan.choices)} fit; --all lists all of them"
+    if plan.best is None:
+        yield "no layout fits: use more or larger GPUs, or a smaller model.micro_batch_size"
+    elif not plan.advice:
+        yield "the requested layout is the fastest that fits"
+    elif plan.requested.fits and plan.best.speed < 1.02 * plan.requested.speed:
+        yield "the requested layout is as fast as any that fits"
+    else:
+        yield f"recommended overrides: {' '.join(plan.advice)}"
+
+
+def _step_tokens(plan: Plan) -> float:
+    return plan.layout.global_rows * sum(tokens.row for tokens in plan.step.tokens)
+
+
+def _rows(plan: Plan, count: int) -> str:
+    return _plural(count, "row" if plan.step.tokens[0].multiple == 1 else "sequence")
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("ch") else "s")

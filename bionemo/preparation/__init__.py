@@ -1,31 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From raw downloads to shards that train. Each kind of data set is a module with one function, `prepare`."""
+"""Prepare raw downloads as CSV shards for training. Each data set has a module with one function, `prepare`."""
 
 import logging
 import sys
 
 from bionemo.config.schema import PreparationConfig
-from bionemo.config.targets import resolve
+from bionemo.config.targets import import_target
 
 
-class _Console(logging.StreamHandler):
+class _ConsoleHandler(logging.StreamHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Whoever read what is said may have left, as `head` does: the work goes on."""
+        """Ignore write errors: the reader of standard output may have exited, as `head` does."""
 
 
 def prepare(job: PreparationConfig) -> None:
-    """Do what a job asks for, and tell on standard output what became of the records.
+    """Run a preparation and log its record counts to standard output.
 
     Raises:
-        UserError: at anything the user can mend.
+        UserError: for every problem that the user can fix.
     """
     logger = logging.getLogger(__name__)
-    console = _Console(sys.stdout)
+    console = _ConsoleHandler(sys.stdout)
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(console)
     try:
-        resolve(job._target_)(job)
+        import_target(job._target_)(job)
     finally:
         logger.removeHandler(console)
         logger.propagate = True

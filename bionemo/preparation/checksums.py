@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Size and checksum of files, and whether a file is still the one that was read."""
+"""Size and checksum of files, and detection of input files that have changed."""
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -12,29 +12,29 @@ from bionemo.common.errors import UserError
 from bionemo.common.regular import open_regular
 from bionemo.preparation.progress import progress
 
-_BLOCK = 4 << 20
-_SAMPLES, _SAMPLE = 64, 64 << 10  # blocks, and bytes of each
+_READ_BYTES = 4 << 20
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
 
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file that was written."""
+    """Size and checksum of a file."""
 
     size: int
     sha256: str
-    rows: int | None = None  # records, for a CSV file with one header line
+    rows: int | None = None  # number of records, for a CSV file with one header line
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that was read: where it came from, and its bytes.
+    """Origin, size and checksum of an input file.
 
     Attributes:
         source: path or URL.
-        size: in bytes.
-        sha256: of all bytes.
-        mtime_ns: time of its last change; None in manifests of earlier versions.
-        sample: SHA-256 of blocks at regular distances, of the whole file if it is small; None as above.
+        size: number of bytes.
+        sha256: checksum of all bytes.
+        mtime_ns: modification time; None in manifests of earlier versions.
+        sample: SHA-256 of blocks at regular distances, of all bytes for small files; None in earlier versions.
     """
 
     source: str
@@ -44,50 +44,50 @@ class InputFile:
     sample: str | None = None
 
     @classmethod
-    def of(cls, source: str, path: Path, found: OutputFile) -> "InputFile":
-        """Describe a file that lies at a path and has been read."""
-        return cls(source, found.size, found.sha256, path.stat().st_mtime_ns, _sampled(path, found.size))
+    def create(cls, source: str, path: Path, content: OutputFile) -> "InputFile":
+        """Describe the file at `path`, whose size and checksum are known."""
+        return cls(source, content.size, content.sha256, path.stat().st_mtime_ns, _sample(path, content.size))
 
-    def is_as_read(self, path: Path) -> bool:
-        """Whether a file has the size and checksum of this one; it is read through."""
-        return path.stat().st_size == self.size and measure(path).sha256 == self.sha256
+    def matches(self, path: Path) -> bool:
+        """Return whether a file has this size and checksum; all its bytes are read."""
+        return path.stat().st_size == self.size and checksum_file(path).sha256 == self.sha256
 
     def is_unchanged(self, path: Path) -> bool:
-        """Whether a file is this one.
+        """Return whether a file is this one.
 
-        One of the same size and time of change is read in samples only, any other of this size is read through.
+        Only samples are read if size and modification time are equal. The whole file is read if only the size is.
         """
         found = path.stat()
         if found.st_size != self.size:
             return False
         if self.sample is not None and found.st_mtime_ns == self.mtime_ns:
-            return _sampled(path, self.size) == self.sample
+            return _sample(path, self.size) == self.sample
         with progress(f"comparing {path.name} with the file that was prepared", self.size) as advance:
-            return measure(path, advance).sha256 == self.sha256
+            return checksum_file(path, advance).sha256 == self.sha256
 
 
-def _sampled(path: Path, size: int) -> str:
+def _sample(path: Path, size: int) -> str:
     digest = hashlib.sha256()
-    with _opened(path) as file:
-        if size <= _SAMPLES * _SAMPLE:
-            starts = range(0, size, _SAMPLE)
+    with _open(path) as file:
+        if size <= _NUM_SAMPLES * _SAMPLE_BYTES:
+            starts = range(0, size, _SAMPLE_BYTES)
         else:
-            starts = range(0, size - _SAMPLE + 1, (size - _SAMPLE) // (_SAMPLES - 1))
+            starts = range(0, size - _SAMPLE_BYTES + 1, (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
         for start in starts:
-            digest.update(os.pread(file.fileno(), _SAMPLE, start))
+            digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, start))
     return digest.hexdigest()
 
 
-def measure(path: Path, advance: Callable[[int], object] = lambda count: None, csv: bool = False) -> OutputFile:
-    """Read a file through: its size, checksum and, of a CSV file, its rows below the header.
+def checksum_file(path: Path, advance: Callable[[int], object] = lambda count: None, csv: bool = False) -> OutputFile:
+    """Compute size and checksum of a file and, if it is a CSV file, the number of rows below its header.
 
     Raises:
-        UserError: it is not a regular file.
-        OSError: it cannot be read.
+        UserError: if it is not a regular file.
+        OSError: if it cannot be read.
     """
     digest, size, lines = hashlib.sha256(), 0, 0
-    with _opened(path) as file:
-        while block := file.read(_BLOCK):
+    with _open(path) as file:
+        while block := file.read(_READ_BYTES):
             digest.update(block)
             size += len(block)
             lines += block.count(b"\n") if csv else 0
@@ -95,7 +95,29 @@ def measure(path: Path, advance: Callable[[int], object] = lambda count: None, c
     return OutputFile(size, digest.hexdigest(), lines - 1 if csv else None)
 
 
-def _opened(path: Path) -> BinaryIO:
+def write_with_checksum(
+    path: Path, parts: Iterable[bytes | memoryview], rows: int | None = None, flush: bool = True
+) -> OutputFile:
+    """Write a file and compute its checksum; with `flush`, wait until it is on disk."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb", buffering=0) as file:
+        for part in parts:
+            write_all(file.fileno(), memoryview(part))
+            digest.update(part)
+            size += len(part)
+        if flush:
+            os.fsync(file.fileno())
+    return OutputFile(size, digest.hexdigest(), rows)
+
+
+def write_all(descriptor: int, data: memoryview) -> None:
+    """Write all bytes; a single call of `os.write` may write fewer."""
+    rest = data.cast("B") if data.nbytes else memoryview(b"")
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _open(path: Path) -> BinaryIO:
     try:
         return open_regular(path)
     except ValueError as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cut inputs into stretches that workers read independently of each other, and count what is in them."""
+"""Divide inputs into chunks that workers read independently, and count their records."""
 
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -12,119 +12,112 @@ from typing import Literal
 import numpy as np
 
 from bionemo.common.errors import UserError
-from bionemo.data.shards.blocks import BLOCK, line_number
-from bionemo.data.shards.fasta import first_record
-from bionemo.preparation.records import Records, csv_records, fasta_records
+from bionemo.data.shards.blocks import BLOCK_BYTES, BYTE_ORDER_MARK, line_number
+from bionemo.data.shards.fasta import find_first_record
+from bionemo.preparation.records import CsvColumns, Records, read_csv_records, read_fasta_records
 
-_STRETCH = 32 << 20  # bytes
-_WINDOW = 1 << 16
-
-
-@dataclass(frozen=True)
-class Columns:
-    """How a CSV input is laid out: titles, or numbers from 0, of its columns."""
-
-    name: str | int
-    sequence: str | int
-    separator: str
+_CHUNK_BYTES = 32 << 20
+_WINDOW_BYTES = 1 << 16
+_FASTA_SUFFIXES = (".fasta", ".fa", ".faa", ".fas")
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A part of an input that begins and ends between records.
+class Chunk:
+    """A part of an input that starts and ends between records.
 
     Attributes:
         path: the file, uncompressed.
-        shown: what the user calls it.
-        columns: of a CSV file; None for FASTA.
-        start: its first byte.
-        stop: the byte behind it.
-        first: number of its first record in the whole input, from 0.
-        line: number of its first line in the file, from 1; 0 for one that goes on and is not counted yet.
-        records: how many it holds.
+        display_path: path or URL of the input file, for messages.
+        columns: columns of a CSV file; None for FASTA.
+        start: offset of its first byte.
+        stop: offset of the byte after its last one.
+        first_number: index of its first record in the whole input.
+        first_line: line number of its first record, from 1; 0 if the lines before it have not been counted.
+        num_records: number of its records.
     """
 
     path: Path
-    shown: str
-    columns: Columns | None
+    display_path: str
+    columns: CsvColumns | None
     start: int
     stop: int
-    first: int = 0
-    line: int = 1
-    records: int = 0
+    first_number: int = 0
+    first_line: int = 1
+    num_records: int = 0
 
     def read(self) -> Iterator[Records]:
-        """Read its records, some at a time."""
+        """Read the records in batches."""
         if self.columns:
-            yield from csv_records(self.path, self.shown, self.first, *astuple(self.columns))
+            yield from read_csv_records(self.path, self.display_path, self.first_number, self.columns)
         else:
-            yield from fasta_records(self.path, self.shown, self.start, self.stop, self.first, self.line)
+            yield from read_fasta_records(
+                self.path, self.display_path, self.start, self.stop, self.first_number, self.first_line
+            )
 
 
-def is_fasta(path: Path, shown: str, wanted: Literal["auto", "fasta", "csv"]) -> bool:
-    """Whether a file is FASTA: as the user says, else by its name or its first letter."""
-    if wanted != "auto":
-        return wanted == "fasta"
+def is_fasta(path: Path, display_path: str, file_format: Literal["auto", "fasta", "csv"]) -> bool:
+    """Return whether a file is FASTA; "auto" decides by the suffix and the first letter."""
+    if file_format != "auto":
+        return file_format == "fasta"
     with path.open("rb") as file:
-        top = file.read(_WINDOW).lstrip(b"\xef\xbb\xbf\r\n")
-    suffixes = Path(shown).suffixes
-    return top.startswith(b">") or any(suffix in (".fasta", ".fa", ".faa", ".fas") for suffix in suffixes)
+        head = file.read(_WINDOW_BYTES).lstrip(BYTE_ORDER_MARK + b"\r\n")
+    return head.startswith(b">") or any(suffix in _FASTA_SUFFIXES for suffix in Path(display_path).suffixes)
 
 
-def cut(path: Path, shown: str, columns: Columns | None) -> list[Stretch]:
-    """Cut a file where records begin; a CSV file, whose quotes may hold anything, stays whole.
+def split_into_chunks(path: Path, display_path: str, columns: CsvColumns | None) -> list[Chunk]:
+    """Divide a FASTA file where records start. A CSV file is one chunk, because quoted fields may contain line ends.
 
     Raises:
-        UserError: an empty file, or a FASTA file that does not begin with a record.
+        UserError: if the file is empty, or is a FASTA file that does not start with a record.
     """
     size = path.stat().st_size
     if size == 0:
-        raise UserError(f"{shown} is empty: download or write it again")
+        raise UserError(f"{display_path} is empty: download or write it again")
     if columns:
-        return [Stretch(path, shown, columns, 0, size)]
-    edges = [first_record(path, shown)]
+        return [Chunk(path, display_path, columns, 0, size)]
+    bounds = [find_first_record(path, display_path)]
     with path.open("rb", buffering=0) as file:
-        top = os.pread(file.fileno(), 1 << 20, 0)
-        if b"\r" in top and b"\n" not in top:
-            raise UserError(f"{shown}:1: lines end in CR alone: convert the file, as with tr '\\r' '\\n'")
-        while edges[-1] < size:
-            edges.append(next_place(file.fileno(), b"\n>", edges[-1] + _STRETCH, size))
-    stretches = [Stretch(path, shown, None, start, stop, line=0) for start, stop in pairwise(edges)]
-    return [replace(stretches[0], line=line_number(path, edges[0])), *stretches[1:]]
+        head = os.pread(file.fileno(), 1 << 20, 0)
+        if b"\r" in head and b"\n" not in head:
+            raise UserError(f"{display_path}:1: lines end in CR alone: convert the file, as with tr '\\r' '\\n'")
+        while bounds[-1] < size:
+            bounds.append(find_boundary(file.fileno(), b"\n>", bounds[-1] + _CHUNK_BYTES, size))
+    chunks = [Chunk(path, display_path, None, start, stop, first_line=0) for start, stop in pairwise(bounds)]
+    return [replace(chunks[0], first_line=line_number(path, bounds[0])), *chunks[1:]]
 
 
-def next_place(handle: int, edge: bytes, place: int, size: int) -> int:
-    r"""Find the first byte, at or behind a place, in front of which an edge begins (`\n` or `\n>`); else the size."""
-    place -= 1
-    while place < size:
-        window = os.pread(handle, _WINDOW, place)
-        if (found := window.find(edge)) >= 0:
-            return place + found + 1
-        place += max(1, len(window) - 1)
+def find_boundary(descriptor: int, pattern: bytes, offset: int, size: int) -> int:
+    r"""Return the first position >= `offset` that follows the first byte of a pattern (`\n` or `\n>`), else `size`."""
+    offset -= 1
+    while offset < size:
+        window = os.pread(descriptor, _WINDOW_BYTES, offset)
+        if (found := window.find(pattern)) >= 0:
+            return offset + found + 1
+        offset += max(1, len(window) - 1)
     return size
 
 
-def count(pool: Executor, stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Number records and lines through."""
-    counted: list[Stretch] = []
-    first, line = 0, 1
-    for stretch, (records, lines) in zip(stretches, pool.map(_count, stretches), strict=True):
-        line = stretch.line or line
-        counted.append(replace(stretch, first=first, line=line, records=records))
-        first, line = first + records, line + lines
+def count_records(workers: Executor, chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Count records and lines, and set the first record number and line of each chunk."""
+    counted: list[Chunk] = []
+    number, line = 0, 1
+    for chunk, (num_records, num_lines) in zip(chunks, workers.map(_count, chunks), strict=True):
+        line = chunk.first_line or line
+        counted.append(replace(chunk, first_number=number, first_line=line, num_records=num_records))
+        number, line = number + num_records, line + num_lines
     return counted
 
 
-def _count(stretch: Stretch) -> tuple[int, int]:
-    if stretch.columns:
-        return sum(map(len, stretch.read())), 0
-    records = lines = 0
+def _count(chunk: Chunk) -> tuple[int, int]:
+    if chunk.columns:
+        return sum(map(len, chunk.read())), 0
+    num_records = num_lines = 0
     last = ord("\n")
-    with stretch.path.open("rb", buffering=0) as file:
-        for place in range(stretch.start, stretch.stop, BLOCK):
-            text = np.frombuffer(os.pread(file.fileno(), min(BLOCK, stretch.stop - place), place), np.uint8)
-            ends, marks = text == ord("\n"), text == ord(">")
-            records += int(np.count_nonzero(ends[:-1] & marks[1:])) + int(last == ord("\n") and bool(marks[0]))
-            lines += int(np.count_nonzero(ends))
+    with chunk.path.open("rb", buffering=0) as file:
+        for offset in range(chunk.start, chunk.stop, BLOCK_BYTES):
+            text = np.frombuffer(os.pread(file.fileno(), min(BLOCK_BYTES, chunk.stop - offset), offset), np.uint8)
+            newlines, marks = text == ord("\n"), text == ord(">")
+            num_records += int(np.count_nonzero(newlines[:-1] & marks[1:])) + int(last == ord("\n") and bool(marks[0]))
+            num_lines += int(np.count_nonzero(newlines))
             last = text[-1]
-    return records, lines
+    return num_records, num_lines

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw files as they are found: plain or gzipped, and noted in the manifest with their checksums."""
+"""Read raw input files, plain or gzipped."""
 
 import hashlib
 import logging
@@ -16,39 +16,39 @@ from bionemo.common.errors import UserError
 from bionemo.preparation.checksums import OutputFile
 
 if TYPE_CHECKING:
-    from bionemo.preparation.writer import Draft
+    from bionemo.preparation.staged_output import StagedOutput
 
 log = logging.getLogger(__name__)
-_GZIP = b"\x1f\x8b"
-_BLOCK = 1 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_BLOCK_BYTES = 1 << 20
 
 
 def is_gzipped(path: Path) -> bool:
-    """Whether a file is gzipped, by its first bytes.
+    """Return whether a file starts with the magic number of gzip.
 
     Raises:
-        UserError: when it cannot be read.
+        UserError: if it cannot be read.
     """
     try:
         with path.open("rb") as file:
-            return file.read(2) == _GZIP
+            return file.read(2) == _GZIP_MAGIC
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
 
 
-def unzipped(path: Path, raw: BinaryIO | None = None) -> Iterator[bytes]:
-    """Give what a gzipped file holds, block by block.
+def read_gzip(path: Path, raw: BinaryIO | None = None) -> Iterator[bytes]:
+    """Decompress a gzipped file block by block.
 
     Args:
         path: the file.
-        raw: the same, opened by who wants to know how far it was read.
+        raw: the open file, for callers that need its position.
 
     Raises:
-        UserError: when it is cut off or damaged.
+        UserError: if it is truncated or damaged.
     """
     with igzip_threaded.open(raw or path, "rb", threads=1) as file:
         try:
-            while block := file.read(_BLOCK):
+            while block := file.read(_BLOCK_BYTES):
                 yield block
         except (EOFError, zlib.error, isal_zlib.error, OSError) as error:  # type: ignore[misc]  # the stub names an instance
             raise UserError(
@@ -56,62 +56,53 @@ def unzipped(path: Path, raw: BinaryIO | None = None) -> Iterator[bytes]:
             ) from error
 
 
-def whole_lines(path: Path, piece: int) -> Iterator[tuple[bytes, int]]:
-    """Cut a file, plain or gzipped, behind line ends.
+def read_line_blocks(path: Path, block_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Read a file, plain or gzipped, in blocks of whole lines.
 
     Args:
         path: the file.
-        piece: bytes that are read at a time of a plain file.
+        block_bytes: number of bytes to read at a time from a plain file.
 
     Yields:
-        Some whole lines, the last ones of a file perhaps without an end, and how many bytes of what lies on the disk
-        have been read for them.
+        Whole lines (the last line of the file may lack its line end), and the number of bytes that were read from
+        disk for them.
 
     Raises:
-        UserError: as `is_gzipped` and `unzipped`.
+        UserError: see `is_gzipped` and `read_gzip`.
     """
-    zipped = is_gzipped(path)
-    rest, done = b"", 0
+    gzipped = is_gzipped(path)
+    rest, position = b"", 0
     with path.open("rb", buffering=0) as raw:
-        for block in unzipped(path, raw) if zipped else iter(partial(raw.read, piece), b""):
+        for block in read_gzip(path, raw) if gzipped else iter(partial(raw.read, block_bytes), b""):
             text = rest + block
             if end := text.rfind(b"\n") + 1:
-                before, done = done, raw.tell()
-                yield text[:end], done - before
+                before, position = position, raw.tell()
+                yield text[:end], position - before
             rest = text[end:]
-        yield rest, raw.tell() - done
+        yield rest, raw.tell() - position
 
 
-def note_dropped_columns(shown: str, titles: Sequence[str], kept: Sequence[str]) -> None:
-    """Say which columns of a CSV file the shards do not hold.
-
-    Args:
-        shown: what the user calls the file.
-        titles: of all columns.
-        kept: of those that the shards hold.
-    """
+def notify_dropped_columns(display_path: str, titles: Sequence[str], kept: Sequence[str]) -> None:
+    """Log which columns of a CSV file are not written to the shards."""
     dropped = [title if title.isprintable() else ascii(title) for title in titles if title not in kept]
     if dropped:
         more = f" and {len(dropped) - 10} more" if len(dropped) > 10 else ""
         log.warning(
-            "note: %s: columns not kept: %s%s; the shards hold %s alone; to train on labels, give CSV files that have "
-            "them to `bionemo finetune` (model.data.target_column)",
-            shown, ", ".join(dropped[:10]), more, ", ".join(kept),
+            "note: %s: columns not kept: %s%s; the shards hold %s alone; to train on labels, give CSV files that "
+            "contain them to `bionemo finetune` (model.data.target_column)",
+            display_path, ", ".join(dropped[:10]), more, ", ".join(kept),
         )  # fmt: skip
 
 
-def read_small(path: Path, draft: "Draft", source: str | None = None) -> bytes:
-    """Read a file that fits into memory, unzip it if it is gzipped, and note it in the manifest.
+def read_input(path: Path, output: "StagedOutput", source: str | None = None) -> bytes:
+    """Read a file that fits into memory, decompress it if it is gzipped, and add it to the manifest.
 
-    Args:
-        path: the file.
-        draft: the data set that it goes into.
-        source: where it came from; None: the path itself.
+    `source` is its origin, by default `path`.
 
     Raises:
-        UserError: when it cannot be read, or is damaged.
+        UserError: if it cannot be read, or is damaged.
     """
-    zipped = is_gzipped(path)
+    gzipped = is_gzipped(path)
     raw = path.read_bytes()
-    draft.add_input(source or os.path.abspath(path), path, OutputFile(len(raw), hashlib.sha256(raw).hexdigest()))
-    return b"".join(unzipped(path)) if zipped else raw
+    output.add_input(source or os.path.abspath(path), path, OutputFile(len(raw), hashlib.sha256(raw).hexdigest()))
+    return b"".join(read_gzip(path)) if gzipped else raw

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of UniRef50 clusters and their UniRef90 members, read in parallel and kept as digests and counts.
+"""Read the table of UniRef50 clusters and their UniRef90 members in parallel; keep it as hashes and counts.
 
-One line a cluster, below a header: its id, a tab, its members with commas between; further columns do not count.
+The table has a header and one line per cluster: cluster name, tab, comma-separated members; more columns are ignored.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,18 +18,19 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import Strictness
-from bionemo.data.shards.blocks import blocks
-from bionemo.preparation.chunks import next_place
-from bionemo.preparation.name_index import Places, digest, repeated
-from bionemo.preparation.records import column
+from bionemo.data.shards.blocks import read_blocks
+from bionemo.preparation.chunks import find_boundary
+from bionemo.preparation.name_index import NameIndex, find_duplicates, hash_names
+from bionemo.preparation.records import gather_slices
 
-_STRETCH = 32 << 20
+_CHUNK_BYTES = 32 << 20
 _NEWLINE, _TAB, _COMMA = b"\n\t,"
+EntryType = Literal["cluster", "member"]
 
 
 @dataclass(frozen=True)
 class _Lines:
-    """Some lines of the table: clusters [n], members of all of them [m], and members of each, int64 [n]."""
+    """Consecutive lines: clusters [n], members of all clusters [m], and number of members per cluster, int64 [n]."""
 
     clusters: pa.Array
     members: pa.Array
@@ -36,114 +38,123 @@ class _Lines:
 
 
 @dataclass
-class Mapping:
-    """The clusters and members, each with whether it stays.
+class ClusterMapping:
+    """Clusters and members, and whether each is kept. The table has m members in total.
 
     Attributes:
-        path: of the table.
-        shown: what the user calls it.
-        counts: int64 [clusters], members of each as the table has them.
-        has_cluster: bool [clusters].
-        has_member: bool [members], in the order of the table.
-        scratch: holds their digests.
+        path: the table, uncompressed.
+        display_path: path of the table, for messages.
+        counts: int64 [clusters], number of members per cluster in the table.
+        keep: bool [clusters] for "cluster", bool [m] in the order of the table for "member".
+        scratch: directory of the name indexes.
     """
 
     path: Path
-    shown: str
+    display_path: str
     counts: NDArray[np.int64]
-    has_cluster: NDArray[np.bool_]
-    has_member: NDArray[np.bool_]
+    keep: dict[EntryType, NDArray[np.bool_]]
     scratch: Path
 
     @classmethod
-    def read(cls, path: Path, shown: str, scratch: Path, pool: Executor, on_shared: Strictness) -> "Mapping":
+    def read(
+        cls, path: Path, display_path: str, scratch: Path, workers: Executor, on_shared: Strictness
+    ) -> "ClusterMapping":
         """Read the table.
 
         Raises:
-            UserError: a line without members, or a cluster or member that stands there twice where that is an error.
+            UserError: if a line has no members, or a cluster or member occurs twice and `on_shared` is `error`.
         """
         scratch.mkdir()
         size = path.stat().st_size
         with path.open("rb", buffering=0) as file:
-            edges = [next_place(file.fileno(), b"\n", 1, size)]
-            while edges[-1] < size:
-                edges.append(next_place(file.fileno(), b"\n", edges[-1] + _STRETCH, size))
-        if len(edges) < 2:
-            raise UserError(f"{shown} holds no cluster below its header: download it again")
-        pieces = range(len(edges) - 1)
-        work = partial(_digest, path, shown, scratch)
-        counts = np.concatenate(list(pool.map(work, edges[:-1], edges[1:], pieces)))
+            bounds = [find_boundary(file.fileno(), b"\n", 1, size)]
+            while bounds[-1] < size:
+                bounds.append(find_boundary(file.fileno(), b"\n", bounds[-1] + _CHUNK_BYTES, size))
+        chunks = range(len(bounds) - 1)
+        task = partial(_write_hashes, path, display_path, scratch)
+        results = workers.map(task, bounds[:-1], bounds[1:], chunks)
+        counts = np.concatenate([np.zeros(0, np.int64), *results])
         if not len(counts):
-            raise UserError(f"{shown} holds no cluster below its header: download it again")
-        clusters, members = (
-            [scratch / f"{number:06}.{kind}" for number in pieces] for kind in ("clusters", "members")
-        )
-        table = cls(path, shown, counts, np.ones(len(counts), bool), np.ones(int(counts.sum()), bool), scratch)
-        for kind, files, kept in (("cluster", clusters, table.has_cluster), ("member", members, table.has_member)):
-            again, before = repeated(files, len(kept))
-            if len(again) and on_shared == "error":
-                first, second = (table.tell(kind, int(number)) for number in (before[0], again[0]))
+            raise UserError(f"{display_path} holds no cluster below its header: download it again")
+        keep: dict[EntryType, NDArray[np.bool_]] = {
+            "cluster": np.ones(len(counts), bool),
+            "member": np.ones(int(counts.sum()), bool),
+        }
+        mapping = cls(path, display_path, counts, keep, scratch)
+        for entry_type, kept in keep.items():
+            hash_files = [scratch / f"{index:06}.{entry_type}" for index in chunks]
+            repeated, first = find_duplicates(hash_files, len(kept))
+            if len(repeated) and on_shared == "error":
+                earlier, later = (mapping.describe(entry_type, int(number)) for number in (first[0], repeated[0]))
                 raise UserError(
-                    f"{second}, which stands at {first.partition(': ')[0]} too ({len(again):,} such {kind}s): correct "
-                    "the table, or set on_shared=skip (the first stays)"
+                    f"{later}, which stands at {earlier.partition(': ')[0]} too ({len(repeated):,} such "
+                    f"{entry_type}s): correct the table, or set on_shared=skip (the first stays)"
                 )
-            kept[again] = False
-            Places.build(scratch / kind, files, len(kept))
-        table.settle()
-        return table
+            kept[repeated] = False
+            NameIndex.build(mapping.index_directory(entry_type), hash_files, len(kept))
+        mapping.drop_orphans()
+        return mapping
 
-    def settle(self) -> NDArray[np.int64]:
-        """Let clusters go that have no member left, and members whose cluster is gone.
+    def index_directory(self, entry_type: EntryType) -> Path:
+        """Return the directory of the name index of clusters or members."""
+        return self.scratch / f"{entry_type}s"
+
+    def drop_orphans(self) -> NDArray[np.int64]:
+        """Drop members of dropped clusters, and clusters without members.
 
         Returns:
-            int64 [clusters], members that are left of each.
+            Number of kept members per cluster, int64 [clusters].
         """
         owner = np.repeat(np.arange(len(self.counts)), self.counts)
-        self.has_member &= self.has_cluster[owner]
-        left = np.bincount(owner, weights=self.has_member, minlength=len(self.counts)).astype(np.int64)
-        self.has_cluster &= left > 0
-        return left
+        self.keep["member"] &= self.keep["cluster"][owner]
+        counts = np.bincount(owner, weights=self.keep["member"], minlength=len(self.counts)).astype(np.int64)
+        self.keep["cluster"] &= counts > 0
+        return counts
 
-    def tell(self, kind: str, number: int) -> str:
-        """Name the file, line, cluster and, where asked for, member of a number: slow, for messages only."""
+    def describe(self, entry_type: EntryType, number: int) -> str:
+        """Return file, line and name of a cluster or member, for messages; the table is read again."""
         cluster = number
-        if kind == "member":
+        if entry_type == "member":
             cluster = int(np.searchsorted(np.cumsum(self.counts), number, side="right"))
-        first = members = 0
-        for lines in _lines(self.path, self.shown, None, None):
+        first = num_members = 0
+        for lines in _read_lines(self.path, self.display_path, None, None):
             if cluster < first + len(lines.clusters):
-                name = lines.clusters[cluster - first].as_py().decode(errors="replace")
-                what = f"cluster {name}"
-                if kind == "member":
-                    what += f" has the member {lines.members[number - members].as_py().decode(errors='replace')}"
-                line, _ = next(islice(_filled(self.path), cluster, None))
-                return f"{self.shown}:{line}: {what}"
-            first, members = first + len(lines.clusters), members + len(lines.members)
+                text = f"cluster {lines.clusters[cluster - first].as_py().decode(errors='replace')}"
+                if entry_type == "member":
+                    text += f" has the member {lines.members[number - num_members].as_py().decode(errors='replace')}"
+                line, _ = next(islice(_nonblank_lines(self.path), cluster, None))
+                return f"{self.display_path}:{line}: {text}"
+            first, num_members = first + len(lines.clusters), num_members + len(lines.members)
         raise AssertionError(number)
 
 
-def _digest(path: Path, shown: str, scratch: Path, start: int, stop: int, number: int) -> NDArray[np.int64]:
-    """Write the digests of a stretch's clusters and members; members of each cluster, int64 [n]."""
+def _write_hashes(
+    path: Path, display_path: str, scratch: Path, start: int, stop: int, index: int
+) -> NDArray[np.int64]:
+    """Write the hashes of a chunk's clusters and members; return the number of members per cluster, int64 [n]."""
     counts = [np.zeros(0, np.int64)]
-    with (scratch / f"{number:06}.clusters").open("wb") as one, (scratch / f"{number:06}.members").open("wb") as other:
-        for lines in _lines(path, shown, start, stop):
-            one.write(digest(lines.clusters).data)
-            other.write(digest(lines.members).data)
+    with (
+        (scratch / f"{index:06}.cluster").open("wb") as clusters,
+        (scratch / f"{index:06}.member").open("wb") as members,
+    ):
+        for lines in _read_lines(path, display_path, start, stop):
+            clusters.write(hash_names(lines.clusters).data)
+            members.write(hash_names(lines.members).data)
             counts.append(lines.counts)
     return np.concatenate(counts)
 
 
-def _whole_lines(data: bytes) -> int:
+def _find_line_end(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
-def _lines(path: Path, shown: str, start: int | None, stop: int | None) -> Iterator[_Lines]:
-    """Read some lines of the table; all of them, less the header, if no bounds are given."""
-    header = start is None
-    for block in blocks(path, _whole_lines, start=start, stop=stop):
+def _read_lines(path: Path, display_path: str, start: int | None, stop: int | None) -> Iterator[_Lines]:
+    """Read consecutive lines of the table; without bounds, all lines below the header."""
+    skip_header = start is None
+    for block in read_blocks(path, _find_line_end, start=start, stop=stop):
         data = block.data[: block.end]
-        if header:
-            data, header = data[data.index(b"\n") + 1 :], False
+        if skip_header:
+            data, skip_header = data[data.index(b"\n") + 1 :], False
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         while b"\n\n" in data or data.startswith(b"\n"):
@@ -151,33 +162,28 @@ def _lines(path: Path, shown: str, start: int | None, stop: int | None) -> Itera
         if not data:
             continue
         text = np.frombuffer(data, np.uint8)
-        edges = np.flatnonzero((text == _NEWLINE) | (text == _TAB) | (text == _COMMA))
-        ends, tabs = edges[text[edges] == _NEWLINE], edges[text[edges] == _TAB]
+        separators = np.flatnonzero((text == _NEWLINE) | (text == _TAB) | (text == _COMMA))
+        ends, tabs = separators[text[separators] == _NEWLINE], separators[text[separators] == _TAB]
         starts = np.append(0, ends[:-1] + 1)
-        at = np.searchsorted(tabs, starts)
-        first, second = (np.append(tabs, [len(text)] * 2)[at + step] for step in (0, 1))
-        if (first >= ends).any():
-            line, found = next((number, text) for number, text in _filled(path) if b"\t" not in text)
+        tab = np.searchsorted(tabs, starts)
+        first_tab, second_tab = (np.append(tabs, [len(text)] * 2)[tab + offset] for offset in (0, 1))
+        if (first_tab >= ends).any():
+            line, found = next((number, text) for number, text in _nonblank_lines(path) if b"\t" not in text)
             wrong = found.strip().decode(errors="replace")[:60]
             raise UserError(
-                f"{shown}:{line}: no tab in {wrong!r}: a line is a cluster, a tab, its members with commas between"
+                f"{display_path}:{line}: no tab in {wrong!r}: a line is a cluster, a tab, its members with commas "
+                "between"
             )
-        owner = np.searchsorted(ends, edges)
-        inside = (edges > first[owner]) & (edges <= np.minimum(second, ends)[owner])
-        inside &= edges > np.append(-1, edges[:-1]) + 1  # a comma too many ends no member
-        begin = np.append(-1, edges[:-1])[inside] + 1
-        counts = np.bincount(owner[inside], minlength=len(ends))
-        yield _Lines(column(text, starts, first), column(text, begin, edges[inside]), counts)
+        line_index = np.searchsorted(ends, separators)
+        previous = np.append(-1, separators[:-1])
+        ends_member = (separators > first_tab[line_index]) & (separators <= np.minimum(second_tab, ends)[line_index])
+        ends_member &= separators > previous + 1  # ignore empty members between two commas
+        counts = np.bincount(line_index[ends_member], minlength=len(ends))
+        members = gather_slices(text, previous[ends_member] + 1, separators[ends_member])
+        yield _Lines(gather_slices(text, starts, first_tab), members, counts)
 
 
-def _filled(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Give the lines below the header that are not blank, with their numbers from 1: slow, for messages only."""
+def _nonblank_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the non-blank lines below the header with their line numbers from 1, for messages."""
     with path.open("rb") as file:
         yield from ((number, line) for number, line in enumerate(file, 1) if number > 1 and line.strip(b"\r\n"))
-
-
-def ranks(path: Path, kept: NDArray[np.bool_]) -> Path:
-    """Write the place of each kept one among those kept, -1 for the others: int64."""
-    place = np.where(kept, np.cumsum(kept) - 1, -1)
-    path.write_bytes(place.data)
-    return path

@@ -1,91 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoleculeNet's measured properties, ESOL, FreeSolv and Lipophilicity, to `<task>/{train,val,test}/x000.csv`."""
+"""Prepare the MoleculeNet tasks ESOL, FreeSolv and Lipophilicity as `<task>/{train,val,test}/x000.csv`."""
 
 import csv
 import io
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import MoleculeNetJob, SplitSizes
-from bionemo.preparation.addresses import expected, is_url, public
-from bionemo.preparation.download import Refused, locate
-from bionemo.preparation.inputs import read_small
+from bionemo.preparation.download import RefusedError, locate
+from bionemo.preparation.inputs import read_input
 from bionemo.preparation.molecules import canonical_smiles
 from bionemo.preparation.sequences import SPLITS, split_sizes
-from bionemo.preparation.writer import Draft, draft
+from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
+from bionemo.preparation.urls import expected_source, is_url, redact_url
 
 FILES = {"ESOL": "delaney-processed.csv", "FreeSolv": "SAMPL.csv", "Lipophilicity": "Lipophilicity.csv"}
-_V1_NAMES = {
-    "delaney-processed": "delaney-processed.csv",
-    "SAMPL": "SAMPL.csv",
-}  # BioNeMo v1 called tasks by their file
-_NOT_PARAMETERS = ("_target_", "output", "force", "num_preprocess_workers", "source", "task_name")
+_V1_TASKS = {"delaney-processed": "delaney-processed.csv", "SAMPL": "SAMPL.csv"}  # BioNeMo v1 used file names
 
 
 def prepare(job: MoleculeNetJob) -> None:
-    """Shuffle each task's rows, which stay as they are, and deal them to validation, test and training.
+    """Shuffle the rows of each task and distribute them, unchanged, to validation, test and training.
 
     Raises:
-        UserError: for a task that is not known, a file that cannot be had or read, a SMILES that RDKit cannot read
-            where that is an error, and sizes that leave nothing to train on.
+        UserError: if a task is unknown, a file cannot be read or downloaded, a SMILES is invalid and its policy is
+            `error`, or the split sizes leave no training rows.
     """
-    names = (
-        list(FILES) if job.task_name == "all" else [job.task_name] if isinstance(job.task_name, str) else job.task_name
-    )
-    files = FILES | _V1_NAMES
-    for name in names:
-        if name not in files:
-            raise UserError(f"task_name={name} is not known: choose {', '.join(FILES)} or all")
-    parameters = {key: value for key, value in asdict(job).items() if key not in _NOT_PARAMETERS}
+    if job.task_name == "all":
+        tasks = list(FILES)
+    else:
+        tasks = [job.task_name] if isinstance(job.task_name, str) else job.task_name
+    files = FILES | _V1_TASKS
+    for task in tasks:
+        if task not in files:
+            raise UserError(f"task_name={task} is not known: choose {', '.join(FILES)} or all")
+    parameters = result_parameters(job, "task_name")
     if is_url(job.source):
-        parameters["source"] = public(job.source)
-    for name in names:
-        directory = Path(job.output) / name
-        sources = _expected(job, name, files[name])
-        settings = {**parameters, "task": name}
-        with draft(directory, "moleculenet", settings, SPLITS, sources=sources, force=job.force) as made:
-            if made is not None:
-                _prepare(job, name, files[name], made)
+        parameters["source"] = redact_url(job.source)
+    for task in tasks:
+        sources = None  # at a URL, the file may have either name
+        if not is_url(job.source):
+            sources = [expected_source(job.source, _local_file_name(job, task, files[task]))]
+        with stage_output(
+            Path(job.output) / task, "moleculenet", {**parameters, "task": task}, SPLITS,
+            sources=sources, force=job.force,
+        ) as output:  # fmt: skip
+            if output is not None:
+                _prepare_task(job, task, files[task], output)
 
 
-def _found(job: MoleculeNetJob, task: str, file: str) -> tuple[Path, str]:
-    """Find a task's file under MoleculeNet's name for it or the task's own."""
-    raw, own = Path(job.output) / "raw", f"{task}.csv"
+def _local_file_name(job: MoleculeNetJob, task: str, file: str) -> str:
+    return f"{task}.csv" if Path(job.source, f"{task}.csv").is_file() else file
+
+
+def _locate_task(job: MoleculeNetJob, task: str, file: str) -> tuple[Path, str]:
+    """Find the file of a task, with MoleculeNet's file name or that of the task."""
+    raw, task_file = Path(job.output) / "raw", f"{task}.csv"
     if not is_url(job.source):
-        file = own if Path(job.source, own).is_file() else file
+        file = _local_file_name(job, task, file)
         return locate(job.source, file, raw), file
     try:
         return locate(job.source, file, raw), file
-    except Refused as refused:
+    except RefusedError as refused:
         try:
-            return locate(job.source, own, raw), own
-        except Refused:
+            return locate(job.source, task_file, raw), task_file
+        except RefusedError:
             raise refused from None
 
 
-def _expected(job: MoleculeNetJob, task: str, file: str) -> list[str] | None:
-    """The file of a task; None for a URL, below which it may have either name."""
-    if is_url(job.source):
-        return None
-    return [expected(job.source, own if Path(job.source, own := f"{task}.csv").is_file() else file)]
-
-
-def _prepare(job: MoleculeNetJob, task: str, file: str, made: Draft) -> None:
-    path, file = _found(job, task, file)
-    source = f"{public(job.source).rstrip('/')}/{file}" if is_url(job.source) else str(path)
-    tally = made.tally(task, *SPLITS)
-    header, rows = _table(read_small(path, made, source if is_url(job.source) else None), source)
-    column = _smiles_column(header, source)
+def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutput) -> None:
+    path, file = _locate_task(job, task, file)
+    source = f"{redact_url(job.source).rstrip('/')}/{file}" if is_url(job.source) else str(path)
+    counts = output.add_counts(task, *SPLITS)
+    header, rows = _read_table(read_input(path, output, source if is_url(job.source) else None), source)
+    column = _find_smiles_column(header, source)
     kept: list[list[str]] = []
     for line, row in rows:
-        tally.read += 1
+        counts.read += 1
         if canonical_smiles(row[column]) is not None:
             kept.append(row)
         elif job.on_invalid == "skip":
-            tally.dropped["invalid SMILES"] = tally.dropped.get("invalid SMILES", 0) + 1
+            counts.drop("invalid SMILES")
         else:
             raise UserError(
                 f"{source}:{line}: RDKit cannot read the SMILES {row[column]!r}: correct it, or set on_invalid=skip"
@@ -94,36 +90,34 @@ def _prepare(job: MoleculeNetJob, task: str, file: str, made: Draft) -> None:
     order = np.arange(len(kept))
     np.random.default_rng(job.seed).shuffle(order)
     begin = 0
-    dealt = SplitSizes(val_size=job.val_size, test_size=job.test_size, seed=job.seed, num_csv_files=1)
-    for split, size in split_sizes(len(kept), dealt).items():
+    sizes = SplitSizes(val_size=job.val_size, test_size=job.test_size, seed=job.seed, num_csv_files=1)
+    for split, size in split_sizes(len(kept), sizes).items():
         if size:
             rows_of_split = (kept[index] for index in order[begin : begin + size])
-            tally.written += made.write_csv(f"{split}/x000.csv", header, rows_of_split)
+            counts.written += output.write_csv(f"{split}/x000.csv", header, rows_of_split)
         begin += size
 
 
-def _table(content: bytes, shown: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Header and rows of a CSV file, each row with the number of the line where it ends.
-
-    Raises:
-        UserError: text that is not UTF-8, no rows, or a row with another number of fields than the header.
-    """
+def _read_table(content: bytes, display_path: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Parse a CSV file into its header and its rows, each with the number of its last line."""
     try:
         reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
         rows = [(reader.line_num, row) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{shown} is not the CSV file it should be ({error}): download it again") from error
+        raise UserError(f"{display_path} is not a valid CSV file ({error}): download it again") from error
     if len(rows) < 2:
-        raise UserError(f"{shown} holds no rows: download it again")
+        raise UserError(f"{display_path} holds no rows: download it again")
     (_, header), *rows = rows
     for line, row in rows:
         if len(row) != len(header):
-            raise UserError(f"{shown}:{line}: {len(row)} fields under a header of {len(header)}: correct the line")
+            raise UserError(
+                f"{display_path}:{line}: {len(row)} fields under a header of {len(header)}: correct the line"
+            )
     return header, rows
 
 
-def _smiles_column(header: list[str], shown: str) -> int:
+def _find_smiles_column(header: list[str], display_path: str) -> int:
     for index, name in enumerate(header):
         if name.strip().lower() == "smiles":
             return index
-    raise UserError(f"{shown}:1: no column smiles, only {', '.join(header)}: name the molecules' column so")
+    raise UserError(f"{display_path}:1: no column smiles, only {', '.join(header)}: rename the column of molecules")

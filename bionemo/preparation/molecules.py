@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SMILES files of any make, read some thousand lines at a time, and molecules as RDKit writes them."""
+"""Read SMILES files in blocks of lines, and canonicalise SMILES with RDKit."""
 
 import csv
 from collections.abc import Iterable, Iterator
@@ -10,121 +10,123 @@ from rdkit import Chem, rdBase
 
 from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK
-from bionemo.preparation.inputs import note_dropped_columns, whole_lines
+from bionemo.preparation.inputs import notify_dropped_columns, read_line_blocks
 
-rdBase.DisableLog("rdApp.*")  # RDKit's complaints name neither file nor line; ours do
-_PIECE = 256 << 10  # bytes: about 4,000 molecules, half a second of RDKit
-_IDS = ("zinc_id", "id")
+rdBase.DisableLog("rdApp.*")  # RDKit's messages contain neither file nor line
+_BLOCK_BYTES = 256 << 10  # about 4,000 molecules, half a second of RDKit
+_ID_COLUMNS = ("zinc_id", "id")
 
 
 def canonical_smiles(smiles: str) -> str | None:
-    """Write a molecule as RDKit writes it, whatever SMILES it was given by; None if RDKit cannot read it."""
+    """Return the canonical SMILES of RDKit, or None if RDKit cannot parse the molecule."""
     molecule = Chem.MolFromSmiles(smiles.strip())
     return Chem.MolToSmiles(molecule) or None if molecule else None
 
 
 def unmapped_smiles(smiles: str) -> str | None:
-    """Write a molecule as RDKit writes it, without the numbers that map atoms to those of other molecules."""
+    """Return the canonical SMILES without atom map numbers, or None if RDKit cannot parse the molecule."""
     molecule = Chem.MolFromSmiles(smiles.strip())
     if not molecule:
         return None
     for atom in molecule.GetAtoms():
         atom.SetAtomMapNum(0)
-    # read again: numbered atoms can be stereo centres, and numbered hydrogens are kept, that are not without numbers
+    # parse again: without map numbers, some atoms are no longer stereo centres and explicit hydrogens are removed
     return canonical_smiles(Chem.MolToSmiles(molecule))
 
 
-class Columns(NamedTuple):
-    """Where a file of SMILES has what."""
+class SmilesColumns(NamedTuple):
+    """Columns of a SMILES file."""
 
     separator: str | None  # None: any white space
     smiles: int
     id: int
 
 
-class Lines(NamedTuple):
-    """Some whole lines of a file.
+class SmilesBlock(NamedTuple):
+    """Consecutive lines of a SMILES file.
 
     Attributes:
-        file: number of the file, from 0.
-        shown: what the user calls the file.
-        line: number of the first line, from 1.
-        columns: of the file.
+        file: index of the file.
+        display_path: path or URL of the file, for messages.
+        first_line: number of the first line, from 1.
+        columns: columns of the file.
         data: the lines.
-        size: bytes of the file, as it lies on the disk, that are done with these.
+        size: number of bytes that were read from disk for them.
     """
 
     file: int
-    shown: str
-    line: int
-    columns: Columns
+    display_path: str
+    first_line: int
+    columns: SmilesColumns
     data: bytes
     size: int
 
     def rows(self) -> Iterator[tuple[int, str, str]]:
-        """Give line number, SMILES and id of every row; blank lines are none.
+        """Yield line number, SMILES and id of every line that is not blank.
 
         Raises:
-            UserError: text that is not UTF-8, or a row without an id.
+            UserError: if the text is not UTF-8, or a line has no id.
         """
         try:
             lines = self.data.decode().split("\n")
         except UnicodeDecodeError as error:
-            line = self.line + self.data.count(b"\n", 0, error.start)
-            raise UserError(f"{self.shown}:{line}: text that is not UTF-8: convert the file with iconv") from error
+            line = self.first_line + self.data.count(b"\n", 0, error.start)
+            raise UserError(
+                f"{self.display_path}:{line}: text that is not UTF-8: convert the file with iconv"
+            ) from error
         separator, smiles, name = self.columns
-        for line, text in enumerate(lines, self.line):
+        for line, text in enumerate(lines, self.first_line):
             if not text.strip():
                 continue
-            fields = _fields(text, separator)
+            fields = _split_fields(text, separator)
             if len(fields) <= max(smiles, name) or not fields[name]:
-                raise UserError(f"{self.shown}:{line}: a molecule without an id: give it one, or remove the line")
+                raise UserError(f"{self.display_path}:{line}: a molecule without an id: add one, or remove the line")
             yield line, fields[smiles], fields[name]
 
 
-def smiles_lines(files: Iterable[tuple[Path, str]]) -> Iterator[Lines]:
-    """Read files of SMILES, plain or gzipped, one after the other.
+def read_smiles(files: Iterable[tuple[Path, str]]) -> Iterator[SmilesBlock]:
+    """Read SMILES files, plain or gzipped.
 
-    The columns are found by the header, `smiles` and `zinc_id` or `id` in any case and order; a file without one has
-    the SMILES first and the id next. They are separated by tabs, commas or spaces, whichever the first line has.
+    The header determines the columns: `smiles`, and `zinc_id` or `id`, in any case and order. In a file without a
+    header the SMILES is first and the id second. The separator is a tab, comma or space, as in the first line.
 
     Args:
-        files: path of each, and what the user calls it.
+        files: path of each file, and its path or URL for messages.
 
     Raises:
-        UserError: a file that cannot be read, or a header that lacks a column.
+        UserError: if a file cannot be read, or its header has no column of ids.
     """
-    noted: list[list[str]] = []
-    for number, (path, shown) in enumerate(files):
+    notified: list[list[str]] = []
+    for index, (path, display_path) in enumerate(files):
         columns, line = None, 1
-        for data, size in whole_lines(path, _PIECE):
+        for data, size in read_line_blocks(path, _BLOCK_BYTES):
             start = 0
             if columns is None:
                 start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
                 first = data[start:].split(b"\n", 1)[0]
-                columns, titles = _columns(first.decode(errors="replace"), shown)
+                columns, titles = _find_columns(first.decode(errors="replace"), display_path)
                 if titles:
-                    if titles not in noted:  # once for all files that have these columns
-                        note_dropped_columns(shown, titles, [titles[columns.id], titles[columns.smiles]])
-                        noted.append(titles)
+                    if titles not in notified:  # once for all files with these columns
+                        notify_dropped_columns(display_path, titles, [titles[columns.id], titles[columns.smiles]])
+                        notified.append(titles)
                     start, line = start + len(first) + 1, 2
-            yield Lines(number, shown, line, columns, data[start:], size)
+            yield SmilesBlock(index, display_path, line, columns, data[start:], size)
             line += data.count(b"\n", start)
 
 
-def _columns(first: str, shown: str) -> tuple[Columns, list[str]]:
-    """Find the columns by a file's first line, and the titles in it; none when it is not a header."""
-    separator = "\t" if "\t" in first else "," if "," in first else None
-    titles = _fields(first, separator)
-    names = [field.lower() for field in titles]
+def _find_columns(first_line: str, display_path: str) -> tuple[SmilesColumns, list[str]]:
+    """Return the columns of a file, and the titles in its header or an empty list if it has none."""
+    separator = "\t" if "\t" in first_line else "," if "," in first_line else None
+    titles = _split_fields(first_line, separator)
+    names = [title.lower() for title in titles]
     if "smiles" not in names:
-        return Columns(separator, 0, 1), []
-    for name in _IDS:
+        return SmilesColumns(separator, 0, 1), []
+    for name in _ID_COLUMNS:
         if name in names:
-            return Columns(separator, names.index("smiles"), names.index(name)), titles
-    raise UserError(f"{shown}:1: no column {' or '.join(_IDS)} beside smiles: name the molecules' column so")
+            return SmilesColumns(separator, names.index("smiles"), names.index(name)), titles
+    raise UserError(f"{display_path}:1: no column {' or '.join(_ID_COLUMNS)}: rename the column of ids")
 
 
-def _fields(line: str, separator: str | None) -> list[str]:
+def _split_fields(line: str, separator: str | None) -> list[str]:
     fields = next(csv.reader([line])) if separator == "," and '"' in line else line.split(separator)
     return [field.strip() for field in fields]

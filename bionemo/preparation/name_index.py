@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names by their 128-bit digests: which occur twice, and where a name stands, for more names than memory holds.
+"""Find duplicate names and look up names by 128-bit hashes, in bounded memory.
 
-With 64-bit digests two of 200 million names would share one in a run of a thousand; with 128 bits none ever will.
+With 64-bit hashes, the probability of a collision among 200 million names is about 0.1 %; with 128 bits it is
+negligible.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,45 +14,49 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from xxhash import xxh3_128_digest
 
-_TOGETHER = 8 << 20  # names sorted at a time: about 400 MB
-Digests = NDArray[np.uint64]
+_PARTITION_SIZE = 8 << 20  # names that are sorted at a time, which takes about 400 MB
+Hashes = NDArray[np.uint64]
 """uint64 [n, 2]"""
 
 
-def digest(names: pa.Array) -> Digests:
-    """Take the digest of each name (XXH3, 128 bits)."""
+def hash_names(names: pa.Array) -> Hashes:
+    """Compute the hash of each name (XXH3, 128 bits)."""
     return np.frombuffer(b"".join(map(xxh3_128_digest, names.to_pylist())), np.uint64).reshape(-1, 2)
 
 
-def repeated(digests: Sequence[Path], total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find the names that occur again, in files of digests that follow one another.
+def find_duplicates(hash_files: Sequence[Path], total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Find names that occur more than once.
+
+    Args:
+        hash_files: files of hashes; the names are numbered across the files.
+        total: number of names.
 
     Returns:
-        Number of each name that has occurred before, ascending, and of its first occurrence.
+        Number of each repeated occurrence in ascending order, and number of the first occurrence of its name.
     """
-    again, before = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for keys, numbers in _partitions(digests, total):
-        if not len(twins := _twins(keys[:, 0])):
+    repeated, first = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for hashes, numbers in _partitions(hash_files, total):
+        if not len(candidates := _find_candidates(hashes[:, 0])):
             continue
-        order = twins[np.lexsort((numbers[twins], keys[twins, 1], keys[twins, 0]))]
-        ordered = keys[order]
+        order = candidates[np.lexsort((numbers[candidates], hashes[candidates, 1], hashes[candidates, 0]))]
+        ordered = hashes[order]
         same = np.append(False, (ordered[1:] == ordered[:-1]).all(axis=1))
-        first = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
-        again.append(numbers[order][same])
-        before.append(numbers[order][first[same]])
-    order = np.argsort(np.concatenate(again))
-    return np.concatenate(again)[order], np.concatenate(before)[order]
+        first_index = np.maximum.accumulate(np.where(same, 0, np.arange(len(order))))
+        repeated.append(numbers[order][same])
+        first.append(numbers[order][first_index[same]])
+    order = np.argsort(np.concatenate(repeated))
+    return np.concatenate(repeated)[order], np.concatenate(first)[order]
 
 
-def _twins(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Find the words that are not alone: almost never any, so only a sort is spent on it."""
-    ordered = np.sort(words)
-    twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-    return np.flatnonzero(np.isin(words, twice)) if len(twice) else np.zeros(0, np.int64)
+def _find_candidates(hash_halves: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Find the values that are not unique; usually there are none, and one sort is sufficient."""
+    ordered = np.sort(hash_halves)
+    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    return np.flatnonzero(np.isin(hash_halves, repeated)) if len(repeated) else np.zeros(0, np.int64)
 
 
-class Places:
-    """Tells the number of a name from its digest: sorted digests in files, read through memory maps."""
+class NameIndex:
+    """Map hashes of names to numbers. The sorted hashes are read from memory-mapped files."""
 
     def __init__(self, directory: Path) -> None:
         def load(name: str, dtype: type[np.generic]) -> NDArray[np.generic]:
@@ -62,51 +67,51 @@ class Places:
         self._numbers = load("numbers", np.int64)
 
     @classmethod
-    def build(cls, directory: Path, digests: Sequence[Path], total: int) -> "Places":
-        """Write the files, from files of digests that follow one another."""
+    def build(cls, directory: Path, hash_files: Sequence[Path], total: int) -> "NameIndex":
+        """Write the files of an index; the arguments are those of `find_duplicates`."""
         directory.mkdir()
         names = ("high", "low", "numbers")
         with ExitStack() as stack:
             files = [stack.enter_context((directory / name).open("wb")) for name in names]
-            for keys, numbers in _partitions(digests, total):
-                order = np.argsort(keys[:, 0], kind="stable")  # of several with one name the first comes first
-                for column, file in zip((keys[:, 0], keys[:, 1], numbers), files, strict=True):
+            for hashes, numbers in _partitions(hash_files, total):
+                order = np.argsort(hashes[:, 0], kind="stable")  # the first occurrence of a name stays first
+                for column, file in zip((hashes[:, 0], hashes[:, 1], numbers), files, strict=True):
                     file.write(column[order].data)
         return cls(directory)
 
-    def find(self, digests: Digests) -> NDArray[np.int64]:
-        """Give the number of each name, the first if it has several, or -1: int64 [n]."""
-        found = np.full(len(digests), -1)
+    def lookup(self, hashes: Hashes) -> NDArray[np.int64]:
+        """Return the number of the first occurrence of each name, or -1: int64 [n]."""
+        found = np.full(len(hashes), -1)
         if not len(self._high):
             return found
-        order = np.argsort(digests[:, 0])  # neighbours are looked up one after the other, which is kind to caches
-        wanted = digests[order]
-        at = np.searchsorted(self._high, wanted[:, 0])
+        order = np.argsort(hashes[:, 0])  # consecutive lookups then access neighbouring memory
+        wanted = hashes[order]
+        index = np.searchsorted(self._high, wanted[:, 0])
         pending = np.arange(len(wanted))
-        while len(pending := pending[at[pending] < len(self._high)]):
-            here = at[pending]
-            pending = pending[self._high[here] == wanted[pending, 0]]
-            here = at[pending]
-            match = self._low[here] == wanted[pending, 1]
-            found[order[pending[match]]] = self._numbers[here[match]]
+        while len(pending := pending[index[pending] < len(self._high)]):
+            pending = pending[self._high[index[pending]] == wanted[pending, 0]]
+            match = self._low[index[pending]] == wanted[pending, 1]
+            found[order[pending[match]]] = self._numbers[index[pending[match]]]
             pending = pending[~match]  # another name with the same first half
-            at[pending] += 1
+            index[pending] += 1
         return found
 
 
-def _partitions(digests: Sequence[Path], total: int) -> Iterator[tuple[Digests, NDArray[np.int64]]]:
-    """Give all digests with their numbers, those with the same first bits together, in the order of these bits."""
-    parts = -(-total // _TOGETHER) or 1
-    edges = [np.uint64(part * 2**64 // parts) for part in range(parts)]
-    for part, low in enumerate(edges):
-        keys, numbers, first = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.int64)], 0
-        for path in digests:
-            words = np.fromfile(path, np.uint64).reshape(-1, 2)
-            mine: NDArray[np.int64] | slice = slice(None)
-            if parts > 1:
-                high = words[:, 0]
-                mine = np.flatnonzero((high >= low) & (high < edges[part + 1] if part + 1 < parts else True))
-            keys.append(words[mine])
-            numbers.append(np.arange(first, first + len(words))[mine])
-            first += len(words)
-        yield np.concatenate(keys), np.concatenate(numbers)
+def _partitions(hash_files: Sequence[Path], total: int) -> Iterator[tuple[Hashes, NDArray[np.int64]]]:
+    """Yield hashes and their numbers in partitions by the first bits of the hash, in ascending order of these bits."""
+    num_partitions = -(-total // _PARTITION_SIZE) or 1
+    bounds = [np.uint64(index * 2**64 // num_partitions) for index in range(num_partitions)]
+    for index, low in enumerate(bounds):
+        hashes, numbers, first = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.int64)], 0
+        for path in hash_files:
+            found = np.fromfile(path, np.uint64).reshape(-1, 2)
+            selected: NDArray[np.int64] | slice = slice(None)
+            if num_partitions > 1:
+                high = found[:, 0]
+                selected = np.flatnonzero(
+                    (high >= low) & (high < bounds[index + 1] if index + 1 < num_partitions else True)
+                )
+            hashes.append(found[selected])
+            numbers.append(np.arange(first, first + len(found))[selected])
+            first += len(found)
+        yield np.concatenate(hashes), np.concatenate(numbers)

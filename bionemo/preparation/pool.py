@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker processes that never outlive the command they work for."""
+"""Worker processes that exit when the process that started them ends, even if it is killed."""
 
 import ctypes
 import multiprocessing
@@ -19,115 +19,107 @@ import pyarrow as pa
 from bionemo.common.errors import UserError
 
 _START_METHOD = "forkserver"
-_PRELOADED = "bionemo.preparation.shards"
-_AHEAD = 2  # tasks in flight per worker: one at work, one waiting
+_PRELOADED_MODULE = "bionemo.preparation.shards"
+_TASKS_PER_WORKER = 2  # tasks in flight: one running, one waiting
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 @contextmanager
-def pool(workers: int, initializer: Callable[..., object] | None = None, *arguments: Any) -> Iterator[Executor]:
-    """Open a pool of at most one process per core; tasks that have not begun are dropped when the block fails.
-
-    Args:
-        workers: processes wanted.
-        initializer: called with the arguments in each process before its first task.
-        *arguments: for it.
+def worker_pool(num_workers: int) -> Iterator[Executor]:
+    """Open a pool of at most one process per core; if the block fails, tasks that have not started are cancelled.
 
     Raises:
-        UserError: when a process is killed from outside.
+        UserError: if a worker process was killed.
     """
     context = multiprocessing.get_context(_START_METHOD)
     if _START_METHOD == "forkserver":
-        context.set_forkserver_preload([_PRELOADED])  # imported once, not by every worker
-        _start_server()
-    size = max(1, min(workers, os.cpu_count() or 1))
-    executor = _Executor(size, context, _begin, (initializer, arguments))
+        context.set_forkserver_preload([_PRELOADED_MODULE])  # imported once, not by every worker
+        _start_fork_server()
+    executor = _Executor(max(1, min(num_workers, os.cpu_count() or 1)), context, _initialize_worker)
     try:
         yield executor
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker process was killed, most likely for want of memory: lower num_preprocess_workers"
+            "a worker process was killed, most likely because memory ran out: lower num_preprocess_workers"
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
 
 
 class _Executor(ProcessPoolExecutor):
-    """A process pool whose `submit` defers Ctrl-C: it may start a worker, which must be registered to be stopped."""
+    """A process pool that defers SIGINT in `submit`, which may start a worker and must be able to register it."""
 
     def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
-        """Submit a task."""
-        with _interrupts_deferred():
+        with _defer_interrupts():
             return super().submit(*arguments, **keywords)
 
 
 @contextmanager
-def _interrupts_deferred() -> Iterator[None]:
+def _defer_interrupts() -> Iterator[None]:
     """Defer SIGINT until the end of the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     interrupts: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
     if interrupts:
         signal.raise_signal(signal.SIGINT)
 
 
-def _start_server() -> None:
-    """Start the server of processes; it ignores Ctrl-C, which a terminal sends to it too, from its first line."""
+def _start_fork_server() -> None:
+    """Start the fork server with SIGINT ignored, because a terminal sends Ctrl-C to it as well."""
     if threading.current_thread() is not threading.main_thread():
         ensure_running()
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         ensure_running()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
-def in_order(function: Callable[[Task], Result], tasks: Iterable[Task], workers: int) -> Generator[Result, None, None]:
-    """Work on tasks in several processes; their results come in the tasks' order.
+def map_ordered(
+    function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int
+) -> Generator[Result, None, None]:
+    """Apply a function to tasks in several processes and yield the results in the order of the tasks.
 
-    Tasks are taken as they are needed, so there may be any number of them. One worker is the process itself. Close the
-    iterator when leaving it early.
+    Tasks are consumed lazily. One worker means this process. Close the generator when leaving it early.
     """
-    workers = min(workers, os.cpu_count() or 1)
-    if workers <= 1:
+    num_workers = min(num_workers, os.cpu_count() or 1)
+    if num_workers <= 1:
         yield from map(function, tasks)
         return
-    with pool(workers) as executor:
+    with worker_pool(num_workers) as executor:
         pending: deque[Future[Result]] = deque()
         for task in tasks:
             pending.append(executor.submit(function, task))
-            if len(pending) > _AHEAD * workers:
+            if len(pending) > _TASKS_PER_WORKER * num_workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
 
 
-def _begin(initializer: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command itself is asked to stop, and stops its workers
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    _keep_memory()
-    if initializer:
-        initializer(*arguments)
+def _initialize_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process receives Ctrl-C and stops its workers
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _configure_malloc()
 
 
-def _keep_memory() -> None:
-    """Have blocks of some megabytes, which come and go all the time, recycled instead of mapped and cleared anew."""
+def _configure_malloc() -> None:
+    """Make malloc recycle blocks of some megabytes instead of mapping and clearing them each time."""
     pa.set_memory_pool(pa.system_memory_pool())
-    with suppress(OSError, AttributeError):  # glibc's; elsewhere it stays as it is
+    with suppress(OSError, AttributeError):  # glibc only
         for parameter in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
             ctypes.CDLL(None).mallopt(parameter, 1 << 30)
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a long job is: a bar with the time left for those who look, a line a minute in a log."""
+"""Progress of long operations: a bar with the remaining time on a terminal, one log line per minute elsewhere."""
 
 import logging
 import sys
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _lock = Lock()
-_EVERY = 60.0  # seconds between lines of a log
+_LOG_INTERVAL = 60.0  # seconds
 
 
 @contextmanager
-def progress(what: str, total: int | None, start: int = 0) -> Iterator[Callable[[int], object]]:
-    """Show how many bytes of `total` are done.
+def progress(description: str, total: int | None, start: int = 0) -> Iterator[Callable[[int], object]]:
+    """Show how many of `total` bytes are processed.
 
     Args:
-        what: a verb and its object, as in "reading uniref50.fasta".
-        total: bytes; None when nobody knows.
-        start: bytes done before.
+        description: a verb and its object, such as "reading uniref50.fasta".
+        total: number of bytes; None if it is not known.
+        start: bytes processed earlier.
 
     Yields:
-        A function to be told of every further stretch of bytes.
+        A function to call with the number of bytes that were processed since the last call.
     """
-    with (_bar if sys.stderr.isatty() else _lines)(what, total, start) as advance:
+    with (_show_bar if sys.stderr.isatty() else _log_lines)(description, total, start) as advance:
         yield advance
 
 
 @contextmanager
-def _bar(what: str, total: int | None, start: int) -> Iterator[Callable[[int], object]]:
+def _show_bar(description: str, total: int | None, start: int) -> Iterator[Callable[[int], object]]:
     bars = _bars()
     with _lock:
-        bars.start()  # does nothing when others are shown already
-        task = bars.add_task(what, total=total, completed=start)
+        bars.start()  # no effect if other bars are already visible
+        task = bars.add_task(description, total=total, completed=start)
     try:
         yield lambda count: bars.advance(task, count)
     finally:
@@ -51,7 +51,7 @@ def _bar(what: str, total: int | None, start: int) -> Iterator[Callable[[int], o
 
 @cache
 def _bars() -> "Progress":
-    """All bars there are, one below the other: threads may show theirs at the same time."""
+    """Return the display of all bars; several threads may show theirs at the same time."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -60,19 +60,26 @@ def _bars() -> "Progress":
 
 
 @contextmanager
-def _lines(what: str, total: int | None, start: int) -> Iterator[Callable[[int], object]]:
-    begun = told = time.monotonic()
+def _log_lines(description: str, total: int | None, start: int) -> Iterator[Callable[[int], object]]:
+    begin = logged = time.monotonic()
     done = 0
 
     def advance(count: int) -> None:
-        nonlocal done, told
+        nonlocal done, logged
         done += count
         now = time.monotonic()
-        if now - told >= _EVERY:
-            told = now
-            speed = done / (now - begun)
-            left = f" of {total / 1e6:,.0f}" if total else ""
-            ready = f", {(total - start - done) / speed / 60:.0f} min left" if total and speed else ""
-            log.info("%s: %s%s MB, %.0f MB/s%s", what, f"{(start + done) / 1e6:,.0f}", left, speed / 1e6, ready)
+        if now - logged >= _LOG_INTERVAL:
+            logged = now
+            speed = done / (now - begin)
+            of_total = f" of {total / 1e6:,.0f}" if total else ""
+            remaining = f", {(total - start - done) / speed / 60:.0f} min left" if total and speed else ""
+            log.info(
+                "%s: %s%s MB, %.0f MB/s%s",
+                description,
+                f"{(start + done) / 1e6:,.0f}",
+                of_total,
+                speed / 1e6,
+                remaining,
+            )
 
     yield advance

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deal the records of an input to shards: read once, cleaned, placed, shuffled, written, accounted for.
+"""Write the records of an input to CSV shards: read, clean, find duplicates, assign rows, shuffle, count.
 
-A placement says which row of the output each record becomes. Where a record has to be left out, which nobody knows
-before it is read, and the others move up, the pass is made again with that knowledge; a clean input takes one.
+A row assignment determines the output row of each record. It depends on which records are dropped, which is known
+only after reading. If records were dropped, the pass over the input is repeated; a clean input needs one pass.
 """
 
 import shutil
@@ -10,9 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -21,241 +19,220 @@ from numpy.typing import NDArray
 from bionemo.common.files import sync
 from bionemo.config.schema.preparation import SequencePolicies
 from bionemo.preparation.checksums import OutputFile
-from bionemo.preparation.chunks import Stretch
-from bionemo.preparation.name_index import Places, digest, repeated
+from bionemo.preparation.chunks import Chunk
+from bionemo.preparation.name_index import NameIndex, find_duplicates, hash_names
 from bionemo.preparation.progress import progress
-from bionemo.preparation.records import Records, clean, rows, values
-from bionemo.preparation.shuffle import Layout, Spill, gather, spill
-from bionemo.preparation.writer import Draft
+from bionemo.preparation.records import Records, clean_records, format_rows, get_bytes
+from bionemo.preparation.shuffle import ShardLayout, SpillFile, write_shard, write_spill
+from bionemo.preparation.staged_output import StagedOutput
 
 HEADER = b"record_id,record_name,sequence_length,sequence"
-_ROW_EXTRA = 16  # bytes of a row beyond what its record has in a FASTA file
-
-
-class Placement(Protocol):
-    """Tells workers where records go."""
-
-    def targets(self, records: Records) -> NDArray[np.int64]:
-        """Row of each record in the output, -1 for one that has none: int64 [n]."""
+_EXTRA_ROW_BYTES = 16  # size of a row minus size of its record in a FASTA file
 
 
 @dataclass(frozen=True)
-class ByNumber:
-    """The row of each record of the input, in a file of int64."""
+class RowAssignment:
+    """Determines the output row of each record.
+
+    Attributes:
+        path: file of int64, the row of each record of the input, or -1 for a record that is not written.
+        index: directory of a name index; then the file contains the row of each entry of the index.
+    """
 
     path: Path
+    index: Path | None = None
 
-    def targets(self, records: Records) -> NDArray[np.int64]:
-        """Read them."""
-        return np.fromfile(self.path, np.int64, len(records), offset=8 * records.first)
-
-
-@dataclass(frozen=True)
-class ByName:
-    """The number of each name, in the files of `Places`, and the row of each number, in a file of int64."""
-
-    directory: Path
-    rows: Path
-
-    def targets(self, records: Records) -> NDArray[np.int64]:
-        """Look them up."""
-        numbers = Places(self.directory).find(digest(records.names))
-        return np.where(numbers < 0, -1, np.memmap(self.rows, np.int64, "r")[numbers])
+    def rows(self, records: Records) -> NDArray[np.int64]:
+        """Return the row of each record, or -1: int64 [n]."""
+        if self.index is None:
+            return np.fromfile(self.path, np.int64, len(records), offset=8 * records.first_number)
+        entries = NameIndex(self.index).lookup(hash_names(records.names))
+        return np.where(entries < 0, -1, np.memmap(self.path, np.int64, "r")[entries])
 
 
-Arrange = Callable[[NDArray[np.int64]], tuple[Placement, Sequence[tuple[str, int]]]]
-"""From the numbers of the records left out to where the others go, and the names of the shards with their rows."""
+def write_consecutive_rows(path: Path, kept: NDArray[np.bool_]) -> Path:
+    """Write a file of int64 that numbers the kept entries consecutively and contains -1 for the others."""
+    path.write_bytes(np.where(kept, np.cumsum(kept) - 1, -1).data)
+    return path
+
+
+AssignRows = Callable[[NDArray[np.int64]], tuple[RowAssignment, Sequence[tuple[str, int]]]]
+"""Maps the indices of dropped records to the rows of the others and to names and sizes of the shards."""
 
 
 @dataclass(frozen=True)
-class _Report:
-    """What became of a stretch."""
-
-    spill: Spill
-    left_out: NDArray[np.int64]  # numbers of the records whose place others may take
-    letters: tuple[int, int, int]  # read, written, left out with their record or taken from it
+class _ChunkResult:
+    spill: SpillFile
+    excluded: NDArray[np.int64]  # indices of the records dropped by a policy, which get no row
+    letters: tuple[int, int, int]  # read, written, dropped
     dropped: Counter[str]
     changed: Counter[str]
 
 
-def deal(
-    draft: Draft,
-    pool: Executor,
+def write_shards(
+    output: StagedOutput,
+    workers: Executor,
     label: str,
-    stretches: Sequence[Stretch],
+    chunks: Sequence[Chunk],
     policies: SequencePolicies,
-    arrange: Arrange,
-    into: Sequence[str],
-    missing: Callable[[NDArray[np.int64]], None] | None = None,
+    assign_rows: AssignRows,
+    directories: Sequence[str],
+    exclude_rows: Callable[[NDArray[np.int64]], None] | None = None,
 ) -> None:
-    """Write shards, and enter them and the input's books into the manifest.
+    """Write the records of an input to shards, and add the shards and the record counts to the manifest.
 
     Args:
-        draft: the output.
-        pool: where the work is done.
-        label: what the input is called in the manifest.
-        stretches: the input, counted.
-        policies: for records that are not as they should be.
-        arrange: decides which row each record becomes.
-        into: directories of the shards.
-        missing: told of the rows that no record has become; they are arranged anew after it.
+        output: the data set.
+        workers: pool that does the work.
+        label: name of the input in the manifest.
+        chunks: chunks of the input, with their record counts.
+        policies: policies for invalid records.
+        assign_rows: assigns rows to records.
+        directories: directories of the shards.
+        exclude_rows: called with the numbers of rows without a record; then rows are assigned again.
 
     Raises:
-        UserError: a record that a policy calls an error.
+        UserError: if a record is invalid and its policy is `error`.
     """
-    scratch = draft.scratch / "deal"
+    scratch = output.scratch / "shards"
     scratch.mkdir()
-    left_out = np.zeros(0, np.int64)
+    excluded = np.zeros(0, np.int64)
     while True:
-        placement, sizes = arrange(left_out)
-        layout = Layout.of(sizes, _row_bytes(stretches))
-        reports = _spill_all(
-            pool, label, stretches, partial(_spill_stretch, scratch, policies, placement, layout), left_out
-        )
-        duplicates = _duplicates(scratch, stretches, policies)
-        found = np.union1d(np.concatenate([left_out[:0], *(report.left_out for report in reports)]), duplicates)
-        if np.array_equal(found, left_out):
-            if missing is None or not len(absent := _absent([report.spill for report in reports], layout)):
+        assignment, sizes = assign_rows(excluded)
+        layout = ShardLayout.create(sizes, _estimate_row_bytes(chunks))
+        results = _spill_chunks(workers, label, chunks, _ChunkTask(scratch, policies, assignment, layout), excluded)
+        duplicates = _find_duplicates(scratch, chunks, policies)
+        found = np.union1d(np.concatenate([result.excluded for result in results]), duplicates)
+        if np.array_equal(found, excluded):
+            empty = _find_empty_rows([result.spill for result in results], layout)
+            if exclude_rows is None or not len(empty):
                 break
-            missing(absent)
-        left_out = found
-    _gather_all(draft, pool, label, [report.spill for report in reports], layout)
+            exclude_rows(empty)
+        excluded = found
+    _write_all_shards(output, workers, label, [result.spill for result in results], layout)
     shutil.rmtree(scratch)
 
-    tally = draft.tally(label, *into)
-    tally.read, tally.written = sum(stretch.records for stretch in stretches), int(layout.bounds[-1])
-    dropped = sum((report.dropped for report in reports), Counter[str]())
+    counts = output.add_counts(label, *directories)
+    counts.read, counts.written = sum(chunk.num_records for chunk in chunks), int(layout.bounds[-1])
+    dropped = sum((result.dropped for result in results), Counter[str]())
     dropped["duplicate"] = len(duplicates)
-    tally.dropped = {reason: number for reason, number in sorted(dropped.items()) if number}
-    tally.changed = dict(sorted(sum((report.changed for report in reports), Counter[str]()).items()))
-    tally.letters_read, tally.letters_written, tally.letters_dropped = (
-        sum(each) for each in zip(*(report.letters for report in reports), strict=True)
+    counts.dropped = {reason: number for reason, number in sorted(dropped.items()) if number}
+    counts.changed = dict(sorted(sum((result.changed for result in results), Counter[str]()).items()))
+    counts.letters_read, counts.letters_written, counts.letters_dropped = (
+        sum(each) for each in zip(*(result.letters for result in results), strict=True)
     )
 
 
-def _row_bytes(stretches: Sequence[Stretch]) -> float:
-    """What a row will take, about."""
-    size = sum(stretch.stop - stretch.start for stretch in stretches)
-    return size / max(1, sum(stretch.records for stretch in stretches)) + _ROW_EXTRA
+def _estimate_row_bytes(chunks: Sequence[Chunk]) -> float:
+    size = sum(chunk.stop - chunk.start for chunk in chunks)
+    return size / max(1, sum(chunk.num_records for chunk in chunks)) + _EXTRA_ROW_BYTES
 
 
-def _spill_all(
-    pool: Executor,
-    label: str,
-    stretches: Sequence[Stretch],
-    work: Callable[[int, Stretch, NDArray[np.int64]], _Report],
-    left_out: NDArray[np.int64],
-) -> list[_Report]:
-    """Have all stretches read; the reports come in their order."""
-    mine = [left_out[(left_out >= each.first) & (left_out < each.first + each.records)] for each in stretches]
-    reports: list[_Report] = []
-    with progress(f"reading {label}", sum(each.stop - each.start for each in stretches)) as advance:
-        for stretch, report in zip(stretches, pool.map(work, range(len(stretches)), stretches, mine), strict=True):
-            reports.append(report)
-            advance(stretch.stop - stretch.start)
-    return reports
+@dataclass(frozen=True)
+class _ChunkTask:
+    """Cleans the records of a chunk and writes their rows to a spill file, in a worker."""
+
+    scratch: Path
+    policies: SequencePolicies
+    assignment: RowAssignment
+    layout: ShardLayout
+
+    def __call__(self, index: int, chunk: Chunk, excluded: NDArray[np.int64]) -> _ChunkResult:
+        texts: list[pa.Array] = []
+        rows, invalid = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        dropped, changed = Counter[str](), Counter[str]()
+        letters_read = letters_written = letters_dropped = 0
+        with (self.scratch / f"{index:06}.names").open("wb") as names:
+            for records in chunk.read():
+                lengths = records.lengths()
+                letters_read += len(get_bytes(records.sequences))
+                numbers = records.numbers()
+                clean_records(records, self.policies)
+                invalid.append(numbers[~records.kept])
+                if self.policies.on_duplicate != "keep":
+                    hashes = hash_names(records.names).copy()
+                    hashes[~records.kept] = np.stack([numbers, ~numbers], 1)[~records.kept]  # equal to no other
+                    names.write(hashes.data)
+                records.kept &= ~np.isin(numbers, excluded, assume_unique=True)
+                row = self.assignment.rows(records)
+                records.drop(row < 0, "not in the mapping")
+                texts.append(format_rows(records))
+                rows.append(row[records.kept])
+                kept_lengths = np.where(records.kept, records.lengths(), 0)
+                letters_written += int(kept_lengths.sum(dtype=np.int64))
+                letters_dropped += int((lengths - kept_lengths).sum(dtype=np.int64))
+                dropped += records.dropped
+                changed += records.changed
+        spill = write_spill(self.scratch / f"{index:06}.rows", texts, np.concatenate(rows), self.layout)
+        letters = (letters_read, letters_written, letters_dropped)
+        return _ChunkResult(spill, np.concatenate(invalid), letters, dropped, changed)
 
 
-def _gather_all(draft: Draft, pool: Executor, label: str, spills: Sequence[Spill], layout: Layout) -> None:
-    """Have all shards written, and see them onto the disk while the next ones are put together."""
-    with progress(f"writing {label}", sum(each.size for each in spills)) as advance, ThreadPoolExecutor(2) as syncing:
-        gathered: list[tuple[Path, str, Future[OutputFile]]] = []
+def _spill_chunks(
+    workers: Executor, label: str, chunks: Sequence[Chunk], task: _ChunkTask, excluded: NDArray[np.int64]
+) -> list[_ChunkResult]:
+    """Process all chunks; the results are in the order of the chunks."""
+    bounds = np.searchsorted(excluded, [chunk.first_number for chunk in chunks])
+    results: list[_ChunkResult] = []
+    with progress(f"reading {label}", sum(chunk.stop - chunk.start for chunk in chunks)) as advance:
+        futures = workers.map(task, range(len(chunks)), chunks, np.split(excluded, bounds[1:]))
+        for chunk, result in zip(chunks, futures, strict=True):
+            results.append(result)
+            advance(chunk.stop - chunk.start)
+    return results
+
+
+def _write_all_shards(
+    output: StagedOutput, workers: Executor, label: str, spills: Sequence[SpillFile], layout: ShardLayout
+) -> None:
+    """Write all shards, and flush them to disk while the next ones are written."""
+    with (
+        progress(f"writing {label}", sum(spill.text_bytes for spill in spills)) as advance,
+        ThreadPoolExecutor(2) as syncing,
+    ):
+        pending: list[tuple[Path, str, Future[OutputFile]]] = []
         for shard in layout.shards:
-            path = draft.path(shard.name)
-            parts = [each.only(shard.buckets) for each in spills]
-            gathered.append((path, shard.name, pool.submit(gather, path, HEADER, parts, layout, shard)))
+            path = output.path(shard.name)
+            pending.append((path, shard.name, workers.submit(write_shard, path, HEADER, spills, layout, shard)))
         synced = []
-        for path, name, future in gathered:
-            draft.manifest.files[name] = future.result()
+        for path, name, future in pending:
+            output.manifest.files[name] = future.result()
             advance(future.result().size)
             synced.append(syncing.submit(sync, path))
         for done in synced:
             done.result()
 
 
-def _spill_stretch(
-    scratch: Path,
-    policies: SequencePolicies,
-    placement: Placement,
-    layout: Layout,
-    number: int,
-    stretch: Stretch,
-    left_out: NDArray[np.int64],
-) -> _Report:
-    """Read a stretch and sort its rows by bucket."""
-    texts: list[pa.Array] = []
-    targets, gone = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    dropped, changed = Counter[str](), Counter[str]()
-    letters = kept = left = 0
-    with (scratch / f"{number:06}.names").open("wb") as names:
-        for records in stretch.read():
-            letters += len(values(records.sequences))
-            before = records.lengths()
-            numbers = records.first + np.arange(len(records))
-            clean(records, policies)
-            gone.append(numbers[~records.kept])
-            if policies.on_duplicate != "keep":
-                keys = digest(records.names).copy()
-                keys[~records.kept] = np.stack([numbers, ~numbers], 1)[~records.kept]  # alike to no other
-                names.write(keys.data)
-            records.kept &= ~np.isin(numbers, left_out, assume_unique=True)
-            target = placement.targets(records)
-            records.drop(target < 0, "not in the mapping")
-            texts.append(rows(records))
-            targets.append(target[records.kept])
-            after = np.where(records.kept, records.lengths(), 0)
-            kept += int(after.sum(dtype=np.int64))
-            left += int((before - after).sum(dtype=np.int64))
-            dropped += records.dropped
-            changed += records.changed
-    path = scratch / f"{number:06}.rows"
-    spilled = spill(path, texts, np.concatenate(targets), layout)
-    return _Report(spilled, np.concatenate(gone), (letters, kept, left), dropped, changed)
-
-
-def _absent(spills: Sequence[Spill], layout: Layout) -> NDArray[np.int64]:
-    """Find the rows that no spill holds."""
-    if sum(each.count for each in spills) == layout.bounds[-1]:
+def _find_empty_rows(spills: Sequence[SpillFile], layout: ShardLayout) -> NDArray[np.int64]:
+    if sum(spill.num_rows for spill in spills) == layout.bounds[-1]:
         return np.zeros(0, np.int64)
-    seen = np.zeros(int(layout.bounds[-1]), bool)
-    for each in spills:
-        seen[each.targets()] = True
-    return np.flatnonzero(~seen)
+    is_filled = np.zeros(int(layout.bounds[-1]), bool)
+    for spill in spills:
+        is_filled[spill.read_row_numbers()] = True
+    return np.flatnonzero(~is_filled)
 
 
-def _duplicates(scratch: Path, stretches: Sequence[Stretch], policies: SequencePolicies) -> NDArray[np.int64]:
-    """Find the numbers of the records whose name has occurred before.
-
-    Raises:
-        UserError: where that is an error.
-    """
+def _find_duplicates(scratch: Path, chunks: Sequence[Chunk], policies: SequencePolicies) -> NDArray[np.int64]:
+    """Return the indices of the records whose name occurs earlier."""
     if policies.on_duplicate == "keep":
         return np.zeros(0, np.int64)
-    files = [scratch / f"{number:06}.names" for number in range(len(stretches))]
-    again, before = repeated(files, sum(stretch.records for stretch in stretches))
-    if len(again) and policies.on_duplicate == "error":
-        records, index = find(stretches, int(again[0]))
-        earlier, place = find(stretches, int(before[0]))
-        raise records.fail(
+    hash_files = [scratch / f"{index:06}.names" for index in range(len(chunks))]
+    repeated, first = find_duplicates(hash_files, sum(chunk.num_records for chunk in chunks))
+    if len(repeated) and policies.on_duplicate == "error":
+        records, index = _read_record(chunks, int(repeated[0]))
+        first_records, first_index = _read_record(chunks, int(first[0]))
+        raise records.error(
             index,
-            f"has the name of the one at {earlier.path}:{earlier.lines[place]} ({len(again):,} such records): "
-            "rename it, or set on_duplicate=skip (the first stays) or keep",
+            f"has the name of the one at {first_records.display_path}:{first_records.lines[first_index]} "
+            f"({len(repeated):,} such records): rename it, or set on_duplicate=skip (the first stays) or keep",
         )
-    return again
+    return repeated
 
 
-def find(stretches: Sequence[Stretch], number: int) -> tuple[Records, int]:
-    """Read a record again, to name it: some records, and which of them it is."""
-    stretch = next(each for each in stretches if each.first <= number < each.first + each.records)
-    for records in stretch.read():
-        if number < records.first + len(records):
-            return records, number - records.first
+def _read_record(chunks: Sequence[Chunk], number: int) -> tuple[Records, int]:
+    """Read the record with an index in the input, for messages: some records, and its position among them."""
+    chunk = next(each for each in chunks if each.first_number <= number < each.first_number + each.num_records)
+    for records in chunk.read():
+        if number < records.first_number + len(records):
+            return records, number - records.first_number
     raise AssertionError(number)
-
-
-def in_order(path: Path, total: int, left_out: NDArray[np.int64]) -> ByNumber:
-    """Place records one behind the other as they come."""
-    kept = np.ones(total, np.int64)
-    kept[left_out] = 0
-    path.write_bytes((np.cumsum(kept) - 1).data)
-    return ByNumber(path)

@@ -1,34 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put rows that come in one order into files in another, in bounded memory: an external shuffle of two linear passes.
+"""External shuffle: write rows that arrive in one order to files in another order, in bounded memory.
 
-The rows of the output are numbered through and cut into buckets of a few ten megabytes. `spill` writes the rows of one
-stretch of the input bucket by bucket; `gather` collects a bucket from all spills, orders it in memory, and appends it
-to its file. Each byte is written twice and read once, in long runs, whatever the order is.
+The output rows are numbered consecutively and divided into buckets of about 32 MB. `write_spill` writes the rows of
+one chunk of the input to a file, grouped by bucket. `write_shard` reads each bucket from all spill files, sorts it in
+memory and appends it to the shard. Each byte is written twice and read once, in long runs, for any order.
 """
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bionemo.preparation.checksums import OutputFile
-from bionemo.preparation.records import binary, offsets, values
+from bionemo.preparation.checksums import OutputFile, write_all, write_with_checksum
+from bionemo.preparation.records import binary_array, get_bytes, get_offsets
 
-_BUCKET = 32 << 20  # bytes
+_BUCKET_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of the output.
+    """An output file.
 
     Attributes:
-        name: its path in the output.
-        buckets: which buckets make it.
+        name: path relative to the output.
+        buckets: indices of the buckets of its rows.
     """
 
     name: str
@@ -36,140 +36,112 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where each row of the output belongs.
+class ShardLayout:
+    """Shards and buckets of the output rows.
 
     Attributes:
-        shards: the files, in the order of their rows.
-        bounds: int64 [buckets + 1], first row of each bucket.
+        shards: the shards in the order of their rows.
+        bounds: int64 [buckets + 1], number of the first row of each bucket.
     """
 
     shards: tuple[Shard, ...]
     bounds: NDArray[np.int64]
 
     @classmethod
-    def of(cls, sizes: Sequence[tuple[str, int]], row_bytes: float) -> "Layout":
-        """Lay out files of so many rows each, of about so many bytes a row."""
+    def create(cls, sizes: Sequence[tuple[str, int]], row_bytes: float) -> "ShardLayout":
+        """Divide shards, given as name and number of rows, into buckets; `row_bytes` is the approximate row size."""
         shards: list[Shard] = []
         bounds = [0]
         for name, rows in sizes:
-            pieces = max(1, round(rows * row_bytes / _BUCKET))
+            num_buckets = max(1, round(rows * row_bytes / _BUCKET_BYTES))
             first, begin = len(bounds) - 1, bounds[-1]
-            bounds += [begin + rows * (piece + 1) // pieces for piece in range(pieces)]
-            shards.append(Shard(name, range(first, first + pieces)))
+            bounds += [begin + rows * (index + 1) // num_buckets for index in range(num_buckets)]
+            shards.append(Shard(name, range(first, first + num_buckets)))
         return cls(tuple(shards), np.array(bounds, np.int64))
 
 
 @dataclass(frozen=True)
-class Spill:
-    """The rows of one stretch of the input, sorted by bucket, in a file: texts, then lengths, then row numbers.
+class SpillFile:
+    """The rows of one chunk, grouped by bucket.
+
+    The file contains the index of the first row of each bucket and the end, the offset of its text, the row numbers,
+    the lengths of the texts, and the texts.
 
     Attributes:
-        path: of the file.
-        count: rows in it.
-        size: bytes of their texts.
-        rows: int64 [buckets + 1], first row of each bucket, counted in the spill.
-        places: int64 [buckets + 1], its first byte.
-        first: number of the first of these buckets.
+        path: the file.
+        num_buckets: number of buckets of the output.
+        num_rows: number of rows in the file.
+        text_bytes: size of their texts.
     """
 
     path: Path
-    count: int
-    size: int
-    rows: NDArray[np.int64]
-    places: NDArray[np.int64]
-    first: int = 0
+    num_buckets: int
+    num_rows: int
+    text_bytes: int
 
-    def targets(self) -> NDArray[np.int64]:
-        """Give the row numbers of all of it."""
-        return np.fromfile(self.path, np.int64, self.count, offset=self.size + 4 * self.count)
+    def read_row_numbers(self) -> NDArray[np.int64]:
+        """Read the row numbers of all buckets, int64 [num_rows]."""
+        return np.fromfile(self.path, np.int64, self.num_rows, offset=16 * (self.num_buckets + 1))
 
-    def only(self, buckets: range) -> "Spill":
-        """Forget where all other buckets are: many spills of many buckets are much to send to a worker."""
-        here = slice(buckets.start, buckets.stop + 1)
-        return replace(self, rows=self.rows[here], places=self.places[here], first=buckets.start)
+    def read_bucket(self, bucket: int) -> tuple[pa.Array, NDArray[np.int64]]:
+        """Read the rows of a bucket, binary [n], and their row numbers, int64 [n]."""
+        offset_table = 8 * (self.num_buckets + 1)
+        row_numbers = 2 * offset_table
+        lengths = row_numbers + 8 * self.num_rows
+        texts = lengths + 4 * self.num_rows
+        with self.path.open("rb", buffering=0) as file:
+
+            def read(dtype: type[np.generic], count: int, offset: int) -> NDArray[Any]:
+                data = os.pread(file.fileno(), count * np.dtype(dtype).itemsize, offset)
+                return np.frombuffer(data, dtype, count)  # fails if the file is truncated
+
+            begin, end = read(np.int64, 2, 8 * bucket).tolist()
+            if begin == end:
+                return pa.array([], pa.binary()), np.zeros(0, np.int64)
+            first, last = read(np.int64, 2, offset_table + 8 * bucket).tolist()
+            bounds = np.append(0, np.cumsum(read(np.int32, end - begin, lengths + 4 * begin)))
+            text = binary_array(read(np.uint8, last - first, texts + first), bounds)
+            return text, read(np.int64, end - begin, row_numbers + 8 * begin)
 
 
-def spill(path: Path, texts: Sequence[pa.Array], targets: NDArray[np.int64], layout: Layout) -> Spill:
-    """Write rows, sorted by bucket.
-
-    Args:
-        path: of the file to write.
-        texts: the rows, in pieces.
-        targets: int64 [n], the number of each in the output.
-        layout: says which bucket holds that number.
-    """
-    buckets = np.searchsorted(layout.bounds, targets, side="right") - 1
+def write_spill(
+    path: Path, texts: Sequence[pa.Array], row_numbers: NDArray[np.int64], layout: ShardLayout
+) -> SpillFile:
+    """Write rows, given as consecutive arrays with int64 [n] output row numbers, to a file grouped by bucket."""
+    buckets = np.searchsorted(layout.bounds, row_numbers, side="right") - 1
     order = np.argsort(buckets, kind="stable")
-    text = pa.concat_arrays(texts).take(pa.array(order)) if len(targets) else pa.array([], pa.binary())
-    bounds = offsets(text)
+    text = pa.concat_arrays(texts).take(pa.array(order)) if len(row_numbers) else pa.array([], pa.binary())
+    offsets = get_offsets(text)
     rows = np.searchsorted(buckets[order], np.arange(len(layout.bounds)))
     with path.open("wb", buffering=0) as file:
-        for part in (values(text), np.diff(bounds), targets[order]):
+        for part in (rows, offsets[rows].astype(np.int64), row_numbers[order], np.diff(offsets), get_bytes(text)):
             write_all(file.fileno(), part.data)
-    return Spill(path, len(targets), int(bounds[-1]), rows, bounds[rows].astype(np.int64))
+    return SpillFile(path, len(layout.bounds) - 1, len(row_numbers), int(offsets[-1]))
 
 
-def gather(path: Path, header: bytes, spills: Sequence[Spill], layout: Layout, shard: Shard) -> OutputFile:
-    """Write a file: its header, then its rows in order. Each row begins with a line end, and so does nothing else.
+def write_shard(
+    path: Path, header: bytes, spills: Sequence[SpillFile], layout: ShardLayout, shard: Shard
+) -> OutputFile:
+    """Write a header and the rows of a shard in order. Each row begins with a line end and contains no other.
 
     Raises:
-        AssertionError: rows are missing, or there are too many.
+        AssertionError: if rows are missing or duplicated.
     """
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb", buffering=0) as file:
-        for part in _parts(header, spills, layout, shard):
-            write_all(file.fileno(), part)
-            digest.update(part)
-            size += len(part)
     rows = int(layout.bounds[shard.buckets.stop] - layout.bounds[shard.buckets.start])
-    return OutputFile(size, digest.hexdigest(), rows)
+    return write_with_checksum(path, _shard_parts(header, spills, layout, shard), rows, flush=False)
 
 
-def _parts(header: bytes, spills: Sequence[Spill], layout: Layout, shard: Shard) -> Iterator[memoryview]:
+def _shard_parts(
+    header: bytes, spills: Sequence[SpillFile], layout: ShardLayout, shard: Shard
+) -> Iterator[memoryview]:
     yield memoryview(header)
     for bucket in shard.buckets:
-        first, rows = int(layout.bounds[bucket]), int(layout.bounds[bucket + 1] - layout.bounds[bucket])
-        pieces = [piece for spilled in spills if len((piece := _Piece.read(spilled, bucket)).targets)]
-        targets = np.concatenate([np.zeros(0, np.int64), *(piece.targets for piece in pieces)]) - first
-        order = np.full(rows, -1)
-        order[targets] = np.arange(len(targets))
-        assert len(targets) == rows and (order >= 0).all(), f"{shard.name}: {len(targets)} rows instead of {rows}"
-        if rows:
-            yield values(pa.concat_arrays([piece.texts for piece in pieces]).take(pa.array(order))).data
+        first, stop = layout.bounds[bucket : bucket + 2].tolist()
+        texts, row_numbers = zip(*(spill.read_bucket(bucket) for spill in spills), strict=True)
+        rows = np.concatenate(row_numbers) - first
+        order = np.full(stop - first, -1)
+        order[rows] = np.arange(len(rows))
+        assert len(rows) == len(order) and (order >= 0).all(), f"{shard.name}: {len(rows)} of {len(order)} rows"
+        if len(rows):
+            yield get_bytes(pa.concat_arrays(texts).take(pa.array(order))).data
     yield memoryview(b"\n")
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """The rows of a bucket in one spill."""
-
-    texts: pa.Array
-    targets: NDArray[np.int64]
-
-    @classmethod
-    def read(cls, spilled: Spill, bucket: int) -> "_Piece":
-        at = bucket - spilled.first
-        begin, end = spilled.rows[at : at + 2].tolist()
-        first, last = spilled.places[at : at + 2].tolist()
-        total, text = spilled.count, spilled.size
-        with spilled.path.open("rb", buffering=0) as file:
-
-            def read(count: int, place: int) -> bytes:
-                data = os.pread(file.fileno(), count, place)
-                assert len(data) == count, f"{spilled.path} is cut off"
-                return data
-
-            if begin == end:
-                return cls(pa.array([], pa.binary()), np.zeros(0, np.int64))
-            texts = np.frombuffer(read(last - first, first), np.uint8)
-            lengths = np.frombuffer(read(4 * (end - begin), text + 4 * begin), np.int32)
-            targets = np.frombuffer(read(8 * (end - begin), text + 4 * total + 8 * begin), np.int64)
-        return cls(binary(texts, np.append(0, np.cumsum(lengths))), targets)
-
-
-def write_all(handle: int, data: memoryview) -> None:
-    """Write all bytes, whatever a single call takes."""
-    rest = data.cast("B") if data.nbytes else memoryview(b"")
-    while rest:
-        rest = rest[os.write(handle, rest) :]

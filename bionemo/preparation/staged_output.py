@@ -1,243 +1,282 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory in which a data set is written before it takes its place, all at once.
+"""Output of a preparation, written to a staging directory and moved into place when complete."""
 
-A stage, `.preparing-<8 hexadecimal digits>` in the output directory, is marked as created by this project. When the
-data set is complete, a list of what has to move is written into it; then its parts move one by one, the manifest last.
-A job killed before the list leaves a stage that the next start removes; one killed after it is finished by the next
-start. Somebody else may have written to the output directory: only marked stages are touched, names must be those that
-a preparation writes, and of what is replaced only files that its manifest lists are deleted.
-"""
-
+import csv
+import errno
+import io
 import json
 import logging
 import os
-import re
 import shutil
-import stat
-import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bionemo.common.errors import UserError
-from bionemo.common.files import MARKER, create_owned, identity_of, is_unmarked, sync, write_atomic
-from bionemo.common.regular import load_json
-from bionemo.preparation.checksums import OutputFile, measure
-from bionemo.preparation.manifest import Manifest
-from bionemo.preparation.names import DIRECTORIES, MANIFEST, STAGE_PREFIX, is_shard, is_top_level
+from bionemo.common.files import write_atomic
+from bionemo.common.lock import run_lock
+from bionemo.common.redaction import redact_tree
+from bionemo.config.schema.preparation import PreparationConfig
+from bionemo.preparation.checksums import InputFile, OutputFile, write_with_checksum
+from bionemo.preparation.manifest import Manifest, RecordCounts
+from bionemo.preparation.output_names import MANIFEST, is_output, is_shard
+from bionemo.preparation.staging_directory import StagingDirectory, is_interrupted, recover
+from bionemo.preparation.urls import is_url
 
 log = logging.getLogger(__name__)
-_NAME = re.compile(re.escape(STAGE_PREFIX) + "[0-9a-f]{8}")
-_MOVES, _REPLACED, _KIND = "moves.json", "replaced", "preparation"
-_LARGEST = 1 << 20  # bytes of a list of moves
+_LOCK = ".prepare.lock"
+_FEW_RECORDS = 10  # in a validation or test split
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A stage of an output directory.
+@dataclass
+class StagedOutput:
+    """A data set that is being written.
 
     Attributes:
-        target: the output directory.
-        path: of the stage.
+        directory: where files are written until the data set is complete, with the same relative paths.
+        scratch: directory of temporary files, deleted at the end.
+        manifest: the manifest; the `write` methods add the files that they write.
     """
 
-    target: Path
-    path: Path
+    directory: Path
+    scratch: Path
+    manifest: Manifest
 
-    @classmethod
-    def create(cls, target: Path) -> "Stage":
-        """Make a new one; every job has its own, so late writes of a killed job do no harm."""
-        stage = cls(target, target / f"{STAGE_PREFIX}{uuid.uuid4().hex[:8]}")
-        try:
-            create_owned(stage.path, _KIND)
-            stage.tree.mkdir()
-            stage.scratch.mkdir()
-        except BaseException:
-            shutil.rmtree(stage.path, ignore_errors=True)
-            raise
-        return stage
+    def path(self, name: str) -> Path:
+        """Return the path at which to write an output file; its directory exists."""
+        assert is_output(name), name  # a manifest with another name cannot be read
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
-    @property
-    def tree(self) -> Path:
-        """Where the files of the data set are written, at the same relative paths as in the output."""
-        return self.path / "tree"
+    def add_counts(self, name: str, *directories: str) -> RecordCounts:
+        """Add record counts for an input whose records are written to `directories`, or return the existing ones."""
+        return self.manifest.tallies.setdefault(name, RecordCounts(list(directories)))
 
-    @property
-    def scratch(self) -> Path:
-        """Where intermediate files are written."""
-        return self.path / "scratch"
+    def add_input(self, source: str, path: Path, content: OutputFile) -> None:
+        """Add an input file to the manifest; `source` is its absolute path or the URL from which it was downloaded."""
+        self.manifest.inputs.append(InputFile.create(source, path, content))
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the data set is complete and has to be moved."""
-        return os.path.lexists(self.path / _MOVES)
+    def write(self, name: str, content: bytes, rows: int | None = None) -> None:
+        """Write a small file."""
+        self.manifest.files[name] = write_with_checksum(self.path(name), [content], rows)
 
-    def commit(self, former: Iterable[str]) -> None:
-        """Move everything to its place.
-
-        Args:
-            former: names at the top of the output that go if the data set has no such part.
-        """
-        names = {*(path.name for path in self.tree.iterdir()), *former}
-        for directory, _, _ in os.walk(self.tree):
-            sync(Path(directory))
-        write_atomic(self.path / _MOVES, json.dumps({name: (self.tree / name).exists() for name in sorted(names)}))
-        self.move()
-
-    def move(self) -> None:
-        """Move everything that is not moved yet to its place, and remove the stage.
-
-        Raises:
-            UserError: when the stage is not one that an interrupted preparation has left; nothing has been moved.
-        """
-        moves = self._moves()
-        if (self.tree / MANIFEST).exists():  # it moves last: without it everything has been moved
-            (self.path / _REPLACED).mkdir(exist_ok=True)
-            self._displace(MANIFEST)  # from here to the end the output has none
-            for name, is_new in sorted(moves.items()):
-                if name == MANIFEST or (is_new and not (self.tree / name).exists()):
-                    continue  # the latter moved before the interruption
-                self._displace(name)
-                if is_new:
-                    os.rename(self.tree / name, self.target / name)
-            os.rename(self.tree / MANIFEST, self.target / MANIFEST)
-            sync(self.target)
-        self.remove()
-
-    def _displace(self, name: str) -> None:
-        if os.path.lexists(self.target / name):
-            os.rename(self.target / name, self.path / _REPLACED / name)
-
-    def _moves(self) -> dict[str, bool]:
-        """Read the list of moves, and compare the stage with it and with its manifest.
+    def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> int:
+        """Write a CSV file that fits into memory; fields are quoted only if necessary.
 
         Returns:
-            For each name at the top of the output, whether the new data set has such a part.
+            Number of rows.
         """
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        count = 0
+        for row in rows:
+            writer.writerow(row)
+            count += 1
+        self.write(name, text.getvalue().encode(), count)
+        return count
+
+
+def result_parameters(job: PreparationConfig, *excluded: str) -> dict[str, Any]:
+    """Return the settings that determine the result, for the manifest.
+
+    A source is included only if it is a URL: files are compared by name and content.
+    """
+    names = ("_target_", "output", "force", "num_preprocess_workers", "source", *excluded)
+    return {key: value for key, value in asdict(job).items() if key not in names}
+
+
+@contextmanager
+def stage_output(
+    directory: str | Path,
+    job: str,
+    parameters: dict[str, Any],
+    top_directories: Sequence[str],
+    *,
+    sources: Sequence[str] | None = None,
+    force: bool = False,
+) -> Iterator[StagedOutput | None]:
+    """Write a data set to a directory; it appears there as a whole when the block ends without an error.
+
+    Args:
+        directory: the output; created if necessary. It may contain other files, such as the raw data.
+        job: type of the preparation.
+        parameters: settings that determine the result, as JSON values.
+        top_directories: names of the directories that the job creates at the top of the output.
+        sources: files or URLs from which an existing data set must have been made, in the order of the manifest;
+            None: unknown.
+        force: prepare the data again even if it is complete.
+
+    Yields:
+        The staged output; None if the directory already contains this data set.
+
+    Raises:
+        UserError: if the directory contains another data set or cannot be written, or the disk is full.
+    """
+    target = Path(directory)
+    parameters = redact_tree(json.loads(json.dumps(parameters)))
+    if not force and not is_interrupted(target) and _is_complete(target, job, parameters, sources):
+        yield None
+        return
+    with translate_os_errors(target), run_lock(target, _LOCK, wait=True):
+        recover(target)
+        if not force and _is_complete(target, job, parameters, sources):  # prepared by another process meanwhile
+            yield None
+            return
+        replaced = _find_replaced(target, top_directories, force)
+        staging = StagingDirectory.create(target)
+        output = StagedOutput(staging.tree, staging.scratch, Manifest(job, parameters))
         try:
-            moves = load_json(self.path / _MOVES, _LARGEST, follow=False)
-            if not isinstance(moves, dict) or not all(map(_is_move, moves.items())):
-                raise ValueError(f"{_MOVES} names something that a preparation does not write")
-            for path in (self.tree, self.path / _REPLACED):
-                if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
-                    raise ValueError(f"{path.name} is not a directory")
-            if (self.tree / MANIFEST).exists():
-                _check_tree(self.tree)
-        except ValueError as error:
-            raise UserError(
-                f"{self.path} is not what an interrupted preparation leaves ({error}): remove this directory, then "
-                "start again"
-            ) from error
-        return moves
-
-    def remove(self) -> None:
-        """Delete the stage; files that were replaced but not written by a preparation are kept beside it."""
-        replaced = self.path / _REPLACED
-        if replaced.is_dir() and not replaced.is_symlink():
-            kept = self.target / f"replaced-{self.path.name.removeprefix(STAGE_PREFIX)}"
-            _delete_listed(replaced)
-            if replaced.exists():
-                os.rename(replaced, kept)
-                sync(self.target)
-                log.warning("note: what was replaced and not written by bionemo, or changed since, is now in %s", kept)
-        for path in self.path.iterdir():
-            if path.name in (MARKER, _MOVES):
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        (self.path / _MOVES).unlink(missing_ok=True)
-        if [path.name for path in self.path.iterdir()] == [MARKER]:  # else the next start removes it
-            (self.path / MARKER).unlink()
-            with suppress(OSError):
-                self.path.rmdir()
+            yield output
+            for name, counts in output.manifest.tallies.items():
+                for problem in counts.inconsistencies():
+                    raise AssertionError(f"{name}: {problem}")
+            write_atomic(staging.tree / MANIFEST, output.manifest.to_json())
+            shutil.rmtree(staging.scratch)
+            staging.commit(replaced)
+        finally:
+            if not staging.is_complete:  # otherwise the next start completes the moves
+                with suppress(OSError):  # it must not hide the original error
+                    staging.remove()
+    _log_summary(target, output.manifest)
 
 
-def is_interrupted(target: Path) -> bool:
-    """Whether an earlier preparation left something that `recover` finishes or removes."""
-    return bool(_stages(target)) or any(map(is_unmarked, _named(target)))
+def _log_summary(directory: Path, manifest: Manifest) -> None:
+    """Log the record counts of all inputs and splits, and a warning for very small validation or test splits."""
+    for name, counts in manifest.tallies.items():
+        dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in counts.dropped.items() if count)
+        changed = "".join(f", {count:,} {change}" for change, count in counts.changed.items() if count)
+        directories = " and ".join(f"{each}/" for each in counts.into)
+        log.info(
+            "%s: %s records read, %s written to %s%s%s",
+            name, f"{counts.read:,}", f"{counts.written:,}", directories, dropped, changed,
+        )  # fmt: skip
+    splits = _count_split_records(manifest)
+    records = ", ".join(f"{split} {count:,}" for split, count in splits.items())
+    log.info("prepared: %s: %s records", directory, records or "no")
+    _notify_small_splits(manifest.parameters, splits)
 
 
-def _stages(target: Path) -> list[Stage]:
-    """Find the stages of an output directory that this project created."""
-    return [Stage(target, path) for path in _named(target) if identity_of(path, _KIND) is not None]
+def _count_split_records(manifest: Manifest) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for name, entry in manifest.files.items():
+        if is_shard(name) and entry.rows is not None:
+            counts[name.rpartition("/")[0]] += entry.rows
+    return dict(sorted(counts.items(), key=lambda item: [item[0].endswith(split) for split in ("test", "val")]))
 
 
-def recover(target: Path) -> None:
-    """Finish what was complete when it was interrupted, and remove what was not.
-
-    Raises:
-        UserError: when a stage is not one that an interrupted preparation has left.
-    """
-    for stage in _stages(target):
-        if stage.is_complete:
-            stage.move()
-    for stage in _stages(target):
-        log.info("starting again: an earlier preparation of %s was interrupted", target)
-        stage.remove()
-    for path in _named(target):
-        if is_unmarked(path):
-            for unfinished in path.iterdir():
-                unfinished.unlink()
-            path.rmdir()
-        elif identity_of(path, _KIND) is None:
-            log.warning("note: %s was not created by bionemo and is left as it is", path)
-
-
-def _named(target: Path) -> Iterator[Path]:
-    for path in sorted(target.glob(f"{STAGE_PREFIX}*")):
-        if _NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-            yield path
+def _notify_small_splits(parameters: dict[str, Any], splits: dict[str, int]) -> None:
+    """Warn if a validation or test split is too small for metrics, unless the user requested this number."""
+    few: list[str] = []
+    for split in ("val", "test"):
+        requested, found = parameters.get(f"{split}_size", 0), splits.get(split, 0)
+        if found < _FEW_RECORDS and (found < requested or 0 < requested < 1):
+            few.append(f"{split} has {found}")
+    if few:
+        total = sum(splits.values())
+        held_out = max(1, total // 10)
+        advice = "set larger val_size and test_size"
+        if "train_size" in parameters:  # records per shard: for a small data set only their proportions matter
+            advice = (
+                f"set train_size={max(1, total - 2 * held_out)} val_size={held_out} test_size={held_out}, or other "
+                "proportions"
+            )
+        log.warning(
+            "note: %s of %s records, too few to measure a model with: %s", " and ".join(few), f"{total:,}", advice
+        )
 
 
-def _is_move(move: tuple[str, object]) -> bool:
-    name, is_new = move
-    return isinstance(is_new, bool) and (name in DIRECTORIES or name == MANIFEST or (is_new and is_top_level(name)))
-
-
-def _check_tree(tree: Path) -> None:
-    """See that all files of a stage are regular and listed in its manifest, with their sizes.
-
-    Raises:
-        ValueError: for one that is not, and for an invalid manifest.
-    """
-    manifest = Manifest.load(tree / MANIFEST)
-    for directory, directories, files in os.walk(tree):
-        for name in (*directories, *files):
-            path = Path(directory, name)
-            found, relative = path.lstat(), path.relative_to(tree).as_posix()
-            if name in directories and stat.S_ISDIR(found.st_mode):
-                continue
-            entry = manifest.files.get(relative)
-            if relative != MANIFEST and (entry is None or entry.size != found.st_size):
-                raise ValueError(f"{relative!a} is not in its manifest")
-            if not stat.S_ISREG(found.st_mode):
-                raise ValueError(f"{relative!a} is not a regular file")
-
-
-def _delete_listed(replaced: Path) -> None:
-    """Delete a data set that was replaced: the files that its manifest lists, then directories that are empty."""
-    try:
-        manifest = Manifest.read(replaced)
-    except UserError:
-        manifest = None
-    for directory, _, files in os.walk(replaced, topdown=False):
-        for name in files:
-            path = Path(directory, name)
-            relative = path.relative_to(replaced).as_posix()
-            if manifest and relative in manifest.files and _is_listed(path, relative, manifest.files[relative]):
-                path.unlink()
-        if Path(directory) == replaced and manifest:
-            (replaced / MANIFEST).unlink(missing_ok=True)  # last: an interrupted deletion needs it again
-        if not any(Path(directory).iterdir()):
-            Path(directory).rmdir()
-
-
-def _is_listed(path: Path, name: str, entry: OutputFile) -> bool:
-    """Whether a file is the one that a manifest lists; names that are not peculiar to preparations need a checksum."""
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
+def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Sequence[str] | None) -> bool:
+    """Return whether the directory contains this data set, with all its files."""
+    if (manifest := Manifest.read(target)) is None:
         return False
-    return is_shard(name) or measure(path).sha256 == entry.sha256
+    if manifest.job != job:
+        raise UserError(
+            f"{target} holds {_printable(manifest.job)} data: choose another output, or force=True to replace it"
+        )
+    for key in sorted({*parameters, *manifest.parameters}):
+        old, new = manifest.parameters.get(key), parameters.get(key)
+        if old != new:
+            raise UserError(
+                f"{target} was prepared with {_printable(key)}={_printable(old)}, not {_printable(new)}: choose "
+                "another output, or set force=True"
+            )
+    if sources is not None:
+        _compare_sources(target, manifest.inputs, sources)
+    for name, entry in manifest.files.items():
+        if _file_size(target / name) != entry.size:
+            raise UserError(f"{target / name} is not as it was prepared: prepare it again with force=True")
+    log.info("%s is prepared already; force=True prepares it again", target)
+    return True
+
+
+def _printable(value: object) -> str:
+    """Format a value from a manifest, which may be anything, for a message."""
+    text = str(value)
+    return (text if text.isprintable() else ascii(text))[:80]
+
+
+def _compare_sources(target: Path, inputs: Sequence[InputFile], sources: Sequence[str]) -> None:
+    """Compare the inputs of an existing data set with the sources of this job.
+
+    URLs must be equal. Files, which may have moved, must have equal names and, where they can be read, equal content.
+    """
+    remedy = "choose another output, or set force=True"
+    if len(inputs) != len(sources):
+        raise UserError(f"{target} was prepared from {len(inputs):,} files, not {len(sources):,}: {remedy}")
+    for entry, source in zip(inputs, sources, strict=True):
+        if source == entry.source and is_url(source):
+            continue
+        names = [Path(name).name.removesuffix(".gz") for name in (entry.source, source)]
+        if is_url(source) or names[0] != names[1]:
+            old, new = entry.source, source
+            if names[0] != names[1]:
+                old, new = Path(old).name, Path(new).name
+            raise UserError(f"{target} was prepared from {_printable(old)}, not {new}: {remedy}")
+        path = Path(source)
+        if path.is_file() and not entry.is_unchanged(path):
+            raise UserError(f"{source} has changed since {target} was prepared from it, or is another file: {remedy}")
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _find_replaced(target: Path, top_directories: Sequence[str], force: bool) -> set[str]:
+    """Return the names of the directories that the new data set replaces; raw files are not among them."""
+    try:
+        existing = Manifest.read(target)
+    except UserError:
+        if not force:
+            raise
+        existing = None
+    owned = {name.partition("/")[0] for name in existing.files if "/" in name} if existing else set()
+    for name in top_directories:
+        if os.path.lexists(target / name) and name not in owned and not force:
+            raise UserError(
+                f"{target / name} exists and was not made by this preparation: move it away, choose another output, "
+                "or force=True to replace it"
+            )
+    return owned.union(top_directories)
+
+
+@contextmanager
+def translate_os_errors(target: Path) -> Iterator[None]:
+    """Translate an OSError about the output into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"{target}: no space left on the disk; nothing of it was kept: free some, or choose another output"
+            ) from error
+        path = error.filename or target
+        reason = error.strerror or " ".join(str(error).split())
+        raise UserError(f"{path} cannot be written or read ({reason}): check path and permissions") from error

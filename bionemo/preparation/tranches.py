@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the SMILES files of a preparation are: in a directory, at the URLs of a list, or there is just one."""
+"""The SMILES files of a preparation: the files of a directory, the URLs of a list, or a single file."""
 
 import logging
 from collections.abc import Sequence
@@ -9,64 +9,64 @@ from urllib.parse import urlsplit
 
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_text
-from bionemo.preparation.addresses import described, place, public
 from bionemo.preparation.download import fetch
 from bionemo.preparation.inputs import is_gzipped
+from bionemo.preparation.urls import absolute_source, destination, redact_url
 
 log = logging.getLogger(__name__)
 _SUFFIXES = (".txt", ".smi", ".csv", ".tsv")
-_AT_ONCE = 8  # downloads: a tranche is small, and most of its time is waiting for an answer
-_HOPELESS = 24  # failures after which the others are not tried: the server or the network is gone
-_LONGEST_LIST = 64 << 20  # bytes
+_PARALLEL_DOWNLOADS = 8  # tranches are small, so latency dominates
+_MAX_FAILURES = 24  # after which the remaining downloads are cancelled: the server or the network is down
+_MAX_LIST_BYTES = 64 << 20
 
 
-def tranches(source: str, raw: Path) -> list[tuple[Path, str]]:
+def fetch_tranches(source: str, raw: Path) -> list[tuple[Path, str]]:
     """Find the files of a source, and download those of a list.
 
     Args:
-        source: a directory, searched in depth for `.txt`, `.smi`, `.csv` and `.tsv`, each also `.gz`; a file that
-            lists URLs, one per line; or a SMILES file. The latter two may be URLs themselves.
-        raw: directory for downloads.
+        source: a directory, searched recursively for `.txt`, `.smi`, `.csv` and `.tsv`, each also with `.gz`; a file
+            that lists URLs, one per line; or a SMILES file. The latter two may be URLs themselves.
+        raw: directory of downloads.
 
     Returns:
-        Path of each, and what the user calls it, in the order of the list, or sorted by path.
+        Path of each file and its path or URL for messages, in the order of the list or sorted by path.
 
     Raises:
-        UserError: when there is none, or one cannot be downloaded.
+        UserError: if there is no file, or a download fails.
     """
     path = fetch(source, raw)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _is_smiles(file))
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _is_smiles_file(file))
         if not files:
             raise UserError(
                 f"{path} holds no file named {', '.join(f'*{each}' for each in _SUFFIXES)}: check the source"
             )
         return [(file, str(file)) for file in files]
-    urls = _listed(path)
-    return _download(urls, raw) if urls else [(path, public(source))]
+    urls = _read_url_list(path)
+    return _download(urls, raw) if urls else [(path, redact_url(source))]
 
 
-def known(source: str, raw: Path) -> list[str] | None:
-    """Say which files or URLs `tranches` gives, without a download; None where only a download tells.
+def known_tranches(source: str, raw: Path) -> list[str] | None:
+    """Return the files or URLs of `fetch_tranches` without a download, or None if a download is necessary.
 
     Raises:
-        UserError: as `tranches`, for a list that is invalid.
+        UserError: see `fetch_tranches`, for an invalid list.
     """
-    path = place(source, raw)
+    path = destination(source, raw)
     if path.is_dir():
-        return [str(file) for file, _ in tranches(source, raw)]
+        return [str(file) for file, _ in fetch_tranches(source, raw)]
     if not path.is_file():
         return None
-    return [public(url) for url in _listed(path)] or [described(source)]
+    return [redact_url(url) for url in _read_url_list(path)] or [absolute_source(source)]
 
 
-def _is_smiles(path: Path) -> bool:
+def _is_smiles_file(path: Path) -> bool:
     return path.name.lower().removesuffix(".gz").endswith(_SUFFIXES)
 
 
-def _listed(path: Path) -> list[str]:
-    """URLs of a list, each once; none for a file that is no list."""
-    if is_gzipped(path) or path.stat().st_size > _LONGEST_LIST:
+def _read_url_list(path: Path) -> list[str]:
+    """Return the distinct URLs of a list; an empty list if the file is not a list of URLs."""
+    if is_gzipped(path) or path.stat().st_size > _MAX_LIST_BYTES:
         return []
     with path.open(errors="replace") as file:
         first = next((line for line in file if line.strip()), "")
@@ -76,38 +76,41 @@ def _listed(path: Path) -> list[str]:
         lines = [(number, line.strip()) for number, line in enumerate(file, 1) if line.strip()]
     for number, line in lines:
         if "://" not in line or len(line.split()) > 1:
-            raise UserError(f"{path}:{number}: {redact_text(line)[:60]!r} is no URL: write one per line")
+            raise UserError(f"{path}:{number}: {redact_text(line)[:60]!r} is not a URL: write one per line")
     return list(dict.fromkeys(line for _, line in lines))
 
 
 def _download(urls: Sequence[str], raw: Path) -> list[tuple[Path, str]]:
-    """Try all of them, so that a start after a failure finds all the others there."""
+    """Download all files even if some fail, so that the next start finds the others."""
     log.info("%s files to download to %s", f"{len(urls):,}", raw)
-    targets: dict[Path, str] = {}
+    url_of_path: dict[Path, str] = {}
     for url in urls:
-        other = targets.setdefault(place(url, _place(url, raw)), url)
+        other = url_of_path.setdefault(destination(url, _download_directory(url, raw)), url)
         if other != url:
-            raise UserError(f"two URLs {public(url)} differ in their query alone: download them under different names")
+            raise UserError(
+                f"two URLs {redact_url(url)} differ only in their query: download them under different names"
+            )
     paths: list[tuple[Path, str]] = []
-    failed: list[UserError] = []
-    executor = ThreadPoolExecutor(_AT_ONCE)
+    failures: list[UserError] = []
+    executor = ThreadPoolExecutor(_PARALLEL_DOWNLOADS)
     try:
-        for url, future in [(url, executor.submit(fetch, url, _place(url, raw))) for url in urls]:
+        futures = [(url, executor.submit(fetch, url, _download_directory(url, raw))) for url in urls]
+        for url, future in futures:
             try:
-                paths.append((future.result(), public(url)))
+                paths.append((future.result(), redact_url(url)))
             except UserError as error:
-                failed.append(error)
-                if len(failed) == _HOPELESS:
+                failures.append(error)
+                if len(failures) == _MAX_FAILURES:
                     break
     finally:
         executor.shutdown(cancel_futures=True)
-    if failed:
-        more = f"; so failed {len(failed):,} of {len(urls):,} files, those that are there are kept" if urls[1:] else ""
-        raise UserError(f"{failed[0]}{more}")
+    if failures:
+        more = f"; {len(failures):,} of {len(urls):,} files failed, the others are kept" if len(urls) > 1 else ""
+        raise UserError(f"{failures[0]}{more}")
     return paths
 
 
-def _place(url: str, raw: Path) -> Path:
-    """Directory for a download: as on the server, for the same name may stand in several directories."""
+def _download_directory(url: str, raw: Path) -> Path:
+    """Return the directory of a download, with the server's directories: file names may repeat in them."""
     parts = urlsplit(url)
     return raw.joinpath(parts.hostname or "", *(part for part in parts.path.split("/")[:-1] if part.strip(".")))

@@ -5,9 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bionemo.common.errors import UserError
-from bionemo.tokenizers.alphabet import Alphabet
-from bionemo.tokenizers.esm import esm2nv
-from bionemo.tokenizers.protein import SENTINELS, esm1nv, prott5nv
+from bionemo.tokenizers.alphabet import SENTINEL_COUNT, Alphabet, esm1nv, esm2nv, prott5nv
 from bionemo.tokenizers.smiles import SmilesTokenizer, megamolbart
 from bionemo.tokenizers.vocabulary import TokenTable, Vocabulary
 
@@ -26,15 +24,15 @@ class TokenizerSettings(Protocol):
 
 def _prott5nv(config: TokenizerSettings | None) -> Vocabulary:
     count = config.num_sentinel_tokens if config else None
-    return prott5nv(SENTINELS if count is None else count)
+    return prott5nv(SENTINEL_COUNT if count is None else count)
 
 
 def _gpt2(config: TokenizerSettings | None) -> Vocabulary:
-    """Read the user's vocabulary files. Without files, tokens are numbers, which is enough for mock text."""
-    from bionemo.tokenizers.gpt2 import read_gpt2, unnamed  # imports a library that other models do not need
+    """Read the user's vocabulary files; without files, return a tokenizer without texts, for mock text."""
+    from bionemo.tokenizers.gpt2 import placeholder_tokenizer, read_gpt2  # other models do not need `tokenizers`
 
     if config is None or (config.vocab_file is None and config.merge_file is None):
-        return unnamed(_GPT2_VOCABULARY_SIZE)
+        return placeholder_tokenizer(_GPT2_VOCABULARY_SIZE)
     return read_gpt2(config.vocab_file, config.merge_file)
 
 

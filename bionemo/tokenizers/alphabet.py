@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers whose every residue is one letter: a byte look-up table and one rule for unknown letters."""
+"""Tokenizers of proteins: one token per residue, implemented as a table of bytes."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -10,30 +10,33 @@ from numpy.typing import NDArray
 
 from bionemo.tokenizers.vocabulary import TokenTable
 
+SENTINEL_COUNT = 96  # default of ProtT5nv, as in v1
+_VOCABULARIES = Path(__file__).parent / "vocab"
+
 
 @dataclass(frozen=True)
 class Alphabet(TokenTable):
-    """A fixed vocabulary of single letters and special tokens such as ``<mask>``.
+    """A vocabulary of single letters and special tokens such as `<mask>`. Ids fit one byte.
 
-    Sequences are read from untrusted files, so the text of a special token is never parsed: ``<mask>`` inside a
-    sequence is six unknown characters. Ids fit one byte, as do packed batches.
+    The text of a special token is never parsed, because sequences come from untrusted files: `<mask>` in a sequence is
+    six unknown characters.
 
     Attributes:
-        skips_space: whether ``encode`` drops white space, as HF's ESM tokenizer, or takes it as an unknown letter.
+        skips_space: whether `encode` drops white space, like Hugging Face's ESM tokenizer, or treats it as unknown.
     """
 
     skips_space: bool = False
 
     @classmethod
     def from_file(cls, path: Path, *, bos: str, eos: str, skips_space: bool = False) -> "Alphabet":
-        """Read a vocabulary of one token per line; ``<pad>``, ``<mask>`` and ``<unk>`` must be among them."""
+        """Read a vocabulary with one token per line, including `<pad>`, `<mask>` and `<unk>`."""
         tokens = tuple(path.read_text(encoding="utf-8").split())
         bos_id, eos_id, pad_id, mask_id, unk_id = map(tokens.index, (bos, eos, "<pad>", "<mask>", "<unk>"))
         return cls(tokens, bos_id, eos_id, pad_id, mask_id, unk_id, skips_space)
 
     @cached_property
     def table(self) -> NDArray[np.uint8]:
-        """Id of every byte, uint8 [256]: ``table[letters]`` tokenises packed ASCII without a loop."""
+        """Id of every byte, uint8 [256]: `table[letters]` tokenizes packed ASCII."""
         table = np.full(256, self.unk_id, np.uint8)
         for token_id in self.residue_ids:
             table[ord(self.tokens[token_id])] = token_id
@@ -42,15 +45,15 @@ class Alphabet(TokenTable):
 
     @cached_property
     def residue_ids(self) -> NDArray[np.uint8]:
-        """Ids whose text does not start with ``<``, uint8 [k]: what a random replacement is drawn from."""
+        """Ids of the tokens that do not start with `<`, uint8 [k]; random replacements are drawn from these."""
         ids = np.array([i for i, token in enumerate(self.tokens) if not token.startswith("<")], np.uint8)
         ids.flags.writeable = False
         return ids
 
     def encode(self, text: str) -> NDArray[np.uint8]:
-        """Ids of one sequence, uint8 [n], without beginning and end.
+        """Return the ids of one sequence, uint8 [n], without begin and end tokens.
 
-        A run of letters without a token becomes one ``unk_id``. Where white space is skipped, it also ends a run.
+        A run of unknown letters becomes one `unk_id`. White space that is skipped ends a run.
         """
         parts = [part.encode("utf-8", "replace") for part in (text.split() if self.skips_space else [text])]
         ids = self.table[np.frombuffer(b"".join(parts), np.uint8)]
@@ -60,17 +63,42 @@ class Alphabet(TokenTable):
     def collapse_unknown(
         self, ids: NDArray[np.uint8], starts: NDArray[np.integer] | NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Which tokens of a packed batch stay when every run of unknown letters becomes one token.
+        """Return which tokens of a packed batch remain if every run of unknown letters becomes one token.
 
         Args:
-            ids: packed ``table[letters]``, uint8 [n].
-            starts: where sequences begin, as indices [b] or as a mask [n]; a run never joins across two of them.
+            ids: packed `table[letters]`, uint8 [n].
+            starts: starts of the sequences, as indices [b] or as a mask [n]. A run ends at the end of its sequence.
 
         Returns:
-            Mask [n]: ``ids[mask]`` is what ``encode`` gives sequence by sequence.
+            Mask [n]. `ids[mask]` equals the concatenation of `encode` for each sequence.
         """
         unknown = ids == self.unk_id
-        keep = np.ones(len(ids) + 1, bool)  # one more: an empty last sequence starts at n
+        keep = np.ones(len(ids) + 1, bool)  # an empty last sequence starts at n
         keep[1:-1] = ~(unknown[1:] & unknown[:-1])
         keep[np.flatnonzero(starts) if starts.dtype == bool else starts] = True
         return keep[:-1]
+
+
+@cache
+def esm1nv() -> Alphabet:
+    """Return the 30 tokens of ESM-1nv, with ids as in BioNeMo v1's sentencepiece model.
+
+    They contain upper-case amino acids, X, B, Z, U and O. Gaps, stops, spaces and lower case are unknown.
+    """
+    return Alphabet.from_file(_VOCABULARIES / "esm1nv.txt", bos="<s>", eos="</s>")
+
+
+@cache
+def prott5nv(sentinels: int = SENTINEL_COUNT) -> Alphabet:
+    """Return the tokens of ESM-1nv followed by the sentinels `<extra_id_0>` and so on, which replace masked spans."""
+    alphabet = esm1nv()
+    return replace(alphabet, tokens=alphabet.tokens + tuple(f"<extra_id_{number}>" for number in range(sentinels)))
+
+
+@cache
+def esm2nv() -> Alphabet:
+    """Return the 33 tokens of ESM-2 (Lin et al. 2023), with ids as in the weights on the Hugging Face hub.
+
+    They contain upper-case amino acids, X, B, U, Z, O and the alignment letters `.` and `-`. White space is dropped.
+    """
+    return Alphabet.from_file(_VOCABULARIES / "esm2nv.txt", bos="<cls>", eos="<eos>", skips_space=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What models need to know of a tokenizer, whatever it cuts into tokens."""
+"""Base classes of tokenizers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ class Vocabulary(ABC):
     """The tokens of a model.
 
     Attributes:
-        pad_id: fills the unused tail of a batch.
+        pad_id: id of the padding token.
     """
 
     pad_id: int
@@ -22,33 +22,33 @@ class Vocabulary(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Number of tokens, before any padding of the embedding table."""
+        """Number of tokens, without padding of the embedding table."""
 
     @property
     @abstractmethod
     def identity(self) -> list[str]:
-        """What tells this vocabulary from another, for checkpoints."""
+        """Strings that distinguish this vocabulary from others; stored in checkpoints."""
 
     @abstractmethod
     def encode(self, text: str) -> NDArray[np.integer[Any]]:
-        """Ids of one text, [n], without begin and end."""
+        """Return the ids of one text, [n], without begin and end tokens."""
 
     def padded_vocab_size(self, divisor: int) -> int:
-        """Rows of an embedding table that must divide evenly by ``divisor``."""
+        """Return `vocab_size` rounded up to a multiple of `divisor`."""
         return -(-self.vocab_size // divisor) * divisor
 
 
 @dataclass(frozen=True)
 class TokenTable(Vocabulary):
-    """A fixed list of tokens, some of them special.
+    """A fixed list of tokens, some of which are special.
 
     Attributes:
         tokens: text of every token; the id is the position.
-        bos_id: put before a sequence.
-        eos_id: put after a sequence.
-        pad_id: fills the unused tail of a batch.
-        mask_id: hides a token, or several.
-        unk_id: stands for what has no token.
+        bos_id: begin token.
+        eos_id: end token.
+        pad_id: padding token.
+        mask_id: mask token.
+        unk_id: token for unknown text.
     """
 
     tokens: tuple[str, ...]
@@ -60,14 +60,14 @@ class TokenTable(Vocabulary):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, before any padding of the embedding table."""
+        """See Vocabulary."""
         return len(self.tokens)
 
     @property
     def identity(self) -> list[str]:
-        """The tokens, in the order of their ids."""
+        """The tokens in the order of their ids."""
         return list(self.tokens)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of ``ids`` [n], special tokens included; an id outside the vocabulary is an ``IndexError``."""
+        """Return the text of ids [n], including special tokens; raise IndexError for an unknown id."""
         return "".join(self.tokens[i] for i in ids)

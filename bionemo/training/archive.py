@@ -1,42 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which `.nemo` file a run writes: one of its own, never one that is there from another run or another program."""
+"""Export of a run's weights as a `.nemo` file, without replacing files of other runs or programs."""
 
 import json
+import logging
 import os
 from itertools import count
 from pathlib import Path
 
+from bionemo.checkpoint import Checkpoint
 from bionemo.common.files import write_atomic
+from bionemo.interop.convert import export_nemo
+from bionemo.interop.nemo_models import find_nemo_model
+
+log = logging.getLogger(__name__)
 
 
-def own_archive(path: Path, run: str) -> Path:
-    """Choose a name for the archive of a run, and record beside it which run writes it.
+def export_archive(checkpoint: Path, path: Path, run_id: str) -> bool:
+    """Write the weights of a checkpoint as a `.nemo` file; log a warning if its model has no `.nemo` format.
 
     Args:
-        path: the name asked for.
-        run: identity of the run; "" for one that an earlier version began, which recorded nothing.
+        checkpoint: the checkpoint.
+        path: preferred path of the file; `-v1` is inserted if another run or program uses it.
+        run_id: identity of the run.
 
     Returns:
-        The path; with `-v1` or a higher number before its suffix when another run, or something else, has the name.
+        Whether the model has a `.nemo` format.
 
     Raises:
-        OSError: when the record cannot be written.
+        UserError: if the checkpoint is damaged, or the file cannot be written.
+    """
+    config = Checkpoint(checkpoint).config
+    if find_nemo_model(config) is None:
+        log.warning(
+            "no .nemo file is written, because models of the class %s have no .nemo format: use the checkpoint",
+            config.get("_target_"),
+        )
+        return False
+    export_nemo(checkpoint, _own_archive(path, run_id))
+    return True
+
+
+def _own_archive(path: Path, run_id: str) -> Path:
+    """Return a path that no other run or program uses, and record next to it which run writes it.
+
+    `-v1` or a higher number is inserted before the suffix if needed. `run_id` is "" for runs of versions that recorded
+    none.
+
+    Raises:
+        OSError: if the record cannot be written.
     """
     for number in count():
-        free = path.with_name(f"{path.stem}-v{number}{path.suffix}") if number else path
-        record = free.with_name(f".{free.name}.run")
-        if not os.path.lexists(free) or _run(record) == run:
-            if run:
-                write_atomic(record, json.dumps({"run": run}))
-            return free
+        candidate = path.with_name(f"{path.stem}-v{number}{path.suffix}") if number else path
+        record = candidate.with_name(f".{candidate.name}.run")
+        if not os.path.lexists(candidate) or _read_record(record) == run_id:
+            if run_id:
+                write_atomic(record, json.dumps({"run": run_id}))
+            return candidate
     raise AssertionError
 
 
-def _run(record: Path) -> str:
+def _read_record(record: Path) -> str:
     try:
         match json.loads(record.read_text()):
-            case {"run": str(run)}:
-                return run
+            case {"run": str(run_id)}:
+                return run_id
     except (OSError, ValueError, RecursionError):
         pass
     return ""

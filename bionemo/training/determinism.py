@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`trainer.deterministic=True`: the same command on the same devices gives the same bits, or does not run.
+"""`trainer.deterministic=True`: the same command on the same devices gives bitwise the same result, or an error.
 
-torch then raises at every operation that has no deterministic form, and our attention takes another path on a GPU
-(megatron/attention.py). What torch cannot see is decided here.
+torch raises an error for operations without deterministic implementation, and attention on a GPU uses another
+implementation (megatron/attention.py). This module handles the settings that torch does not check.
 """
 
 import os
@@ -10,28 +10,28 @@ import os
 from bionemo.common.errors import UserError
 from bionemo.config.schema import TrainerConfig
 
-# Algorithms of NCCL that add in a fixed order; where none is chosen, its choice depends on timing.
-_FIXED_ORDER = ("Ring", "Tree", "CollnetDirect", "CollnetChain", "^NVLS")
-_WORKSPACES = (":4096:8", ":16:8")  # cuBLAS is deterministic with these
+# NCCL algorithms that add in a fixed order; without a setting, NCCL chooses by timing.
+_NCCL_ALGORITHMS = ("Ring", "Tree", "CollnetDirect", "CollnetChain", "^NVLS")
+_CUBLAS_WORKSPACES = (":4096:8", ":16:8")  # with which cuBLAS is deterministic
 
 
 def require_determinism(config: TrainerConfig) -> None:
-    """Set what determinism needs before the device is first used, and refuse what contradicts it.
+    """Set the environment variables that determinism needs; call it before the device is used.
 
     Raises:
-        UserError: naming the key or the variable.
+        UserError: if a key or variable contradicts determinism.
     """
     if config.benchmark:
-        raise UserError("trainer.benchmark=True picks algorithms by timing them: set it to False, or "
+        raise UserError("trainer.benchmark=True chooses algorithms by timing: set it to False, or set "
                         "trainer.deterministic to False")  # fmt: skip
-    _require("NCCL_ALGO", _FIXED_ORDER)
-    _require("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES)
+    _require("NCCL_ALGO", _NCCL_ALGORITHMS)
+    _require("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
 
 
 def _require(variable: str, allowed: tuple[str, ...]) -> None:
-    given = os.environ.setdefault(variable, allowed[0])
-    if given not in allowed:
+    value = os.environ.setdefault(variable, allowed[0])
+    if value not in allowed:
         raise UserError(
-            f"{variable}={given} is not known to be deterministic: unset it, set it to one of {', '.join(allowed)}, "
+            f"{variable}={value} is not known to be deterministic: unset it, set it to one of {', '.join(allowed)}, "
             "or set trainer.deterministic to False"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends a run that computes NaN or infinity, before that state takes the place of a checkpoint."""
+"""Detection of NaN and infinity in metrics, weights and optimizer state, before they are saved."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,57 +9,53 @@ from torch import Tensor
 
 from bionemo import checkpoint
 from bionemo.common.errors import UserError
-from bionemo.megatron.finite import not_finite
+from bionemo.megatron.finite import find_non_finite
 from bionemo.megatron.sharded_state_dict import optimizer_pieces, weight_pieces
 
 
-def refuse_not_finite(module: Any, figures: Mapping[str, float], state: bool = True) -> None:
-    """See that a run's state and its figures are finite numbers; all ranks call it, and decide the same.
+def check_finite(module: Any, metrics: Mapping[str, float], state: bool = True) -> None:
+    """Check that metrics and training state are finite; all ranks must call it and reach the same result.
 
     Args:
         module: the TrainingModule.
-        figures: what else has to be finite, the same on all ranks: losses and metrics by their names.
-        state: look at the weights and the optimizer state too; otherwise only when a figure is not finite.
+        metrics: losses and other metrics, equal on all ranks.
+        state: check weights and optimizer state, too; otherwise only to complete the message about a metric.
 
     Raises:
-        UserError: naming what is not finite, the step, what to do, and the checkpoint that is left.
+        UserError: if a value is not finite; names it, the step, a remedy and the newest checkpoint.
     """
-    wrong = {name: value for name, value in figures.items() if not math.isfinite(value)}
+    wrong = {name: value for name, value in metrics.items() if not math.isfinite(value)}
     if wrong or state:
-        parts = not_finite(_state(module), module.device)
+        parts = find_non_finite(_training_state(module), module.device)
         if wrong or parts:
-            said = [f"{name} is {value:.4g}" for name, value in wrong.items()]
-            raise diverged(module, ", ".join(said + [f"{name} not finite" for name in parts]))
+            descriptions = [f"{name} is {value:.4g}" for name, value in wrong.items()]
+            raise divergence_error(module, ", ".join(descriptions + [f"{name} not finite" for name in parts]))
 
 
-def diverged(module: Any, what: str) -> UserError:
-    """The error of a run whose training has diverged."""
+def divergence_error(module: Any, reason: str) -> UserError:
+    """Return the error of a run that has diverged."""
     trainer = module.trainer
     if trainer.state.fn != "fit":
-        return UserError(f"{what}: test another checkpoint, or set trainer.precision=32")
-    key = f"{module.model.optim_key}.lr"
-    todo = [f"lower {key}"]
+        return UserError(f"{reason}: test another checkpoint, or set trainer.precision=32")
+    remedies = [f"lower {module.model.optimizer_key}.lr"]
     if module.trainer_config.gradient_clip_val is None:
-        todo.append("set trainer.gradient_clip_val")
+        remedies.append("set trainer.gradient_clip_val")
     if module.precision.needs_scaling:
-        todo.append("set trainer.precision=bf16-mixed")
-    trainer.strategy.saver.wait()  # for the newest checkpoint
-    saved = module.saved()
-    if saved:
-        left = f", and resume from {saved[0]} (step {checkpoint.manifest_of(saved[0])['step']})"
-    else:
-        left = "; no checkpoint has been saved before"
+        remedies.append("set trainer.precision=bf16-mixed")
+    trainer.strategy.checkpoint_writer.wait()
+    newest = "; no checkpoint has been saved"
+    if checkpoints := module.list_checkpoints():
+        newest = f", and resume from {checkpoints[0]} (step {checkpoint.load_manifest(checkpoints[0])['step']})"
     return UserError(
-        f"step {trainer.global_step}: {what}: training has diverged, and this step is not saved; "
-        f"{' or '.join(todo)}{left}"
+        f"step {trainer.global_step}: {reason}: training has diverged, and this step is not saved; "
+        f"{' or '.join(remedies)}{newest}"
     )
 
 
-def _state(module: Any) -> dict[str, Iterable[Tensor]]:
-    """What this rank would write."""
+def _training_state(module: Any) -> dict[str, Iterable[Tensor]]:
     optimizers = module.trainer.strategy.optimizers
-    slots = optimizer_pieces(module.parallel, optimizers[0]) if optimizers else []
+    optimizer_state = optimizer_pieces(module.parallel, optimizers[0]) if optimizers else []
     return {
         "the weights are": [piece.values for piece in weight_pieces(module.parallel)],
-        "the optimizer state is": [piece.values for piece in slots],
+        "the optimizer state is": [piece.values for piece in optimizer_state],
     }

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's idea of how far training is, made from the one number that says it."""
+"""State of Lightning's loops, derived from the number of steps."""
 
 from typing import Any
 
 import lightning.pytorch as pl
 
 
-def loops_at(trainer: pl.Trainer, step: int) -> dict[str, Any]:
-    """State of Lightning's loops when exactly `step` batches were trained on, and validated where that was due.
+def loop_state_at_step(trainer: pl.Trainer, step: int) -> dict[str, Any]:
+    """Return the state of Lightning's loops after exactly `step` batches, including validations that were due.
 
-    One batch is one update, and all batches belong to one epoch, so the step determines every counter. The counters
-    that Lightning would save depend on the moment of saving instead: a callback at the end of a batch finds them one
-    behind, and a run that goes on from there validates a step late for ever.
+    One batch is one update and all batches are one epoch, so the step determines every counter. The counters that
+    Lightning saves depend on the hook that saves: at the end of a batch they are one behind, and every validation of
+    a run that resumes from them would be one step late.
     """
     fit: dict[str, Any] = trainer.fit_loop.state_dict()
     for scope in ("total", "current"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss curve as a picture beside the logs."""
+"""Plot of the loss curve in the log directory."""
 
 import logging
 import os
@@ -9,50 +9,50 @@ from typing import Any
 import lightning.pytorch as pl
 
 log = logging.getLogger(__name__)
-_POINTS = 2000  # a picture shows no more; older points are thinned
+_MAX_POINTS = 2000  # when there are twice as many, every second one is dropped
 
 
 class LossCurve(pl.Callback):
-    """Draws `loss_curve.png` after every validation and at the end; continues over resumes."""
+    """Writes `loss_curve.png` after every validation and at the end; its points are part of checkpoints."""
 
     def __init__(self, directory: Path, references: dict[str, float]) -> None:
         self.path, self.references = directory / "loss_curve.png", references
-        self._told = False  # that it cannot be written
+        self._warned = False
         self.train: list[list[float]] = []
         self.validation: list[list[float]] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Note the training loss whenever it was logged."""
+        """Record the training loss if it was logged."""
         if trainer.global_step % pl_module.trainer_config.log_every_n_steps == 0:
-            self.train.append([trainer.global_step, pl_module.report["reduced_train_loss"]])
-            if len(self.train) > 2 * _POINTS:
+            self.train.append([trainer.global_step, pl_module.logged_metrics["reduced_train_loss"]])
+            if len(self.train) > 2 * _MAX_POINTS:
                 self.train = self.train[::2]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Note the validation loss and draw."""
+        """Record the validation loss and plot."""
         loss = trainer.callback_metrics.get("val_loss")
         if loss is not None and not trainer.sanity_checking and trainer.state.fn == "fit":
             self.validation.append([trainer.global_step, float(loss)])
-            self._draw(trainer, pl_module)
+            self._plot(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Draw the end, unless a validation has."""
+        """Plot unless a validation at this step has done so."""
         if not self.validation or self.validation[-1][0] != trainer.global_step:
-            self._draw(trainer, pl_module)
+            self._plot(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """The points so far."""
+        """Return the points so far."""
         return {"train": self.train, "validation": self.validation}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on drawing where the last run stopped."""
+        """Restore the points of a resumed run."""
         self.train, self.validation = state_dict["train"], state_dict["validation"]
 
-    def _draw(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def _plot(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if not trainer.is_global_zero or not self.train:
             return
         with pl_module.throughput.paused():
-            from matplotlib.figure import Figure  # without pyplot: no display, no global state
+            from matplotlib.figure import Figure  # instead of pyplot, which has global state
 
             figure = Figure(figsize=(7, 4), layout="constrained")
             axes = figure.subplots()
@@ -71,8 +71,8 @@ class LossCurve(pl.Callback):
             try:
                 figure.savefig(unfinished, dpi=120)
                 os.replace(unfinished, self.path)
-            except OSError as error:  # no reason to end a run
-                if not self._told:
-                    log.warning("%s cannot be drawn (%s)", self.path, error.strerror or error)
-                self._told = True
+            except OSError as error:  # training continues
+                if not self._warned:
+                    log.warning("%s cannot be written (%s)", self.path, error.strerror or error)
+                self._warned = True
                 unfinished.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which metrics a run's validations give, and whether those that it is told to follow are among them."""
+"""Check that the monitored metrics exist."""
 
 import logging
 from typing import Any
@@ -7,59 +7,60 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo.common.errors import UserError
+from bionemo.config.check import INTEGER_METRICS, METRIC_FIELD
 from bionemo.config.hints import did_you_mean
-from bionemo.config.saving import FIELD, WHOLE_NUMBERS
 from bionemo.config.schema import ExpManagerConfig
 
 log = logging.getLogger(__name__)
-_PARAMS = "exp_manager.checkpoint_callback_params"
-_STOPPING = "exp_manager.early_stopping_callback_params"
-_BETTER_LOW, _BETTER_HIGH = ("loss", "perplexity", "percent_invalid"), ("accuracy",)
+_CHECKPOINTS = "exp_manager.checkpoint_callback_params"
+_EARLY_STOPPING = "exp_manager.early_stopping_callback_params"
+_WRONG_SUFFIXES = {"max": ("loss", "perplexity", "percent_invalid"), "min": ("accuracy",)}
 
 
 def check_monitors(config: ExpManagerConfig, module: Any, trainer: pl.Trainer) -> None:
-    """Check that validations give every metric that ranks checkpoints, stops the run or is part of a name.
+    """Check that validations compute every metric that ranks checkpoints, stops the run or is part of a file name.
 
     Args:
         config: `exp_manager` of the configuration.
         module: a TrainingModule.
-        trainer: with the callbacks of the run, of which some give metrics, too.
+        trainer: trainer with all callbacks; those that log metrics list them in `metric_names`.
 
     Raises:
-        UserError: when they do not; names the key and the metrics that there are.
+        UserError: if a metric is unknown; names the key and the known metrics.
     """
     saving, stopping = config.checkpoint_callback_params, config.early_stopping_callback_params
-    followed: dict[str, tuple[str, str]] = {}  # key: metric and mode
+    monitored: dict[str, tuple[str, str]] = {}  # key: metric and mode
     if config.create_checkpoint_callback and saving.monitor:
-        followed[_PARAMS] = saving.monitor, saving.mode or "min"
+        monitored[_CHECKPOINTS] = saving.monitor, saving.mode or "min"
     if config.create_early_stopping_callback:
-        followed[_STOPPING] = (
+        monitored[_EARLY_STOPPING] = (
             (stopping and stopping.monitor) or "val_loss",
             (stopping and stopping.mode) or "min",
         )
-    wanted = {f"{key}.monitor={metric}": metric for key, (metric, _) in followed.items()}
+    required = {f"{key}.monitor={metric}": metric for key, (metric, _) in monitored.items()}
     if config.create_checkpoint_callback:
-        fields = (name for name, _ in FIELD.findall(saving.filename or ""))
-        wanted |= {f"{_PARAMS}.filename: {{{name}}}": name for name in fields if name not in WHOLE_NUMBERS}
-    if {*wanted.values()} - {"val_loss"}:  # which all models give: no need to build one
-        known = validation_metrics(module, trainer)
-        for key, metric in wanted.items():
+        fields = (name for name, _ in METRIC_FIELD.findall(saving.filename or ""))
+        required |= {f"{_CHECKPOINTS}.filename: {{{name}}}": name for name in fields if name not in INTEGER_METRICS}
+    if {*required.values()} - {"val_loss"}:  # all models have val_loss; otherwise the model must be built
+        known = _validation_metrics(module, trainer)
+        for key, metric in required.items():
             if metric not in known:
-                names = known if "filename" not in key else [*WHOLE_NUMBERS, *known]
+                names = known if "filename" not in key else [*INTEGER_METRICS, *known]
                 raise UserError(
-                    f"{key}: validations of this model do not give it{did_you_mean(metric, names)}; they give "
+                    f"{key}: validations do not compute this metric{did_you_mean(metric, names)}; they compute "
                     f"{', '.join(names)}"
                 )
-    for key, (metric, mode) in followed.items():
-        worse = {"max": _BETTER_LOW, "min": _BETTER_HIGH}[mode]
-        if metric.endswith(worse):
-            best = "highest" if mode == "max" else "lowest"
-            log.warning("%s.mode=%s takes the %s %s for the best", key, mode, best, metric)
+    for key, (metric, mode) in monitored.items():
+        if metric.endswith(_WRONG_SUFFIXES[mode]):
+            extreme = "highest" if mode == "max" else "lowest"
+            log.warning("%s.mode=%s: the %s %s is considered the best", key, mode, extreme, metric)
 
 
-def validation_metrics(module: Any, trainer: pl.Trainer) -> list[str]:
-    """Names of the metrics that validations give."""
-    model = module._on_meta()
-    own = ["loss", *(["perplexity"] if model.perplexity else []), *model.measures]
-    others = [name for callback in trainer.callbacks for name in getattr(callback, "gives", ())]  # type: ignore[attr-defined]
-    return [*(f"val_{name}" for name in own), *others]
+def _validation_metrics(module: Any, trainer: pl.Trainer) -> list[str]:
+    model = module.build_on_meta()
+    names = ["loss", *(["perplexity"] if model.has_perplexity else []), *model.metric_names]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [
+        *(f"val_{name}" for name in names),
+        *(name for callback in callbacks for name in getattr(callback, "metric_names", ())),
+    ]

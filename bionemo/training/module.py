@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training step, as a LightningModule: the trainer calls it, this file says what one update is."""
+"""LightningModule with manual optimization: one training step is one update from all its micro-batches."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,34 +16,48 @@ from bionemo.checkpoint import Checkpoint, TensorSource
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
 from bionemo.config.schema import ModelConfig, TrainerConfig
-from bionemo.data.data_module import TrainStep
-from bionemo.data.sampler import Position
+from bionemo.data.data_module import SequenceData
+from bionemo.data.loader import StepBatch
+from bionemo.data.sampler import DataPosition
 from bionemo.megatron import groups
 from bionemo.megatron.precision import LossScaler, Precision
-from bionemo.megatron.sharded_state_dict import load_weights, optimizer_slots, refuse_other_weights
-from bionemo.megatron.sharding import materialise, placements
-from bionemo.megatron.train_step import Objective, ParallelModel
+from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights, optimizer_state_names
+from bionemo.megatron.sharding import materialize, parameter_shards
+from bionemo.megatron.train_step import LossFunction, ParallelModel
 from bionemo.models.trainable import Trainable
-from bionemo.training.divergence import diverged, refuse_not_finite
-from bionemo.training.identity import note_other_settings, refuse_another_function, refuse_another_model
-from bionemo.training.loop_state import loops_at
+from bionemo.training.divergence import check_finite, divergence_error
+from bionemo.training.identity import check_same_function, check_same_model, log_changed_settings
+from bionemo.training.loop_state import loop_state_at_step
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.schedules import build_schedule
 from bionemo.training.throughput import Throughput
 
-_LARGEST_EXPONENT = 88.0  # exp(88) is finite in fp32
+_MAX_EXPONENT = 88.0  # exp(88) is finite in fp32
 
 
 class TrainingModule(pl.LightningModule):
-    """Forward, backward, clip, update, report.
+    """Training, validation and test steps, logging, and the state in checkpoints.
 
-    Optimization is manual: a step is one update from all its micro-batches, and this file alone says what that means.
+    Args:
+        build_model: builds the model on torch's default device.
+        loss_function: returns the summed loss and the number of target tokens, given logits and a micro-batch.
+        config: configuration of the model.
+        trainer_config: configuration of the trainer.
+        precision: precision of the forward pass.
+        initial_weights: weights with which a new run starts, instead of random ones.
+
+    Attributes:
+        schedule_step: number of updates so far, without those that fp16 loss scaling skipped.
+        parallel: the model with gradient buffers; set by `configure_model`.
+        logged_metrics: last logged training metrics, for progress bar and loss curve.
+        list_checkpoints: returns the checkpoints of this run, newest first; set by the checkpoint callback.
+        checkpoint_metadata: additional entries of the next checkpoint; set by the checkpoint callback.
     """
 
     def __init__(
         self,
         build_model: Callable[[], Trainable],
-        objective: Objective,
+        loss_function: LossFunction,
         config: ModelConfig,
         trainer_config: TrainerConfig,
         precision: Precision,
@@ -51,102 +65,114 @@ class TrainingModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._build_model, self._objective, self._initial_weights = build_model, objective, initial_weights
+        self._build_model, self._loss_function, self._initial_weights = build_model, loss_function, initial_weights
         self.config, self.trainer_config, self.precision = config, trainer_config, precision
         self.schedule = build_schedule(config.optim.sched, config.optim.lr, trainer_config.max_steps)
-        self.schedule_step = 0  # updates made: one that fp16 skipped is not counted
+        self.schedule_step = 0
         self.scaler = LossScaler(config.native_amp_init_scale, config.native_amp_growth_interval, config.hysteresis)
-        self.position = Position()  # in the data; moves when a step is done, not when it is loaded
         self.throughput = Throughput()
         self._loss_and_norm = torch.zeros(2)  # of the last step, on the device
-        self.report: dict[str, float] = {}  # what was logged last, for the progress bar and the loss curve
-        self.saved: Callable[[], list[Path]] = list  # checkpoints, newest first; training/checkpointing.py sets it
-        self.record: dict[str, Any] = {}  # what else a checkpoint holds, weights alone or not; set there too
+        self.logged_metrics: dict[str, float] = {}
+        self.list_checkpoints: Callable[[], list[Path]] = list
+        self.checkpoint_metadata: dict[str, Any] = {}
         self.model: Trainable | None = None
 
+    @property
+    def position(self) -> DataPosition:
+        """Position in the training data after the last step."""
+        return self._data.position
+
+    @property
+    def _data(self) -> SequenceData:
+        data: SequenceData = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
     def configure_model(self) -> None:
-        """Build the model once the process groups are there, directly on this rank's device."""
+        """Build and initialize the model on this rank's device; the process groups must exist."""
         if self.model is not None:
             return
-        model = self._on_meta()
-        materialise(model, self.trainer.strategy.root_device)
-        model.initialise(self.config.seed)
+        model = self.build_on_meta()
+        materialize(model, self.trainer.strategy.root_device)
+        model.initialize_weights(self.config.seed)
         if self._initial_weights is not None:
-            load_weights(placements(model), self._initial_weights, to_train=True)
+            load_weights(parameter_shards(model), self._initial_weights, to_train=True)
         if self.config.compile:
             for layer in (layer for block in model.blocks() for layer in block.layers):
                 layer.compile()
         self.model = model
-        self.parallel = ParallelModel(model, sharded=self.config.optim.name == "distributed_fused_adam")
+        self.parallel = ParallelModel(model, zero=self.config.optim.name == "distributed_fused_adam")
 
-    def check_start(self, start: Path | None) -> None:
-        """Compare this model with what the run starts from, before the run writes anything.
+    def check_initial_weights(self, start: Path | None) -> None:
+        """Check that this model can load the weights with which the run starts, before the run writes anything.
 
         Args:
-            start: the checkpoint to go on from; None: the weights that a new run starts with, if any.
+            start: checkpoint to resume from; None for a new run.
 
         Raises:
-            UserError: when its weights belong to another model, or the run cannot go on from it.
+            UserError: if the weights belong to another model, or the run cannot resume from the checkpoint.
         """
         source = self._initial_weights if start is None else Checkpoint(start)
         if source is None:
             return
-        model, config = self._on_meta(), asdict(self.config)
+        model, config = self.build_on_meta(), asdict(self.config)
         if isinstance(source, Checkpoint):
-            known = source.state.get("model")
-            refuse_another_model(known if isinstance(known, dict) else {}, model)
-        refuse_other_weights(placements(model), source)
-        refuse_another_function(source.path, source.config, config)
+            identity = source.state.get("model")
+            check_same_model(identity if isinstance(identity, dict) else {}, model)
+        check_weight_shapes(parameter_shards(model), source)
+        check_same_function(source.path, source.config, config)
         if start is not None:
-            optimizer_slots(source)
-            note_other_settings(start, source.config, config)
+            optimizer_state_names(source)
+            log_changed_settings(start, source.config, config)
 
-    def _on_meta(self) -> Trainable:
+    def build_on_meta(self) -> Trainable:
+        """Build the model without memory for its parameters."""
         with torch.device("meta"):
             return self._build_model()
 
-    def _built(self) -> Trainable:
+    def _get_model(self) -> Trainable:
         assert self.model is not None
         return self.model
 
-    def num_parameters(self) -> int:
-        """Parameters of the model, counted without making any."""
-        return sum(parameter.numel() for parameter in self._on_meta().parameters())
+    def count_parameters(self) -> int:
+        """Return the number of parameters of the model."""
+        return sum(parameter.numel() for parameter in self.build_on_meta().parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimizer; its schedule is ours to step."""
-        return build_optimizer(self.config.optim, self.parallel.parts, self._built().rate_of)
+        """Build the optimizer; `training_step` applies the schedule."""
+        return build_optimizer(
+            self.config.optim, self.parallel.optimizer_shards, self._get_model().learning_rate_factor
+        )
 
     def on_train_start(self) -> None:
-        """Start the clock."""
-        self.throughput.start(self.position.consumed_tokens)
+        """Start measuring the throughput."""
+        self.throughput.start(self._data.position.consumed_tokens)
 
-    def training_step(self, step: TrainStep) -> None:
-        """One update from all micro-batches of a step."""
+    def training_step(self, step: StepBatch) -> None:
+        """Make one update from all micro-batches of a step."""
         optimizer: Any = self.optimizers()
         scale = self.scaler.scale if self.precision.needs_scaling else 1.0
         autocast = partial(self.precision.autocast, self.device)
-        loss_sum, count = self.parallel.forward_backward(step.micro_batches, self._objective, autocast, scale)
+        loss_sum, count = self.parallel.forward_backward(step.micro_batches, self._loss_function, autocast, scale)
 
-        norm = self.parallel.norm()
-        if (limit := self.trainer_config.gradient_clip_val) is not None:
-            self.parallel.scale_gradients((limit / (norm + 1e-6)).clamp(max=1.0))
-        rate = self.schedule(self.schedule_step)
+        norm = self.parallel.gradient_norm()
+        if (max_norm := self.trainer_config.gradient_clip_val) is not None:
+            self.parallel.scale_gradients((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        learning_rate = self.schedule(self.schedule_step)
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["rate"]
+            group["lr"] = learning_rate * group["rate"]
         self._update(optimizer, norm)
-        self.parallel.after_update()
+        self.parallel.finish_update()
 
-        self.position = step.after
-        self.throughput.step()
+        self._data.position = step.next_position
+        self.throughput.count_step()
         self._loss_and_norm = torch.stack((loss_sum / count.clamp_min(1), norm.to(loss_sum.dtype)))
         if self.trainer.global_step % self.trainer_config.log_every_n_steps == 0:
-            self._log(rate)
+            self._log_training(learning_rate)
 
     def _update(self, optimizer: Any, norm: Tensor) -> None:
-        """Step the optimizer and the schedule; under fp16 an overflow makes both stand still."""
+        """Step optimizer and schedule; with fp16, skip both if the gradients overflow."""
         if self.precision.needs_scaling:
-            overflow = not torch.isfinite(norm).item()  # the one wait a step that loss scaling cannot do without
+            overflow = not torch.isfinite(norm).item()  # loss scaling must synchronize with the device here
             optimizer.optimizer.found_inf = torch.tensor(float(overflow), device=self.device)
             self.scaler.update(overflow)
             self.schedule_step += not overflow
@@ -154,124 +180,127 @@ class TrainingModule(pl.LightningModule):
             self.schedule_step += 1
         optimizer.step()
         if self.scaler.exhausted:
-            skipped = f"the last {self.scaler.skipped} updates were skipped for gradients that are not finite"
-            raise diverged(self, f"{skipped}, and the loss scale is at its minimum of {self.scaler.scale:g}")
+            raise divergence_error(
+                self,
+                f"the gradients of the last {self.scaler.skipped} updates are not finite, and the loss scale is at "
+                f"its minimum of {self.scaler.scale:g}",
+            )
 
     def loss_and_norm(self) -> tuple[float, float]:
-        """Read the loss and the gradient norm of the last step, the only wait for the device.
+        """Return loss and gradient norm of the last step; synchronizes with the device.
 
         Raises:
-            UserError: when one is not a finite number; with loss scaling the norm may be infinite.
+            UserError: if one of them is not finite. With loss scaling the norm may be infinite.
         """
-        refuse_not_finite(self, self._figures(), state=False)
+        check_finite(self, self._last_loss_and_norm(), state=False)
         loss, norm = self._loss_and_norm.tolist()
         return loss, norm
 
-    def refuse_not_finite(self, metrics: Mapping[str, float] | None = None) -> None:
-        """See that the state that would be saved now, and the given metrics, are finite; all ranks call it.
+    def check_finite(self, metrics: Mapping[str, float] | None = None) -> None:
+        """Check that metrics, weights and optimizer state are finite; all ranks must call it.
 
         Raises:
-            UserError: naming what is not finite, and the checkpoint that is left.
+            UserError: if one is not; names it and the newest checkpoint.
         """
-        refuse_not_finite(self, self._figures() | dict(metrics or {}))
+        check_finite(self, self._last_loss_and_norm() | dict(metrics or {}))
 
-    def _figures(self) -> dict[str, float]:
-        """What has to be finite after a step; with loss scaling the norm may be infinite, that step was skipped."""
+    def _last_loss_and_norm(self) -> dict[str, float]:
+        """Return the values of the last step that must be finite; loss scaling skips steps with infinite norm."""
         loss, norm = self._loss_and_norm.tolist()
         return {"the loss": loss} if self.precision.needs_scaling else {"the loss": loss, "the gradient norm": norm}
 
-    def _log(self, rate: float) -> None:
-        """Hand the step's figures to the loggers."""
-        loss_value, norm_value = self.loss_and_norm()
-        tokens_per_second, seconds = self.throughput.read(self.position.consumed_tokens)
-        self.report = {
-            "reduced_train_loss": loss_value,
-            "grad_norm": norm_value,
-            "lr": rate,
+    def _log_training(self, learning_rate: float) -> None:
+        loss, norm = self.loss_and_norm()
+        position = self._data.position
+        tokens_per_second, seconds_per_step = self.throughput.read(position.consumed_tokens)
+        self.logged_metrics = {
+            "reduced_train_loss": loss,
+            "grad_norm": norm,
+            "lr": learning_rate,
             "tokens_per_second": tokens_per_second,
-            "train_step_timing in s": seconds,
-            "consumed_samples": float(self.position.consumed_samples),
+            "train_step_timing in s": seconds_per_step,
+            "consumed_samples": float(position.consumed_samples),
             "global_step": float(self.trainer.global_step),
         }
         if self.precision.needs_scaling:
-            self.report["loss_scale"] = self.scaler.scale
-        self._to_loggers(self.report)
+            self.logged_metrics["loss_scale"] = self.scaler.scale
+        self._log_metrics(self.logged_metrics)
 
-    def _to_loggers(self, metrics: dict[str, float]) -> None:
-        """Log at the step that was just made; Lightning would count batches from the start of the process."""
+    def _log_metrics(self, metrics: dict[str, float]) -> None:
+        """Log at the global step; Lightning would count batches since the start of the process."""
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.trainer.global_step)
 
     def on_validation_epoch_start(self) -> None:
-        """Forget the last validation."""
-        self._sums: dict[str, list[Tensor]] = {"loss": []}
+        """Reset the metrics."""
+        self._sums: dict[str, list[Tensor]] = {"loss": []}  # of each batch: sum and count
 
-    def validation_step(self, step: TrainStep) -> None:
-        """Add up loss and asked tokens, and whatever else the model can tell."""
+    def validation_step(self, step: StepBatch) -> None:
+        """Collect loss and metrics of a batch."""
         autocast = partial(self.precision.autocast, self.device)
-        self._sums["loss"].append(self.parallel.evaluate(step.micro_batches, self._objective, autocast).float())
+        self._sums["loss"].append(self.parallel.evaluate(step.micro_batches, self._loss_function, autocast).float())
         for batch in step.micro_batches:
             with autocast():
-                for name, sums in self._built().evaluate(batch).items():
+                for name, sums in self._get_model().compute_metrics(batch).items():
                     self._sums.setdefault(name, []).append(sums)
 
     def on_validation_epoch_end(self) -> None:
-        """Report the means over every rank."""
-        self._report_mean("val")
+        """Log the means over all ranks."""
+        self._log_evaluation("val")
 
     def on_test_epoch_start(self) -> None:
-        """As validation."""
+        """Reset the metrics."""
         self.on_validation_epoch_start()
 
-    def test_step(self, step: TrainStep) -> None:
-        """As validation."""
+    def test_step(self, step: StepBatch) -> None:
+        """Collect loss and metrics of a batch."""
         self.validation_step(step)
 
     def on_test_epoch_end(self) -> None:
-        """As validation."""
-        self._report_mean("test")
+        """Log the means over all ranks."""
+        self._log_evaluation("test")
 
-    def _report_mean(self, stage: str) -> None:
+    def _log_evaluation(self, split: str) -> None:
         sums = torch.stack([sum(each, torch.zeros(2, device=self.device)) for each in self._sums.values()])
-        pairs = zip(self._sums, groups.sum_over_data(sums).tolist(), strict=True)
-        means = {name: total / count for name, (total, count) in pairs if count}
+        totals = zip(self._sums, groups.sum_over_data_ranks(sums).tolist(), strict=True)
+        means = {name: total / count for name, (total, count) in totals if count}
         if "loss" not in means:
-            if self.trainer.sanity_checking:  # a few batches
+            if self.trainer.sanity_checking:  # on a few batches only
                 return
             raise UserError(
-                f"the {stage} data asks for no prediction, so there is no {stage}_loss: check "
-                f"model.data.dataset.{stage} and the masking settings of model.data"
+                f"the {split} data has no target tokens, so there is no {split}_loss: check "
+                f"model.data.dataset.{split} and the masking settings of model.data"
             )
-        if self._built().perplexity:
-            # of a larger loss it would be infinite in fp32
-            means = {"loss": means["loss"], "perplexity": math.exp(min(means["loss"], _LARGEST_EXPONENT)), **means}
-        metrics = {f"{stage}_{name}": mean for name, mean in means.items()}
-        refuse_not_finite(self, self._figures() | metrics, state=False)
+        if self._get_model().has_perplexity:
+            perplexity = math.exp(min(means["loss"], _MAX_EXPONENT))
+            means = {"loss": means["loss"], "perplexity": perplexity, **means}
+        metrics = {f"{split}_{name}": mean for name, mean in means.items()}
+        check_finite(self, self._last_loss_and_norm() | metrics, state=False)
         self.log_dict(metrics, logger=False)  # for callbacks: early stopping, checkpoints
         if not self.trainer.sanity_checking:
-            self._to_loggers(metrics)
+            self._log_metrics(metrics)
 
     def on_validation_start(self) -> None:
-        """Validation is not training time."""
+        """Exclude the validation from the throughput."""
         self._pause = self.throughput.paused()
         self._pause.__enter__()
 
     def on_validation_end(self) -> None:
-        """Training time goes on."""
+        """Continue measuring the throughput."""
         self._pause.__exit__(None, None, None)
 
     def on_save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Keep what a step depends on; Lightning's own counters follow from the step (training/position.py)."""
+        """Add the state of this module; Lightning's counters are derived from the step, see loop_state.py."""
         del state["loops"]
         state["epoch"] = 0
-        state |= self.record
+        state |= self.checkpoint_metadata
         state["schedule_step"] = self.schedule_step
-        state["model"] = self._built().identity
+        state["model"] = self._get_model().identity
         state["config"] = redact_tree(asdict(self.config))
         state["loss_scaler"] = self.scaler.state_dict()
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:
-        """Take it back; `check_start` has compared the models."""
-        state["loops"] = loops_at(self.trainer, state["global_step"])
+        """Restore the state of this module; `check_initial_weights` has checked the model."""
+        state["loops"] = loop_state_at_step(self.trainer, state["global_step"])
         self.schedule_step = state["schedule_step"]
         self.scaler.load_state_dict(state["loss_scaler"])

@@ -1,27 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the run is, for people: a live bar on a terminal, a line now and then in a log file."""
+"""Progress of a run on the console: messages at start and end, and a progress bar, or log lines without a terminal."""
 
+import logging
 import sys
 import time
+from dataclasses import asdict, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import yaml
 from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from bionemo.common.files import write_atomic
+from bionemo.common.redaction import redact_text, redact_tree
+from bionemo.config.schema import RunConfig
+from bionemo.data.data_module import pads_dynamically
 
-def step_of(trainer: pl.Trainer) -> str:
-    """Say how far the run is; without trainer.max_steps nobody knows how far it goes."""
+_SHOWN_METRICS = ("val_", "dwnstr_task_", "test_")  # test_: test split of a downstream task
+
+
+@rank_zero_only
+def print_start(
+    cfg: RunConfig, trainer: pl.Trainer, num_parameters: int, precision: str, start: Path | None, micro_batches: int
+) -> None:
+    """Print model size, devices, batch size, and the checkpoint from which the run resumes."""
+    model = cfg.model
+    model_parallel_size = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
+    samples = model.micro_batch_size * micro_batches * (trainer.world_size // model_parallel_size)
+    size = f"{samples:,} sequences" if pads_dynamically(model.data) else f"{samples * model.seq_length:,} tokens"
+    _print_and_log(
+        f"{cfg.name}: {num_parameters:,} parameters, {precision} on {trainer.world_size} x "
+        f"{trainer.strategy.root_device.type}, {size} per step, "
+        + (f"resuming from {start}" if start else "starting from the beginning")
+    )
+
+
+@rank_zero_only
+def print_result(trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path) -> None:
+    """Print the last step, the validation loss and reference losses to compare it with."""
+    loss = trainer.callback_metrics.get("val_loss")
+    losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())
+    _print_and_log(", ".join([_format_step(trainer), *(f"{name} {value:.4f}" for name, value in losses)]))
+    _print_and_log(f"logs, checkpoints and the loss curve are in {directory}")
+
+
+@rank_zero_only
+def print_test_result(trainer: pl.Trainer) -> None:
+    """Print loss and perplexity on the test split."""
+    loss, perplexity = (float(trainer.callback_metrics[f"test_{name}"]) for name in ("loss", "perplexity"))
+    _print_and_log(f"test loss {loss:.4f}, test perplexity {perplexity:.3f}")
+
+
+@rank_zero_only
+def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path, micro_batches: int) -> None:
+    """Write the resolved configuration to config.yaml, and pass it to the loggers, which write hparams.yaml."""
+    trainer_config = replace(cfg.trainer, accumulate_grad_batches=micro_batches)
+    resolved: Any = redact_tree(asdict(replace(cfg, trainer=trainer_config)))
+    write_atomic(directory / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
+    for logger in trainer.loggers:
+        logger.log_hyperparams(resolved)
+        logger.save()
+
+
+def _print_and_log(line: str) -> None:
+    print(redact_text(line), file=sys.stderr, flush=True)
+    logging.getLogger("bionemo").info(line)
+
+
+def _format_step(trainer: pl.Trainer) -> str:
     return f"step {trainer.global_step:,}" + (f" of {trainer.max_steps:,}" if trainer.max_steps > 0 else "")
 
 
-_TOLD = ("val_", "dwnstr_task_", "test_")  # the last of a downstream task: its test split
-
-
 class TrainingProgress(ProgressBar):
-    """Loss, learning rate, useful tokens a second and the time left; reads only what was logged anyway."""
+    """Shows loss, learning rate, tokens per second and remaining time, all from values that are logged anyway."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,15 +87,15 @@ class TrainingProgress(ProgressBar):
         self._started, self._first_step = time.monotonic(), 0
 
     def disable(self) -> None:
-        """Keep quiet; Lightning calls this on all ranks but the first."""
+        """Show nothing; Lightning calls this on all ranks but the first."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Speak again."""
+        """Show progress."""
         self._enabled = True
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Open the bar."""
+        """Start the bar."""
         self._started, self._first_step = time.monotonic(), trainer.global_step
         if self._enabled and self._console.is_terminal:
             columns = (
@@ -48,54 +104,54 @@ class TrainingProgress(ProgressBar):
             )  # fmt: skip
             self._bar = Progress(*columns, console=self._console, transient=True)
             total = trainer.max_steps if trainer.max_steps > 0 else None
-            self._task = self._bar.add_task("", total=total, completed=trainer.global_step, step=step_of(trainer))
+            self._task = self._bar.add_task("", total=total, completed=trainer.global_step, step=_format_step(trainer))
             self._bar.start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Advance; show figures when the module has read new ones."""
+        """Advance the bar, or print a line, about 100 per run and at most one per logged step."""
         if not self._enabled:
             return
-        fresh = trainer.global_step % pl_module.trainer_config.log_every_n_steps == 0
+        interval = pl_module.trainer_config.log_every_n_steps
+        is_logged = trainer.global_step % interval == 0
         if self._bar is not None:
-            figures = self._figures(trainer, pl_module) if fresh else None
-            self._bar.update(self._task, completed=trainer.global_step, description=figures, step=step_of(trainer))
-        elif fresh and self._due(trainer, pl_module):
-            print(f"{step_of(trainer)}  {self._figures(trainer, pl_module)}", file=sys.stderr, flush=True)
+            metrics = self._format_metrics(trainer, pl_module) if is_logged else None
+            self._bar.update(
+                self._task, completed=trainer.global_step, description=metrics, step=_format_step(trainer)
+            )
+        elif is_logged:
+            line_interval = -(-max(trainer.max_steps // 100, 1) // interval) * interval
+            if trainer.global_step % line_interval == 0:
+                line = f"{_format_step(trainer)}  {self._format_metrics(trainer, pl_module)}"
+                print(line, file=sys.stderr, flush=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Print what a validation told, above the bar if there is one."""
-        told = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(_TOLD)}
-        if self._enabled and told and not trainer.sanity_checking:
-            figures = [f"val_loss {told.pop('val_loss'):.4f}", *(f"{name} {v:.3f}" for name, v in told.items())]
-            self._console.print(f"step {trainer.global_step:,}  {'  '.join(figures)}", highlight=False, soft_wrap=True)
+        """Print the validation metrics, above the bar if there is one."""
+        metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(_SHOWN_METRICS)}
+        if self._enabled and metrics and not trainer.sanity_checking:
+            shown = [f"val_loss {metrics.pop('val_loss'):.4f}", *(f"{name} {v:.3f}" for name, v in metrics.items())]
+            self._console.print(f"step {trainer.global_step:,}  {'  '.join(shown)}", highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Close the bar."""
-        self._close()
+        """Remove the bar."""
+        self._stop()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Close the bar before the error is printed."""
-        self._close()
+        """Remove the bar before the error is printed."""
+        self._stop()
 
-    def _close(self) -> None:
+    def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    def _due(self, trainer: pl.Trainer, pl_module: Any) -> bool:
-        """About a hundred lines a run, at most one per logging step."""
-        every = max(trainer.max_steps // 100, 1)
-        interval = pl_module.trainer_config.log_every_n_steps
-        return trainer.global_step % (-(-every // interval) * interval) == 0
-
-    def _figures(self, trainer: pl.Trainer, pl_module: Any) -> str:
-        report = pl_module.report
-        figures = (
-            f"loss {report['reduced_train_loss']:.4f}  lr {report['lr']:.2e}  "
-            f"{report['tokens_per_second']:,.0f} tokens/s"
+    def _format_metrics(self, trainer: pl.Trainer, pl_module: Any) -> str:
+        metrics = pl_module.logged_metrics
+        text = (
+            f"loss {metrics['reduced_train_loss']:.4f}  lr {metrics['lr']:.2e}  "
+            f"{metrics['tokens_per_second']:,.0f} tokens/s"
         )
         if trainer.max_steps < 0:
-            return figures
-        done = trainer.global_step - self._first_step
-        left = (time.monotonic() - self._started) / max(done, 1) * (trainer.max_steps - trainer.global_step)
-        return f"{figures}  {timedelta(seconds=int(left))} left"
+            return text
+        seconds_per_step = (time.monotonic() - self._started) / max(trainer.global_step - self._first_step, 1)
+        remaining = seconds_per_step * (trainer.max_steps - trainer.global_step)
+        return f"{text}  {timedelta(seconds=int(remaining))} left"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all ranks must have in common from the start, and do at the same step."""
+"""Check that all ranks have the same versions, configuration, checkpoint and data; decisions common to all ranks."""
 
 import hashlib
 import platform
@@ -19,13 +19,13 @@ from bionemo.common.redaction import redact_text
 from bionemo.common.secret_names import is_secret_name
 from bionemo.common.version import __version__
 from bionemo.config.schema import RunConfig
-from bionemo.data.dataset import Samples
+from bionemo.data.dataset import Dataset
 
 
-def any_rank(trainer: pl.Trainer, pl_module: Any, value: int) -> int:
-    """Give all ranks the highest value of any, at steps whose figures are logged, when ranks wait anyway.
+def all_reduce_max(trainer: pl.Trainer, pl_module: Any, value: int) -> int:
+    """Return the maximum over all ranks at steps that are logged, when ranks synchronize anyway, and 0 at others.
 
-    At the other steps of several ranks the answer is 0: nothing is decided.
+    With one rank, return the value at every step.
     """
     if trainer.world_size == 1:
         return value
@@ -34,10 +34,10 @@ def any_rank(trainer: pl.Trainer, pl_module: Any, value: int) -> int:
     return int(trainer.strategy.reduce(torch.tensor(value, device=pl_module.device), reduce_op="max"))
 
 
-class Agreement(pl.Callback):
+class RankConsistencyCheck(pl.Callback):
     """Ends a run whose ranks differ in version, configuration, checkpoint or data, before the model is built.
 
-    Such ranks train on without an error, each on something else, or wait for each other for ever.
+    Without this check, such ranks would train on different data without an error, or wait for each other forever.
     """
 
     def __init__(self, cfg: RunConfig, start: Path | None) -> None:
@@ -45,61 +45,56 @@ class Agreement(pl.Callback):
             "bionemo": __version__,
             "torch": torch.__version__,
             "python": ".".join(platform.python_version_tuple()[:2]),
-            **dict(flat(asdict(cfg))),
-            "the checkpoint to go on from": str(start),
+            **dict(flatten_config(asdict(cfg))),
+            "the checkpoint to resume from": str(start),
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Compare; the process groups are there, and so is the data."""
+        """Compare the ranks; process groups and datasets exist now."""
         if trainer.world_size > 1:
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
-            held = {f"the {name} data": of_data(samples) for name, samples in data.open_samples.items()}
-            same_everywhere(trainer, self._common | held)
+            datasets = {f"the {name} data": _summarize(dataset) for name, dataset in sorted(data.datasets.items())}
+            check_equal_on_all_ranks(trainer, self._common | datasets)
 
 
-def same_everywhere(trainer: pl.Trainer, facts: Mapping[str, str]) -> None:
-    """See that all ranks hold the same values; those of rank 0 travel to all, and so does the first difference.
+def check_equal_on_all_ranks(trainer: pl.Trainer, values: Mapping[str, str]) -> None:
+    """Check that all ranks have the same values.
 
     Raises:
-        UserError: on all ranks, naming the first key that differs on the lowest rank where one does.
+        UserError: on all ranks, if values differ; names the first differing key of the lowest rank with a difference.
     """
-    strategy, me, ranks = trainer.strategy, trainer.global_rank, trainer.world_size
-    first: Mapping[str, str] = strategy.broadcast(facts)
-    different = [key for key in {**first, **facts} if first.get(key) != facts.get(key)]
-    here = torch.tensor([ranks - me if different else 0, bool(different)], device=strategy.root_device)
-    lowest = ranks - int(strategy.reduce(here[0].clone(), reduce_op="max"))
-    others = int(strategy.reduce(here[1].clone(), reduce_op="sum")) - 1
-    if lowest == ranks:
+    strategy, num_ranks = trainer.strategy, trainer.world_size
+    reference: Mapping[str, str] = strategy.broadcast(values)
+    keys = [key for key in {**reference, **values} if reference.get(key) != values.get(key)]
+    differs = torch.tensor([num_ranks - trainer.global_rank if keys else 0, bool(keys)], device=strategy.root_device)
+    lowest = num_ranks - int(strategy.reduce(differs[0].clone(), reduce_op="max"))
+    others = int(strategy.reduce(differs[1].clone(), reduce_op="sum")) - 1
+    if lowest == num_ranks:
         return
-    key = different[0] if different else ""
-    key, value, host = strategy.broadcast((key, facts.get(key, "not set"), socket.gethostname()), src=lowest)
-    there = f"rank {lowest} (host {host})" + (f" and {others} more ranks" if others else "")
-    said = (
-        f"differs between rank 0 and {there}"
-        if _is_hidden(key)
-        else f"is {first.get(key, 'not set')} on rank 0, {value} on {there}"
-    )
-    raise UserError(f"{key} {said}: all ranks need the same versions, configuration, checkpoint and data")
+    key = keys[0] if keys else ""
+    key, value, host = strategy.broadcast((key, values.get(key, "not set"), socket.gethostname()), src=lowest)
+    rank = f"rank {lowest} (host {host})" + (f" and {others} more ranks" if others else "")
+    if is_secret_name(key):
+        difference = f"differs between rank 0 and {rank}"
+    else:
+        difference = f"is {reference.get(key, 'not set')} on rank 0, {value} on {rank}"
+    raise UserError(f"{key} {difference}: all ranks need the same versions, configuration, checkpoint and data")
 
 
-def flat(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Give the leaves of nested dicts under dotted keys, as text; of secrets, what cannot be read."""
+def flatten_config(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield dotted keys and values of nested dicts as text; secrets are replaced by their SHA-256."""
     if isinstance(tree, dict) and tree:
         for name, value in tree.items():
-            yield from flat(value, f"{key}.{name}" if key else str(name))
+            yield from flatten_config(value, f"{key}.{name}" if key else str(name))
     else:
         text = str(tree)
-        hidden = _is_hidden(key) or redact_text(text) != text
-        yield key, hashlib.sha256(text.encode()).hexdigest() if hidden else text
+        is_secret = is_secret_name(key) or redact_text(text) != text
+        yield key, hashlib.sha256(text.encode()).hexdigest() if is_secret else text
 
 
-def of_data(samples: Samples) -> str:
-    """What tells data of the same name apart: how much there is, and in which order."""
-    lengths = np.ascontiguousarray(samples.lengths)
-    taken = np.ascontiguousarray(samples.records)
-    checksum = zlib.crc32(repr(samples.identity).encode(), zlib.crc32(taken.data, zlib.crc32(lengths.data)))
-    return f"{len(taken):,} sequences, {int(lengths.sum(dtype=np.int64)):,} tokens, checksum {checksum:08x}"
-
-
-def _is_hidden(key: str) -> bool:
-    return is_secret_name(key)
+def _summarize(dataset: Dataset) -> str:
+    """Describe a dataset by its size and a checksum of lengths, order and fingerprint."""
+    lengths = np.ascontiguousarray(dataset.lengths)
+    records = np.ascontiguousarray(dataset.records)
+    checksum = zlib.crc32(repr(dataset.fingerprint).encode(), zlib.crc32(records.data, zlib.crc32(lengths.data)))
+    return f"{len(records):,} sequences, {int(lengths.sum(dtype=np.int64)):,} tokens, checksum {checksum:08x}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run starts: at a checkpoint of its own, with the weights of another model, or from the beginning."""
+"""Selection of the checkpoint from which a run resumes, and of the weights with which a new run starts."""
 
 import logging
 import uuid
@@ -15,36 +15,36 @@ from bionemo import checkpoint
 from bionemo.checkpoint import TensorSource
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
-from bionemo.interop import huggingface, nemo_archive
-from bionemo.interop.run_files import recorded_run
-from bionemo.interop.v1_models import names_of
+from bionemo.interop.convert import open_model
+from bionemo.interop.huggingface import directory as huggingface
+from bionemo.interop.run_files import read_run_id
 
 log = logging.getLogger(__name__)
-_POSITIONS = "position_embeddings.weight"
+_POSITION_EMBEDDINGS = "position_embeddings.weight"
 
 
-def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
-    """Choose where to go on: the checkpoint that was named, else the newest whole one of this run, else nowhere.
+def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
+    """Return the checkpoint to resume from: the configured one, else the newest complete one of this run, else None.
 
-    The newest is that of the highest step, whatever its name: `*-last`, a best one, or Slurm's `hpc_ckpt_*` beside the
-    logs. In a checkpoint directory that several runs share, one with checkpoints of its own resumes from these only.
+    The newest checkpoint has the highest step, whether it is a `*-last`, a best one or Slurm's `hpc_ckpt_*` in the log
+    directory. If several runs share a checkpoint directory, a run with checkpoints there resumes only from its own.
 
     Raises:
-        UserError: when a named checkpoint cannot be used, or there is none and starting afresh was not allowed, or
-            nothing is to be trained.
+        UserError: if the configured checkpoint is not usable, or there is no checkpoint and the configuration requires
+            one.
     """
     config = cfg.exp_manager
     if named := config.resume_from_checkpoint or cfg.model.resume_from_checkpoint:
         if not Path(named).is_dir():
-            raise UserError(f"resume_from_checkpoint={named}: there is no such checkpoint directory")
+            raise UserError(f"resume_from_checkpoint={named}: this checkpoint directory does not exist")
         checkpoint.check(Path(named))
         return Path(named)
     if not config.resume_if_exists:
         found = None
     else:
-        others = _of_other_runs(*directories)
-        found = checkpoint.newest(
-            directories, lambda path, why: log.warning("checkpoint %s passed over: %s", path, why), others
+        others = _find_other_runs(*directories)
+        found = checkpoint.find_newest(
+            directories, lambda path, why: log.warning("checkpoint %s skipped: %s", path, why), others
         )
         if found is None and not config.resume_ignore_no_checkpoint:
             raise UserError(
@@ -53,60 +53,58 @@ def find_start(cfg: RunConfig, *directories: Path) -> Path | None:
             )
     if found is None and not (cfg.do_training or cfg.restore_from_path):
         raise UserError(
-            f"do_testing=True without do_training: there is no checkpoint in {directories[0]} to test; give "
+            f"do_testing=True without do_training: there is no checkpoint in {directories[0]} to test; set "
             "exp_manager.resume_from_checkpoint or restore_from_path"
         )
     return found
 
 
-def _of_other_runs(saved: Path, directory: Path) -> set[Path]:
-    """Checkpoints that the run which last logged into a directory has not written, if it has written any."""
-    run = recorded_run(directory)
-    paths = checkpoint.complete(saved)
-    others = {path for path in paths if checkpoint.run_of(path) != run}
+def _find_other_runs(checkpoint_dir: Path, log_dir: Path) -> set[Path]:
+    """Return the checkpoints of other runs if the run that last wrote to the log directory has checkpoints, too."""
+    run_id = read_run_id(log_dir)
+    paths = checkpoint.list_complete(checkpoint_dir)
+    others = {path for path in paths if checkpoint.read_run_id(path) != run_id}
     return others if len(others) < len(paths) else set()
 
 
-def identity_of_run(start: Path | None, *directories: Path) -> str:
-    """The identity under which a run writes checkpoints; it deletes and replaces those with the same identity only.
+def new_or_resumed_run_id(start: Path | None, *directories: Path) -> str:
+    """Return the ID that a run writes to its checkpoints; it deletes and replaces only checkpoints with this ID.
 
-    A run that resumes from a checkpoint in its own directories has the identity of the run that wrote it, "" when that
-    was an earlier version, which recorded none. Any other run gets a new one.
+    A run that resumes from a checkpoint in its own directories has the ID of that checkpoint, "" for checkpoints of
+    versions that recorded none. Other runs get a new ID.
     """
     if start is not None and start.absolute().parent in directories:
-        return checkpoint.run_of(start)
+        return checkpoint.read_run_id(start)
     return uuid.uuid4().hex
 
 
-def find_weights(path: str | None, positions: int | None = None) -> TensorSource | None:
-    """Open what a new run takes its weights from, if anything: a checkpoint, a .nemo file, or Hugging Face's.
+def open_initial_weights(path: str | None, positions: int | None = None) -> TensorSource | None:
+    """Open the weights with which a new run starts.
 
     Args:
-        path: of it; `restore_from_path`.
-        positions: how many the new model has (`max_position_embeddings`); learned ones are fitted to it.
+        path: `restore_from_path`: a checkpoint, a .nemo file or a Hugging Face directory; None: random weights.
+        positions: `max_position_embeddings`; learned position embeddings are resized to it.
 
     Raises:
-        UserError: when there is none of that name.
+        UserError: if the path does not exist or is not usable.
     """
     if path is None:
         return None
     weights = _open(path)
-    learned = weights.shapes("weights").get(_POSITIONS)
+    learned = weights.shapes("weights").get(_POSITION_EMBEDDINGS)
     if positions is None or learned is None or learned[0] == positions:
         return weights
-    fitted = f"{'repeated' if learned[0] < positions else 'cut'} to model.max_position_embeddings={positions}"
-    log.warning("%s has %d learned positions, %s", path, learned[0], fitted)
-    return FittedPositions(weights, positions)
+    change = f"{'repeated' if learned[0] < positions else 'truncated'} to model.max_position_embeddings={positions}"
+    log.warning("%s has %d learned positions, %s", path, learned[0], change)
+    return ResizedPositions(weights, positions)
 
 
 def _open(path: str) -> TensorSource:
     if path.endswith(".nemo"):
-        archive = nemo_archive.read(path)
-        config = names_of(archive.config).our_config(archive.config)
-        return checkpoint.TensorsInMemory(Path(path), archive.weights, config)
+        return open_model(Path(path)).weights
     if not Path(path).is_dir():
         raise UserError(
-            f"restore_from_path={path}: there is no such directory; give a .nemo file or a checkpoint, "
+            f"restore_from_path={path}: this directory does not exist; set a .nemo file or a checkpoint, "
             "e.g. RUN/checkpoints/NAME-last"
         )
     if huggingface.is_directory(Path(path)):
@@ -116,10 +114,10 @@ def _open(path: str) -> TensorSource:
 
 
 @dataclass(frozen=True)
-class FittedPositions:
-    """The weights of a model whose sequences were longer or shorter: position p has the vector of p modulo theirs.
+class ResizedPositions:
+    """Weights with resized position embeddings: position p has the embedding of p modulo the saved size, as in v1.
 
-    So a model of 128 tokens goes on with 512; v1 did the same.
+    For example, a model pretrained with 128 tokens can continue with 512.
     """
 
     weights: TensorSource
@@ -138,14 +136,16 @@ class FittedPositions:
     def shapes(self, group: str = "") -> dict[str, tuple[int, ...]]:
         """See TensorSource."""
         return {
-            name: (self.positions, *shape[1:]) if name.endswith(_POSITIONS) else shape
+            name: (self.positions, *shape[1:]) if name.endswith(_POSITION_EMBEDDINGS) else shape
             for name, shape in self.weights.shapes(group).items()
         }
 
     def read(self, name: str, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
         """See TensorSource."""
-        if not name.endswith(_POSITIONS):
+        if not name.endswith(_POSITION_EMBEDDINGS):
             return self.weights.read(name, offset, shape)
         table_PD = self.weights.read(name)
-        fitted = table_PD[torch.arange(self.positions) % len(table_PD)]
-        return checkpoint.TensorsInMemory(self.path, {_POSITIONS: fitted}).read(_POSITIONS, offset, shape)
+        resized = table_PD[torch.arange(self.positions) % len(table_PD)]
+        return checkpoint.TensorsInMemory(self.path, {_POSITION_EMBEDDINGS: resized}).read(
+            _POSITION_EMBEDDINGS, offset, shape
+        )

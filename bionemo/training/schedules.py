@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rates as functions of the schedule step, with the predecessor's names and formulas.
+"""Learning rate schedules of NeMo 1.23 and BioNeMo v1, as functions of the step.
 
-The step counts optimizer updates from 0; an update that a loss scaler skipped is not counted. The formulas are those
-of NeMo 1.23's schedulers, with BioNeMo's constant steps.
+The step counts optimizer updates from 0, without those that loss scaling skipped.
 """
 
 import math
@@ -15,15 +14,15 @@ Schedule = Callable[[int], float]
 
 
 def build_schedule(config: SchedConfig | None, lr: float, max_steps: int) -> Schedule:
-    """Choose the schedule named in the configuration.
+    """Return the schedule named in the configuration.
 
     Args:
-        config: `model.optim.sched`; None keeps the rate constant.
+        config: `model.optim.sched`; None: constant learning rate.
         lr: `model.optim.lr`.
-        max_steps: of the training, for schedules that do not state their own.
+        max_steps: number of training steps, for schedules without `max_steps`.
 
     Raises:
-        UserError: when a key that the schedule needs is missing or contradicts another.
+        UserError: if a required key is missing or contradicts another one.
     """
     if config is None:
         return lambda step: lr
@@ -31,23 +30,23 @@ def build_schedule(config: SchedConfig | None, lr: float, max_steps: int) -> Sch
     warmup = _warmup_steps(config, steps)
     match config.name:
         case "CosineAnnealing" if config.constant_steps:
-            return _cosine_with_constant(lr, _given(config, "min_lr"), warmup, int(config.constant_steps), steps)
+            return _cosine_with_constant(lr, _require(config, "min_lr"), warmup, int(config.constant_steps), steps)
         case "CosineAnnealing":
             return _cosine(lr, config.min_lr or 0.0, warmup, steps)
         case "WarmupAnnealDecayHold":
-            top, share = _given(config, "max_lr"), _given(config, "anneal_percentage")
-            return _warmup_decay_hold(_given(config, "min_lr"), top, share, warmup, steps)
+            max_lr, hold = _require(config, "max_lr"), _require(config, "anneal_percentage")
+            return _warmup_decay_hold(_require(config, "min_lr"), max_lr, hold, warmup, steps)
         case "InverseSquareRootAnnealing":
             return lambda s: lr * (s + 1) / (warmup + 1) if s < warmup else lr / math.sqrt((s + 1) / (warmup + 1))
         case "NoamAnnealing":
-            return _noam(lr, config.min_lr or 0.0, int(_given(config, "d_model")), warmup)
+            return _noam(lr, config.min_lr or 0.0, int(_require(config, "d_model")), warmup)
         case "WarmupAnnealing":
             return _warmup_anneal(lr, config.min_lr or 0.0, warmup, steps)
-    raise UserError(f"model.optim.sched.name={config.name}: no such schedule")
+    raise UserError(f"model.optim.sched.name={config.name}: unknown schedule")
 
 
 def _cosine_with_constant(lr: float, min_lr: float, warmup: int, constant: int, max_steps: int) -> Schedule:
-    """Linear from 0, a cosine down to min_lr, then min_lr for the last `constant` steps."""
+    """Linear warm-up from 0, cosine decay to min_lr, then min_lr for the last `constant` steps."""
     decay = max_steps - warmup - constant
 
     def rate(step: int) -> float:
@@ -61,7 +60,7 @@ def _cosine_with_constant(lr: float, min_lr: float, warmup: int, constant: int, 
 
 
 def _cosine(lr: float, min_lr: float, warmup: int, max_steps: int) -> Schedule:
-    """Linear from lr / (warmup + 1), then a cosine that reaches min_lr at max_steps."""
+    """Linear warm-up from lr / (warmup + 1), then cosine decay to min_lr at max_steps."""
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -73,7 +72,7 @@ def _cosine(lr: float, min_lr: float, warmup: int, max_steps: int) -> Schedule:
 
 
 def _warmup_decay_hold(min_lr: float, max_lr: float, hold: float, warmup: int, max_steps: int) -> Schedule:
-    """Linear from min_lr to max_lr, linear towards 0 at max_steps, never below hold * max_lr."""
+    """Linear warm-up from min_lr to max_lr, then linear decay to 0 at max_steps, at least hold * max_lr."""
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -84,10 +83,10 @@ def _warmup_decay_hold(min_lr: float, max_lr: float, hold: float, warmup: int, m
 
 
 def _noam(scale: float, min_lr: float, d_model: int, warmup: int) -> Schedule:
-    """Scale * d^-0.5 * min(s^-0.5, s * w^-1.5) with s from 1 (Vaswani et al. 2017); min_lr a floor after warm-up."""
+    """Scale * d^-0.5 * min(s^-0.5, s * w^-1.5), s from 1 (Vaswani et al. 2017), at least min_lr after warm-up."""
     if scale < min_lr:
         raise UserError(
-            f"model.optim.lr={scale} is below model.optim.sched.min_lr={min_lr}: with Noam it is a multiplier"
+            f"model.optim.lr={scale} is below model.optim.sched.min_lr={min_lr}: with NoamAnnealing lr is a multiplier"
         )
 
     def rate(step: int) -> float:
@@ -99,7 +98,7 @@ def _noam(scale: float, min_lr: float, d_model: int, warmup: int) -> Schedule:
 
 
 def _warmup_anneal(lr: float, min_lr: float, warmup: int, max_steps: int) -> Schedule:
-    """Linear up to lr, then linear down to min_lr at max_steps."""
+    """Linear warm-up to lr, then linear decay to min_lr at max_steps."""
 
     def rate(step: int) -> float:
         if step < warmup:
@@ -116,7 +115,7 @@ def _warmup_steps(config: SchedConfig, max_steps: int) -> int:
     return int((config.warmup_ratio or 0.0) * max_steps)
 
 
-def _given(config: SchedConfig, key: str) -> float:
+def _require(config: SchedConfig, key: str) -> float:
     if (value := getattr(config, key)) is None:
-        raise UserError(f"model.optim.sched.{key} is not set: {config.name} needs it")
+        raise UserError(f"model.optim.sched.{key} is not set: {config.name} requires it")
     return float(value)

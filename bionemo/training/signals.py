@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that ask a run to save and end, and Ctrl-C, which ends it at once where there is nothing to save."""
+"""Handling of signals that ask a run to save and exit, and of Ctrl-C."""
 
 import os
 import signal
@@ -11,99 +11,99 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, TextIO
 
-from bionemo.common.launcher_environment import speaks_for_all
+from bionemo.common.launcher_environment import is_global_rank_zero
 
-_SAME_KEY_PRESS = 0.5  # seconds in which SIGINT comes again from a launcher that forwards the terminal's
+_SAME_KEY_PRESS = 0.5  # seconds within which a launcher may forward the SIGINT that the terminal has sent
 
 
 class Signals:
-    """Listens while it is entered; the handlers from before are then restored. Ignored signals stay ignored.
+    """Context manager that records signals and restores the previous handlers. Ignored signals stay ignored.
 
-    SIGTERM, SIGUSR1 and SIGHUP are noted. SIGINT is noted while there are steps to save; a second one, and any other,
-    ends the process at once: a checkpoint has its name only when it is complete. A thread does that, so that it also
-    works while the main thread waits for another rank or a device.
+    SIGTERM, SIGUSR1 and SIGHUP are recorded. SIGINT is recorded while there are steps to save; a second one, or one at
+    any other time, ends the process at once, which is safe because a checkpoint gets its name when it is complete. A
+    thread handles SIGINT, so that it also works while the main thread waits for another rank or a device.
 
     Attributes:
-        number: of the signal that was noted; 0: none.
-        saving: whether there are steps that would be saved.
-        send: sends a signal to the processes that this one has started.
+        received: number of the first recorded signal; 0: none.
+        save_on_interrupt: whether there are steps to save.
+        send_to_children: sends a signal to the processes that this one has started.
     """
 
     def __init__(self) -> None:
-        self.number, self.saving = 0, False
-        self.send: Callable[[Any], object] = lambda number: None
-        self._previous: dict[int, Any] = {}
-        self._process = os.getpid()
-        self._wakeup: tuple[int, int] | None = None  # file descriptor of ours, and the one from before
+        self.received, self.save_on_interrupt = 0, False
+        self.send_to_children: Callable[[Any], object] = lambda number: None
+        self._previous_handlers: dict[int, Any] = {}
+        self._pid = os.getpid()
+        self._wakeup_fds: tuple[int, int] | None = None  # ours and the previous one
         self._interrupted_at: float | None = None
 
     def __enter__(self) -> "Signals":
         if self.listen(signal.SIGINT):
             reader, writer = os.pipe()
             os.set_blocking(writer, False)
-            self._wakeup = writer, signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, args=(reader,), name="signals", daemon=True).start()
+            self._wakeup_fds = writer, signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            threading.Thread(target=self._read_signals, args=(reader,), name="signals", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._wakeup is not None:
-            writer, before = self._wakeup
-            signal.set_wakeup_fd(before)
-            os.close(writer)  # which ends the thread
-        for number, handler in self._previous.items():
+        if self._wakeup_fds is not None:
+            writer, previous = self._wakeup_fds
+            signal.set_wakeup_fd(previous)
+            os.close(writer)  # ends the thread
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
-        self._previous = {}
+        self._previous_handlers = {}
 
     def listen(self, *numbers: int) -> bool:
-        """Note these signals from now on, unless they are ignored, as after nohup and in background jobs of scripts.
+        """Install handlers, except for ignored signals (after nohup, or in background jobs of scripts).
 
         Returns:
-            Whether one is listened to; only the main thread of a process can.
+            Whether a handler was installed; this is possible in the main thread only.
         """
         if threading.current_thread() is not threading.main_thread():
             return False
-        heard = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-        for number in heard:
-            before = signal.signal(number, self._notice)
-            if number != signal.SIGTERM:  # Lightning's at this time, which it takes back by itself
-                self._previous.setdefault(number, before)
-        return bool(heard)
+        handled = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+        for number in handled:
+            previous = signal.signal(number, self._handle)
+            if number != signal.SIGTERM:  # Lightning restores the previous handler of SIGTERM
+                self._previous_handlers.setdefault(number, previous)
+        return bool(handled)
 
-    def _notice(self, number: int, frame: FrameType | None) -> None:
-        """Note that the run has to end between two steps: a save in the middle of one would be inconsistent."""
-        if number == signal.SIGINT or os.getpid() != self._process:  # the thread handles it; a fork leaves it to us
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Record the signal; the run ends between two steps, because the state within a step is inconsistent."""
+        if number == signal.SIGINT or os.getpid() != self._pid:  # the thread handles SIGINT; not in forked processes
             return
-        self._note(number)
-        if number != signal.SIGHUP:  # a terminal sends it to all processes
-            self.send(number)
+        self._record(number)
+        if number != signal.SIGHUP:  # the terminal sends it to all processes
+            self.send_to_children(number)
 
-    def _note(self, number: int) -> None:
-        self.number = self.number or number
-        _survive_lost_console(number)
+    def _record(self, number: int) -> None:
+        self.received = self.received or number
+        _tolerate_lost_console(number)
 
-    def _watch(self, reader: int) -> None:
-        with os.fdopen(reader, "rb", buffering=0) as arrived:
-            while byte := arrived.read(1):
+    def _read_signals(self, reader: int) -> None:
+        with os.fdopen(reader, "rb", buffering=0) as signals:
+            while byte := signals.read(1):
                 if byte[0] == signal.SIGINT:
-                    self._interrupted()
+                    self._interrupt()
 
-    def _interrupted(self) -> None:
-        """Note the first Ctrl-C where there is something to save, else end now."""
+    def _interrupt(self) -> None:
+        """Record the first Ctrl-C if there are steps to save, else end the process."""
         now = time.monotonic()
-        if self.saving and (self._interrupted_at is None or now - self._interrupted_at < _SAME_KEY_PRESS):
+        if self.save_on_interrupt and (self._interrupted_at is None or now - self._interrupted_at < _SAME_KEY_PRESS):
             self._interrupted_at = self._interrupted_at or now
-            self._note(signal.SIGINT)
+            self._record(signal.SIGINT)
             return
-        if speaks_for_all():
-            shown = b"\x1b[?25h" if os.isatty(2) else b""  # the cursor, which a progress bar hides
+        if is_global_rank_zero():
+            show_cursor = b"\x1b[?25h" if os.isatty(2) else b""  # a progress bar hides it
             with suppress(OSError):
-                os.write(2, shown + b"\ninterrupted\n")
-        self.send(signal.SIGKILL)
+                os.write(2, show_cursor + b"\ninterrupted\n")
+        self.send_to_children(signal.SIGKILL)
         os._exit(128 + signal.SIGINT)
 
 
-class _Tolerant:
-    """A stream whose reader may have gone: writing to it raises no error."""
+class _TolerantStream:
+    """Stream that ignores errors of writing, for example because the reader has ended."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -121,22 +121,22 @@ class _Tolerant:
         return getattr(self._stream, name)
 
 
-def _survive_lost_console(number: int) -> None:
-    """See that the save does not fail because a closed terminal, or a `| tee` that got the signal too, is gone."""
+def _tolerate_lost_console(number: int) -> None:
+    """Let the save succeed if the terminal is closed, or a `| tee` got the signal, too."""
     if number == signal.SIGHUP:
         for descriptor in (1, 2):
             with suppress(OSError):
                 if os.isatty(descriptor):
                     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     for name in ("stdout", "stderr"):
-        if not isinstance(stream := getattr(sys, name), _Tolerant):
-            setattr(sys, name, _Tolerant(stream))
+        if not isinstance(stream := getattr(sys, name), _TolerantStream):
+            setattr(sys, name, _TolerantStream(stream))
 
 
-def _forget_wakeup() -> None:
-    """Have signals of a forked process not wake its parent's thread."""
+def _reset_wakeup_fd() -> None:
+    """Do not wake the parent's thread by signals of a forked process."""
     with suppress(ValueError):
         signal.set_wakeup_fd(-1)
 
 
-os.register_at_fork(after_in_child=_forget_wakeup)
+os.register_at_fork(after_in_child=_reset_wakeup_fd)

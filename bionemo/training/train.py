@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The story of a run, whatever is trained: trainer, data, model; then train from the newest checkpoint or afresh."""
+"""Training run: build trainer, data and model; resume from the newest checkpoint or start; train and test."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,116 +12,123 @@ import lightning.pytorch as pl
 from bionemo import checkpoint
 from bionemo.common.errors import UserError
 from bionemo.common.lock import RunLock, run_lock
-from bionemo.config.durations import seconds
 from bionemo.config.schema import RunConfig
+from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.data.data_module import SequenceData
-from bionemo.interop.nemo import checkpoint_directory, log_directory, make_directories, start_experiment, writing
-from bionemo.interop.run_files import started_logs
-from bionemo.megatron.precision import Precision, precision_for_host
-from bionemo.training import report
-from bionemo.training.build_trainer import build_trainer, one_line_mistakes
-from bionemo.training.checkpointing import Checkpoints
+from bionemo.interop.nemo import (
+    checkpoint_directory,
+    directory_errors,
+    log_directory,
+    make_directories,
+    start_experiment,
+)
+from bionemo.interop.run_files import prepare_log_directory
+from bionemo.megatron.precision import Precision, resolve_precision
+from bionemo.training import progress
+from bionemo.training.build_trainer import build_trainer, misconfiguration_as_user_error
+from bionemo.training.checkpointing import CheckpointCallback
+from bionemo.training.health.monitor import HealthMonitor, report_first_error
 from bionemo.training.loss_curve import LossCurve
 from bionemo.training.metrics import check_monitors
 from bionemo.training.module import TrainingModule
 from bionemo.training.progress import TrainingProgress
-from bionemo.training.rank_consistency import Agreement
-from bionemo.training.report_first_error import Watch, one_voice
-from bionemo.training.resume import find_start, identity_of_run
+from bionemo.training.rank_consistency import RankConsistencyCheck
+from bionemo.training.resume import find_resume_checkpoint, new_or_resumed_run_id
 from bionemo.training.time_limit import TimeLimit
 
 
-class Work(NamedTuple):
-    """What is trained on what."""
+class TrainingSetup(NamedTuple):
+    """Data and model of a run."""
 
     data: SequenceData
     module: TrainingModule
 
 
 def train(
-    cfg: RunConfig, make: Callable[[pl.Trainer, Precision, Path | None], Work], callbacks: Sequence[pl.Callback] = ()
+    cfg: RunConfig,
+    build: Callable[[pl.Trainer, Precision, Path | None], TrainingSetup],
+    callbacks: Sequence[pl.Callback] = (),
 ) -> None:
-    """Train and test, as the configuration says.
+    """Train and test as configured.
 
     Args:
-        cfg: of the run.
-        make: gives data and model, once the number of processes is known; told the precision, too, and the checkpoint
-            to go on from, if any.
-        callbacks: more than those of every run.
+        cfg: configuration of the run.
+        build: builds data and model, given the trainer, the precision and the checkpoint to resume from, if any.
+        callbacks: additional callbacks.
 
     Raises:
-        UserError: for all that a user can mend.
-        SystemExit: when a signal has ended the run.
+        UserError: for every error that the user can fix.
+        SystemExit: if a signal ended the run.
     """
-    precision = precision_for_host(cfg.trainer.precision)
-    directory = log_directory(cfg.exp_manager)
-    saved = checkpoint_directory(cfg.exp_manager, directory)
-    newest = checkpoint.complete(saved, directory)[:1]
-    start = find_start(cfg, saved, directory)
+    precision = resolve_precision(cfg.trainer.precision)
+    log_dir = log_directory(cfg.exp_manager)
+    checkpoint_dir = checkpoint_directory(cfg.exp_manager, log_dir)
+    newest = checkpoint.list_complete(checkpoint_dir, log_dir)[:1]
+    start = find_resume_checkpoint(cfg, checkpoint_dir, log_dir)
 
-    run = identity_of_run(start, saved, directory)
-    checkpoints = Checkpoints(saved, cfg.exp_manager, run)
-    watch = Watch(seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
-    references: dict[str, float] = {}  # known when the data is
+    run_id = new_or_resumed_run_id(start, checkpoint_dir, log_dir)
+    checkpoints = CheckpointCallback(checkpoint_dir, cfg.exp_manager, run_id)
+    monitor = HealthMonitor(duration_in_seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
+    reference_losses: dict[str, float] = {}  # filled when the data is open
     trainer = build_trainer(
         cfg,
         [
-            watch,
-            Agreement(cfg, start),
+            monitor,
+            RankConsistencyCheck(cfg, start),
             TrainingProgress(),
-            LossCurve(directory, references),
+            LossCurve(log_dir, reference_losses),
             TimeLimit(cfg.exp_manager.max_time_per_run),
             *callbacks,
             checkpoints,
         ],
     )
-    written = [directory, saved] if cfg.do_training else [directory]
-    locked = written if cfg.exp_manager.create_checkpoint_callback else [directory]
+    written = [log_dir, checkpoint_dir] if cfg.do_training else [log_dir]
+    locked = written if cfg.exp_manager.create_checkpoint_callback else [log_dir]
     if (launcher := trainer.strategy.launcher) is not None:
-        checkpoints.signals.send = launcher.kill
+        checkpoints.signals.send_to_children = launcher.kill
     with (
         checkpoints.signals,
-        one_voice(watch, trainer),
-        one_line_mistakes(),
-        _locked(trainer, locked) as checkpoints.locks,
+        report_first_error(monitor, trainer),
+        misconfiguration_as_user_error(),
+        _lock_directories(trainer, locked) as checkpoints.locks,
     ):
-        if checkpoint.complete(saved, directory)[:1] != newest:
-            raise UserError(f"another run has just written to {saved}: run the command again")
-        data, module = make(trainer, precision, start)
-        module.check_start(start)
-        references |= data.reference_losses()
+        if checkpoint.list_complete(checkpoint_dir, log_dir)[:1] != newest:
+            raise UserError(f"another run has just written to {checkpoint_dir}: run the command again")
+        data, module = build(trainer, precision, start)
+        module.check_initial_weights(start)
+        reference_losses |= data.reference_losses()
         if cfg.do_training:
             data.check_steps(trainer.world_size)
             check_monitors(cfg.exp_manager, module, trainer)
 
-        make_directories(*written)  # nothing but the locks is written before here
-        copies, writes = cfg.exp_manager.files_to_copy or (), run if cfg.do_training else None
-        logs = started_logs(directory, writes, copies) if trainer.is_global_zero else nullcontext()
-        with writing(directory), logs:
-            start_experiment(trainer, cfg.exp_manager, directory)
-            report.save_config(cfg, trainer, directory)
+        make_directories(*written)  # before this only locks are written
+        files, log_run_id = cfg.exp_manager.files_to_copy or (), run_id if cfg.do_training else None
+        logs = prepare_log_directory(log_dir, log_run_id, files) if trainer.is_global_zero else nullcontext()
+        with directory_errors(log_dir), logs:
+            start_experiment(trainer, cfg.exp_manager, log_dir)
+            progress.save_config(cfg, trainer, log_dir, data.micro_batches)
 
         if cfg.do_training:
-            report.announce(cfg, trainer, module.num_parameters(), precision.name, start)
+            progress.print_start(cfg, trainer, module.count_parameters(), precision.name, start, data.micro_batches)
             trainer.fit(module, data, ckpt_path=start)
-            report.conclude(trainer, module, references, directory)
-        if cfg.do_testing and not checkpoints.leaving:
+            progress.print_result(trainer, reference_losses, log_dir)
+        if cfg.do_testing and not checkpoints.stop_signal:
             trainer.test(module, data, ckpt_path=None if cfg.do_training else start, verbose=False)
-            report.conclude_test(trainer)
-    if checkpoints.leaving and trainer.is_global_zero:  # the first rank alone: launchers end all when one has failed
-        sys.exit(128 + checkpoints.leaving)  # as a process that a signal has ended: the run is not complete
+            progress.print_test_result(trainer)
+    if checkpoints.stop_signal and trainer.is_global_zero:  # rank 0 only: launchers kill all ranks if one fails
+        sys.exit(128 + checkpoints.stop_signal)  # exit status of a process that was ended by this signal
 
 
 @contextmanager
-def _locked(trainer: pl.Trainer, directories: Sequence[Path]) -> Iterator[list[RunLock]]:
-    """Hold the locks of directories, on rank 0.
+def _lock_directories(trainer: pl.Trainer, directories: Sequence[Path]) -> Iterator[list[RunLock]]:
+    """Hold the locks of directories on rank 0.
 
     Raises:
-        UserError: when another run holds one, or a directory cannot be written.
+        UserError: if another run holds one of them, or a directory cannot be written.
     """
     with ExitStack() as stack:
         locks = []
         for path in dict.fromkeys(directories) if trainer.is_global_zero else ():
-            with writing(path):
+            with directory_errors(path):
                 locks.append(stack.enter_context(run_lock(path)))
         yield locks

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration may say that this version does not do: refused, or noted where nothing is lost by it."""
+"""Options of v1 that have no effect: an error if the result would differ, else a warning."""
 
 import logging
 from typing import Any
@@ -12,53 +12,52 @@ from bionemo.config.schema import (
     MoleculeDataConfig,
     ProteinDataConfig,
     RunConfig,
-    SchedConfig,
     TrainerConfig,
 )
 
 log = logging.getLogger(__name__)
-# names and versions of data in NVIDIA's registry that `conf/` has, as v1 had
-_SHIPPED = (None, "uniref50_2022_05", "uspto_50k_dataset", "v23.06")
-_NO_REGISTRY = "nothing is downloaded from NGC: set model.data.dataset_path, or model.data.preprocessing.source"
+# values of ngc_registry_target and ngc_registry_version in `conf/`, from v1
+_NGC_DEFAULTS = (None, "uniref50_2022_05", "uspto_50k_dataset", "v23.06")
+_NO_NGC = "nothing is downloaded from NGC: set model.data.dataset_path, or model.data.preprocessing.source"
+_Options = dict[str, tuple[Any, str]]  # key: whether it is set to an ignored value, and the reason or the alternative
 
 
-def refuse_unbuilt(cfg: RunConfig) -> None:
-    """End a run that asks for what is not there, before anything is imported, read or written for it.
+def check_supported(cfg: RunConfig) -> None:
+    """Check for options that are not implemented.
 
     Raises:
-        UserError: naming the key and the value to give it.
+        UserError: if one is set; names the key and a supported value.
     """
-    model, manager = cfg.model, cfg.exp_manager
-    asked: dict[str, tuple[Any, Any]] = {  # key: what it is set to, and what it has to be
-        "model.validation.validation_enabled": (model.validation.validation_enabled, False),
-        "exp_manager.ema.enable": (bool(manager.ema and manager.ema.enable), False),
+    unsupported = {
+        "model.validation.validation_enabled": cfg.model.validation.validation_enabled,
+        "exp_manager.ema.enable": bool(cfg.exp_manager.ema and cfg.exp_manager.ema.enable),
     }
-    refused = {key: values for key, values in asked.items() if values[0] != values[1]}
-    if refused:
-        given = ", ".join(f"{key}={value}" for key, (value, _) in refused.items())
-        needed = " ".join(f"{key}={'null' if value is None else value}" for key, (_, value) in refused.items())
-        raise UserError(f"{given}: not built yet; for now run with {needed}")
+    if keys := [key for key, is_set in unsupported.items() if is_set]:
+        current, supported = (" ".join(f"{key}={value}" for key in keys) for value in (True, False))
+        raise UserError(f"{current}: not implemented; set {supported}")
 
 
-def note_ineffective(cfg: RunConfig | DownstreamConfig) -> None:
-    """Say which keys ask for something that this version does not do, and what to do instead."""
+def warn_ignored_options(cfg: RunConfig | DownstreamConfig) -> None:
+    """Log a warning for each option that has no effect."""
+    options = _trainer_options(cfg.trainer) | _exp_manager_options(cfg.exp_manager)
     if isinstance(cfg, RunConfig):
-        asked = _of_model(cfg) | _of_schedule("model.optim.sched", cfg.model.optim.sched)
-        validation = "model.dwnstr_task_validation.dataset.optim.sched"
-        asked |= _of_schedule(validation, cfg.model.dwnstr_task_validation.dataset.optim.sched)
+        options = _model_options(cfg) | options
+        schedules = {
+            "model.optim.sched": cfg.model.optim.sched,
+            "model.dwnstr_task_validation.dataset.optim.sched": cfg.model.dwnstr_task_validation.dataset.optim.sched,
+        }
     else:
-        asked = _of_schedule("model.finetuning_optim.sched", cfg.model.finetuning_optim.sched)
-    for key, (given, reason) in (asked | _of_trainer(cfg.trainer) | _of_manager(cfg.exp_manager)).items():
-        if given:
+        schedules = {"model.finetuning_optim.sched": cfg.model.finetuning_optim.sched}
+    for key, schedule in schedules.items():
+        is_set = schedule.last_epoch not in (None, -1)
+        options[f"{key}.last_epoch"] = is_set, "a resumed run continues with the schedule of its checkpoint"
+    for key, (is_set, reason) in options.items():
+        if is_set:
             log.warning("%s has no effect: %s", key, reason)
 
 
-# Each of these: key -> whether it asks for what is not done, and why it has no effect.
-_Asked = dict[str, tuple[bool, str]]
-
-
-def _of_trainer(trainer: TrainerConfig) -> _Asked:
-    by_steps = isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch not in (None, 1)
+def _trainer_options(trainer: TrainerConfig) -> _Options:
+    counts_steps = isinstance(trainer.val_check_interval, int)
     return {
         "trainer.logger=True": (trainer.logger, "set exp_manager.create_tensorboard_logger or another logger's"),
         "trainer.enable_checkpointing=True": (
@@ -67,47 +66,50 @@ def _of_trainer(trainer: TrainerConfig) -> _Asked:
         ),
         "trainer.use_distributed_sampler=True": (
             trainer.use_distributed_sampler,
-            "samples are always divided over the ranks",
+            "samples are always distributed over the ranks",
         ),
-        "trainer.min_epochs": (bool(trainer.min_epochs), "set trainer.min_steps"),
-        "trainer.check_val_every_n_epoch": (by_steps, "trainer.val_check_interval counts steps"),
+        "trainer.min_epochs": (trainer.min_epochs, "set trainer.min_steps"),
+        "trainer.check_val_every_n_epoch": (
+            counts_steps and trainer.check_val_every_n_epoch not in (None, 1),
+            "trainer.val_check_interval counts steps",
+        ),
         "trainer.limit_predict_batches": (
-            trainer.limit_predict_batches is not None and trainer.limit_predict_batches != 1.0,
+            trainer.limit_predict_batches not in (None, 1.0),
             "predictions are made by `python -m bionemo.predict`",
         ),
-        "trainer.sync_batchnorm=True": (bool(trainer.sync_batchnorm), "no model here has batch normalization"),
+        "trainer.sync_batchnorm=True": (trainer.sync_batchnorm, "the models have no batch normalization"),
         "trainer.reload_dataloaders_every_n_epochs": (
-            bool(trainer.reload_dataloaders_every_n_epochs),
+            trainer.reload_dataloaders_every_n_epochs,
             "the files are read once for all epochs",
         ),
     }
 
 
-def _of_manager(manager: ExpManagerConfig) -> _Asked:
+def _exp_manager_options(manager: ExpManagerConfig) -> _Options:
     saving, timing = manager.checkpoint_callback_params, manager.step_timing_kwargs
     by_step = "set every_n_train_steps or train_time_interval"
     params = "exp_manager.checkpoint_callback_params."
     return {
-        f"{params}every_n_epochs": (bool(saving.every_n_epochs), by_step),
-        f"{params}save_on_train_epoch_end": (bool(saving.save_on_train_epoch_end), by_step),
+        f"{params}every_n_epochs": (saving.every_n_epochs, by_step),
+        f"{params}save_on_train_epoch_end": (saving.save_on_train_epoch_end, by_step),
         f"{params}save_last_n_optim_states": (
-            bool(saving.save_last_n_optim_states),
-            "every checkpoint holds the optimizer, unless save_weights_only",
+            saving.save_last_n_optim_states,
+            "every checkpoint contains the optimizer state, unless save_weights_only=True",
         ),
-        f"{params}filepath": (bool(saving.filepath), "checkpoints are directories named by filename"),
-        f"{params}verbose=True": (bool(saving.verbose), "checkpoints are not announced"),
+        f"{params}filepath": (saving.filepath, "checkpoints are directories named by filename"),
+        f"{params}verbose=True": (saving.verbose, "no message is printed for a checkpoint"),
         f"{params}auto_insert_metric_name=False": (
             saving.auto_insert_metric_name is False,
             "names of checkpoints always contain the names of metrics",
         ),
-        f"{params}save_last=False": (saving.save_last is False, "the last one is always kept: a run goes on from it"),
+        f"{params}save_last=False": (saving.save_last is False, "the last checkpoint is kept for resuming"),
         "exp_manager.create_preemption_callback=False": (
             manager.create_preemption_callback is False,
-            "a run that gets SIGTERM always saves a checkpoint and ends",
+            "a run that receives SIGTERM always saves a checkpoint and exits",
         ),
         "exp_manager.disable_validation_on_resume=False": (
             manager.disable_validation_on_resume is False,
-            "a validation that was done is not repeated after a resume",
+            "a completed validation is not repeated after resuming",
         ),
         "exp_manager.log_step_timing=False": (manager.log_step_timing is False, "seconds per step are always logged"),
         "exp_manager.step_timing_kwargs.reduction": (
@@ -115,58 +117,50 @@ def _of_manager(manager: ExpManagerConfig) -> _Asked:
             "seconds per step are the mean since the last logged step",
         ),
         "exp_manager.log_delta_step_timing=True": (
-            bool(manager.log_delta_step_timing),
+            manager.log_delta_step_timing,
             "seconds per step are logged instead",
         ),
         "exp_manager.log_tflops_per_sec_per_gpu=True": (
-            bool(manager.log_tflops_per_sec_per_gpu),
-            "tokens per second are logged; `python -m bionemo.plan` tells FLOPs per step",
+            manager.log_tflops_per_sec_per_gpu,
+            "tokens per second are logged; `python -m bionemo.plan` prints FLOPs per step",
         ),
-        "exp_manager.resume_past_end=True": (bool(manager.resume_past_end), "set a larger trainer.max_steps"),
+        "exp_manager.resume_past_end=True": (manager.resume_past_end, "set a larger trainer.max_steps"),
     }
 
 
-def _of_schedule(key: str, sched: SchedConfig) -> _Asked:
-    given = sched.last_epoch not in (None, -1)
-    return {f"{key}.last_epoch": (given, "a resumed run goes on with the schedule of its checkpoint")}
-
-
-def _of_model(cfg: RunConfig) -> _Asked:
+def _model_options(cfg: RunConfig) -> _Options:
     model, data, tokenizer = cfg.model, cfg.model.data, cfg.model.tokenizer
     proteins = data if isinstance(data, ProteinDataConfig) else None
-    own_alphabet = "the alphabets are part of the package"
-    ways = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
+    built_in = "the vocabularies are part of the package"
+    model_parallel_size = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
     return {
-        "model.data.dataloader_type": (data.dataloader_type != "single", "the order follows from model.data.shuffle"),
+        "model.data.dataloader_type": (data.dataloader_type != "single", "model.data.shuffle determines the order"),
         "model.data.force_regen_sample_mapping": (
             proteins is not None and proteins.force_regen_sample_mapping,
-            "the order is never stored",
+            "the order of samples is never stored",
         ),
         "model.sequence_parallel": (
             model.sequence_parallel and model.tensor_model_parallel_size == 1,
-            "it divides the sequence over tensor ranks, of which there is one",
+            "it requires tensor_model_parallel_size > 1",
         ),
         "model.data.train.sort_fastas=False": (
             proteins is not None and proteins.train.sort_fastas is False,
-            "members are always put beside their cluster",
+            "members are always stored next to their cluster",
         ),
         "model.data.canonicalize_target_smile=False": (
             isinstance(data, MoleculeDataConfig) and not data.canonicalize_target_smile,
-            "a validation compares tokens and decodes no SMILES",
+            "validations compare tokens and decode no SMILES",
         ),
-        "model.data.ngc_registry_target": (data.ngc_registry_target not in _SHIPPED, _NO_REGISTRY),
-        "model.data.ngc_registry_version": (data.ngc_registry_version not in _SHIPPED, _NO_REGISTRY),
-        "model.tokenizer.model": (bool(tokenizer.model), own_alphabet),
+        "model.data.ngc_registry_target": (data.ngc_registry_target not in _NGC_DEFAULTS, _NO_NGC),
+        "model.data.ngc_registry_version": (data.ngc_registry_version not in _NGC_DEFAULTS, _NO_NGC),
+        "model.tokenizer.model": (tokenizer.model, built_in),
         "model.tokenizer.model_name": (
             not (tokenizer.model_name or "facebook/esm").startswith("facebook/esm"),
-            own_alphabet,
+            built_in,
         ),
-        "model.tokenizer.vocab_file": (
-            bool(tokenizer.vocab_file) and not isinstance(model, GPT3Config),
-            own_alphabet,
-        ),
+        "model.tokenizer.vocab_file": (tokenizer.vocab_file and not isinstance(model, GPT3Config), built_in),
         "exp_manager.checkpoint_callback_params.model_parallel_size": (
-            cfg.exp_manager.checkpoint_callback_params.model_parallel_size not in (None, ways),
+            cfg.exp_manager.checkpoint_callback_params.model_parallel_size not in (None, model_parallel_size),
             "set model.tensor_model_parallel_size",
         ),
     }

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and dropout from counters beside torch's, forward and backward, in turns in one process.
+"""Benchmark our attention and dropout (counter-based random numbers) against torch, forward and backward.
 
     python attention.py --repeats 15
 
+Both run alternately in one process.
+
 * hidden: [8192, 1, 1024] activations, p = 0.1, against torch.nn.functional.dropout; fp32.
-* attention: packs of 4,096 tokens, 12 heads of 64, against scaled_dot_product_attention with its own mask and dropout,
-  one sequence after the other, as a model without packing would compute; sequences of one length, and of proteins;
-  with p = 0.1 and without, of the whole sequence and, causal, of what came before.
+* attention: packed sequences of 4,096 tokens, 12 heads of size 64, against scaled_dot_product_attention with its own
+  mask and dropout, one call per sequence, as a model without packing would compute it. Sequences have one length or
+  the lengths of proteins; with p = 0.1 and p = 0, bidirectional and causal.
 """
 
 import argparse
@@ -21,19 +23,19 @@ from proteins import proteins
 from torch import Tensor
 
 from bionemo.megatron.cpu_attention import packed_attention
-from bionemo.megatron.dropout import PROBABILITIES, AttentionDropout, dropout, site
+from bionemo.megatron.dropout import PROBABILITIES, AttentionDropout, dropout, layer_site
 
 TOKENS, HEADS, HEAD_SIZE, PROBABILITY = 4096, 12, 64, 0.1
 
 
 def in_turns(repeats: int, what: str, ours: Callable[[], Tensor], peer: Callable[[], Tensor]) -> None:
-    """Time both, and print medians, and the median and range of the ratio of each pair."""
+    """Time both alternately; print the medians, and the median and range of the ratio of each pair."""
     seconds: dict[Callable[[], Tensor], list[float]] = {ours: [], peer: []}
     for number in range(repeats + 2):
         for function, found in seconds.items():
             start = time.perf_counter()
             function().sum().backward()
-            if number >= 2:  # the first ones compile kernels and fetch memory
+            if number >= 2:  # warm-up: compiles kernels and allocates memory
                 found.append(time.perf_counter() - start)
     ratios = [b / a for a, b in zip(seconds[ours], seconds[peer], strict=True)]
     print(
@@ -43,10 +45,10 @@ def in_turns(repeats: int, what: str, ours: Callable[[], Tensor], peer: Callable
 
 
 def attention(repeats: int, what: str, lengths: tuple[int, ...], causal: bool = False, drops: bool = True) -> None:
-    """Compare attention over one pack."""
+    """Compare attention over one packed batch."""
     tokens = sum(lengths)
     q, k, v = (torch.randn(tokens, HEADS, HEAD_SIZE, requires_grad=True) for _ in range(3))
-    drawn = AttentionDropout(torch.randint(2**62, (tokens,)), site(1, PROBABILITIES), 0, HEADS, PROBABILITY)
+    drawn = AttentionDropout(torch.randint(2**62, (tokens,)), layer_site(1, PROBABILITIES), 0, HEADS, PROBABILITY)
     ours = {"dropout": drawn if drops else None, "causal": causal}
     theirs = {"dropout_p": PROBABILITY if drops else 0.0, "is_causal": causal}
     edges = list(accumulate(lengths, initial=0))

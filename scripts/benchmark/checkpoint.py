@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Save, verify and load a checkpoint of ESM-2's kind with ours and with Lightning's, in turns.
+"""Benchmark saving, verifying and loading an ESM-2 checkpoint against Lightning, alternately.
 
     python checkpoint.py --millions 85 --repeats 5 --directory . --directory /dev/shm
     python checkpoint.py --position
 
-Weights and two Adam moments in fp32, 1 GB at 85 million parameters. Ours is on the disk, hashed, when `save` returns.
-Lightning's (TorchCheckpointIO) hashes nothing and leaves the writing to the kernel; `lightning, flushed` is the same
-with an fsync of file and directory, `ours, not flushed` is ours without. Every measurement is a process of its own,
-and what was written before is on the disk when it begins. Peak memory is counted above what the process holds without
-any tensors, as a multiple of the tensors' bytes. Reading: `verify` hashes every file and `load` copies every tensor;
-both come from the page cache. Lightning's verifies nothing.
+The checkpoint has weights and two Adam moments in fp32, 1 GB for 85 million parameters. Our checkpoint is hashed and
+flushed to disk when `save` returns. Lightning's TorchCheckpointIO computes no hashes and does not flush; `lightning,
+flushed` adds an fsync of file and directory, `ours, not flushed` omits ours. Each measurement runs in its own process
+and starts after all earlier writes are on disk. Peak memory is measured above that of the process without any
+tensors, as a multiple of the size of the tensors. `verify` hashes every file and `load` copies every tensor; both
+read from the page cache. Lightning verifies nothing.
 
-`--position` times the first batch of a training at step 1,000,000 beside that at step 0.
+`--position` times the first training batch at step 1,000,000 and at step 0.
 """
 
 import argparse
@@ -34,7 +34,7 @@ KINDS = ("ours", "lightning", "lightning, flushed", "ours, not flushed")
 
 
 def shapes(millions: float) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of an ESM-2 of about so many parameters."""
+    """Return names and shapes of the parameters of an ESM-2 of about this size."""
     layer = {
         "self_attention.linear_qkv.weight": (3 * HIDDEN, HIDDEN), "self_attention.linear_qkv.bias": (3 * HIDDEN,),
         "self_attention.linear_proj.weight": (HIDDEN, HIDDEN), "self_attention.linear_proj.bias": (HIDDEN,),
@@ -50,14 +50,14 @@ def shapes(millions: float) -> dict[str, tuple[int, ...]]:
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Seconds a call takes."""
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def measure(kind: str, directory: Path, millions: float) -> dict[str, float]:
-    """One save, verification and load in this process."""
+    """Save, verify and load once in this process."""
     import torch
 
     from bionemo import checkpoint
@@ -69,7 +69,7 @@ def measure(kind: str, directory: Path, millions: float) -> dict[str, float]:
         os.fsync = lambda descriptor: None  # type: ignore[assignment]
     os.sync()
     peak_before = peak()
-    random = torch.randn(HIDDEN * FEED_FORWARD)  # the largest; all hold its beginning
+    random = torch.randn(HIDDEN * FEED_FORWARD)  # the largest tensor; the others are prefixes of it
     state = {
         group: {name: random[: math.prod(shape)].view(shape).clone() for name, shape in shapes(millions).items()}
         for group in ("weights", "exp_avg", "exp_avg_sq")
@@ -114,17 +114,17 @@ def measure(kind: str, directory: Path, millions: float) -> dict[str, float]:
 
 
 def peak() -> int:
-    """Bytes that this process has held at most."""
+    """Return the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def summary(values: list[float]) -> str:
-    """Median and range."""
+    """Format median and range."""
     return f"{median(values):,.4g} ({min(values):,.4g} to {max(values):,.4g})"
 
 
 def compare(parent: Path, millions: float, repeats: int) -> None:
-    """Measure all kinds in turns."""
+    """Measure all variants alternately."""
     figures: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for _ in range(repeats):
         for kind, found in figures.items():
@@ -146,14 +146,14 @@ def compare(parent: Path, millions: float, repeats: int) -> None:
 
 
 def position(repeats: int) -> None:
-    """Time the first batch at two places of the stream."""
+    """Time the first batch at two positions of the stream."""
     from proteins import proteins
 
     import bionemo
     from bionemo.config.compose import load
     from bionemo.data.data_module import SequenceData
-    from bionemo.data.proteins.masking import MaskedSamples
-    from bionemo.data.sampler import Position
+    from bionemo.data.proteins.masking import MaskedDataset
+    from bionemo.data.sampler import DataPosition
     from bionemo.tokenizers import load_tokenizer
 
     with tempfile.TemporaryDirectory() as directory:
@@ -163,19 +163,19 @@ def position(repeats: int) -> None:
         examples = Path(bionemo.__file__).parents[1] / "examples" / "protein" / "esm2nv" / "conf"
         overrides = ["data@model.data=fasta", *(f"model.data.{word}" for word in words)]
         cfg = load("pretrain_esm2_8M", overrides, examples)
-        data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedSamples)
-        records = len(data.samples("train").records)
-        rows_of_a_window = len(data.steps("train", True, None, 1, Position()).sampler._rows(0))
+        data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, micro_batches=1)
+        records = len(data.dataset("train").records)
+        rows_of_a_window = len(data.steps("train", True, None, 1, DataPosition()).sampler._pack_window(0))
         window, row = divmod(1_000_000 * cfg.model.micro_batch_size, rows_of_a_window)
-        late = Position(window, row, window * cfg.model.data.packing_window, 1)
-        seconds: dict[Position, list[float]] = {Position(): [], late: []}
+        late = DataPosition(window, row, window * cfg.model.data.packing_window, 1)
+        seconds: dict[DataPosition, list[float]] = {DataPosition(): [], late: []}
         for _ in range(repeats * 5):
             for start, found in seconds.items():
                 found.append(timed(lambda at=start: next(iter(data.steps("train", True, None, 1, at)))) * 1e3)
         print(
             f"first batch of {records:,} sequences, {cfg.model.micro_batch_size} rows of {cfg.model.seq_length} tokens"
         )
-        print(f"  at step 0          {summary(seconds[Position()])} ms")
+        print(f"  at step 0          {summary(seconds[DataPosition()])} ms")
         print(f"  at step 1,000,000  {summary(seconds[late])} ms (window {late.window:,})")
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run measurements of ours and of a peer's in turn, and print medians, ranges and the ratio.
+"""Run our benchmark and a peer's alternately; print medians, ranges and the ratio.
 
     python compare.py --repeats 5 --ours 'python train_ours.py' --peer '.venv-peers/bin/python train_hf.py'
 
-Each command is a process of its own that prints one JSON line {"value": number, "unit": text}; more is better.
+Each command runs in its own process and prints one JSON line {"value": number, "unit": text}; higher is better.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import bionemo  # noqa: F401  # limits oneDNN for both commands, where the CPU n
 
 
 def measure(command: str) -> tuple[float, str]:
-    """Run a command and read its last line."""
+    """Run a command and parse its last line."""
     done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"error: {command} failed:\n{done.stderr[-2000:]}")
@@ -26,7 +26,7 @@ def measure(command: str) -> tuple[float, str]:
 
 
 def summary(values: list[float]) -> str:
-    """Median and range."""
+    """Format median and range."""
     return f"{statistics.median(values):,.4g} ({min(values):,.4g} to {max(values):,.4g})"
 
 

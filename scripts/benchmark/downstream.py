@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pretraining is worth: secondary structure from a pretrained model, the same of random weights, and one-hot.
+"""Measure the benefit of pretraining for secondary structure: pretrained model, random weights, and one-hot input.
 
 python scripts/benchmark/downstream.py --pretrained RUN/checkpoints/X --random RUN0/checkpoints/Y --data FLIP --out DIR
 
-Every cell is a run of the public command; finished ones are not run again. Whole models and adapters begin with the
-head of the frozen run. Prints test accuracy in percent, the mean and the lowest and highest of the seeds.
+Each table cell is a run of the public command; finished runs are not repeated. Full and LoRA fine-tuning start from
+the head of the run with the frozen encoder. Prints test accuracy in percent: mean, minimum and maximum over the seeds.
 """
 
 import argparse
@@ -22,13 +22,14 @@ import torch
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning import linear_probe
-from bionemo.finetuning.build import make_head, read_splits
 from bionemo.finetuning.features import Features
+from bionemo.finetuning.heads import make_head
+from bionemo.finetuning.task_data import read_splits
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYX"
 TASK = ["model.micro_batch_size=8", "model.data.task_name=secondary_structure"]
 COMMON = ["--config-name=downstream_flip_sec_str", "exp_manager.create_tensorboard_logger=False",
-          "model.seq_length=1024"]  # so no sequence is cut, however long those of pretraining were  # fmt: skip
+          "model.seq_length=1024"]  # no sequence is truncated, whatever the maximum length in pretraining  # fmt: skip
 TUNED = ["model.encoder_frozen=False", "trainer.log_every_n_steps=50"]
 WAYS = {
     "frozen": ["trainer.max_epochs=30", "model.finetuning_optim.lr=1e-3"],
@@ -39,7 +40,7 @@ WAYS = {
 
 
 def run(encoder: Path, name: str, way: str, seed: int, data: Path, out: Path) -> dict[str, float]:
-    """One run of the command, after a frozen one with its head; what its report says."""
+    """Run the command, with the head of an earlier frozen run if given; return its report."""
     directory = out / f"{seed}-{way}-{name}"
     report = directory / "report.json"
     if not report.exists():
@@ -53,7 +54,7 @@ def run(encoder: Path, name: str, way: str, seed: int, data: Path, out: Path) ->
 
 
 def one_hot(seed: int, data: Path) -> float:
-    """The same head on the letters themselves, as vectors of the length that a layer norm would give them."""
+    """Train the same head on one-hot vectors, scaled to the norm that a layer norm would give them."""
     words = [*TASK, *WAYS["frozen"], f"model.data.preprocessed_data_path={data}"]
     cfg = load("downstream_flip_sec_str", words, schema=DownstreamConfig)
     splits, classes = read_splits(cfg.model.data, "model.data", ["train", "val", "test"])
@@ -66,24 +67,24 @@ def one_hot(seed: int, data: Path) -> float:
         lengths = np.array([len(text) for text in texts], np.int64)
         return Features(vectors[ids], np.concatenate(splits[name].targets), lengths)
 
-    recipe = linear_probe.Recipe(
+    recipe = linear_probe.ProbeConfig(
         cfg.trainer.max_epochs or 1, cfg.model.micro_batch_size, True, seed, cfg.model.finetuning_optim,
         cfg.trainer.gradient_clip_val,
     )  # fmt: skip
     head = partial(
         make_head, "token-level-classification", len(LETTERS), len(classes), width=32, sizes=(), dropout=0.25
     )
-    trained = linear_probe.train(head, features("train"), features("val"), recipe, torch.device("cpu"))
+    trained = linear_probe.train_head(head, features("train"), features("val"), recipe, torch.device("cpu"))
     return linear_probe.evaluate(trained.head, features("test"))["accuracy"]
 
 
 def told(values: list[float]) -> str:
-    """Mean and range."""
+    """Format mean and range."""
     return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def main() -> None:
-    """Run what has not been run, and print the table."""
+    """Run what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("pretrained", "random", "data", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
@@ -92,7 +93,7 @@ def main() -> None:
     given = parser.parse_args()
     encoders = {"pretrained": given.pretrained, "random": given.random}
     found = {}
-    for ways in (["frozen"], [way for way in WAYS if way != "frozen"]):  # the others need their heads
+    for ways in (["frozen"], [way for way in WAYS if way != "frozen"]):  # the other runs start from these heads
         jobs = [(seed, way, name) for seed in range(given.seeds) for way in ways for name in encoders]
         with ThreadPoolExecutor(given.at_once) as pool:
             results = pool.map(lambda job: run(encoders[job[2]], job[2], job[1], job[0], given.data, given.out), jobs)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Residues a second that are embedded, fp32: ours, or transformers' EsmModel on batches padded to the longest.
+"""Measure embedded residues per second in fp32: ours, or transformers' EsmModel with padded batches.
 
-python embedding.py make DIR                  an ESM2-8M of random weights, as transformers save it
+python embedding.py make DIR                  create an ESM2-8M with random weights in the transformers format
 python embedding.py bionemo DIR [--fasta F]   and hf DIR
 """
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Molecules a second and core made into samples, beside a plain pipeline of RDKit and a regular expression, in turns.
+"""Measure molecules per second and core converted to samples, against a plain pipeline of RDKit and a regex.
 
     python molecules.py --repeats 7
 
-Both read the molecule, write it in random order, tokenise and hide spans; the plain pipeline, as BioNeMo v1, reads it
-each time and writes the canonical target as well. Ours is measured in the first epoch, in later ones, and as in data
-of which only a negligible share can be remembered. Processor time of one thread.
+Both parse the molecule, write it in random order, tokenize it and mask spans. The plain pipeline, like BioNeMo v1,
+parses it every time and also writes the canonical target. Ours is measured in the first epoch, in later epochs, and
+with data of which the cache can hold only a negligible share. Measures the processor time of one thread.
 """
 
 import argparse
@@ -21,10 +21,11 @@ from statistics import median
 import numpy as np
 from rdkit import Chem, rdBase
 
-from bionemo.data.molecules.augmentation import Forms
-from bionemo.data.molecules.dataset import MoleculeSamples
-from bionemo.data.molecules.smiles import Molecules
-from bionemo.data.shards.source import SequenceSource, open_source
+from bionemo.data.molecules.augmentation import Augmentation
+from bionemo.data.molecules.dataset import MoleculeDataset
+from bionemo.data.molecules.smiles import SmilesRewriter
+from bionemo.data.shards.csv_shards import CsvSource
+from bionemo.data.shards.source import SequenceSource
 from bionemo.tokenizers import load_tokenizer
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "molecules"
@@ -34,15 +35,15 @@ PIECES = re.compile(r"\[[^\]]+\]|Br?|Cl?|%[0-9]{2}|.")
 IDS = {token: i for i, token in enumerate(TOKENIZER.tokens)}
 
 
-def forms(canonical_output: bool) -> Forms:
-    """Pretraining's, of MegaMolBART's default or of its invariant variant."""
-    return Forms(True, False, False, canonical_output, True, True, False, 0.1, 3.0)
+def augmentation(canonical_output: bool) -> Augmentation:
+    """Return the options of MegaMolBART's pretraining, or of its variant with canonical output."""
+    return Augmentation(encoder_augment=True, canonicalize_decoder_output=canonical_output, encoder_mask=True)
 
 
-def ours(samples: MoleculeSamples, epoch: int) -> None:
+def ours(samples: MoleculeDataset, epoch: int) -> None:
     for at in range(0, len(samples.records), BATCH):
         records = samples.records[at : at + BATCH]
-        samples.build(np.full_like(records, epoch), records)
+        samples.tokenize(np.full_like(records, epoch), records)
 
 
 def plain(source: SequenceSource, canonical_output: bool) -> None:
@@ -73,32 +74,32 @@ def plain_sample(text: str, canonical_output: bool) -> tuple[list[int], list[int
 
 
 def rate(work: Callable[[], None], molecules: int) -> float:
-    """Molecules a second of processor time."""
+    """Return molecules per second of processor time."""
     start = time.process_time()
     work()
     return molecules / (time.process_time() - start)
 
 
 def summary(values: list[float]) -> str:
-    """Median and range."""
+    """Format median and range."""
     return f"{median(values):8.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
 def compare(source: SequenceSource, canonical_output: bool, repeats: int) -> None:
     options = {"seed": 1, "seq_length": 512, "long_sequences": "error", "on_invalid": "error", "on_unknown": "keep"}
-    samples = MoleculeSamples(
-        source, TOKENIZER, forms(canonical_output), random_forms=True, where="benchmark", **options
+    samples = MoleculeDataset(
+        source, TOKENIZER, augmentation(canonical_output), vary_by_epoch=True, label="benchmark", **options
     )
     rates: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
-        samples._molecules = Molecules()
+        samples._rewriter = SmilesRewriter()
         found = {"ours, first epoch": rate(lambda: ours(samples, 0), len(source))}
         epochs = [rate(lambda epoch=epoch: ours(samples, epoch), len(source)) for epoch in (1, 2, 3)]
         found["ours, later epochs"] = median(epochs)
-        samples._molecules = Molecules(room=0)
+        samples._rewriter = SmilesRewriter(cache_bytes=0)
         found["ours, nothing remembered"] = rate(lambda: ours(samples, 0), len(source))
         found["plain"] = rate(lambda: plain(source, canonical_output), len(source))
-        for name, value in found.items() if repeat else ():  # the first round warms up
+        for name, value in found.items() if repeat else ():  # the first round is a warm-up
             rates.setdefault(name, []).append(value)
     for name, values in rates.items():
         ratios = [a / b for a, b in zip(values, rates["plain"], strict=True)]
@@ -134,7 +135,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "molecules.csv"
             path.write_text("smiles\n" + "".join(f"{text}\n" for text in texts))
-            source = open_source("csv_mmap", [path], data_col=0)
+            source = CsvSource([path], columns={"smiles": 0})
             for canonical_output in (False, True):
                 target = "the canonical form" if canonical_output else "the same form"
                 print(f"{len(texts)} molecules of {name}, the decoder writes {target}; molecules a second")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a FASTA file into shuffled CSV shards (MB/s), or only read it, with one library; prints one JSON line.
+"""Convert a FASTA file to shuffled CSV shards, or only read it, with one library; print MB/s as one JSON line.
 
     python preparation.py --write proteins.fasta --sequences 5000000
     python preparation.py bionemo proteins.fasta
 
-`bionemo` is the whole command, processes and checks included. `pyfastx` does as BioNeMo v1: an index, then every
-record fetched in shuffled order and written. `pyfastx-read` builds the index and reads every sequence,
-`pyfastx-stream` and `biopython-read` read them one after the other.
+`bionemo` is the complete command, including start-up and checks. `pyfastx` does what BioNeMo v1 did: build an index,
+then fetch every record in shuffled order and write it. `pyfastx-read` builds the index and reads every sequence;
+`pyfastx-stream` and `biopython-read` read the sequences one after the other.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SHARDS = 50
 
 
 def write_fasta(path: Path, number: int) -> None:
-    """Random residues with UniRef50's lengths (lognormal, median 206, mean 250), headers like UniProt's."""
+    """Write random residues with UniRef50's lengths (lognormal, median 206, mean 250) and UniProt-like headers."""
     random = np.random.default_rng(1)
     pool = np.frombuffer(b"LAGVSERTIDPKQNFYMHWC", np.uint8)[random.integers(0, 20, 1 << 24)]
     with path.open("wb") as file:
@@ -45,14 +45,14 @@ def write_fasta(path: Path, number: int) -> None:
 
 
 def bionemo(fasta: Path, scratch: Path) -> None:
-    """Ours."""
+    """Prepare with `bionemo preprocess`."""
     sizes = [f"{split}_size={size}" for split, size in SPLIT.items()]
     command = [sys.executable, "-m", "bionemo.preprocess", f"source={fasta}", f"output={scratch / 'out'}", *sizes]
     subprocess.run([*command, f"num_csv_files={SHARDS}"], check=True, stdout=subprocess.DEVNULL)
 
 
 def pyfastx(fasta: Path, scratch: Path) -> None:
-    """As BioNeMo v1."""
+    """Prepare as BioNeMo v1 did."""
     import pyfastx as library
 
     records = library.Fasta(str(fasta), index_file=str(scratch / "data.fxi"), uppercase=True)
@@ -69,7 +69,7 @@ def pyfastx(fasta: Path, scratch: Path) -> None:
 
 
 def pyfastx_read(fasta: Path, scratch: Path) -> None:
-    """An index, and every sequence."""
+    """Build an index and read every sequence."""
     import pyfastx as library
 
     for record in library.Fasta(str(fasta), index_file=str(scratch / "data.fxi")):
@@ -77,7 +77,7 @@ def pyfastx_read(fasta: Path, scratch: Path) -> None:
 
 
 def pyfastx_stream(fasta: Path, scratch: Path) -> None:
-    """No index."""
+    """Read without an index."""
     import pyfastx as library
 
     for _, sequence, *_ in library.Fastx(str(fasta)):
@@ -85,7 +85,7 @@ def pyfastx_stream(fasta: Path, scratch: Path) -> None:
 
 
 def biopython_read(fasta: Path, scratch: Path) -> None:
-    """The record parser."""
+    """Read with Biopython's record parser."""
     from Bio import SeqIO
 
     for record in SeqIO.parse(fasta, "fasta"):
@@ -97,7 +97,7 @@ PEERS = {function.__name__.replace("_", "-"): function
 
 
 def peak_memory(work: Callable[[], None]) -> int:
-    """Bytes held at most by this process and all below it, looked at ten times a second."""
+    """Return the peak memory in bytes of this process and its descendants, sampled ten times per second."""
     here, peak, done = psutil.Process(), 0, threading.Event()
 
     def watch() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences to measure with: a FASTA file, or random residues with UniRef's lengths."""
+"""Sequences for benchmarks: from a FASTA file, or random residues with UniRef's lengths."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def proteins(fasta: str | None, number: int, seed: int = 0) -> list[str]:
-    """`number` sequences; without a file their lengths are lognormal, median 210 and mean 278, as UniRef90's."""
+    """Return `number` sequences; without a file, lengths are lognormal (median 210, mean 278) like UniRef90's."""
     if fasta:
         records = Path(fasta).read_text().split(">")[1:]
         return ["".join(record.splitlines()[1:]) for record in records[:number]]

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers from sequences: fitness of a protein's variants, and solubility of molecules, beside simple baselines.
+"""Regression from sequences: fitness of protein variants and solubility of molecules, against simple baselines.
 
 python scripts/benchmark/regression.py variants --model CHECKPOINT --file P62593_variants.fasta --out DIR
 python scripts/benchmark/regression.py esol --model CHECKPOINT --file ESOL.csv --out DIR
 
-`variants` splits them at random (80/10/10), and scores the test split without measurements too; the baseline is a
-ridge regression on which residue stands where. `esol` prepares the file as the command does; baselines are ridge and
-random forest on Morgan fingerprints (radius 2, 2,048 bits). In both a head is trained, then the whole model, or
-adapters, with that head. Every run is one of the public commands; finished ones are not run again.
+`variants` splits the variants at random (80/10/10) and also scores the test split zero-shot; the baseline is a ridge
+regression on one-hot residues per position. `esol` prepares the file with the public command; the baselines are ridge
+and random forest on Morgan fingerprints (radius 2, 2,048 bits). Both train a head on the frozen model, then fine-tune
+the whole model or LoRA adapters starting from that head. Each run is a public command; finished runs are not repeated.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ESOL = {
     "whole model": ["trainer.max_epochs=20", "model.finetuning_optim.lr=3e-4", "model.encoder_lr_scale=0.3"],
     "LoRA": ["trainer.max_epochs=20", "model.finetuning_optim.lr=3e-4"],
 }
-VARIANTS = {  # whose vectors hardly differ: what moves the model moves them all
+VARIANTS = {  # their vectors hardly differ: an update of the model changes all of them
     "head alone": HEAD,
     "whole model": ["trainer.max_epochs=2", "model.finetuning_optim.lr=1e-4", "model.encoder_lr_scale=0.1"],
     "LoRA": ["trainer.max_epochs=2", "model.finetuning_optim.lr=3e-5"],
@@ -44,12 +44,12 @@ Rows = list[dict[str, str]]
 
 
 def command(module: str, *words: str) -> None:
-    """Run one, quietly."""
+    """Run a command without printing its output."""
     subprocess.run([sys.executable, "-m", f"bionemo.{module}", *words], check=True, capture_output=True)
 
 
 def split_variants(file: Path, directory: Path) -> None:
-    """FASTA with `>number|name_MUTATION|score` to the splits of a labelled task, in an order drawn once."""
+    """Convert FASTA with `>number|name_MUTATION|score` to the splits of a labelled task, in random order."""
     records = [record.split("\n", 1) for record in file.read_text().split(">")[1:]]
     rows = [
         [head.split("|")[1].rpartition("_")[2], "".join(text.split()), head.split("|")[2]] for head, text in records
@@ -63,13 +63,13 @@ def split_variants(file: Path, directory: Path) -> None:
 
 
 def rows_of(directory: Path, name: str) -> Rows:
-    """A split."""
+    """Return the rows of a split."""
     with (directory / name / "x000.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def fine_tuned(name: str, words: list[str], out: Path) -> dict[str, float]:
-    """One run; its report."""
+    """Run a fine-tuning; return its report."""
     report = out / name.replace(" ", "-") / "report.json"
     if not report.exists():
         more = [] if name == "head alone" else [f"model.restore_head_path={out / 'head-alone' / 'head.safetensors'}"]
@@ -80,13 +80,13 @@ def fine_tuned(name: str, words: list[str], out: Path) -> dict[str, float]:
 
 
 def tell(name: str, answers: NDArray[np.floating], truth: NDArray[np.floating]) -> None:
-    """A row of the table."""
+    """Print a row of the table."""
     error = np.sqrt(np.mean((answers - truth) ** 2))
     print(f"| {name} | {spearmanr(answers, truth).statistic:.3f} | {error:.3f} |", flush=True)
 
 
 def variants(model: Path, file: Path, out: Path) -> None:
-    """The table of variants."""
+    """Print the table for protein variants."""
     data = out / "variants"
     split_variants(file, data)
     train, test = rows_of(data, "train"), rows_of(data, "test")
@@ -121,7 +121,7 @@ def variants(model: Path, file: Path, out: Path) -> None:
 
 
 def esol(model: Path, file: Path, out: Path) -> None:
-    """The table of molecules."""
+    """Print the table for molecules."""
     from rdkit import Chem
     from rdkit.Chem import rdFingerprintGenerator
 
@@ -150,7 +150,7 @@ def esol(model: Path, file: Path, out: Path) -> None:
 
 
 def main() -> None:
-    """See the top of this file."""
+    """Run the benchmark named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["variants", "esol"])
     for name in ("model", "file", "out"):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All comparisons, interleaved, five repeats each: about 85 minutes on two cores.
-# Argument: a FASTA file of real proteins; without one, random residues with the lengths of UniRef.
-# Peers get an environment of their own, .venv-peers, with the versions of peers.txt.
+# Run all comparisons, interleaved, five repeats each: about 85 minutes on two cores.
+# Argument: a FASTA file of real proteins; by default, random residues with the lengths of UniRef.
+# Peers are installed into .venv-peers, with the versions of peers.txt.
 set -euo pipefail
 cd "$(dirname "$0")"
 root=$PWD/../..
@@ -43,7 +43,7 @@ compare "preparing 5 million sequences against pyfastx reading them" "preparatio
 compare "preparing 5 million sequences against Biopython reading them" "preparation.py bionemo $big" "preparation.py biopython-read $big"
 
 echo "## sample pipeline against Hugging Face's tokenizer and collator"
-# shellcheck disable=SC2086  # it is two words, or none
+# shellcheck disable=SC2086  # two arguments, or none
 "$ours" sample_pipeline.py $fasta
 echo "## checkpoints against Lightning's"
 "$ours" checkpoint.py

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens a second of the sample pipeline beside Hugging Face's tokenizer and masking collator, in turns.
+"""Tokens per second of the sample pipeline against Hugging Face's tokenizer and masking collator, alternately.
 
     python sample_pipeline.py --fasta proteins.fasta --repeats 5
 
-Both shuffle, tokenise, pack or pad, and mask the same sequences in one thread. Ours reads them from a mapped file,
-the peer has them as text in memory. Tokens are those of sequences: filler does not count.
+Both shuffle, tokenize, pack or pad, and mask the same sequences in one thread. Ours reads them from a mapped file;
+the peer has them in memory as text. Padding tokens are not counted.
 """
 
 import argparse
@@ -19,18 +19,17 @@ from statistics import median
 import numpy as np
 import torch
 from proteins import proteins
-from torch.utils.data import DataLoader
 from transformers import DataCollatorForLanguageModeling, EsmTokenizer, logging
 
 import bionemo.tokenizers
 from bionemo.data.collate import Collator
-from bionemo.data.data_module import Steps
+from bionemo.data.loader import StepDataset, StepLoader
 from bionemo.data.packing import pack
-from bionemo.data.proteins.masking import MaskedSamples, Masking
-from bionemo.data.proteins.residues import Residues
+from bionemo.data.proteins.masking import MaskedDataset, ResidueMasker
 from bionemo.data.proteins.splits import Split
-from bionemo.data.sampler import Position, SampleOrder, StepSampler
-from bionemo.data.shards.source import SequenceSource, open_source
+from bionemo.data.sampler import DataPosition, GlobalBatchSampler, SampleOrder
+from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.source import SequenceSource
 from bionemo.tokenizers import load_tokenizer
 
 LENGTH, SPECIAL = 1024, 2
@@ -38,20 +37,20 @@ VOCABULARY = Path(bionemo.tokenizers.__file__).parent / "vocab" / "esm2nv.txt"
 
 
 def ours(source: SequenceSource, rows: int, workers: int) -> Iterator[int]:
-    """Tokens of each batch of `rows` rows."""
+    """Yield the number of tokens in each batch of `rows` rows."""
     alphabet = load_tokenizer("esm2nv")
-    split = Split(source, np.arange(len(source)), np.zeros(256, np.int64), ())
-    residues = Residues(split, alphabet, seed=1, longest=LENGTH, crop=True, ends=True)
-    samples = MaskedSamples(residues, Masking(alphabet, 0.15, 0.8, 0.1))
-    sampler = StepSampler(SampleOrder(samples.records, seed=1), samples.lengths, pack, LENGTH, rows, window=2048)
+    split = Split(source, np.arange(len(source)), np.zeros(256, np.int64), (), seed=1, crop=True)
+    samples = MaskedDataset(split, alphabet, LENGTH, ResidueMasker(alphabet, 0.15, 0.8, 0.1))
+    order = SampleOrder(samples.records, seed=1)
+    sampler = GlobalBatchSampler(order, samples.lengths, pack, LENGTH, rows, window=2048)
     collate = Collator(samples, rows, alphabet.pad_id)
-    steps = Steps(sampler, collate, Position(), rank=0, ranks=1, micro_batches=1)
-    for step in DataLoader(steps, batch_size=None, num_workers=workers):
+    steps = StepDataset(sampler, collate, DataPosition(), rank=0, ranks=1, micro_batches=1)
+    for step in StepLoader(steps, workers=workers, timeout=60, pin_memory=False):
         yield sum(batch.num_tokens for batch in step.micro_batches)
 
 
 def peer(sequences: list[str], rows: int) -> Iterator[int]:
-    """Tokens of each batch of as many sequences as make `rows` rows of ours."""
+    """Yield the number of tokens in each batch of as many sequences as fit into `rows` rows of ours."""
     tokenizer = EsmTokenizer(VOCABULARY)
     collate = DataCollatorForLanguageModeling(tokenizer, mlm=True, mlm_probability=0.15)
     sequences = random.Random(1).sample(sequences, len(sequences))
@@ -65,8 +64,8 @@ def peer(sequences: list[str], rows: int) -> Iterator[int]:
 
 
 def rate(batches: Iterator[int], seconds: float) -> float:
-    """Million tokens a second."""
-    next(batches)  # whatever is done but once
+    """Return million tokens per second."""
+    next(batches)  # one-time initialization
     tokens, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < seconds:
         tokens += next(batches)
@@ -74,7 +73,7 @@ def rate(batches: Iterator[int], seconds: float) -> float:
 
 
 def summary(values: list[float]) -> str:
-    """Median and range."""
+    """Format median and range."""
     return f"{median(values):8.4g} ({min(values):.4g} to {max(values):.4g})"
 
 
@@ -93,7 +92,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         fasta = Path(scratch) / "proteins.fasta"
         fasta.write_text("".join(f">{i}\n{text}\n" for i, text in enumerate(sequences)))
-        source = open_source("fasta_fields_mmap", [fasta])
+        source = FastaSource([fasta])
         for rows in options.rows:
             rates: dict[str, list[float]] = {}
             for _ in range(options.repeats):

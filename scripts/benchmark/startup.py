@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long `pretrain.py --help` and a misspelt key take, as whole processes, and whether torch was imported."""
+"""Time `pretrain.py --help` and a misspelt key as whole processes, and report whether torch was imported."""
 
 import statistics
 import subprocess

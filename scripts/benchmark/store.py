@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index a FASTA file (MB/s), or read sequences at random (sequences/s), with one library; prints one JSON line.
+"""Index a FASTA file (MB/s) or read sequences at random (sequences/s) with one library; print one JSON line.
 
 `sqlite` is the store of BioNeMo v2: one table of id and sequence, read by id.
 """
@@ -18,22 +18,22 @@ READS, BATCH = 200_000, 64
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Seconds a call takes."""
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def bionemo(fasta: Path, what: str, order: np.ndarray, scratch: Path) -> float:
-    """Ours: a memory-mapped offset index, read a batch of 64 at a time as the data pipeline does."""
-    from bionemo.data.shards.source import open_source
+    """Measure our memory-mapped offset index, reading batches of 64 like the data pipeline."""
+    from bionemo.data.shards.fasta import FastaSource
 
     def index() -> None:
-        open_source("fasta_fields_mmap", [fasta], index_mapping_dir=scratch / "index")
+        FastaSource([fasta], index_mapping_dir=scratch / "index")
 
     if what == "index":
         return timed(index)
-    source = open_source("fasta_fields_mmap", [fasta], index_mapping_dir=scratch / "index")
+    source = FastaSource([fasta], index_mapping_dir=scratch / "index")
     records = order % len(source)
 
     def read() -> None:
@@ -47,7 +47,7 @@ def bionemo(fasta: Path, what: str, order: np.ndarray, scratch: Path) -> float:
 
 
 def pyfastx(fasta: Path, what: str, order: np.ndarray, scratch: Path) -> float:
-    """The index of BioNeMo v1 and its reader."""
+    """Measure the index and reader of BioNeMo v1."""
     import pyfastx as library
 
     def index() -> object:
@@ -62,7 +62,7 @@ def pyfastx(fasta: Path, what: str, order: np.ndarray, scratch: Path) -> float:
 
 
 def sqlite(fasta: Path, what: str, order: np.ndarray, scratch: Path) -> float:
-    """A database of id and sequence."""
+    """Measure a database of id and sequence."""
     connection = sqlite3.connect(scratch / "data.sqlite")
 
     def build() -> None:
@@ -89,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
 
     order = np.random.default_rng(0).integers(0, 2**31, READS)
-    options.fasta.read_bytes()  # warm the page cache for everyone
+    options.fasta.read_bytes()  # warm the page cache
     with tempfile.TemporaryDirectory() as scratch:
         run = {"bionemo": bionemo, "pyfastx": pyfastx, "sqlite": sqlite}[options.library]
         seconds = run(options.fasta, options.what, order, Path(scratch))

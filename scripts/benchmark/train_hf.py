@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Useful tokens a second of Hugging Face's EsmForMaskedLM and collator: a plain loop, no Trainer around it."""
+"""Measure useful tokens per second of Hugging Face's EsmForMaskedLM and collator in a plain loop without Trainer."""
 
 import argparse
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Useful tokens a second of our training, measured by the run itself: the whole command, trainer and data included."""
+"""Measure useful tokens per second of our training command, including trainer and data, as logged by the run."""
 
 import argparse
 import json
@@ -28,13 +28,13 @@ def main() -> None:
     from bionemo.training.module import TrainingModule
 
     readings: list[float] = []
-    report = TrainingModule._log
+    report = TrainingModule._log_training
 
     def note(module: TrainingModule, *figures: object) -> None:
         report(module, *figures)  # type: ignore[arg-type]
-        readings.append(module.report["tokens_per_second"])
+        readings.append(module.logged_metrics["tokens_per_second"])
 
-    TrainingModule._log = note  # type: ignore[method-assign]
+    TrainingModule._log_training = note  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as directory:
         fasta = Path(directory) / "train.fasta"
         fasta.write_text("".join(f">{i}\n{s}\n" for i, s in enumerate(proteins(options.fasta, 8000))))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two checkpoints, of which the second is to come to harm."""
+"""Fixture with two checkpoints, of which tests damage the second."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.checkpoint.samples import FILES, names, save
 
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[Path, Path]:
-    """Checkpoints of steps 1 and 2, written by two processes."""
+    """Return a directory with the checkpoints of steps 1 and 2, written by two processes."""
     for step in (1, 2):
         save(tmp_path / f"step={step}", step, processes=2)
         assert names(tmp_path / f"step={step}") == {*FILES}

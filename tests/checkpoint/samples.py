@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints small enough for a test, written by one process or by several."""
+"""Small checkpoints for tests, written by one process or several."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ def whole(name: str, values: Tensor) -> Piece:
 
 
 def weights(step: int) -> dict[str, Tensor]:
-    """Other values, and one other name, at every step."""
+    """Return tensors with different values, and one different name, at every step."""
     generator = torch.Generator().manual_seed(step)
     shapes = {"weights/matrix": (6, 5), "weights/bias": (7,), f"exp_avg/of step {step}": (3, 2, 2), "scalar": ()}
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -41,13 +41,13 @@ def state(step: int) -> dict[str, Any]:
 
 
 def save(path: Path, step: int, processes: int = 1) -> None:
-    """Write the checkpoint of a step; several processes deal its tensors among themselves."""
+    """Write the checkpoint of a step, with its tensors distributed over processes."""
     pieces = [whole(name, values) for name, values in weights(step).items()]
     together(path, state(step), [pieces[rank::processes] for rank in range(processes)])
 
 
 def together(path: Path, state: dict[str, Any], pieces: list[Iterable[Piece]]) -> None:
-    """`save_together` from threads in the place of processes; raises what the first of them does."""
+    """Call `save_distributed` from threads instead of processes; raise the first error."""
     box: list[Any] = [None] * len(pieces)
     barrier = Barrier(len(pieces), timeout=60)
 
@@ -63,18 +63,18 @@ def together(path: Path, state: dict[str, Any], pieces: list[Iterable[Piece]]) -
 
     with ThreadPoolExecutor(len(pieces)) as threads:
         done = [
-            threads.submit(checkpoint.save_together, path, state, part, rank, exchange(rank))
+            threads.submit(checkpoint.save_distributed, path, state, part, rank, exchange(rank))
             for rank, part in enumerate(pieces)
         ]
     failures = [future.exception() for future in done]
-    assert len({failure is None for failure in failures}) == 1  # all, or none
+    assert len({failure is None for failure in failures}) == 1  # all or none fail
     if failures[0] is not None:
         assert len(set(map(str, failures))) == 1
         raise failures[0]
 
 
 def holds(path: Path, step: int) -> bool:
-    """Whether a checkpoint is whole and that of a step, to the bit."""
+    """Return whether a checkpoint is undamaged and bitwise equal to that of a step."""
     checkpoint.check(path)
     saved = checkpoint.Checkpoint(path)
     expected = weights(step)
@@ -87,6 +87,6 @@ def names(directory: Path) -> set[str]:
 
 
 def newest(*directories: Path) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from, and what was said of those passed over."""
-    heard: list[str] = []
-    return checkpoint.newest(directories, lambda path, why: heard.append(f"{path.name}: {why}")), heard
+    """Return the checkpoint to resume from and the defects of those that were skipped."""
+    messages: list[str] = []
+    return checkpoint.find_newest(directories, lambda path, why: messages.append(f"{path.name}: {why}")), messages

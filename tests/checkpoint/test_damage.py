@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens to a checkpoint's files is noticed, and the one before is taken."""
+"""Any damage to a checkpoint is detected, and the previous one is used."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from bionemo.common.errors import UserError
 from tests.checkpoint.samples import FILES, holds, newest, state, whole
 
 
-class Vandal:
-    """Damages one file of a checkpoint at random, in one of many ways, and puts it back."""
+class Damager:
+    """Damages one random file of a checkpoint in one of many ways, and repairs it."""
 
     def __init__(self, victim: Path, other: Path, seed: int) -> None:
         self.victim, self.random = victim, random.Random(seed)
@@ -30,8 +30,8 @@ class Vandal:
             self.make_unusable, self.make_empty,
         ]  # fmt: skip
 
-    def strike(self) -> str:
-        """Do something; say what."""
+    def damage(self) -> str:
+        """Damage a file; return a description."""
         while True:
             self.name = self.random.choice(FILES)
             self.file = self.victim / self.name
@@ -52,7 +52,7 @@ class Vandal:
             self.file.unlink(missing_ok=True)
         self.file.write_bytes(self.contents[self.name])
 
-    def stretch(self, content: bytearray) -> slice:
+    def random_range(self, content: bytearray) -> slice:
         begin, end = sorted(self.random.sample(range(len(content) + 1), 2))
         return slice(begin, end)
 
@@ -61,13 +61,13 @@ class Vandal:
         return content
 
     def flip_in_the_header(self, content: bytearray) -> bytes:
-        """Of a file of tensors; anywhere in the others."""
+        """Flip a bit in the header of a tensor file; anywhere in other files."""
         header = 8 + int.from_bytes(content[:8], "little") if "tensors" in self.name else len(content)
         content[self.random.randrange(header)] ^= 1 << self.random.randrange(8)
         return content
 
     def overwrite(self, content: bytearray) -> bytes:
-        where = self.stretch(content)
+        where = self.random_range(content)
         content[where] = bytes(where.stop - where.start) if self.random.random() < 0.5 else self.random.randbytes(
             where.stop - where.start
         )  # fmt: skip
@@ -84,7 +84,7 @@ class Vandal:
         return content
 
     def cut_out(self, content: bytearray) -> bytes:
-        del content[self.stretch(content)]
+        del content[self.random_range(content)]
         return content
 
     def truncate(self, content: bytearray) -> bytes:
@@ -94,7 +94,7 @@ class Vandal:
         return content + self.random.randbytes(self.random.randint(1, 20))
 
     def append_space(self, content: bytearray) -> bytes:
-        """JSON would not mind."""
+        """Append white space, which JSON ignores."""
         return content + self.random.choice([b" ", b"\n", b"\0", b"\t\n"])
 
     def other_checkpoint(self, content: bytearray) -> bytes:
@@ -107,87 +107,87 @@ class Vandal:
         return b""
 
     def make_unusable(self, content: bytearray) -> None:
-        """Missing, or a directory, a link or a pipe in its place."""
+        """Remove the file, or replace it by a directory, a link or a pipe."""
         self.file.unlink()
         match self.random.randrange(5):
             case 0:
                 self.file.mkdir()
             case 1:
-                os.mkfifo(self.file)  # who opens it waits for ever
+                os.mkfifo(self.file)  # opening it would block forever
             case 2:
                 self.file.symlink_to("nowhere")
             case 3:
                 outside = self.victim.parent / "outside"
                 outside.write_bytes(content)
-                self.file.symlink_to(outside)  # the content is right
+                self.file.symlink_to(outside)  # its content is valid
 
 
-def strike_often(first: Path, second: Path, times: int) -> None:
-    vandal = Vandal(second, first, seed=times)
+def damage_often(first: Path, second: Path, times: int) -> None:
+    damager = Damager(second, first, seed=times)
     seen = set()
     for _ in range(times):
-        what = vandal.strike()
-        found, heard = newest(first.parent)
+        what = damager.damage()
+        found, messages = newest(first.parent)
         assert found == first, what
-        (reason,) = heard
+        (reason,) = messages
         assert reason.startswith("step=2: "), what
         assert len(reason) > len("step=2: "), what
         assert "\n" not in reason
         seen.add(what)
-        vandal.repair()
+        damager.repair()
     assert newest(first.parent) == (second, [])
     assert holds(second, 2)
     if times > 1000:
-        assert len(seen) == len(set(vandal.ways)) * len(FILES)
+        assert len(seen) == len(set(damager.ways)) * len(FILES)
 
 
-def test_hundreds_of_damages(two: tuple[Path, Path]) -> None:
-    strike_often(*two, times=300)
+def test_damaged_files(two: tuple[Path, Path]) -> None:
+    damage_often(*two, times=300)
 
 
 @pytest.mark.slow
-def test_ten_thousand_damages(two: tuple[Path, Path]) -> None:
-    strike_often(*two, times=10_000)
+def test_damaged_files_10_000_times(two: tuple[Path, Path]) -> None:
+    damage_often(*two, times=10_000)
 
 
 def test_every_byte_of_the_smaller_files(two: tuple[Path, Path]) -> None:
-    """Case of letters and white space too: JSON takes some of it for the same."""
+    """Flips include changes of case and white space, which JSON may treat as equal."""
     for name in ("manifest.json", "state.json"):
         content = (two[1] / name).read_bytes()
         for place in range(len(content)):
             damaged = bytearray(content)
             damaged[place] ^= 0x20
             (two[1] / name).write_bytes(damaged)
-            assert checkpoint.defect(two[1]), (name, place)
+            assert checkpoint.find_defect(two[1]), (name, place)
         (two[1] / name).write_bytes(content)
-    assert checkpoint.defect(two[1]) == ""
+    assert checkpoint.find_defect(two[1]) == ""
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_said_of_it(two: tuple[Path, Path], name: str) -> None:
+def test_messages_about_defects(two: tuple[Path, Path], name: str) -> None:
     first, second = two
     content = (second / name).read_bytes()
     (second / name).unlink()
     assert newest(first.parent) == (first, [f"step=2: {name} is missing"])
     (second / name).mkdir()
-    assert newest(first.parent) == (first, [f"step=2: {name} is not a plain file"])
+    assert newest(first.parent) == (first, [f"step=2: {name} is not a regular file"])
     (second / name).rmdir()
     (second / name).write_bytes(content[:-1])
-    ((_, said),) = ((found, why) for found, [why] in [newest(first.parent)])
+    ((_, text),) = ((found, why) for found, [why] in [newest(first.parent)])
     short = f"{name} has {len(content) - 1:,} bytes instead of {len(content):,}"
-    assert said == f"step=2: {short}" or name == "manifest.json"
+    assert text == f"step=2: {short}" or name == "manifest.json"
     (second / name).write_bytes(content[:-1] + b"~")
     assert name in newest(first.parent)[1][0] or name == "manifest.json"
-    with pytest.raises(UserError, match=r"step=2 cannot be used: .*; take another or remove it"):
+    with pytest.raises(UserError, match=r"step=2 cannot be used: .*; choose another or remove it"):
         checkpoint.check(second)
 
 
-def test_all_of_them_damaged_is_nothing_to_go_on_from(two: tuple[Path, Path]) -> None:
+def test_no_checkpoint_is_found_when_all_are_damaged(two: tuple[Path, Path]) -> None:
     for path in two:
         (path / "state.json").write_text("{}")
-    found, heard = newest(two[0].parent)
+    found, messages = newest(two[0].parent)
     assert found is None
-    assert [line.partition(":")[0] for line in heard] == ["step=2", "step=1"]
+    assert [line.partition(":")[0] for line in messages] == ["step=2", "step=1"]
 
 
 @pytest.mark.parametrize(
@@ -198,22 +198,22 @@ def test_all_of_them_damaged_is_nothing_to_go_on_from(two: tuple[Path, Path]) ->
     ],
     ids=str,
 )  # fmt: skip
-def test_an_edited_manifest_is_not_believed(two: tuple[Path, Path], edit: Any) -> None:
+def test_edited_manifests_are_rejected(two: tuple[Path, Path], edit: Any) -> None:
     first, second = two
     manifest = json.loads((second / "manifest.json").read_text())
     text = json.dumps(manifest | edit if isinstance(edit, dict) else edit, indent=1)
     (second / "manifest.json").write_text(text)
-    found, (heard,) = newest(first.parent)
+    found, (messages,) = newest(first.parent)
     assert found == first
-    assert heard.startswith("step=2: ")
+    assert messages.startswith("step=2: ")
     if isinstance(edit, dict) and "format" in edit:
-        assert heard == f"step=2: format {edit['format']} is not the 2 of this version"
+        assert messages == f"step=2: its format is {edit['format']}; this version reads format 2"
 
 
-def test_a_checkpoint_of_the_format_before_is_named_so(tmp_path: Path) -> None:
-    """Its manifest was sealed in another way."""
+def test_earlier_format_is_rejected(tmp_path: Path) -> None:
+    """Its manifest has another checksum."""
     checkpoint.save(tmp_path / "a", state(1), [whole("w", torch.zeros(3))])
     (tmp_path / "a" / "manifest.json").write_text(
         json.dumps({"format": 1, "step": 1, "metrics": {}, "sha256": {"tensors.safetensors": "00"}, "seal": "00"})
     )
-    assert newest(tmp_path) == (None, ["a: format 1 is not the 2 of this version"])
+    assert newest(tmp_path) == (None, ["a: its format is 1; this version reads format 2"])

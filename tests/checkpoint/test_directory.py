@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint has its name only when it is complete, and whatever the disk refuses is one line and no loss."""
+"""Checkpoints are created atomically; disk errors are reported in one line and lose nothing."""
 
 import ctypes
 import errno
@@ -29,18 +29,18 @@ def test_several_processes_write_one_checkpoint(tmp_path: Path, processes: int) 
     save(tmp_path / "runs" / "a", 3, processes)
     assert holds(tmp_path / "runs" / "a", 3)
     assert names(tmp_path / "runs") == {"a"}
-    assert checkpoint.manifest_of(tmp_path / "runs" / "a")["step"] == 3
-    assert checkpoint.manifest_of(tmp_path / "runs" / "a")["metrics"] == {"val_loss": 1 / 3}
+    assert checkpoint.load_manifest(tmp_path / "runs" / "a")["step"] == 3
+    assert checkpoint.load_manifest(tmp_path / "runs" / "a")["metrics"] == {"val_loss": 1 / 3}
 
 
 @pytest.mark.parametrize("order", permutations(("1-last", "step=20-last", "hpc_ckpt_3.ckpt")))
-def test_the_highest_step_is_the_newest_whatever_its_name_and_place(tmp_path: Path, order: tuple[str, ...]) -> None:
-    """Slurm's lie beside the logs."""
+def test_newest_checkpoint_has_the_highest_step(tmp_path: Path, order: tuple[str, ...]) -> None:
+    """Checkpoints written for Slurm are in the log directory."""
     places = [tmp_path / ("logs" if name.startswith("hpc") else "logs/checkpoints") / name for name in order]
-    for step, place in enumerate(places, 9):  # 10 before 9: numbers, not letters
+    for step, place in enumerate(places, 9):  # step numbers are compared as numbers, not as text
         save(place, step)
     found = tmp_path / "logs" / "checkpoints", tmp_path / "logs"
-    assert checkpoint.complete(*found) == places[::-1]
+    assert checkpoint.list_complete(*found) == places[::-1]
     assert newest(*found) == (places[2], [])
     shutil.rmtree(places[2])
     assert newest(*found) == (places[1], [])
@@ -51,12 +51,12 @@ def test_other_directories_are_left_alone(two: tuple[Path, Path]) -> None:
     (two[0].parent / "file.txt").touch()
     assert newest(two[0].parent) == (two[1], [])
     assert newest(two[0].parent / "nowhere") == (None, [])
-    checkpoint.clean(two[0].parent)
-    checkpoint.clean(two[0].parent / "nowhere")
+    checkpoint.remove_unfinished(two[0].parent)
+    checkpoint.remove_unfinished(two[0].parent / "nowhere")
     assert names(two[0].parent) == {"step=1", "step=2", "notes", "file.txt"}
 
 
-def test_a_name_can_be_written_again(tmp_path: Path) -> None:
+def test_existing_checkpoints_are_replaced(tmp_path: Path) -> None:
     for step in (1, 2):
         save(tmp_path / "last", step)
         assert holds(tmp_path / "last", step)
@@ -66,13 +66,13 @@ def test_a_name_can_be_written_again(tmp_path: Path) -> None:
     assert names(tmp_path) == {"last", "other"}
 
 
-class Died(BaseException):
-    """What a kill leaves undone stays undone."""
+class Killed(BaseException):
+    """Ends a save like a kill, without cleanup."""
 
 
 @pytest.mark.parametrize("call", range(5))
-def test_writing_a_name_again_can_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
-    """Before, between and after the renames: the old or the new is found, and only one of them is there in the end."""
+def test_replacing_can_be_interrupted_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """Before, between and after the renames the old or the new checkpoint is found, and one of them remains."""
     save(tmp_path / "last", 1)
     rename, calls = os.rename, 0
 
@@ -82,28 +82,28 @@ def test_writing_a_name_again_can_end_anywhere(tmp_path: Path, monkeypatch: pyte
         if calls > call // 2:
             if call % 2:
                 rename(source, target)
-            raise Died
+            raise Killed
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", dies)
     monkeypatch.setattr(Path, "rename", dies)
-    with pytest.raises(Died):
+    with pytest.raises(Killed):
         save(tmp_path / "last", 2)
     monkeypatch.undo()
-    found, heard = newest(tmp_path)
+    found, messages = newest(tmp_path)
     assert found is not None
-    step = checkpoint.manifest_of(found)["step"]
-    assert (holds(found, step), heard) == (True, [])
+    step = checkpoint.load_manifest(found)["step"]
+    assert (holds(found, step), messages) == (True, [])
     assert step == (2 if call >= 3 else 1)
-    assert len(checkpoint.complete(tmp_path)) == 1  # none counts twice among the best
-    checkpoint.clean(tmp_path)
+    assert len(checkpoint.list_complete(tmp_path)) == 1  # no checkpoint is counted twice among the best
+    checkpoint.remove_unfinished(tmp_path)
     assert holds(found, step)
     assert names(tmp_path) == {found.name}
     save(tmp_path / "last", 3)
     assert names(tmp_path) == {"last"}
 
 
-def test_two_names_of_one_checkpoint_stand_alone(two: tuple[Path, Path]) -> None:
+def test_linked_checkpoints_are_independent(two: tuple[Path, Path]) -> None:
     first, _ = two
     best = first.with_name("best")
     (first / "someone's notes").mkdir()
@@ -111,7 +111,7 @@ def test_two_names_of_one_checkpoint_stand_alone(two: tuple[Path, Path]) -> None
     assert (first / "state.json").samefile(best / "state.json")
     assert names(best) == {*FILES}
     checkpoint.remove(first)
-    assert names(first) == {"someone's notes"}  # it stays where it was put
+    assert names(first) == {"someone's notes"}  # it is not moved
     assert newest(first.parent)[0] != first
     assert holds(best, 1)
 
@@ -134,8 +134,8 @@ def test_without_hard_links_a_copy_is_made_and_flushed(
     assert holds(best, 1)
 
 
-def test_leftovers_of_every_kind_are_in_nobody_s_way(two: tuple[Path, Path]) -> None:
-    """Half-written directories, and links that users made."""
+def test_leftovers_are_ignored_and_removed(two: tuple[Path, Path]) -> None:
+    """Leftovers are incomplete directories, and links created by users."""
     parent = two[0].parent
     (parent / "step=3.unfinished").mkdir()
     (parent / "step=4.unfinished").mkdir()
@@ -150,22 +150,22 @@ def test_leftovers_of_every_kind_are_in_nobody_s_way(two: tuple[Path, Path]) -> 
     for step in (3, 4):
         save(parent / f"step={step}", step)
     (parent / "step=5.unfinished").symlink_to(outside)
-    checkpoint.clean(parent)
+    checkpoint.remove_unfinished(parent)
     assert names(parent) == {"step=2", "step=3", "step=4"}
     assert holds(outside, 1)
 
 
-def test_files_of_others_are_never_deleted(two: tuple[Path, Path]) -> None:
-    """Whatever their place is called."""
+def test_user_files_are_never_deleted(two: tuple[Path, Path]) -> None:
+    """Test directories of any name."""
     parent = two[0].parent
     for name in ("thesis.unfinished", "step=1.replaced", "step=2", "step=5"):
         (parent / name).mkdir(exist_ok=True)
         (parent / name / "thesis.tex").write_text("precious")
     (parent / "step=4.unfinished").write_text("precious")
-    checkpoint.clean(parent)
+    checkpoint.remove_unfinished(parent)
     save(parent / "step=2", 2)
     checkpoint.remove(parent / "step=2")
-    for step in (4, 5):  # names that are taken
+    for step in (4, 5):  # existing names
         with pytest.raises(UserError, match=r"File exists|is not a checkpoint"):
             save(parent / f"step={step}", step)
     assert (parent / "step=4.unfinished").read_text() == "precious"
@@ -176,9 +176,7 @@ def test_files_of_others_are_never_deleted(two: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_that_flushes_no_directories_takes_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_file_systems_without_directory_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     fsync = os.fsync
 
     def refuse(descriptor: int) -> None:
@@ -198,7 +196,7 @@ def test_a_file_system_that_flushes_no_directories_takes_checkpoints(
 @pytest.mark.parametrize(
     "error", [OSError(28, "No space left on device"), ValueError("a piece that is none")], ids=str
 )
-def test_one_process_that_fails_ends_the_save_on_all(tmp_path: Path, failing: int, error: Exception) -> None:
+def test_failure_of_one_process_ends_the_save_on_all(tmp_path: Path, failing: int, error: Exception) -> None:
     save(tmp_path / "a", 1)
 
     class Fails(list):  # type: ignore[type-arg]
@@ -215,7 +213,7 @@ def test_one_process_that_fails_ends_the_save_on_all(tmp_path: Path, failing: in
 
 
 @pytest.mark.parametrize("bad", [{"path": Path("x")}, {"global_step": None}], ids=["no JSON", "no step"])
-def test_a_state_that_cannot_be_saved_leaves_nothing(tmp_path: Path, bad: dict[str, Any]) -> None:
+def test_invalid_state_leaves_nothing(tmp_path: Path, bad: dict[str, Any]) -> None:
     found = {key: value for key, value in (state(1) | bad).items() if value is not None}
     with pytest.raises((TypeError, KeyError), match=r"not PosixPath|global_step"):
         checkpoint.save(tmp_path / "a", found, [])
@@ -225,10 +223,10 @@ def test_a_state_that_cannot_be_saved_leaves_nothing(tmp_path: Path, bad: dict[s
 
 
 def in_a_process(work: Callable[[], object]) -> str:
-    """Work in a process of its own; give what a UserError said there, "" if there was none."""
+    """Call a function in a subprocess; return the message of its UserError, or "" if there is none."""
     messages = FORK.SimpleQueue()
 
-    def told() -> None:
+    def message() -> None:
         try:
             work()
             messages.put("")
@@ -237,7 +235,7 @@ def in_a_process(work: Callable[[], object]) -> str:
         except BaseException as error:
             messages.put(f"failed: {error!r}")
 
-    process = FORK.Process(target=told)
+    process = FORK.Process(target=message)
     process.start()
     process.join(60)
     assert process.exitcode == 0
@@ -245,18 +243,18 @@ def in_a_process(work: Callable[[], object]) -> str:
 
 
 def one_line(text: str, reason: str) -> None:
-    assert f"could not be written ({reason}): make room or point exp_manager.exp_dir elsewhere" in text
+    assert f"could not be written ({reason}): free disk space or choose another exp_manager.exp_dir" in text
     assert "\n" not in text
 
 
 def large(directory: Path) -> None:
-    """Save, or link, or both, 1 MB of tensors and 300 KB of state."""
+    """Save 1 MB of tensors and 300 KB of state."""
     checkpoint.save(directory / "step=3", state(3) | {"text": "x" * 300_000}, [whole("w", torch.zeros(250_000))])
 
 
 @pytest.mark.parametrize("limit", [300, 200_000, 1_000_010], ids=["at once", "tensors", "their end"])
-def test_a_full_disk_is_one_line_and_leaves_nothing_behind(two: tuple[Path, Path], limit: int) -> None:
-    """A process that may not write so large a file meets the same error."""
+def test_file_size_limit_is_one_line_and_leaves_nothing(two: tuple[Path, Path], limit: int) -> None:
+    """A limit on the file size causes the same error as a full disk."""
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -272,7 +270,7 @@ READ_ONLY, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 
 
 def mount(source: str, target: Path, kind: str, flags: int = 0, options: str = "") -> None:
-    """Mount something for this process alone; it becomes root of a world of its own if need be."""
+    """Mount a file system in a namespace of this process, as root of a user namespace if needed."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(result: int) -> None:
@@ -303,8 +301,8 @@ def on_a_mount(work: Callable[[], object], *arguments: Any) -> str:
 
 
 @pytest.mark.parametrize("room", [600, 1200, 1500], ids=["tensors", "state", "link"])
-def test_a_disk_that_is_full_indeed(tmp_path: Path, room: int) -> None:
-    """A small file system in memory."""
+def test_full_file_system(tmp_path: Path, room: int) -> None:
+    """Use a small tmpfs."""
 
     def work() -> None:
         for step in (1, 2):
@@ -321,7 +319,7 @@ def test_a_disk_that_is_full_indeed(tmp_path: Path, room: int) -> None:
     one_line(on_a_mount(work, "tmpfs", tmp_path, "tmpfs", 0, f"size={room}k"), "No space left on device")
 
 
-def test_a_directory_that_may_not_be_written(two: tuple[Path, Path]) -> None:
+def test_read_only_directory(two: tuple[Path, Path]) -> None:
     parent = two[0].parent
 
     def work() -> None:
@@ -329,7 +327,7 @@ def test_a_directory_that_may_not_be_written(two: tuple[Path, Path]) -> None:
             checkpoint.link(two[0], parent / "best")
         with pytest.raises(UserError, match="Read-only"):
             save(two[0], 3)
-        checkpoint.clean(parent)
+        checkpoint.remove_unfinished(parent)
         large(parent)
 
     one_line(on_a_mount(work, str(parent), parent, "", BIND), "Read-only file system")
@@ -337,7 +335,7 @@ def test_a_directory_that_may_not_be_written(two: tuple[Path, Path]) -> None:
     assert holds(two[0], 1)
 
 
-def test_a_place_that_is_no_directory(tmp_path: Path) -> None:
+def test_parent_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError) as caught:
         save(tmp_path / "file" / "a", 1)

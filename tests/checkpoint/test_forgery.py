@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint that was forged reads, writes and runs nothing but its own files: errors of one line.
+"""A forged checkpoint cannot read, write or run other files; errors are one line.
 
-Nothing is damaged here: whoever wrote these knew how to make all checksums right.
+All checksums in these checkpoints are valid.
 """
 
 import json
@@ -17,24 +17,13 @@ import torch
 from safetensors.torch import save_file
 
 from bionemo import checkpoint
-from bionemo.checkpoint.manifest import sealed
-from bionemo.checkpoint.tensors import checksum
+from bionemo.checkpoint.tensors import checksum_file
 from bionemo.common.errors import UserError
 from tests.checkpoint.samples import FILES, newest, weights
+from tests.support.forged_checkpoints import forge
 
 
-def forge(path: Path, edit: Callable[[dict[str, Any]], None] = lambda manifest: None) -> None:
-    """Make a manifest for the files as they are now, then edit it and seal it."""
-    manifest = json.loads((path / "manifest.json").read_text())
-    del manifest["seal"]
-    files = [name for name in manifest["bytes"] if (path / name).is_file()]
-    manifest["bytes"] = {name: (path / name).stat().st_size for name in files}
-    manifest["xxh3_128"] = {name: checksum(path / name) for name in files}
-    edit(manifest)
-    (path / "manifest.json").write_text(sealed(manifest))
-
-
-def test_the_forger_is_good_at_it(two: tuple[Path, Path]) -> None:
+def test_forged_checkpoint_passes_verification(two: tuple[Path, Path]) -> None:
     (two[1] / "state.json").write_text('{"$dict": [["global_step", 3]]}')
     forge(two[1])
     checkpoint.check(two[1])
@@ -59,7 +48,7 @@ def test_a_forged_manifest_names_nothing_outside(two: tuple[Path, Path], value: 
     def edit(manifest: dict[str, Any]) -> None:
         if "names" in value:
             manifest["bytes"][value["names"]] = 6
-            manifest["xxh3_128"][value["names"]] = checksum(first.parent / "outside")
+            manifest["xxh3_128"][value["names"]] = checksum_file(first.parent / "outside")
         else:
             manifest |= value
 
@@ -72,22 +61,22 @@ def test_a_forged_manifest_names_nothing_outside(two: tuple[Path, Path], value: 
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a":' * 100_000, "1" * 10_000, "\udcff", "{}", "NaN", '{"format": 2}']
 )
-def test_a_manifest_that_is_no_object_is_passed_over(two: tuple[Path, Path], text: str) -> None:
+def test_malformed_manifests_are_skipped(two: tuple[Path, Path], text: str) -> None:
     (two[1] / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
-    found, (heard,) = newest(two[0].parent)
+    found, (messages,) = newest(two[0].parent)
     assert found == two[0]
-    assert heard.startswith("step=2: it is unreadable (")
+    assert messages.startswith("step=2: it is unreadable (")
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
 @pytest.mark.parametrize("absolute", [True, False])
-def test_links_lead_nowhere(two: tuple[Path, Path], name: str, absolute: bool) -> None:
+def test_links_are_rejected(two: tuple[Path, Path], name: str, absolute: bool) -> None:
     first, second = two
     outside = first.parent / "outside"
     shutil.move(second / name, outside)
     (second / name).symlink_to(outside if absolute else Path("..") / "outside")
     forge(second)
-    assert newest(first.parent) == (first, [f"step=2: {name} is not a plain file"])
+    assert newest(first.parent) == (first, [f"step=2: {name} is not a regular file"])
 
 
 @pytest.mark.parametrize(
@@ -97,10 +86,10 @@ def test_links_lead_nowhere(two: tuple[Path, Path], name: str, absolute: bool) -
     ids=str,
 )  # fmt: skip
 def test_a_forged_index_reads_no_other_file(two: tuple[Path, Path], file: Any) -> None:
-    """Not even a good one."""
+    """Not even a valid tensor file is read."""
     first, second = two
     save_file({"weights/matrix": torch.zeros(6, 5)}, first.parent / "outside.safetensors")
-    save_file({"weights/matrix": torch.zeros(6, 5)}, second / "tensors-7.safetensors")  # in no manifest
+    save_file({"weights/matrix": torch.zeros(6, 5)}, second / "tensors-7.safetensors")  # not listed in a manifest
     index = json.loads((second / "index.json").read_text())
     name = file.format(parent=first.parent) if isinstance(file, str) else file
     index["weights/matrix"]["pieces"] = [[name, "weights/matrix", [0, 0], [6, 5]]]
@@ -140,8 +129,8 @@ HUGE = [10**6, 10**9]
     ],
     ids=str,
 )  # fmt: skip
-def test_a_forged_index_gives_no_numbers_that_are_not_there(two: tuple[Path, Path], entry: Any) -> None:
-    """Least of all what memory held before."""
+def test_forged_index_gives_no_uninitialized_values(two: tuple[Path, Path], entry: Any) -> None:
+    """In particular, no previous memory content is returned."""
     _, second = two
     index = json.loads((second / "index.json").read_text())
     (second / "index.json").write_text(json.dumps(index | {"weights/matrix": entry}))
@@ -159,12 +148,12 @@ def test_forged_json_is_one_line(two: tuple[Path, Path], name: str, text: str) -
     forge(two[1])
     checkpoint.check(two[1])
     saved = checkpoint.Checkpoint(two[1])
-    if name == "index.json" or text not in ("[]", "3"):  # numbers are a state, if not one of ours
+    if name == "index.json" or text not in ("[]", "3"):  # a number is valid JSON state, although not of a run
         one_line(two[1], saved.shapes if name == "index.json" else lambda: saved.state)
 
 
 class Command:
-    """What a pickle can do."""
+    """Runs a command when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return os.system, ("touch ran",)
@@ -190,5 +179,5 @@ def test_a_pickle_is_never_loaded(two: tuple[Path, Path], write: str, monkeypatc
         (second / name).write_bytes(pickle.dumps(Command()))
     assert newest(first.parent)[0] == first
     assert not Path("ran").exists()
-    pickle.loads(pickle.dumps(Command()))  # it would have
+    pickle.loads(pickle.dumps(Command()))  # loading it with pickle runs the command
     assert Path("ran").exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State comes back from JSON in type and value, and no JSON makes it do anything else."""
+"""Round trips of state through JSON, and invalid JSON."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ STATE: dict[str, Any] = {
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Equal in type and to the bit, all the way down."""
+    """Return whether types and bits are equal at all levels."""
     if type(found) is not type(expected):
         return False
     match expected:
@@ -45,10 +45,10 @@ def same(found: Any, expected: Any) -> bool:
             return list(found) == list(expected) and all(same(found[key], expected[key]) for key in expected)
         case list() | tuple():
             return len(found) == len(expected) and all(map(same, found, expected))
-    return repr(found) == repr(expected)  # tells -0.0 from 0.0, and nan is nan
+    return repr(found) == repr(expected)  # distinguishes -0.0 from 0.0, and treats nan as equal to nan
 
 
-def test_everything_comes_back_as_it_was() -> None:
+def test_round_trip() -> None:
     assert same(decode(json.loads(json.dumps(encode(STATE)))), STATE)
     assert not same([1], [1.0])
     assert not same({"a": torch.tensor([0.0])}, {"a": torch.tensor([-0.0])})
@@ -59,8 +59,8 @@ def test_everything_comes_back_as_it_was() -> None:
     [Path("x"), {1}, b"bytes", object(), 1j, torch.zeros(2, dtype=torch.complex64), [{"a": (Path("x"),)}], len],
     ids=lambda value: type(value).__name__,
 )
-def test_what_would_need_code_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match="a checkpoint holds tensors, numbers, strings and containers, not "):
+def test_other_types_are_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="a checkpoint can contain tensors, numbers, strings and containers, not "):
         encode({"x": value})
 
 
@@ -81,13 +81,13 @@ def tensor(values: Any = (1.0,), dtype: Any = "float32", shape: Any = (1,)) -> d
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
-def test_what_was_never_encoded_is_an_error(value: Any) -> None:
+def test_invalid_json_is_an_error(value: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, RuntimeError)):
         decode(json.loads(json.dumps(value)))
 
 
 @pytest.mark.parametrize("mark", ["$tuple", "$dict", "list"])
-def test_endless_nesting_is_an_error(mark: str) -> None:
+def test_deep_nesting_is_an_error(mark: str) -> None:
     value: Any = 1
     for _ in range(100_000):
         value = {"$tuple": [value]} if mark == "$tuple" else {"$dict": [[1, value]]} if mark == "$dict" else [value]

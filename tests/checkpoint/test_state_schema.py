@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state.json with values of other types: every reader ends in one line."""
+"""Values of wrong types in state.json cause a one-line error in every reader."""
 
 import copy
 import json
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from bionemo.checkpoint.state_schema import check_state, missing_to_resume
+from bionemo.checkpoint.state_schema import check_state, find_missing_entry
 from bionemo.common.errors import UserError
 from bionemo.inference.load import load
 from bionemo.interop.convert import convert, describe
 from bionemo.megatron.strategy import MegatronStrategy
-from tests.checkpoint.test_forgery import forge
-from tests.training.runs import config, last_checkpoint, train
+from tests.support.forged_checkpoints import forge
+from tests.support.runs import config, last_checkpoint, train
 
 WRONG = [None, "x", -1, 1e308, [], {"$dict": []}, {"$dict": [[1, 1]]}, {"$tensor": [1.0], "dtype": "float32",
          "shape": [1]}, "${oc.env:HOME}"]  # fmt: skip
@@ -76,23 +76,23 @@ def test_a_state_of_a_run_is_accepted(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "message"),
     [
         ([], "state is not a mapping"),
-        ({"global_step": -1}, "state.global_step is not a whole number from 0"),
-        ({"global_step": True}, "state.global_step is not a whole number from 0"),
-        ({"SequenceData": {"position": {"row": 1.5}}}, r"position.row is not a whole number"),
-        ({"config": {"num_layers": object()}}, "state.config.num_layers is not plain values"),
+        ({"global_step": -1}, "state.global_step is not a non-negative integer"),
+        ({"global_step": True}, "state.global_step is not a non-negative integer"),
+        ({"SequenceData": {"position": {"row": 1.5}}}, r"position.row is not a non-negative integer"),
+        ({"config": {"num_layers": object()}}, "state.config.num_layers is not a plain value"),
         ({"callbacks": {"LossCurve": {"train": [[1, "x"]]}}}, r"train\[0\]\[1\] is not a number"),
     ],
 )
-def test_what_is_refused(state: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_wrong_types_are_refused(state: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_state(state)
 
 
-def test_what_resuming_needs() -> None:
-    assert missing_to_resume({}) == "global_step"
-    assert missing_to_resume({"SequenceData": {"position": {"window": 0}}}, "SequenceData.position") == (
+def test_missing_entries() -> None:
+    assert find_missing_entry({}) == "global_step"
+    assert find_missing_entry({"SequenceData": {"position": {"window": 0}}}, "SequenceData.position") == (
         "SequenceData.position.row"
     )

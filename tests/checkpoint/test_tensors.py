@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors come back to the bit, in whatever pieces they were written and are read."""
+"""Bitwise round trips of tensors, written and read in any pieces."""
 
 import json
 import math
@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bionemo import checkpoint
-from bionemo.checkpoint import Piece, blocks
-from bionemo.checkpoint.tensors import DTYPES, checksum, write
+from bionemo.checkpoint import Piece, split_into_blocks
+from bionemo.checkpoint.tensors import DTYPES, checksum_file, write
 from bionemo.common.errors import UserError
 from tests.checkpoint.samples import names, same_bits, state, together, whole
 
@@ -25,7 +25,7 @@ SHAPES = st.lists(st.integers(1, 6), max_size=3).map(tuple)
 
 
 def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Bits at random: every NaN there is, infinities, denormal numbers."""
+    """Return random bits, including NaN, infinities and denormal numbers."""
     generator = torch.Generator().manual_seed(seed)
     size = math.prod(shape) * dtype.itemsize
     if dtype == torch.bool:
@@ -35,37 +35,37 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 @settings(deadline=None)
 @given(SHAPES, st.data())
-def test_blocks_tile_a_stretch_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_blocks_tile_a_range_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
     size = math.prod(shape)
     start, stop = sorted((data.draw(st.integers(0, size)), data.draw(st.integers(0, size))))
     numbered = torch.arange(size).reshape(shape)
-    found = list(blocks(shape, start, stop))
+    found = list(split_into_blocks(shape, start, stop))
     cut = [numbered[tuple(slice(a, a + n) for a, n in zip(offset, part, strict=True))] for offset, part in found]
     assert torch.cat([numbered[()].new_empty(0), *(part.reshape(-1) for part in cut)]).tolist() == [
         *range(start, stop)
     ]
     assert all(tuple(part.shape) == size and part.numel() for part, (_, size) in zip(cut, found, strict=True))
-    assert len(found) <= max(1, 2 * len(shape) - 1)  # no more than are needed: ends of rows, and whole ones between
+    assert len(found) <= max(1, 2 * len(shape) - 1)  # the minimal number: row ends, and whole rows between them
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)], ids=str)
-def test_nothing_has_no_blocks(shape: tuple[int, ...]) -> None:
-    assert list(blocks(shape, 0, 0)) == []
+def test_empty_range_has_no_blocks(shape: tuple[int, ...]) -> None:
+    assert list(split_into_blocks(shape, 0, 0)) == []
 
 
 def shards(name: str, values: Tensor, edges: list[int]) -> Iterator[Piece]:
-    """Pieces of the flattened tensor between edges, as a distributed optimizer holds them."""
+    """Yield pieces of the flattened tensor between edges, like those of a distributed optimizer."""
     flat, shape = values.reshape(-1), tuple(values.shape)
     for start, stop in pairwise(edges):
         at = start
-        for offset, size in blocks(shape, start, stop):
+        for offset, size in split_into_blocks(shape, start, stop):
             yield Piece(name, shape, offset, flat[at : at + math.prod(size)].view(size))
             at += math.prod(size)
 
 
 @st.composite
 def halves(draw: st.DrawFn, name: str, shape: tuple[int, ...], offset: tuple[int, ...], part: Tensor) -> list[Piece]:
-    """A tensor cut in two, and its parts again, along any dimensions, as tensor-parallel layers hold it."""
+    """Split a tensor recursively along any dimensions, like tensor parallel layers."""
     long = [dim for dim, size in enumerate(part.shape) if size > 1]
     if not long or draw(st.booleans()):
         return [Piece(name, shape, offset, part)]
@@ -78,7 +78,7 @@ def halves(draw: st.DrawFn, name: str, shape: tuple[int, ...], offset: tuple[int
 
 @st.composite
 def cuts(draw: st.DrawFn, name: str, values: Tensor) -> list[Piece]:
-    """A tensor in pieces: halves of halves, or stretches of it."""
+    """Split a tensor recursively or into ranges."""
     if draw(st.booleans()):
         edges = draw(st.lists(st.integers(0, values.numel()), max_size=5))
         return list(shards(name, values, sorted({0, *edges, values.numel()})))
@@ -88,7 +88,7 @@ def cuts(draw: st.DrawFn, name: str, values: Tensor) -> list[Piece]:
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_block_is_read_from_any_pieces(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Written by one layout and read by another: some process wrote each piece, and the reader need not know which."""
+    """Tensors written with one layout are read with another."""
     processes = data.draw(st.integers(1, 3))
     pieces: list[list[Piece]] = [[] for _ in range(processes)]
     tensors = {}
@@ -111,7 +111,7 @@ def test_any_block_is_read_from_any_pieces(tmp_path_factory: pytest.TempPathFact
 
 
 def test_all_types_and_odd_shapes_are_read_by_the_library(tmp_path: Path) -> None:
-    """As whole tensors, and by its own reader of files."""
+    """Also by safetensors' own file reader."""
     tensors = {
         f"{dtype}/{shape}": filled(shape, dtype) for dtype in DTYPES for shape in ((), (0, 3), (3,), (5, 7), (1, 2, 3))
     }
@@ -119,7 +119,7 @@ def test_all_types_and_odd_shapes_are_read_by_the_library(tmp_path: Path) -> Non
     tensors["step of two"] = torch.arange(10)[::2]
     tensors["needs a gradient"] = torch.nn.Parameter(torch.randn(3))
     digest = write(tmp_path / "a.safetensors", [whole(name, values) for name, values in tensors.items()])
-    assert digest == checksum(tmp_path / "a.safetensors")
+    assert digest == checksum_file(tmp_path / "a.safetensors")
     found = load_file(tmp_path / "a.safetensors")
     assert found.keys() == tensors.keys()
     assert all(same_bits(found[name], tensors[name].detach()) for name in tensors)
@@ -138,7 +138,7 @@ def test_every_nan_keeps_its_bits(tmp_path: Path) -> None:
 
 def test_files_are_json_and_safetensors_and_hold_no_objects(tmp_path: Path) -> None:
     together(tmp_path / "a", state(1), [[whole("w", torch.randn(3, 4))], [], [whole("v", torch.randn(2))]])
-    tensors = ["tensors-0.safetensors", "tensors-2.safetensors"]  # none from the process that has nothing to write
+    tensors = ["tensors-0.safetensors", "tensors-2.safetensors"]  # the process without data writes none
     assert names(tmp_path / "a") == {*tensors, "index.json", "state.json", "manifest.json"}
     for name in ("index.json", "state.json", "manifest.json"):
         json.loads((tmp_path / "a" / name).read_text())
@@ -146,12 +146,12 @@ def test_files_are_json_and_safetensors_and_hold_no_objects(tmp_path: Path) -> N
         with safe_open(tmp_path / "a" / name, framework="pt") as file:
             assert len(file.keys()) == 1
         content = (tmp_path / "a" / name).read_bytes()
-        header = 8 + int.from_bytes(content[:8], "little")  # the format: size of a JSON header, the header, numbers
+        header = 8 + int.from_bytes(content[:8], "little")  # the format: size of a JSON header, the header, values
         (entry,) = json.loads(content[8:header]).values()
         assert entry["data_offsets"] == [0, len(content) - header]
 
 
-def test_a_piece_that_is_missing_is_an_error_and_no_number(tmp_path: Path) -> None:
+def test_a_missing_piece_is_an_error(tmp_path: Path) -> None:
     values = torch.randn(4, 4)
     checkpoint.save(tmp_path / "a", state(1), shards("w", values, [0, 5]))
     saved = checkpoint.Checkpoint(tmp_path / "a")
@@ -161,6 +161,6 @@ def test_a_piece_that_is_missing_is_an_error_and_no_number(tmp_path: Path) -> No
             saved.read("w", *wanted or ())
     with pytest.raises(UserError, match="v cannot be read"):
         saved.read("v")
-    with pytest.raises(ValueError, match="w is to be written twice"):
+    with pytest.raises(ValueError, match="w is given twice"):
         checkpoint.save(tmp_path / "b", state(1), [whole("w", values), whole("w", values)])
     assert names(tmp_path) == {"a"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command ends that cannot go on."""
+"""Commands that cannot continue end with one line and the right exit status."""
 
 import os
 import signal
@@ -49,8 +49,8 @@ if moment == "after the work":
         ("at exit", [], -signal.SIGINT),
     ],
 )
-def test_an_interrupted_command_says_so_in_one_line(moment: str, told: list[str], status: int) -> None:
-    """With the status that a shell expects, so that what follows in a script is not begun."""
+def test_an_interrupted_command_prints_one_line(moment: str, told: list[str], status: int) -> None:
+    """The exit status makes a shell stop the script."""
     with subprocess.Popen([sys.executable, "-c", WAITING, moment], stdout=-1, stderr=-1, text=True) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == "here\n"
@@ -60,7 +60,7 @@ def test_an_interrupted_command_says_so_in_one_line(moment: str, told: list[str]
     assert command.returncode == status
 
 
-def test_a_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end, one_line_errors():
         raise UserError("what,\n   where")
     assert (end.value.code, capsys.readouterr().err) == (1, "error: what, where\n")
@@ -91,7 +91,7 @@ def test_which_processes_print_an_error(
         assert (end.value.code, capsys.readouterr().err) == (1, "error: what\n" if expected else "")
 
 
-def test_a_rank_that_is_no_integer_is_said_before_anything_is_done(
+def test_a_rank_that_is_not_an_integer_is_reported_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "abc")
@@ -107,7 +107,7 @@ def test_a_rank_that_is_no_integer_is_said_before_anything_is_done(
     "command",
     ["pretrain", "finetune", "predict", "preprocess", "launch", "plan", "cluster check", "cli checkpoint inspect x"],
 )
-def test_a_deleted_working_directory_is_one_line_of_every_command(command: str, tmp_path: Path) -> None:
+def test_a_deleted_working_directory_is_one_line_for_every_command(command: str, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     package, *words = command.split()
@@ -121,10 +121,10 @@ def test_a_deleted_working_directory_is_one_line_of_every_command(command: str, 
     )
 
 
-def test_a_user_without_a_home_is_told_to_set_one(
+def test_a_missing_home_directory_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in a container that runs under a number that no user has."""
+    """This happens in a container that runs with a user id without an account."""
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     with pytest.raises(SystemExit), one_line_errors():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CPU that advertises AMX without providing it: every process is kept from it before torch computes anything."""
+"""On a CPU that advertises AMX without supporting it, AMX is disabled before torch computes anything."""
 
 import ast
 import os
@@ -29,7 +29,7 @@ Leaves = dict[tuple[int, int], tuple[int, int, int, int]]
 
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes, Leaves], None]:
-    """Let the CPU have these flags and these leaves, and no variable be set."""
+    """Simulate a CPU with these flags and CPUID leaves, without environment variables."""
 
     def set_up(flags: bytes, leaves: Leaves) -> None:
         for name in (VARIABLE, "DNNL_MAX_CPU_ISA"):
@@ -49,15 +49,15 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes, Leaves], None]:
     ("flags", "leaves", "limited"),
     [
         (AMX, SAPPHIRE_RAPIDS, False),
-        (AMX, SAPPHIRE_RAPIDS | {(0, 0): (0x1C, 1, 1, 1)}, True),  # leaves beyond the highest one return another
+        (AMX, SAPPHIRE_RAPIDS | {(0, 0): (0x1C, 1, 1, 1)}, True),  # leaves beyond the highest alias another
         (AMX, SAPPHIRE_RAPIDS | {(0x1D, 0): (0, 0, 0, 0)}, True),  # no palette
-        (AMX, SAPPHIRE_RAPIDS | {(0x1D, 1): (0, 0, 0, 0)}, True),  # one without tiles
+        (AMX, SAPPHIRE_RAPIDS | {(0x1D, 1): (0, 0, 0, 0)}, True),  # a palette without tiles
         (AMX, SAPPHIRE_RAPIDS | {(0x1E, 0): (0, 0, 0, 0)}, True),
         (b"flags\t\t: fpu avx512_bf16\n", {(0, 0): (0x1C, 1, 1, 1)}, False),
         (b"", {}, False),  # no /proc/cpuinfo, or another architecture
     ],
 )
-def test_amx_is_avoided_where_its_tiles_are_not_described(
+def test_amx_is_disabled_if_cpuid_does_not_describe_its_tiles(
     pretend: Callable[[bytes, Leaves], None], flags: bytes, leaves: Leaves, limited: bool
 ) -> None:
     pretend(flags, leaves)
@@ -66,7 +66,7 @@ def test_amx_is_avoided_where_its_tiles_are_not_described(
     assert cpu.amx_is_possible() == (bool(flags) and not limited and b"amx" in flags)
 
 
-def test_amx_is_avoided_where_cpuid_cannot_be_executed(
+def test_amx_is_disabled_if_cpuid_cannot_be_executed(
     pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(leaf: int, subleaf: int) -> tuple[int, int, int, int]:
@@ -78,7 +78,7 @@ def test_amx_is_avoided_where_cpuid_cannot_be_executed(
 
 
 @pytest.mark.parametrize("name", [VARIABLE, "DNNL_MAX_CPU_ISA"])
-def test_a_value_of_the_user_stays(
+def test_a_value_set_by_the_user_is_kept(
     pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     pretend(AMX, {})
@@ -91,7 +91,7 @@ def test_a_value_of_the_user_stays(
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="CPUID is of x86-64")
 @pytest.mark.skipif(cpu.cpuid.__module__ != cpu.__name__, reason="the CPU is simulated")
-def test_cpuid_is_that_of_this_machine() -> None:
+def test_cpuid_returns_the_values_of_this_machine() -> None:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     highest, b, c, d = cpu.cpuid(0, 0)
@@ -102,7 +102,7 @@ def test_cpuid_is_that_of_this_machine() -> None:
 def test_fp32_attention_does_not_execute_amx(
     pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether or not AMX works: oneDNN must not be allowed any other format than fp32 while it may use AMX."""
+    """Whether or not AMX works: oneDNN must compute in fp32 only as long as it may use AMX."""
     seen: list[str] = []
     product = torch.bmm
 
@@ -118,19 +118,19 @@ def test_fp32_attention_does_not_execute_amx(
     assert set(seen) == {"ieee"}
 
 
-def test_one_note_where_bf16_becomes_slower(
+def test_one_note_if_bf16_becomes_slower(
     pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pretend(AMX, {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": True, "amx_bf16": True})
-    precision._note_unusable_amx.cache_clear()
-    precision.precision_for_host("32")
+    precision._warn_of_broken_amx.cache_clear()
+    precision.resolve_precision("32")
     assert not caplog.messages
-    assert [precision.precision_for_host("bf16-mixed").name for _ in range(2)] == ["bf16-mixed"] * 2
+    assert [precision.resolve_precision("bf16-mixed").name for _ in range(2)] == ["bf16-mixed"] * 2
     assert len(caplog.messages) == 1
     assert "AMX" in caplog.text
-    precision._note_unusable_amx.cache_clear()
+    precision._warn_of_broken_amx.cache_clear()
 
 
 def process(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -143,12 +143,12 @@ def process(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-def test_the_simulated_cpu_ends_a_process_that_may_use_amx() -> None:
+def test_the_simulated_cpu_kills_a_process_that_may_use_amx() -> None:
     assert process("-c", "import torch").returncode == -signal.SIGILL
     assert process("-c", "import torch", **{VARIABLE: "AVX512_CORE_BF16"}).returncode == 0
 
 
-def test_import_bionemo_is_enough_for_this_process_and_its_children() -> None:
+def test_importing_bionemo_protects_this_process_and_its_children() -> None:
     child = "import torch; x = torch.ones(8, 8, dtype=torch.bfloat16); print((x @ x).sum().item())"
     done = process(
         "-c", f"import bionemo, subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
@@ -156,8 +156,8 @@ def test_import_bionemo_is_enough_for_this_process_and_its_children() -> None:
     assert (done.returncode, done.stdout) == (0, "512.0\n"), done.stderr
 
 
-def test_onednn_obeys_what_is_set_after_torch_was_imported() -> None:
-    """A notebook may import torch first. AVX512_CORE stands for any limit that this machine can show."""
+def test_onednn_obeys_a_limit_set_after_torch_was_imported() -> None:
+    """A notebook may import torch first. AVX512_CORE stands for any limit that is observable on this machine."""
     if not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("this CPU has nothing above AVX512_CORE to be limited from")
     words = (
@@ -173,14 +173,14 @@ def test_onednn_obeys_what_is_set_after_torch_was_imported() -> None:
 
 
 @pytest.mark.skipif(b"amx_tile" in cpu._cpu_flags(), reason="this CPU advertises AMX")
-def test_other_machines_execute_no_cpuid() -> None:
+def test_cpuid_is_not_executed_on_other_machines() -> None:
     words = "import bionemo, sys; print({'torch', 'ctypes', 'mmap'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
 def test_benchmarks_that_use_torch_import_the_package() -> None:
-    """compare.py starts train_hf.py, in an environment without bionemo: that one inherits the variable."""
+    """train_hf.py runs in an environment without bionemo and inherits the variable from compare.py."""
     found = set()
     for path in (ROOT / "scripts" / "benchmark").glob("*.py"):
         body = ast.parse(path.read_text()).body

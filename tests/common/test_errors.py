@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line for errors of users, files and machines; a traceback for defects of the project."""
+"""Errors of users, files and machines are one line; defects of the project print a traceback."""
 
 import errno
 
@@ -30,7 +30,7 @@ def test_one_line(error: BaseException, expected: str) -> None:
     assert "\n" not in line
 
 
-def test_a_safetensors_error_is_of_the_file() -> None:
+def test_a_safetensors_error_names_the_file() -> None:
     from safetensors import SafetensorError
 
     assert "damaged" in (describe(SafetensorError("header too large")) or "")
@@ -70,7 +70,7 @@ def test_an_error_of_a_data_worker_is_described_as_in_the_main_process(error: Ex
         assert "Traceback" not in line
 
 
-def test_full_shared_memory_is_not_taken_for_a_full_disk() -> None:
+def test_full_shared_memory_is_not_reported_as_a_full_disk() -> None:
     error = RuntimeError("unable to write to file </torch_1_2>: No space left on device (28)")
     assert "/dev/shm" in (describe(error) or "")
 

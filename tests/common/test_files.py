@@ -20,7 +20,7 @@ from bionemo.common.files import (
 )
 
 
-def test_a_directory_of_the_user_is_neither_taken_nor_removed(tmp_path: Path) -> None:
+def test_a_user_directory_is_neither_claimed_nor_removed(tmp_path: Path) -> None:
     theirs = tmp_path / "features"
     theirs.mkdir()
     (theirs / "notes.txt").write_text("mine")
@@ -31,7 +31,7 @@ def test_a_directory_of_the_user_is_neither_taken_nor_removed(tmp_path: Path) ->
     assert (theirs / "notes.txt").read_text() == "mine"
 
 
-def test_an_owned_directory_keeps_its_identity_and_the_files_of_others(tmp_path: Path) -> None:
+def test_an_owned_directory_keeps_its_identity_and_user_files(tmp_path: Path) -> None:
     ours = tmp_path / "features"
     create_owned(ours, "features", {"column": 3})
     assert identity_of(ours, "features") == {"column": 3}
@@ -83,7 +83,7 @@ def test_a_file_system_without_directory_sync_is_accepted(
 
 
 def test_replacing_is_all_or_nothing(tmp_path: Path) -> None:
-    """An error names the file itself, also where the system call names none, or the temporary file."""
+    """An error names the target file, even if the system call names no file or the temporary file."""
     path = tmp_path / "x"
     path.write_text("old")
     with pytest.raises(OSError, match=r"No space left on device: '.*/x'") as caught, replacing(path) as new:
@@ -105,8 +105,8 @@ def test_replacing_is_all_or_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "aside").iterdir())
 
 
-def test_a_directory_whose_creation_was_interrupted_is_taken_over(tmp_path: Path) -> None:
-    """A process was killed before the record had its name; a directory with anything else in it is not taken."""
+def test_a_directory_whose_creation_was_interrupted_is_claimed(tmp_path: Path) -> None:
+    """A process was killed before it renamed the record; a directory with any other content is not claimed."""
     interrupted = tmp_path / "features"
     interrupted.mkdir()
     (interrupted / "..bionemo.json.0123456789ab.tmp").write_text('{"kind"')
@@ -121,7 +121,7 @@ def test_a_directory_whose_creation_was_interrupted_is_taken_over(tmp_path: Path
         create_owned(tmp_path / "link", "features")
 
 
-def test_an_empty_directory_of_the_user_stays_when_the_disk_is_full(
+def test_an_empty_user_directory_is_kept_when_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, text: str) -> None:

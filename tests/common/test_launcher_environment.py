@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a process is, from what launchers were seen to set, and what is said when that is not what the run was told."""
+"""Rank and world size from the variables that launchers set, and errors if they contradict the configuration."""
 
 import socket
 import time
@@ -12,9 +12,9 @@ from bionemo.common.launcher_environment import (
     check_environment,
     check_master_address,
     first_host,
-    first_of_node,
-    speaks_for_all,
-    this_process,
+    is_global_rank_zero,
+    is_local_rank_zero,
+    launched_process,
 )
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "j1", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4",
@@ -31,49 +31,49 @@ LAUNCHERS = {"torchrun": TORCHRUN, "mpirun": MPIRUN, "bcprun": BCPRUN, "srun": S
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_last_of_two_nodes_with_two_each(launcher: str) -> None:
-    found = this_process(LAUNCHERS[launcher])
-    sizes = (None, None) if launcher == "bcprun" else (4, 2)  # it does not say how many there are
+def test_last_process_of_two_nodes_with_two_processes_each(launcher: str) -> None:
+    found = launched_process(LAUNCHERS[launcher])
+    sizes = (None, None) if launcher == "bcprun" else (4, 2)  # it does not set the number of nodes
     assert found == Process(launcher, 3, 1, 1, *sizes, "node1", 2345)
     found.check(num_nodes=2, devices=2)
-    assert not speaks_for_all(LAUNCHERS[launcher])
-    assert not first_of_node(LAUNCHERS[launcher])
+    assert not is_global_rank_zero(LAUNCHERS[launcher])
+    assert not is_local_rank_zero(LAUNCHERS[launcher])
 
 
-def test_nobody_but_a_shell() -> None:
-    assert this_process({}) is None
-    assert speaks_for_all({})
-    assert first_of_node({})
-    # the script of a batch job, and a shell in an interactive step: what runs there is started by nobody else
-    assert this_process({"SLURM_JOB_ID": "17", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
-    assert this_process({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
-    # started by Lightning, from the first process
-    assert this_process({"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}) is None
+def test_no_launcher() -> None:
+    assert launched_process({}) is None
+    assert is_global_rank_zero({})
+    assert is_local_rank_zero({})
+    # a batch script or a shell in an interactive step: no launcher started the process
+    assert launched_process({"SLURM_JOB_ID": "17", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+    assert launched_process({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    # started by Lightning from the first process
+    assert launched_process({"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}) is None
 
 
-def test_a_task_of_srun_is_not_taken_for_one_that_lightning_starts() -> None:
-    """Who submits a job may have such variables in the shell: sbatch passes all of them on."""
+def test_a_task_of_srun_is_not_mistaken_for_a_process_of_lightning() -> None:
+    """The shell that submits a job may have such variables: sbatch passes all of them on."""
     task = {**SRUN, "LOCAL_RANK": "0", "NODE_RANK": "0"}
-    found = this_process(task)
+    found = launched_process(task)
     assert found is not None
     assert (found.launcher, found.rank) == ("srun", 3)
-    assert not speaks_for_all(task)
-    assert not first_of_node(task)
+    assert not is_global_rank_zero(task)
+    assert not is_local_rank_zero(task)
     alone = {**task, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "LOCAL_RANK": "1"}
-    assert this_process(alone) is None
-    assert not speaks_for_all(alone)
-    assert not first_of_node(alone)
+    assert launched_process(alone) is None
+    assert not is_global_rank_zero(alone)
+    assert not is_local_rank_zero(alone)
 
 
 @pytest.mark.parametrize(("inner", "outer"), [("torchrun", "srun"), ("mpirun", "srun"), ("bcprun", "srun")])
-def test_the_innermost_launcher_counts(inner: str, outer: str) -> None:
-    found = this_process({**LAUNCHERS[outer], **LAUNCHERS[inner]})
+def test_the_innermost_launcher_takes_precedence(inner: str, outer: str) -> None:
+    found = launched_process({**LAUNCHERS[outer], **LAUNCHERS[inner]})
     assert found is not None
     assert found.launcher == inner
 
 
-def test_ranks_fill_nodes_and_ports_belong_to_jobs() -> None:
-    """Open MPI's NODE_RANK is the rank on the node: not to be taken for its number."""
+def test_ranks_are_contiguous_on_nodes_and_ports_depend_on_the_job() -> None:
+    """Open MPI's NODE_RANK is the rank on the node, not the number of the node."""
     four = {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
     one, other = (port_and_rest({**MPIRUN, **four, "PMIX_NAMESPACE": job}) for job in ("1", "2"))
     assert one[1] == other[1] == (0, "127.0.0.1")
@@ -84,8 +84,8 @@ def test_ranks_fill_nodes_and_ports_belong_to_jobs() -> None:
 
 
 def port_and_rest(environment: dict[str, str]) -> tuple[int, tuple[int, str]]:
-    """Where no address was given."""
-    found = this_process({name: value for name, value in environment.items() if not name.startswith("MASTER")})
+    """Return the port and the other values if no address is set."""
+    found = launched_process({name: value for name, value in environment.items() if not name.startswith("MASTER")})
     assert found is not None
     return found.port, (found.node, found.address)
 
@@ -104,15 +104,15 @@ def test_first_host(hosts: str, first: str) -> None:
     [
         ("torchrun", {"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x': expected an integer from 1 to 4294967295"),
         ("torchrun", {"GROUP_RANK": None}, "GROUP_RANK is not set; torchrun sets it to an integer"),
-        ("mpirun", {"MASTER_ADDR": None}, "mpirun does not say where rank 0 is"),
-        ("mpirun", {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "let ranks fill one node after the other"),
-        ("bcprun", {"GROUP_RANK": None}, "bcprun does not say which node rank 3 is on: set NODE_RANK"),
+        ("mpirun", {"MASTER_ADDR": None}, "MASTER_ADDR is not set: start mpirun on the first node"),
+        ("mpirun", {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "fill one node after the other"),
+        ("bcprun", {"GROUP_RANK": None}, "the node of rank 3 is unknown (bcprun): set NODE_RANK"),
     ],
 )
-def test_what_contradicts_itself_is_refused(launcher: str, changed: dict[str, str | None], said: str) -> None:
+def test_contradictory_variables_are_rejected(launcher: str, changed: dict[str, str | None], said: str) -> None:
     environment = {**LAUNCHERS[launcher], **changed}
     with pytest.raises(UserError) as caught:
-        this_process({name: value for name, value in environment.items() if value is not None})
+        launched_process({name: value for name, value in environment.items() if value is not None})
     assert said in str(caught.value)
 
 
@@ -123,17 +123,17 @@ def test_what_contradicts_itself_is_refused(launcher: str, changed: dict[str, st
         ("2(x3000000000)", 7, 2), ("2(x3000000000),5", 3_000_000_000, 5),
     ],
 )  # fmt: skip
-def test_tasks_of_a_node_of_slurm(counts: str, node: int, tasks: int | None) -> None:
-    """The list is never written out: it may stand for more nodes than there is memory."""
-    found = this_process({**SRUN, "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)})
+def test_slurm_tasks_per_node(counts: str, node: int, tasks: int | None) -> None:
+    """The list is never expanded: it may denote more nodes than fit into memory."""
+    found = launched_process({**SRUN, "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": str(node)})
     assert found is not None
     assert found.local_size == tasks
 
 
 @pytest.mark.parametrize("counts", ["2(x3", "x", "2,,1", f"{'9' * 5000}", "-2"])
-def test_other_lists_of_slurm_are_refused(counts: str) -> None:
+def test_invalid_slurm_lists_are_rejected(counts: str) -> None:
     with pytest.raises(UserError, match=r"SLURM_STEP_TASKS_PER_NODE is .*: expected a list such as 2") as caught:
-        this_process({**SRUN, "SLURM_STEP_TASKS_PER_NODE": counts})
+        launched_process({**SRUN, "SLURM_STEP_TASKS_PER_NODE": counts})
     assert len(str(caught.value)) < 200
 
 
@@ -145,12 +145,12 @@ def test_other_lists_of_slurm_are_refused(counts: str) -> None:
         ("SLURM_PROCID", "x"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "0"), ("JSM_NAMESPACE_RANK", "x"), ("NODE_RANK", " "),
     ],
 )  # fmt: skip
-def test_variables_that_are_no_integers_are_named(name: str, value: str) -> None:
+def test_variables_that_are_not_integers_are_named(name: str, value: str) -> None:
     with pytest.raises(UserError, match=f"^{name} is '.*': expected an integer from [01] to") as caught:
         check_environment({name: value})
     assert len(str(caught.value)) < 200
     if "RANK" in name or name == "SLURM_PROCID":
-        assert speaks_for_all({name: value})  # else nobody would say it
+        assert is_global_rank_zero({name: value})  # otherwise no rank would print the error
 
 
 def test_variables_of_launchers_are_integers() -> None:
@@ -159,7 +159,7 @@ def test_variables_of_launchers_are_integers() -> None:
 
 
 def test_a_host_that_cannot_be_resolved_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, and not when torch gives up waiting for it; a name that is registered a little later is found."""
+    """The error comes before torch's timeout; a name that is registered slightly later is found."""
     answers = ["unknown", "unknown", "known"]
 
     def resolve(host: str, port: None) -> list[object]:
@@ -168,27 +168,27 @@ def test_a_host_that_cannot_be_resolved_is_named(monkeypatch: pytest.MonkeyPatch
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    process = this_process({**TORCHRUN, "MASTER_ADDR": "node7"})
+    process = launched_process({**TORCHRUN, "MASTER_ADDR": "node7"})
     check_master_address(process)
     assert answers == []
     begin = time.monotonic()
     with pytest.raises(HostError, match=r"^MASTER_ADDR=no\.host: .* cannot resolve .*set MASTER_ADDR to"):
-        check_master_address(this_process({**TORCHRUN, "MASTER_ADDR": "no.host"}), patience=0.2)
-    monkeypatch.setenv("MASTER_ADDR", "other.host")  # for one that Lightning starts
+        check_master_address(launched_process({**TORCHRUN, "MASTER_ADDR": "no.host"}), timeout=0.2)
+    monkeypatch.setenv("MASTER_ADDR", "other.host")  # for a process started by Lightning
     with pytest.raises(HostError, match=r"^MASTER_ADDR=other\.host: "):
-        check_master_address(None, patience=0.2)
+        check_master_address(None, timeout=0.2)
     assert time.monotonic() - begin < 5
 
 
 def test_names_and_addresses_of_this_machine_are_resolved() -> None:
     for address in ("127.0.0.1", "localhost", "::1"):
-        check_master_address(this_process({**TORCHRUN, "MASTER_ADDR": address}), patience=0)
+        check_master_address(launched_process({**TORCHRUN, "MASTER_ADDR": address}), timeout=0)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize(("num_nodes", "devices"), [(1, 1), (1, 2), (2, 1), (4, 1)])
-def test_other_numbers_than_the_run_was_told_are_refused(launcher: str, num_nodes: int, devices: int) -> None:
-    process = this_process(LAUNCHERS[launcher])
+def test_a_world_size_other_than_configured_is_rejected(launcher: str, num_nodes: int, devices: int) -> None:
+    process = launched_process(LAUNCHERS[launcher])
     assert process is not None
     with pytest.raises(UserError) as caught:
         process.check(num_nodes, devices)

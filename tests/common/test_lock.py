@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run at a time in a directory, on every file system, and never a lock that only a person can remove."""
+"""Only one run at a time uses a directory, on every file system, and no stale lock needs manual removal."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def other_process(tmp_path: Path) -> subprocess.Popen[str]:
-    """Another process that holds the lock of `tmp_path`."""
+    """Start another process that holds the lock of `tmp_path`."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -42,7 +42,7 @@ def other_process(tmp_path: Path) -> subprocess.Popen[str]:
 
 
 def written(directory: Path, **changes: Any) -> None:
-    """Leave a lock as another process would have left it."""
+    """Write a lock file like that of another process."""
     with run_lock(directory) as held:
         content = (directory / LOCK).read_text()
         holder = json.loads(content.splitlines()[0])
@@ -68,7 +68,7 @@ def test_the_lock_of_a_killed_process_is_taken_over_at_once(
     tmp_path: Path, other_process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "_DEAD_AFTER", 10**9)
-    other_process.send_signal(signal.SIGKILL)  # a zombie until it is waited for: dead all the same
+    other_process.send_signal(signal.SIGKILL)  # a zombie until it is waited for, which counts as dead
     while (tmp_path / LOCK).exists() and lock._ticks(other_process.pid) > 0:
         time.sleep(0.01)
     with run_lock(tmp_path):
@@ -77,13 +77,13 @@ def test_the_lock_of_a_killed_process_is_taken_over_at_once(
     assert not any(tmp_path.iterdir())
 
 
-def test_the_number_of_a_dead_process_that_was_given_again_is_not_it(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_not_the_holder(tmp_path: Path) -> None:
     written(tmp_path, process=os.getpid(), ticks=1)
     with run_lock(tmp_path):
         pass
 
 
-def test_the_lock_file_is_gone_after_success_and_after_an_error(tmp_path: Path) -> None:
+def test_the_lock_file_is_removed_after_success_and_after_an_error(tmp_path: Path) -> None:
     with run_lock(tmp_path):
         assert (tmp_path / LOCK).exists()
     with pytest.raises(ValueError, match="an error"), run_lock(tmp_path):
@@ -91,7 +91,7 @@ def test_the_lock_file_is_gone_after_success_and_after_an_error(tmp_path: Path) 
     assert not any(tmp_path.iterdir())
 
 
-def test_directories_made_for_a_lock_go_with_it_unless_something_is_in_them(tmp_path: Path) -> None:
+def test_directories_created_for_a_lock_are_removed_if_empty(tmp_path: Path) -> None:
     with run_lock(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / LOCK).exists()
     assert not any(tmp_path.iterdir())
@@ -119,7 +119,7 @@ def _take(directory: Path, results: Any, refused: Any) -> None:
 
 
 @pytest.mark.parametrize("stale", [True, False], ids=["stale lock", "no lock"])
-def test_of_many_that_start_at_once_one_gets_the_lock(tmp_path: Path, stale: bool) -> None:
+def test_one_of_many_concurrent_processes_gets_the_lock(tmp_path: Path, stale: bool) -> None:
     for _ in range(5):
         if stale:
             written(tmp_path, process=os.getpid(), ticks=1)
@@ -134,7 +134,7 @@ def test_of_many_that_start_at_once_one_gets_the_lock(tmp_path: Path, stale: boo
         assert not any(tmp_path.iterdir())
 
 
-def test_a_run_on_another_host_that_counts_on_is_not_disturbed(tmp_path: Path) -> None:
+def test_a_lock_of_another_host_with_a_heartbeat_is_respected(tmp_path: Path) -> None:
     written(tmp_path, host="elsewhere", machine="other", process=7, since="2024-05-01 10:00:00+00:00")
     stop = threading.Event()
 
@@ -156,22 +156,22 @@ def test_a_run_on_another_host_that_counts_on_is_not_disturbed(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[" * 9999, '{"process": -1}', "\0" * 50])
-def test_a_silent_lock_of_another_host_is_taken_over_and_said(
+def test_a_lock_of_another_host_without_a_heartbeat_is_taken_over_with_a_note(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever is in it."""
+    """The content of the lock does not matter."""
     written(tmp_path, host="elsewhere", machine="other")
     if content:
         (tmp_path / LOCK).write_text(content)
     logging.getLogger("bionemo").propagate = True
     with run_lock(tmp_path):
         assert str(os.getpid()) in (tmp_path / LOCK).read_text()
-    # another test's thread may still be waiting for its own lock
+    # a thread of another test may still wait for its own lock
     (message,) = {text for record in caplog.records if str(tmp_path / LOCK) in (text := record.getMessage())}
     assert "to see whether it is alive" in message
 
 
-def test_a_requeued_job_takes_over_at_once_on_whatever_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requeued_job_takes_over_at_once_on_any_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_DEAD_AFTER", 10**9)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     written(tmp_path, host="elsewhere", machine="other")
@@ -180,7 +180,7 @@ def test_a_requeued_job_takes_over_at_once_on_whatever_node(tmp_path: Path, monk
         pass
 
 
-def test_the_holder_counts_and_learns_that_another_took_over(tmp_path: Path) -> None:
+def test_the_holder_sends_heartbeats_and_notices_a_takeover(tmp_path: Path) -> None:
     with run_lock(tmp_path) as held:
         before = (tmp_path / LOCK).read_bytes()
         until = time.monotonic() + 10
@@ -193,7 +193,7 @@ def test_the_holder_counts_and_learns_that_another_took_over(tmp_path: Path) -> 
         (tmp_path / LOCK).write_text(written_by_other)
         with pytest.raises(UserError, match="was taken over by another run"):
             held.check()
-    assert (tmp_path / LOCK).read_text() == written_by_other  # it is not ours
+    assert (tmp_path / LOCK).read_text() == written_by_other  # the lock belongs to another process
 
 
 def test_waiting_for_the_holder(tmp_path: Path, other_process: subprocess.Popen[str]) -> None:
@@ -204,9 +204,7 @@ def test_waiting_for_the_holder(tmp_path: Path, other_process: subprocess.Popen[
     other_process.wait()
 
 
-def test_a_guard_left_by_a_killed_process_of_this_machine_delays_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_guard_of_this_machine_causes_no_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_GUARD_LOOKS", 10**9)
     written(tmp_path, process=os.getpid(), ticks=1)
     (tmp_path / LOCK).rename(tmp_path / f"{LOCK}.guard")
@@ -215,14 +213,14 @@ def test_a_guard_left_by_a_killed_process_of_this_machine_delays_nothing(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_guard_left_by_a_killed_process_does_not_stay(tmp_path: Path) -> None:
+def test_a_stale_guard_is_removed(tmp_path: Path) -> None:
     (tmp_path / f"{LOCK}.guard").touch()
     with run_lock(tmp_path):
         pass
     assert not any(tmp_path.iterdir())
 
 
-def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_instead_of_a_lock_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "run").mkdir()
@@ -232,7 +230,7 @@ def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None
     assert victim.read_text() == "precious"
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_on_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, data: bytes) -> None:
         path.touch()
         raise OSError(28, "No space left on device", str(path))

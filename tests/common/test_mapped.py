@@ -9,7 +9,7 @@ from bionemo.common.errors import UserError
 from bionemo.common.mapped import MappedFile
 
 
-def test_a_file_that_lost_its_end_is_noticed_before_it_is_read(tmp_path: Path) -> None:
+def test_a_truncated_file_is_detected_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"a" * 10_000)
     file = MappedFile(path)
@@ -19,7 +19,7 @@ def test_a_file_that_lost_its_end_is_noticed_before_it_is_read(tmp_path: Path) -
         file.check()
 
 
-def test_a_file_may_grow_or_be_replaced(tmp_path: Path) -> None:
+def test_a_mapped_file_may_grow_or_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(b"old")
     file = MappedFile(path)

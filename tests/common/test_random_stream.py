@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The generator is the published one, its words look random from every side, and permutations are permutations."""
+"""The generator matches the published one, its output passes statistical tests, and permutations are bijective."""
 
 from collections import Counter
 from itertools import permutations
@@ -13,11 +13,11 @@ from scipy.stats import kstest
 from bionemo.common.random_stream import below, draw, draw_runs, normal, permute, purpose_key, sample_keys, uniform
 
 WORD = 2**64
-CHI_255 = (170, 355)  # what chi-square with 255 degrees of freedom leaves with a chance of about 1 in 30,000
+CHI_255 = (170, 355)  # chi-square, 255 degrees of freedom: outside with probability 1 in 30,000
 
 
 def splitmix64(state: int, number: int) -> list[int]:
-    """As published: Steele, Lea and Flood 2014, figure 17, with Stafford's constants of java.util.SplittableRandom."""
+    """Reference of Steele, Lea and Flood 2014, figure 17, with Stafford's constants of java.util.SplittableRandom."""
     words = []
     for _ in range(number):
         state = (state + 0x9E3779B97F4A7C15) % WORD
@@ -38,7 +38,7 @@ def keys(*values: int) -> np.ndarray:
     return np.array(values, np.uint64)
 
 
-def test_words_are_those_that_others_publish_for_seed_1234567() -> None:
+def test_output_equals_published_values_for_seed_1234567() -> None:
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423,
                  4593380528125082431, 16408922859458223821]  # fmt: skip
     assert splitmix64(1234567, 5) == published
@@ -47,7 +47,7 @@ def test_words_are_those_that_others_publish_for_seed_1234567() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, WORD - 1), st.integers(0, 40)), min_size=1, max_size=8))
-def test_runs_are_the_generator_started_at_each_key(runs: list[tuple[int, int]]) -> None:
+def test_each_key_starts_an_independent_generator(runs: list[tuple[int, int]]) -> None:
     expected = [word for key, length in runs for word in splitmix64(key, length)]
     found = draw_runs(keys(*(key for key, _ in runs)), np.array([length for _, length in runs]))
     assert found.dtype == np.uint64
@@ -56,11 +56,11 @@ def test_runs_are_the_generator_started_at_each_key(runs: list[tuple[int, int]])
 
 @settings(deadline=None)
 @given(st.integers(0, WORD - 1), st.integers(0, 300))
-def test_a_single_draw_is_that_of_the_run(key: int, counter: int) -> None:
+def test_a_single_draw_equals_that_of_the_sequence(key: int, counter: int) -> None:
     assert draw(keys(key), counter).tolist() == splitmix64(key, counter + 1)[-1:]
 
 
-def test_drawing_leaves_the_keys_alone() -> None:
+def test_drawing_does_not_modify_the_keys() -> None:
     start = keys(1, 2, 3)
     draw(start, 2), draw_runs(start, np.array([4, 0, 5]))
     assert start.tolist() == [1, 2, 3]
@@ -78,7 +78,7 @@ def test_keys_differ_by_seed_purpose_epoch_and_record() -> None:
 
 
 @pytest.mark.parametrize("along", ["a sequence", "records", "epochs"])
-def test_words_are_uniform_and_neighbours_independent(along: str) -> None:
+def test_draws_are_uniform_and_neighbours_independent(along: str) -> None:
     number = 1 << 16
     zeros, ramp = np.zeros(number, np.int64), np.arange(number)
     words = {
@@ -98,11 +98,11 @@ def test_words_are_uniform_and_neighbours_independent(along: str) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 2**31), st.integers(0, WORD - 1))
-def test_below_stays_in_range(bound: int, word: int) -> None:
+def test_integers_below_a_bound_are_in_range(bound: int, word: int) -> None:
     assert below(keys(word), np.array([bound]))[0] == (word >> 32) * bound >> 32 < bound
 
 
-def test_below_reaches_both_ends_and_is_uniform() -> None:
+def test_integers_below_a_bound_reach_both_ends_and_are_uniform() -> None:
     for bound in (1, 2, 26, 1023, 2**31):
         assert below(keys(0, WORD - 1), np.array([bound, bound])).tolist() == [0, bound - 1]
     words = draw_runs(keys(3), np.array([256 * 200]))
@@ -124,7 +124,7 @@ def test_every_permutation_is_one_to_one() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 10**15), st.integers(0, WORD - 1), st.lists(st.integers(0, 10**15), max_size=20))
-def test_an_index_goes_to_the_same_place_whatever_is_asked_with_it(size: int, key: int, wanted: list[int]) -> None:
+def test_permuting_an_index_does_not_depend_on_other_indices(size: int, key: int, wanted: list[int]) -> None:
     indices = np.unique(np.array(wanted, np.int64) % size)
     places = permute(indices, size, key)
     assert len(set(places.tolist())) == len(indices)
@@ -133,7 +133,7 @@ def test_an_index_goes_to_the_same_place_whatever_is_asked_with_it(size: int, ke
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_small_permutations_all_come_about_equally_often(size: int) -> None:
+def test_all_small_permutations_are_equally_frequent(size: int) -> None:
     seen = Counter(tuple(permute(np.arange(size), size, purpose_key(seed, "order")).tolist()) for seed in range(2400))
     assert set(seen) == set(permutations(range(size)))
     expected = 2400 / len(seen)
@@ -141,19 +141,19 @@ def test_small_permutations_all_come_about_equally_often(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [64, 1000, 1024, 5000])
-def test_a_permutation_keeps_nothing_of_the_order(size: int) -> None:
-    """One element stays, one pair of neighbours stays neighbours, rank correlation is chance: on average over keys."""
+def test_permutations_are_independent_of_the_original_order(size: int) -> None:
+    """On average one element is fixed, one adjacent pair stays adjacent, and the rank correlation is zero."""
     keyed = np.array([permute(np.arange(size), size, purpose_key(seed, "order")) for seed in range(400)])
     assert abs((keyed == np.arange(size)).sum(axis=1).mean() - 1) < 0.25  # five standard errors
     assert abs((np.diff(keyed) == 1).sum(axis=1).mean() - 1) < 0.25
-    assert abs((keyed[1:] == keyed[:-1]).sum(axis=1).mean() - 1) < 0.25  # so keys differ in all the rest
+    assert abs((keyed[1:] == keyed[:-1]).sum(axis=1).mean() - 1) < 0.25  # so keys have different permutations
     ramp = np.arange(size) - (size - 1) / 2
     correlation = (keyed - (size - 1) / 2) @ ramp / (ramp @ ramp)
     assert abs((correlation**2).mean() * (size - 1) - 1) < 0.36
 
 
-def test_words_become_normal_numbers() -> None:
-    """Kolmogorov and Smirnov's test; the two numbers of a word have nothing to do with each other."""
+def test_normal_draws() -> None:
+    """Kolmogorov-Smirnov test; the two numbers from one draw are independent."""
     words = draw_runs(np.array([7], np.uint64), np.array([50_000]))
     numbers = normal(words)
     assert numbers.shape == (100_000,)
@@ -165,7 +165,7 @@ def test_words_become_normal_numbers() -> None:
     assert np.abs(edges).max() == pytest.approx((64 * np.log(2)) ** 0.5)
 
 
-def test_words_become_numbers_below_one() -> None:
+def test_uniform_draws_below_one() -> None:
     words = draw_runs(np.array([9], np.uint64), np.array([50_000]))
     assert kstest(uniform(words), "uniform").pvalue > 1e-3
     assert uniform(np.array([0, WORD - 1], np.uint64)).tolist() == [0.0, 1 - 2.0**-24]

@@ -1,4 +1,4 @@
-"""Secrets are hidden by name, by value, by format and by place; what is harmless stays."""
+"""Secrets are redacted by name, value, format and context; harmless text is unchanged."""
 
 import base64
 import json
@@ -11,14 +11,14 @@ import yaml
 
 from bionemo.common.redaction import (
     LogFilter,
+    contains_secret,
     environment_secrets,
-    holds_secret,
     redact_arguments,
     redact_text,
     redact_tree,
 )
 from bionemo.common.secret_names import is_secret_name
-from tests.robustness.canaries import ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, needles
+from tests.support.canaries import ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, needles
 
 HARMLESS_NAMES = (
     "tokenizer mask_token_id num_tokens key_padding max_tokens author authors keyboard keyword monkey compass bypass "
@@ -47,7 +47,7 @@ def shown(text: str) -> list[str]:
     return [needle for needle in needles() if needle in text]
 
 
-def test_there_are_many() -> None:
+def test_there_are_many_canaries() -> None:
     assert len({*ENVIRONMENT, *NAMES, *FORMATS, *URLS, *TEXTS}) >= 60
     assert len(HARMLESS_NAMES.split()) + len(HARMLESS) >= 40
 
@@ -89,7 +89,7 @@ def test_values_under_secret_names(name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ENVIRONMENT.values())
-def test_values_of_the_environment_however_they_are_written(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_the_environment_in_any_encoding(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment(monkeypatch)
     forms = [
         value, quote(value), quote(value, safe=""), json.dumps(value), yaml.safe_dump({"a": value}), repr(value),
@@ -107,7 +107,7 @@ def test_values_of_the_environment_however_they_are_written(value: str, monkeypa
     assert value not in json.dumps(redact_tree({"a": {value: [f"x{value}y"]}}), ensure_ascii=False)
 
 
-def test_switches_class_paths_and_numbers_of_tokens_stay() -> None:
+def test_flags_class_paths_and_token_counts_are_not_redacted() -> None:
     tree = {
         "auth": True,
         "token": None,
@@ -120,17 +120,17 @@ def test_switches_class_paths_and_numbers_of_tokens_stay() -> None:
     assert redact_tree({"password": 123456, "secret": ["ab", "cd"]}) == {"password": "***", "secret": ["***", "***"]}
 
 
-def test_what_is_a_secret_of_the_environment() -> None:
+def test_which_environment_variables_are_secrets() -> None:
     variables = {"PWD": "/home/me", "API_TOKEN": "short", "SOME_AUTH": "disabled", "SSL_KEY": "/dev/null",
                  "HTTPS_PROXY": "http://me:correct-horse@proxy:80", "HF_TOKEN": "hunter22"}  # fmt: skip
     assert environment_secrets(variables) == {"HTTPS_PROXY": "correct-horse", "HF_TOKEN": "hunter22"}
 
 
-def test_names_of_files_hold_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_names_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POSTGRES_PASSWORD", "postgres")
     monkeypatch.setenv("HF_TOKEN", "hunter22-and-more")
-    assert not holds_secret("/home/postgres/run")
-    assert holds_secret("/runs/hunter22-and-more/a")
+    assert not contains_secret("/home/postgres/run")
+    assert contains_secret("/runs/hunter22-and-more/a")
 
 
 def test_messages_and_tracebacks_in_logs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands as a user types them, each in its own process."""
+"""Command lines, each run in its own process."""
 
 import os
 import resource
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bionemo.common.launcher_environment import speaks_for_all
+from bionemo.common.launcher_environment import is_global_rank_zero
 from tests.conftest import EXAMPLES, ROOT
 
 TASK = f"""
@@ -27,28 +27,28 @@ run(task, "pretrain_small", {str(EXAMPLES / "esm1nv" / "conf")!r})
 """
 
 
-def processor_seconds():
-    """What processes that have ended here have used."""
+def cpu_seconds_of_children():
+    """Return the CPU time of all finished child processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 @pytest.fixture
 def command(tmp_path):
-    """Run the task with some words; give (status, stdout, stderr, processor seconds) and see that no file is left."""
+    """Return a function that runs the task and returns (status, stdout, stderr, CPU seconds) and checks for files."""
     script = tmp_path / "scripts" / "train.py"
     script.parent.mkdir()
     script.write_text(TASK)
     here = tmp_path / "here"
     here.mkdir()
 
-    def start(*words, **environment):
+    def start(*arguments, **environment):
         clean = {
             name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "BIONEMO_HOME")
         }
-        before = processor_seconds()
+        before = cpu_seconds_of_children()
         done = subprocess.run(
-            [sys.executable, str(script), *words],
+            [sys.executable, str(script), *arguments],
             cwd=here,
             env={**clean, "PYTHONPATH": str(ROOT), **environment},
             capture_output=True,
@@ -56,7 +56,7 @@ def command(tmp_path):
             check=False,
         )
         assert not list(here.iterdir())
-        return done.returncode, done.stdout, done.stderr, processor_seconds() - before
+        return done.returncode, done.stdout, done.stderr, cpu_seconds_of_children() - before
 
     return start
 
@@ -69,7 +69,7 @@ def test_plain_run(command):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["model.hiden_size=3"],
         ["--config-name=pretrain_smal"],
@@ -85,12 +85,12 @@ def test_plain_run(command):
     ],
     ids=" ".join,
 )
-def test_a_mistake_ends_in_one_line(command, words):
-    status, out, err, seconds = command(*words)
+def test_mistake_is_reported_in_one_line(command, arguments):
+    status, out, err, seconds = command(*arguments)
     assert (status, out) == (1, "")
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
-    assert seconds < 2  # of the processor: other tests run beside this one
+    assert seconds < 2  # CPU time, because other tests run at the same time
 
 
 def test_full_error_shows_the_traceback(command):
@@ -102,16 +102,16 @@ def test_full_error_shows_the_traceback(command):
 @pytest.mark.parametrize(
     "environment", [{"RANK": "1"}, {"SLURM_PROCID": "3"}, {"LOCAL_RANK": "1"}, {"NODE_RANK": "1"}]
 )
-def test_only_the_first_rank_speaks(command, environment):
+def test_only_rank_zero_prints(command, environment):
     assert command("model.hiden_size=3", **environment)[:3] == (1, "", "")
 
 
-def test_help_teaches(command):
+def test_help_lists_configs_groups_and_flags(command):
     status, out, err, seconds = command("--help")
     assert (status, err) == (0, "")
     assert seconds < 1  # < 0.1 on an idle machine
-    for word in ("key=value", "pretrain_small", "esm2nv_650M", "uniref50_90", "--cfg job", "--info", "train.py"):
-        assert word in out
+    for text in ("key=value", "pretrain_small", "esm2nv_650M", "uniref50_90", "--cfg job", "--info", "train.py"):
+        assert text in out
     assert out.split("examples\n")[1].count("train.py") == 5
     assert "_encoder" not in out
 
@@ -123,10 +123,10 @@ def test_cfg_job_prints_the_config(command):
 
 
 @pytest.mark.parametrize(
-    "words", [["--info", "searchpath"], ["--info", "defaults-tree"], ["--hydra-help"], ["--version"]]
+    "arguments", [["--info", "searchpath"], ["--info", "defaults-tree"], ["--hydra-help"], ["--version"]]
 )
-def test_hydra_answers(command, words):
-    status, out, err, _ = command(*words)
+def test_flags_that_hydra_answers(command, arguments):
+    status, out, err, _ = command(*arguments)
     assert (status, err) == (0, "")
     assert out
 
@@ -140,7 +140,7 @@ def test_sweep_runs_one_after_the_other(command):
     status, out, err, _ = command("-m", "model.micro_batch_size=1,2", "model.data.dataset.train=x[000..001]")
     assert status == 0
     assert [line.split()[:3] for line in out.splitlines()] == [["task", "esm1nv", "1"], ["task", "esm1nv", "2"]]
-    assert "'++model.micro_batch_size=2'" in out.splitlines()[1]  # what Lightning would start again
+    assert "'++model.micro_batch_size=2'" in out.splitlines()[1]  # Lightning starts this command again for other ranks
     assert len(err.splitlines()) == 2
 
 
@@ -161,4 +161,4 @@ def test_rank_zero(monkeypatch, environment, first):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert speaks_for_all() is first
+    assert is_global_rank_zero() is first

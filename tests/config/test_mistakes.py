@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every mistake is told on one line that says what to write instead."""
+"""Every user error is reported in one line that says how to correct it."""
 
 import os
 import re
@@ -7,9 +7,9 @@ import re
 import pytest
 
 from bionemo.common.errors import UserError
-from bionemo.config.compose import load, rewritten, sweep_jobs, typed
+from bionemo.config.compose import compose_typed, expand_sweep, load, rewrite_overrides
 from bionemo.config.hints import did_you_mean
-from bionemo.config.paths import find_config_dir, source
+from bionemo.config.paths import find_config_dir, find_source
 from tests.conftest import EXAMPLES, ROOT
 
 HOME = EXAMPLES / "esm1nv" / "conf"
@@ -55,12 +55,12 @@ MISTAKES = {
     "model.optim.sched.name=CosineAnealing": r"(did you mean CosineAnnealing?)",
     "model.data.dataloader_type=singel": r"(did you mean single?)",
     # groups
-    "model=esm2nv_650MM": r"no model 'esm2nv_650MM' (did you mean esm2nv_650M?): there are esm1b, esm1b_s",
-    "data=mok": r"no data 'mok' (did you mean mock?): there are fasta, mock, mock_text, ",
+    "model=esm2nv_650MM": r"no model 'esm2nv_650MM' (did you mean esm2nv_650M?): available: esm1b, esm1b_s",
+    "data=mok": r"no data 'mok' (did you mean mock?): available: fasta, mock, mock_text, ",
     "optim@model.optim=adam_cosin": r"no optim 'adam_cosin' (did you mean adam_cosine?)",
-    "dta@model.data=mock": r"no group 'dta' (did you mean data?): there are cluster, data,",
+    "dta@model.data=mock": r"no group 'dta' (did you mean data?): available: cluster, data,",
     "trainer=null": r"trainer is a group: choose one of default",
-    "+model=esm2nv_8M": r"model has a value already: choose another without the +",
+    "+model=esm2nv_8M": r"model has a value already: remove the + to replace it",
     "data=fasta": r"missing value: give model.data.dataset_path=...",
     # grammar and interpolation
     "model.lr": r"cannot read 'model.lr': write key=value",
@@ -73,7 +73,7 @@ MISTAKES = {
     # targets
     "model._target_=bionemo.models.esm2nv.ESM2v": r"(did you mean bionemo.models.esm2nv.ESM2nv?)",
     "model._target_=nothing": r"model._target_: cannot import 'nothing'",
-    "model._target_=os.path.join": r"model._target_: cannot import 'os.path.join': it is neither bionemo's nor in",
+    "model._target_=os.path.join": r"model._target_: cannot import 'os.path.join': it is neither part of bionemo nor",
     # values that contradict each other
     "model.data.mask_percent=0.7": (
         r"model.data.mask_percent + model.data.perturb_percent + model.data.identity_percent is 0.9, expected 1"
@@ -81,13 +81,13 @@ MISTAKES = {
     "model.data.modify_percent=15": r"model.data.modify_percent is 15.0, expected from 0 to 1",
     "model.num_attention_heads=7": r"model.hidden_size=768 is not divisible by model.num_attention_heads=7",
     "model.micro_batch_size=0": r"model.micro_batch_size is 0, expected at least 1",
-    "model.global_batch_size=7": r"model.global_batch_size is 7, but micro batch, devices and accumulation make 8",
+    "model.global_batch_size=7": r"model.global_batch_size is 7, but micro-batch size, devices and accumulation make",
     "model.tensor_model_parallel_size=2": r"is not divisible by model.tensor_model_parallel_size=2",
     "model.pipeline_model_parallel_size=4": r"num_layers=6 is not divisible by model.pipeline_model_parallel_size=4",
     "model.max_position_embeddings=10": r"model.seq_length=512 is longer than model.max_position_embeddings=10",
     "trainer.limit_val_batches=0": r"trainer.limit_val_batches is 0, but checkpoints are written after validations",
-    "trainer.rank_timeout=00:00:00:00": r"trainer.rank_timeout is 00:00:00:00, expected a time above zero",
-    "trainer.rank_timeout=soon": r"trainer.rank_timeout is soon, expected a time: DD:HH:MM:SS, or {hours: 1}",
+    "trainer.rank_timeout=00:00:00:00": r"trainer.rank_timeout is 00:00:00:00, expected a duration above zero",
+    "trainer.rank_timeout=soon": r"trainer.rank_timeout is soon, expected a duration: DD:HH:MM:SS, or {hours: 1}",
     "trainer.max_steps=-1": r"trainer.max_steps is -1, expected at least 1 unless trainer.max_epochs is given",
     "trainer.accumulate_grad_batches=0": r"expected at least 1",
     "trainer.devices=two": r"trainer.devices is 'two', expected a number, auto, or indices such as [0,1]",
@@ -98,17 +98,17 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("word", "told"), MISTAKES.items(), ids=list(MISTAKES))
-def test_mistake(word, told):
+@pytest.mark.parametrize(("override", "message"), MISTAKES.items(), ids=list(MISTAKES))
+def test_user_error(override, message):
     with pytest.raises(UserError) as caught:
-        load("pretrain_small", [word], HOME)
-    assert told in str(caught.value)
+        load("pretrain_small", [override], HOME)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
-def test_mistakes_are_told_together_without_their_consequences():
-    words = [
+def test_errors_are_reported_together_without_consequential_errors():
+    overrides = [
         "model.data.long_sequences=cropp",
         "model.num_layer=3",
         "model.seed=a",
@@ -116,21 +116,21 @@ def test_mistakes_are_told_together_without_their_consequences():
         "trainer.max_steps=x",
     ]
     with pytest.raises(UserError, match=re.escape("unknown key model.num_layer")) as caught:
-        load("pretrain_small", words, HOME)
+        load("pretrain_small", overrides, HOME)
     assert str(caught.value).endswith("; and 2 more")
     with pytest.raises(UserError) as caught:
-        load("pretrain_small", ["model.seed=a"], HOME)  # model.data.seed and those of the splits repeat it
+        load("pretrain_small", ["model.seed=a"], HOME)  # model.data.seed and the seeds of the splits inherit it
     assert str(caught.value) == "model.seed is 'a', expected int"
 
 
-def test_run_without_an_end_needs_one_for_its_schedule():
-    words = ["trainer.max_steps=-1", "trainer.max_epochs=3"]
+def test_a_run_without_max_steps_needs_them_for_its_schedule():
+    overrides = ["trainer.max_steps=-1", "trainer.max_epochs=3"]
     with pytest.raises(UserError, match=re.escape("give model.optim.sched.max_steps=...")):
-        load("pretrain_small", words, HOME)
-    assert load("pretrain_small", [*words, "model.optim.sched.max_steps=9"], HOME).trainer.max_epochs == 3
+        load("pretrain_small", overrides, HOME)
+    assert load("pretrain_small", [*overrides, "model.optim.sched.max_steps=9"], HOME).trainer.max_epochs == 3
 
 
-def test_parallel_sizes_are_left_to_the_machine_when_it_counts_the_devices():
+def test_parallel_sizes_are_not_checked_for_automatic_device_counts():
     assert load("pretrain_small", ["trainer.devices=auto", "model.tensor_model_parallel_size=2"], HOME)
 
 
@@ -139,7 +139,7 @@ FILES = {
     "a: 1\na: 2\n": r"bad.yaml, line 2: found duplicate key a",
     "- 1\n": r"must be a DictConfig, got ListConfig",
     "defaults: [pretrain_smal]\n": r"'pretrain_smal' for the defaults of 'bad' (did you mean pretrain_small?)",
-    "defaults: [pretrain_small, {override /model: nope}]\n": r"no model 'nope': there are esm1b, esm1b_s",
+    "defaults: [pretrain_small, {override /model: nope}]\n": r"no model 'nope': available: esm1b, esm1b_s",
     "defaults: [pretrain_small, {override /modl: nope}]\n": r"Could not override 'modl'",
     "defaults: [/pretrain]\n": r"You must specify 'model': one of esm1b, esm1b_small, esm1nv_small, esm2nv_",
     "defaults: [pretrain_small, _self_]\nmodel: {num_layer: 3}\n": r"(did you mean model.num_layers?)",
@@ -148,44 +148,44 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(("text", "told"), FILES.items(), ids=list(FILES))
-def test_mistake_in_a_file(text, told, tmp_path):
+@pytest.mark.parametrize(("text", "message"), FILES.items(), ids=list(FILES))
+def test_user_error_in_a_file(text, message, tmp_path):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(UserError) as caught:
-        typed(source("pretrain_small", HOME, "bad", tmp_path), [])
-    assert told in str(caught.value)
+        compose_typed(find_source("pretrain_small", HOME, "bad", tmp_path), [])
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_misspelt_config_names_the_nearest_and_all():
+def test_misspelt_config_suggests_the_nearest_and_lists_all():
     with pytest.raises(
-        UserError, match=r"did you mean pretrain_small\?\): there are base_config, .*infer, pretrain_small"
+        UserError, match=r"did you mean pretrain_small\?\): available: base_config, .*infer, pretrain_small"
     ):
         load("pretrain_smal", [], HOME)
 
 
-def test_directory_that_is_not_there():
+def test_missing_directory():
     with pytest.raises(UserError, match="config directory 'nowhere' not found"):
         find_config_dir("nowhere")
 
 
-def test_directory_that_cannot_be_read(tmp_path, monkeypatch):
-    """Hydra would silently take the config of that name that comes with the package."""
+def test_unreadable_directory(tmp_path, monkeypatch):
+    """Hydra would silently use the config of that name in the package."""
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     with pytest.raises(UserError, match="cannot be read: check the permissions"):
         find_config_dir(tmp_path)
 
 
 def test_sweep_is_checked_before_its_first_run():
-    where = source("pretrain_small", HOME)
-    words = rewritten(where, ["model.seed=1,2", "model.micro_batch_size=4,x", "name=1e5"], sweep=True)
-    jobs = sweep_jobs(where, words)
+    source = find_source("pretrain_small", HOME)
+    overrides = rewrite_overrides(source, ["model.seed=1,2", "model.micro_batch_size=4,x", "name=1e5"], sweep=True)
+    jobs = expand_sweep(source, overrides)
     assert len(jobs) == 4
-    assert typed(where, jobs[0])[0].name == "1e5"
+    assert compose_typed(source, jobs[0])[0].name == "1e5"
     with pytest.raises(UserError, match="micro_batch_size is 'x'"):
-        typed(where, jobs[1])
+        compose_typed(source, jobs[1])
     with pytest.raises(UserError, match="hydra/launcher=joblib"):
-        sweep_jobs(where, ["hydra/launcher=joblib"])
+        expand_sweep(source, ["hydra/launcher=joblib"])
 
 
 def test_hints_never_raise():
@@ -194,13 +194,13 @@ def test_hints_never_raise():
     assert did_you_mean(None, ["a"]) == ""  # type: ignore[arg-type]
 
 
-OF_FAMILIES = {
+MISTAKES_OF_OTHER_MODELS = {
     "prott5nv": {
         "model.data.seq_length_dec=154": "seq_length_dec is 154, expected at least 155: model.seq_length",
         "model.data.seq_length_dec=600": "model.data.seq_length_dec=600 is longer than model.max_position_embeddings",
-        "model.tokenizer.num_sentinel_tokens=76": "num_sentinel_tokens is 76, expected 77 to 226: one for each of the",
+        "model.tokenizer.num_sentinel_tokens=76": "num_sentinel_tokens is 76, expected 77 to 226: one for each masked",
         "model.tokenizer.num_sentinel_tokens=300": "num_sentinel_tokens is 300, expected 77 to 226",
-        "model.data.max_ngram_size=3": "model.data.max_ngram_size is 3, expected 1: spans are of one residue",
+        "model.data.max_ngram_size=3": "model.data.max_ngram_size is 3, expected 1: spans have one residue",
         "model.data.masked_lm_prob=0": "model.data.masked_lm_prob is 0.0, expected above 0 and below 1",
         "model.pipeline_model_parallel_size=2 trainer.devices=2": "expected 1: an encoder and a decoder are not",
         "model.sequence_parallel=True model.tensor_model_parallel_size=3 trainer.devices=3": "seq_length_dec=256",
@@ -211,18 +211,18 @@ OF_FAMILIES = {
         "model.pipeline_model_parallel_size=8": "expected 1: an encoder and a decoder are not divided by depth",
         "model.data.on_invalid=drop": "model.data.on_invalid is 'drop', expected one of skip, keep, error",
         "model.data.long_sequences=crop": "model.data.long_sequences is 'crop', expected one of truncate, drop, error",
-        "data=mock": "model.data is of the kind proteins, but molecules is needed: choose another",
+        "data=mock": "model.data has the kind proteins, expected molecules: choose another",
         "model.name=null": "model.name is null, expected str",
     },
     "gpt3": {
         "model.data.data_impl=csv_mmap": "model.data.data_impl is 'csv_mmap', expected one of mmap, mock",
-        "model.global_batch_size=100": "model.global_batch_size is 100, no multiple of micro batch and devices",
-        "model.data.seq_length=1024": "model.data.seq_length is 1024, but rows and sequences are cut by",
-        "data=uniref50": "model.data is of the kind proteins, but text is needed: choose another",
+        "model.global_batch_size=100": "model.global_batch_size is 100, not a multiple of 256: the micro-batch size",
+        "model.data.seq_length=1024": "model.data.seq_length is 1024, but model.seq_length=2048 is the length",
+        "data=uniref50": "model.data has the kind proteins, expected text: choose another",
         "model.activation=relu": "model.activation is 'relu', expected one of gelu, gelu_tanh",
     },
 }
-WHERE = {
+CONFIGS = {
     "prott5nv": ("pretrain_small", "protein"),
     "megamolbart": ("pretrain_base", "molecule"),
     "gpt3": ("pretrain_gpt3_126m", "."),
@@ -230,10 +230,11 @@ WHERE = {
 
 
 @pytest.mark.parametrize(
-    ("model", "words"), [(model, words) for model, table in OF_FAMILIES.items() for words in table]
+    ("model", "overrides"),
+    [(model, overrides) for model, table in MISTAKES_OF_OTHER_MODELS.items() for overrides in table],
 )
-def test_mistakes_of_other_families(model, words):
-    name, directory = WHERE[model]
+def test_user_errors_of_other_models(model, overrides):
+    name, directory = CONFIGS[model]
     with pytest.raises(UserError) as caught:
-        load(name, words.split(), ROOT / "examples" / directory / model / "conf")
-    assert OF_FAMILIES[model][words] in str(caught.value)
+        load(name, overrides.split(), ROOT / "examples" / directory / model / "conf")
+    assert MISTAKES_OF_OTHER_MODELS[model][overrides] in str(caught.value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers outside their range end in one line that names the key, the value and what is expected."""
+"""A number outside its range is reported in one line with key, value and expected range."""
 
 from pathlib import Path
 
@@ -55,16 +55,16 @@ ESM1 = ("pretrain_small", EXAMPLES / "esm1nv" / "conf")
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
-def test_of_a_run(key: str, value: str) -> None:
+def test_out_of_range_in_a_run(key: str, value: str) -> None:
     with pytest.raises(UserError) as caught:
         load(ESM1[0], [f"{key}={value}"], ESM1[1])
-    told = str(caught.value)
-    assert told.startswith(f"{key} is ") and "expected" in told and "\n" not in told
-    assert len(told) < 250
+    message = str(caught.value)
+    assert message.startswith(f"{key} is ") and "expected" in message and "\n" not in message
+    assert len(message) < 250
 
 
 @pytest.mark.parametrize(
-    "word",
+    "override",
     [
         "trainer.max_epochs=-1", "trainer.gradient_clip_val=0", "trainer.gradient_clip_val=null",
         "trainer.val_check_interval=1.0", "trainer.limit_test_batches=0", "trainer.num_sanity_val_steps=-1",
@@ -73,8 +73,8 @@ def test_of_a_run(key: str, value: str) -> None:
         "exp_manager.checkpoint_callback_params.save_top_k=-1", "model.hidden_dropout=0",
     ],
 )  # fmt: skip
-def test_special_values_pass(word: str) -> None:
-    load(ESM1[0], [word], ESM1[1])
+def test_special_values_are_accepted(override: str) -> None:
+    load(ESM1[0], [override], ESM1[1])
 
 
 OTHERS = {
@@ -90,7 +90,7 @@ OTHERS = {
     },
     "sequences": {"val_size": ["-1", "nan"], "num_csv_files": ["0"], "num_preprocess_workers": ["0", "1e30"]},
 }  # fmt: skip
-WHERE: dict[str, tuple[type, Path | None, list[str]]] = {
+CONFIGS: dict[str, tuple[type, Path | None, list[str]]] = {
     "predict": (InferConfig, CONF_DIR, ["model.downstream_task.restore_from_path=m", "model.data.dataset_path=d"]),
     "downstream_flip_sec_str": (DownstreamConfig, None, []),
     "sequences": (PreparationConfig, CONF_DIR / "preparation", ["source=s", "output=o"]),
@@ -101,16 +101,16 @@ WHERE: dict[str, tuple[type, Path | None, list[str]]] = {
     ("name", "key", "value"),
     [(name, key, value) for name, keys in OTHERS.items() for key, values in keys.items() for value in values],
 )
-def test_of_other_commands(name: str, key: str, value: str) -> None:
-    schema, directory, words = WHERE[name]
-    load(name, words, directory, schema)
+def test_out_of_range_in_other_commands(name: str, key: str, value: str) -> None:
+    schema, directory, overrides = CONFIGS[name]
+    load(name, overrides, directory, schema)
     with pytest.raises(UserError) as caught:
-        load(name, [*words, f"{key}={value}"], directory, schema)
+        load(name, [*overrides, f"{key}={value}"], directory, schema)
     assert str(caught.value).startswith(f"{key} is ") and "expected" in str(caught.value)
 
 
-def test_shares_of_splits_leave_records_to_train_on() -> None:
-    schema, directory, words = WHERE["sequences"]
+def test_split_fractions_leave_records_for_training() -> None:
+    schema, directory, overrides = CONFIGS["sequences"]
     with pytest.raises(UserError, match=r"val_size \+ test_size is 1.1, expected below 1"):
-        load("sequences", [*words, "val_size=0.5", "test_size=0.6"], directory, schema)
-    assert load("sequences", [*words, "val_size=500", "test_size=0.6"], directory, schema).val_size == 500
+        load("sequences", [*overrides, "val_size=0.5", "test_size=0.6"], directory, schema)
+    assert load("sequences", [*overrides, "val_size=500", "test_size=0.6"], directory, schema).val_size == 500

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A class path in a configuration imports what is allowed, and nothing else even partly."""
+"""`_target_` imports allowed classes only; for other names no module is imported."""
 
 import sys
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import SCHEMAS
-from bionemo.config.targets import resolve
+from bionemo.config.targets import import_target
 
 PATHS = [
     "os.system", "posix.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "logging.os.system",
     "torch.load", "antigravity.geohash", "this.s", "pty.spawn", "hostile.Class", "hostile.inner.Class",
-    "collections.OrderedDict", "bionemo.models.build.os", "bionemo.models.build.model_class",
+    "collections.OrderedDict", "bionemo.models.language_model.os", "bionemo.models.language_model.load_model_class",
     "bionemo.models.esm1nv.nn.Module", "bionemo.models.esm1nv.ESM1nvConfig", "bionemo.models.esm1nv.F",
     "bionemo.models.esm1nv.MaskedLanguageModel", "bionemo.models.esm1nv.ESM1nv.__init__",
     "bionemo.models.esm1nv.ESM1nv.__init__.__globals__", "bionemo.models.esm1nv.__builtins__",
@@ -31,7 +31,7 @@ PATHS = [
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Packages that could be imported: those that must not be would leave a file."""
+    """Create importable packages; importing a forbidden one would write a file."""
     root, sentinel = tmp_path / "packages", tmp_path / "sentinel"
     harm = f"open({str(sentinel)!r}, 'w').close()\nclass Class:\n    pass\n"
     for name in ("hostile", "hostile/inner", "mylab_hostile", "shipped_hostile"):
@@ -58,11 +58,11 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_paths_that_are_not_allowed(path: str, packages: Path) -> None:
     before = set(sys.modules)
     with pytest.raises(UserError) as caught:
-        resolve(path)
-    told = str(caught.value)
-    assert told.startswith("cannot import")
-    assert told.isprintable()
-    assert len(told) < 300
+        import_target(path)
+    message = str(caught.value)
+    assert message.startswith("cannot import")
+    assert message.isprintable()
+    assert len(message) < 300
     assert not {"antigravity", "this", "pty", "hostile", "bionemo.models.esm1nv"} & (set(sys.modules) - before)
 
 
@@ -71,27 +71,27 @@ def test_paths_that_are_not_allowed(path: str, packages: Path) -> None:
 )
 def test_in_a_trusted_package_only_its_own_classes(name: str, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", " other, mylab ")
-    assert resolve("mylab.models.Mine").__name__ == "Mine"
+    assert import_target("mylab.models.Mine").__name__ == "Mine"
     with pytest.raises(UserError, match="mylab"):
-        resolve(f"mylab.models.{name}")
+        import_target(f"mylab.models.{name}")
     with pytest.raises(UserError, match="cannot import"):
-        resolve("mylab_hostile.Class")
+        import_target("mylab_hostile.Class")
     assert "mylab_hostile" not in sys.modules
 
 
-def test_an_entry_point_opens_one_class(packages: Path) -> None:
-    assert resolve("mylab.models.Mine").__qualname__ == "Mine"
+def test_entry_point_allows_one_class(packages: Path) -> None:
+    assert import_target("mylab.models.Mine").__qualname__ == "Mine"
     with pytest.raises(UserError, match="cannot import"):
-        resolve("mylab.models.Renamed")
+        import_target("mylab.models.Renamed")
 
 
 @pytest.mark.parametrize("target", SCHEMAS)
-def test_what_bionemo_has_is_allowed(target: str) -> None:
-    assert resolve(target).__name__ == target.rpartition(".")[2]
+def test_targets_of_bionemo_are_allowed(target: str) -> None:
+    assert import_target(target).__name__ == target.rpartition(".")[2]
 
 
-def test_nobody_trusts_nothing(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_or_invalid_lists_trust_no_package(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("", ",", " , ", ".", "*", "mylab.models.Mine.Inner", "my", "mylab.*"):
         monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", value)
         with pytest.raises(UserError):
-            resolve("hostile.Class")
+            import_target("hostile.Class")

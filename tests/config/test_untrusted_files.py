@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration file of somebody else runs no code, sends no credentials, and cannot exhaust the machine."""
+"""An untrusted configuration file runs no code, sends no credentials and cannot exhaust the machine."""
 
 import os
 import subprocess
@@ -11,9 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from bionemo.common.errors import UserError
-from bionemo.config.compose import rewritten, typed
-from bionemo.config.paths import CONF_DIR, source
-from bionemo.config.references import as_literals
+from bionemo.config.compose import compose_typed, rewrite_overrides
+from bionemo.config.interpolations import escape_interpolations
+from bionemo.config.paths import CONF_DIR, find_source
 from bionemo.config.schema import RunConfig
 from tests.conftest import EXAMPLES, ROOT
 
@@ -21,16 +21,16 @@ HOME = EXAMPLES / "esm1nv" / "conf"
 BASE = "defaults: [pretrain_small, _self_]\n"
 
 
-def compose(directory: Path, text: str, *words: str, trusted: bool = False) -> RunConfig:
-    """Compose a file of the user's."""
+def compose(directory: Path, text: str, *overrides: str, trusted: bool = False) -> RunConfig:
+    """Compose a user's file."""
     (directory / "theirs.yaml").write_text(text)
-    where = source("pretrain_small", HOME, "theirs", directory, trusted=trusted)
-    return typed(where, rewritten(where, words))[0]
+    source = find_source("pretrain_small", HOME, "theirs", directory, trusted=trusted)
+    return compose_typed(source, rewrite_overrides(source, overrides))[0]
 
 
-def refusal(directory: Path, text: str, *words: str) -> str:
+def error_message(directory: Path, text: str, *overrides: str) -> str:
     with pytest.raises(UserError) as caught:
-        compose(directory, text, *words)
+        compose(directory, text, *overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -51,23 +51,24 @@ PROTECTED = {
 
 
 @pytest.mark.parametrize("key", PROTECTED)
-def test_a_protected_key_counts_only_when_it_is_typed(key: str, tmp_path: Path) -> None:
-    told = refusal(tmp_path, BASE + PROTECTED[key])
+def test_protected_keys_count_only_on_the_command_line(key: str, tmp_path: Path) -> None:
+    message = error_message(tmp_path, BASE + PROTECTED[key])
     for part in (str(tmp_path / "theirs.yaml"), key, f"{key}=...", "--trust-config"):
-        assert part in told
+        assert part in message
     compose(tmp_path, BASE + PROTECTED[key].replace("LD_PRELOAD", "OMP_NUM_THREADS"), trusted=True)
 
 
-def test_the_typed_value_replaces_that_of_the_file(tmp_path: Path) -> None:
+def test_command_line_replaces_the_value_of_the_file(tmp_path: Path) -> None:
     key = "exp_manager.wandb_logger_kwargs.settings.base_url"
     cfg = compose(tmp_path, BASE + PROTECTED[key], f"++{key}=https://mine")
     assert cfg.exp_manager.wandb_logger_kwargs.settings == {"base_url": "https://mine"}
-    assert key in refusal(tmp_path, BASE + PROTECTED[key], "exp_manager.wandb_logger_kwargs.settings={console: off}")
+    override = "exp_manager.wandb_logger_kwargs.settings={console: off}"
+    assert key in error_message(tmp_path, BASE + PROTECTED[key], override)
 
 
-def test_a_reference_in_place_of_a_group_is_refused(tmp_path: Path) -> None:
+def test_an_interpolation_instead_of_a_group_is_rejected(tmp_path: Path) -> None:
     text = "exp_manager: {summary_writer_kwargs: {settings: {a: b}}, wandb_logger_kwargs: '${.summary_writer_kwargs}'}"
-    assert "exp_manager.wandb_logger_kwargs" in refusal(tmp_path, BASE + text)
+    assert "exp_manager.wandb_logger_kwargs" in error_message(tmp_path, BASE + text)
 
 
 def test_a_file_of_a_group_is_checked_and_a_copy_of_ours_passes(tmp_path: Path) -> None:
@@ -77,41 +78,41 @@ def test_a_file_of_a_group_is_checked_and_a_copy_of_ours_passes(tmp_path: Path) 
     mine.write_text(text.replace("partition: null", "partition: gpu") + "\n")
     assert compose(tmp_path, base).cluster.partition == "gpu"
     mine.write_text(text.replace("--no-container-mount-home", "--export=ALL"))
-    told = refusal(tmp_path, base)
-    assert str(mine) in told and "cluster.srun_args" in told
+    message = error_message(tmp_path, base)
+    assert str(mine) in message and "cluster.srun_args" in message
 
 
-def test_what_a_file_may_set(tmp_path: Path) -> None:
+def test_keys_that_a_file_may_set(tmp_path: Path) -> None:
     text = "cluster: {env_vars: {NCCL_DEBUG: INFO, OMP_NUM_THREADS: '2'}}\nhydra: {run: {dir: x}}\n"
     cfg = compose(tmp_path, BASE + text + "exp_manager: {wandb_logger_kwargs: {project: p, entity: e}}\n")
     assert cfg.cluster.env_vars == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
 
 
-def test_the_search_path_of_a_file_holds_directories_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_path_of_a_file_may_contain_only_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "packages" / "evil_package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w').close()\n")
     monkeypatch.syspath_prepend(package.parent)
-    told = refusal(tmp_path, BASE + "hydra: {searchpath: ['pkg://evil_package']}\n")
-    assert "hydra.searchpath" in told and not (tmp_path / "canary").exists()
-    assert "pkg://" in refusal(tmp_path, BASE + "name: pk\nhydra: {searchpath: ['${name}g://evil_package']}\n")
+    message = error_message(tmp_path, BASE + "hydra: {searchpath: ['pkg://evil_package']}\n")
+    assert "hydra.searchpath" in message and not (tmp_path / "canary").exists()
+    assert "pkg://" in error_message(tmp_path, BASE + "name: pk\nhydra: {searchpath: ['${name}g://evil_package']}\n")
     (tmp_path / "more" / "data").mkdir(parents=True)
     (tmp_path / "more" / "data" / "ours.yaml").write_text("defaults: [mock, _self_]\npacking_window: 7\n")
     monkeypatch.setenv("BIONEMO_HOME", str(tmp_path))
-    for entry in ("${oc.env:BIONEMO_HOME}/more", "file://${oc.env:BIONEMO_HOME}/more"):  # as v1's files have it
+    for entry in ("${oc.env:BIONEMO_HOME}/more", "file://${oc.env:BIONEMO_HOME}/more"):  # like files of v1
         text = "defaults: [pretrain_small, {override /data@model.data: ours}, _self_]\n"
         assert compose(tmp_path, f"{text}hydra: {{searchpath: ['{entry}']}}\n").model.data.packing_window == 7
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "part"),
     [
         ("${oc.env:WANDB_API_KEY}", "may not read the secret WANDB_API_KEY"),
         ("${oc.env:HOME,${oc.env:WANDB_API_KEY}}", "may not read the secret WANDB_API_KEY"),
         ("${oc.env:${desc}}", "the name of an environment variable"),
         ("${oc.decode:1}", "may use oc.env, multiply, sum, now, not oc.decode"),
         ("${model.${desc}}", "may not compute the name of a key"),
-        (r"\${oc.env:WANDB_API_KEY}", r"\${ is not allowed"),  # else it is resolved when the text is read again
+        (r"\${oc.env:WANDB_API_KEY}", r"\${ is not allowed"),  # it would be resolved when parsed again
         ("${multiply:[1],300000000}", "multiply takes numbers"),
         ("${multiply:true,3}", "multiply takes numbers"),
         ("${multiply:ab,3}", "multiply takes numbers"),
@@ -120,13 +121,13 @@ def test_the_search_path_of_a_file_holds_directories_alone(tmp_path: Path, monke
         ("${name}", "Recursive interpolation"),
     ],
 )
-def test_references_of_a_file(text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpolations_in_a_file(text: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "canary-0123456789")
-    told = refusal(tmp_path, f"{BASE}name: '{text}'\n")
-    assert said in told and "canary" not in told
+    message = error_message(tmp_path, f"{BASE}name: '{text}'\n")
+    assert part in message and "canary" not in message
 
 
-def test_references_of_v1_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpolations_of_v1_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIONEMO_HOME", "/home/bionemo")
     text = "desc: ${oc.env:BIONEMO_HOME}-${now:%y}\nmodel: {ffn_hidden_size: '${multiply:${.hidden_size}, 2}'}\n"
     cfg = compose(tmp_path, BASE + text)
@@ -150,7 +151,7 @@ BOMBS = {
 @pytest.mark.parametrize("text", BOMBS, ids=BOMBS.values())
 def test_a_file_that_would_exhaust_the_machine(text: str, tmp_path: Path) -> None:
     before = time.process_time()
-    assert BOMBS[text] in refusal(tmp_path, text)
+    assert BOMBS[text] in error_message(tmp_path, text)
     assert time.process_time() - before < 10
 
 
@@ -166,5 +167,7 @@ def test_plugins_are_not_imported_from_the_working_directory(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["${oc.env:HOME}", r"\${a}", r"a\\${b}", "plain", r"back\slash"])
-def test_literals_come_back_as_they_are(text: str) -> None:
-    assert OmegaConf.to_container(OmegaConf.create(as_literals({"a": [text]})), resolve=True) == {"a": [text]}
+def test_escaped_interpolations_are_returned_unchanged(text: str) -> None:
+    assert OmegaConf.to_container(OmegaConf.create(escape_interpolations({"a": [text]})), resolve=True) == {
+        "a": [text]
+    }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers of the data loader: their errors are one line, and a lost one ends the run."""
+"""Data loader workers: errors are reported in one line, and a lost worker ends the run."""
 
 import errno
 import multiprocessing.synchronize
@@ -13,20 +13,20 @@ import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
 from bionemo.common.errors import UserError, describe
-from bionemo.data.loader import StepLoader, with_failures
-from tests.training.runs import config, logged, train
+from bionemo.data.loader import StepLoader, report_errors
+from tests.support.runs import config, logged, train
 
 MINUTE = 60.0
 
 
 class Numbers(IterableDataset[int]):
-    """Yields 0 and 1, then does what it is told, then yields 2."""
+    """Yields 0 and 1, calls a function, then yields 2."""
 
     def __init__(self, then: Callable[[], object]) -> None:
         self._then = then
 
     def __iter__(self) -> Iterator[int]:
-        return with_failures(self._numbers())
+        return report_errors(self._numbers())
 
     def _numbers(self) -> Iterator[int]:
         yield from (0, 1)
@@ -34,8 +34,8 @@ class Numbers(IterableDataset[int]):
         yield 2
 
 
-def loader(then: Callable[[], object], workers: int = 1, patience: float = MINUTE) -> Iterator[int]:
-    return iter(StepLoader(Numbers(then), workers=workers, patience=patience, pin_memory=False))
+def loader(then: Callable[[], object], workers: int = 1, timeout: float = MINUTE) -> Iterator[int]:
+    return iter(StepLoader(Numbers(then), workers=workers, timeout=timeout, pin_memory=False))
 
 
 def fail(error: Exception) -> Callable[[], object]:
@@ -54,7 +54,7 @@ def fail(error: Exception) -> Callable[[], object]:
         (OSError(errno.EIO, os.strerror(errno.EIO), "x000.csv"), "x000.csv: Input/output error"),
     ],
 )
-def test_the_error_of_a_worker_is_one_line(workers: int, error: Exception, said: str) -> None:
+def test_a_user_error_in_a_worker_is_one_line(workers: int, error: Exception, said: str) -> None:
     steps = loader(fail(error), workers)
     assert [next(steps), next(steps)] == [0, 1]
     with pytest.raises(type(error) if workers == 0 else UserError) as caught:
@@ -64,7 +64,7 @@ def test_the_error_of_a_worker_is_one_line(workers: int, error: Exception, said:
     assert "Traceback" not in line and "worker process" not in line
 
 
-def test_a_defect_in_a_worker_keeps_its_traceback() -> None:
+def test_a_bug_in_a_worker_keeps_its_traceback() -> None:
     steps = loader(fail(RuntimeError("shapes differ")))
     with pytest.raises(RuntimeError, match="Traceback") as caught:
         list(steps)
@@ -79,10 +79,10 @@ def test_a_worker_that_is_killed_ends_the_run() -> None:
     assert line is not None and line.startswith("DataLoader worker (pid") and "set model.data.num_workers=0" in line
 
 
-def test_a_worker_that_hangs_is_given_up() -> None:
+def test_a_worker_that_hangs_ends_the_run() -> None:
     started = time.monotonic()
     with pytest.raises(UserError, match=r"^DataLoader timed out after 1.* seconds: .*model\.data\.num_workers=0$"):
-        list(loader(lambda: time.sleep(MINUTE), patience=1))
+        list(loader(lambda: time.sleep(MINUTE), timeout=1))
     assert time.monotonic() - started < MINUTE / 2
 
 
@@ -97,7 +97,7 @@ def test_workers_that_cannot_be_started_are_one_line(monkeypatch: pytest.MonkeyP
 
 
 class Interrupted(Numbers):
-    """Its worker is sent what the keys of a terminal send."""
+    """Sends its worker the signals of a terminal."""
 
     def _numbers(self) -> Iterator[int]:
         assert get_worker_info() is not None
@@ -106,8 +106,8 @@ class Interrupted(Numbers):
             yield int(number)
 
 
-def test_ctrl_c_is_left_to_the_main_process() -> None:
-    steps = StepLoader(Interrupted(lambda: None), workers=1, patience=MINUTE, pin_memory=False)
+def test_workers_ignore_ctrl_c() -> None:
+    steps = StepLoader(Interrupted(lambda: None), workers=1, timeout=MINUTE, pin_memory=False)
     assert list(steps) == [signal.SIGINT, signal.SIGHUP]
 
 
@@ -115,14 +115,20 @@ ONE_PASS = ["model.data.train.use_upsampling=False", "model.data.mock.num_sequen
             "model.data.mock.max_length=60", "trainer.max_steps=50", "trainer.val_check_interval=2"]  # fmt: skip
 
 
-def test_too_little_data_for_a_step_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    words = [*ONE_PASS, "model.data.drop_last=True", "model.micro_batch_size=6", "trainer.accumulate_grad_batches=2"]
+def test_too_little_data_for_a_step_is_an_error_before_files_are_written(tmp_path: Path) -> None:
+    overrides = [
+        *ONE_PASS,
+        "model.data.drop_last=True",
+        "model.micro_batch_size=6",
+        "trainer.accumulate_grad_batches=2",
+    ]
     said = (
-        r"^model\.data\.drop_last=True leaves no step: 10 training sequences, read 1 time\(s\), fill 10 rows, but a "
-        r"step has 12 \(model\.micro_batch_size=6 x 1 ranks x 2 micro-batches\): lower .*use_upsampling=True$"
+        r"^model\.data\.drop_last=True leaves no step: 10 training sequences, read 1 time\(s\), make 10 packed "
+        r"sequences, but a step has 12 \(model\.micro_batch_size=6 x 1 ranks x 2 micro-batches\): "
+        r"lower .*use_upsampling=True$"
     )
     with pytest.raises(UserError, match=said):
-        train(config(tmp_path / "run", *words))
+        train(config(tmp_path / "run", *overrides))
     assert not (tmp_path / "run").exists()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data files that are cut short or overwritten while they are in use end the run with one line, not with a signal."""
+"""Data files that are truncated or overwritten during a run cause a one-line error, not a signal."""
 
 import os
 from collections.abc import Callable
@@ -10,14 +10,15 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.data.clusters import open_clusters
-from bionemo.data.data_module import TrainStep
-from bionemo.data.shards.source import SequenceSource, open_source
+from bionemo.data.loader import StepBatch
+from bionemo.data.shards.source import SequenceSource
 from bionemo.data.text.corpora import CorpusSplit
 from bionemo.data.text.indexed import IndexedTokens
 from bionemo.training.module import TrainingModule
-from tests.training.runs import FORK, config, train, write_shards
+from tests.support.runs import FORK, config, train, write_shards
+from tests.support.sequence_files import open_sequences
 
-PAGES = 64 << 10  # bytes of data, far more than a page
+PAGES = 64 << 10  # bytes of data, many pages
 READS: list[Callable[[SequenceSource], object]] = [
     lambda source: gather(source, len(source) - 1),
     lambda source: source.text(len(source) - 1),
@@ -35,16 +36,14 @@ def write(directory: Path, name: str) -> SequenceSource:
     path = directory / name
     if name.endswith(".csv"):
         path.write_text("id,sequence\n" + "".join(f"{i},{'MKV' * 20}\n" for i in range(PAGES // 60)))
-        return open_source("csv_fields_mmap", [path], data_fields={"sequence": 1, "id": 0})
+        return open_sequences("csv_fields_mmap", [path], data_fields={"sequence": 1, "id": 0})
     path.write_text("".join(f">{i}\n{'MKV' * 20}\nMKV\n" for i in range(PAGES // 60)))
-    return open_source("fasta_fields_mmap", [path])
+    return open_sequences("fasta_fields_mmap", [path])
 
 
 @pytest.mark.parametrize("read", READS, ids=["gather", "text", "fields"])
 @pytest.mark.parametrize("name", ["x.csv", "x.fasta"])
-def test_a_shard_that_is_cut_short_is_named(
-    tmp_path: Path, name: str, read: Callable[[SequenceSource], object]
-) -> None:
+def test_a_truncated_shard_is_an_error(tmp_path: Path, name: str, read: Callable[[SequenceSource], object]) -> None:
     source = write(tmp_path, name)
     read(source)
     os.truncate(tmp_path / name, 5)
@@ -52,18 +51,18 @@ def test_a_shard_that_is_cut_short_is_named(
         read(source)
 
 
-def test_only_shards_that_are_read_are_looked_at(tmp_path: Path) -> None:
+def test_only_shards_that_are_read_are_checked(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.csv" for name in "ab"]
     for path in paths:
         path.write_text("id,sequence\n1,MKV\n")
-    source = open_source("csv_mmap", paths, data_col=1)
+    source = open_sequences("csv_mmap", paths, data_col=1)
     os.truncate(paths[1], 5)
     assert gather(source, 0) == b"MKV"
     with pytest.raises(UserError, match=r"b\.csv was cut short"):
         gather(source, 1)
 
 
-def test_a_file_that_is_overwritten_does_not_fit_its_index_any_more(tmp_path: Path) -> None:
+def test_an_overwritten_shard_is_an_error(tmp_path: Path) -> None:
     source = write(tmp_path, "x.fasta")
     size = (tmp_path / "x.fasta").stat().st_size
     with (tmp_path / "x.fasta").open("r+b") as file:
@@ -72,7 +71,7 @@ def test_a_file_that_is_overwritten_does_not_fit_its_index_any_more(tmp_path: Pa
         gather(source, len(source) - 1)
 
 
-def test_text_that_is_cut_short_is_named(tmp_path: Path) -> None:
+def test_a_truncated_text_corpus_is_an_error(tmp_path: Path) -> None:
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     builder = IndexedDatasetBuilder(str(tmp_path / "text.bin"), dtype=np.uint16)
@@ -86,10 +85,10 @@ def test_text_that_is_cut_short_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"text\.bin was cut short while it was in use, from 80,000 to 100 bytes"):
         split.read(np.array([39_990]), 10)
     with pytest.raises(UserError, match=r"text\.bin was cut short"):
-        corpus.document_begins(19)
+        corpus.document_start(19)
 
 
-def test_clusters_that_are_cut_short_are_named(tmp_path: Path) -> None:
+def test_truncated_cluster_files_are_an_error(tmp_path: Path) -> None:
     np.arange(5_000, dtype=np.uint64).tofile(tmp_path / "starts.mmap")
     np.ones(5_000, np.uint64).tofile(tmp_path / "counts.mmap")
     clusters = open_clusters(tmp_path, 1, None, 5_000)
@@ -99,7 +98,7 @@ def test_clusters_that_are_cut_short_are_named(tmp_path: Path) -> None:
         clusters.sample(np.zeros(1, np.int64), np.array([4_999]))
 
 
-def _gather_what_is_gone(directory: Path) -> None:
+def _gather_truncated(directory: Path) -> None:
     source = write(directory, "x.csv")
     os.truncate(directory / "x.csv", 5)
     try:
@@ -109,29 +108,29 @@ def _gather_what_is_gone(directory: Path) -> None:
 
 
 def test_no_signal_ends_the_process(tmp_path: Path) -> None:
-    process = FORK.Process(target=_gather_what_is_gone, args=(tmp_path,))
+    process = FORK.Process(target=_gather_truncated, args=(tmp_path,))
     process.start()
     process.join()
     assert process.exitcode == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_whose_data_is_cut_short_ends_with_one_line(
+def test_a_run_with_truncated_data_ends_with_a_one_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     shards = tmp_path / "shards"
     write_shards(shards, 1, 500)
     step = TrainingModule.training_step
 
-    def cut_short(self: TrainingModule, batch: TrainStep) -> None:
+    def cut_short(self: TrainingModule, batch: StepBatch) -> None:
         if self.trainer.global_step == 2:
             os.truncate(shards / "train" / "x000.csv", 5)
         step(self, batch)
 
     monkeypatch.setattr(TrainingModule, "training_step", cut_short)
-    monkeypatch.setattr("bionemo.data.data_module._AT_ONCE", 1)  # nothing is made ahead
-    words = [f"model.data.dataset_path={shards}", "model.data.dataset.train=x000", "model.data.dataset.val=x000",
+    monkeypatch.setattr("bionemo.data.loader._TOKENS_PER_CALL", 1)  # one step per call
+    overrides = [f"model.data.dataset_path={shards}", "model.data.dataset.train=x000", "model.data.dataset.val=x000",
              "trainer.max_steps=100", "trainer.val_check_interval=100",
              f"model.data.num_workers={workers}"]  # fmt: skip
     with pytest.raises(UserError, match=r"^\S*/x000\.csv was cut short while it was in use, from [^\n]*$"):
-        train(config(tmp_path / "run", *words, model="esm1nv"))
+        train(config(tmp_path / "run", *overrides, model="esm1nv"))

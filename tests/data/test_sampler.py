@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stream of steps: every record once an epoch, the same from any position, planned without what came before."""
+"""Global batches contain every record once per epoch and do not depend on the position where the sampler started."""
 
 import time
 from collections import Counter
@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.data.packing import pack, pad
-from bionemo.data.sampler import Position, SampleOrder, Step, StepSampler
+from bionemo.data.sampler import DataPosition, GlobalBatch, GlobalBatchSampler, SampleOrder
 
-CAPACITY = 64
+MAX_LENGTH = 64
 
 
 def sampler(
@@ -26,21 +26,23 @@ def sampler(
     shuffle: bool = True,
     plan: Any = pack,
     drop_last: bool = False,
-) -> StepSampler:
-    lengths = np.random.default_rng(1).integers(3, CAPACITY + 1, 2 * number)
-    records = np.sort(np.random.default_rng(2).permutation(2 * number)[:number])  # some records do not take part
+) -> GlobalBatchSampler:
+    lengths = np.random.default_rng(1).integers(3, MAX_LENGTH + 1, 2 * number)
+    records = np.sort(np.random.default_rng(2).permutation(2 * number)[:number])  # some records are not used
     order = SampleOrder(records, seed=7, shuffle=shuffle, epochs=epochs)
-    return StepSampler(order, lengths, plan, CAPACITY, rows, window, drop_last)
+    return GlobalBatchSampler(order, lengths, plan, MAX_LENGTH, rows, window, drop_last)
 
 
-def samples(steps: list[Step]) -> list[tuple[int, int]]:
-    """Epoch and record of every sample, in order."""
-    rows = [row for step in steps for row in step.rows]
+def samples(steps: list[GlobalBatch]) -> list[tuple[int, int]]:
+    """Return epoch and record of every sample, in order."""
+    rows = [row for step in steps for row in step.packed]
     return [pair for epochs, records in rows for pair in zip(epochs.tolist(), records.tolist(), strict=True)]
 
 
-def same(one: list[Step], other: list[Step]) -> bool:
-    return [(samples([step]), step.after) for step in one] == [(samples([step]), step.after) for step in other]
+def same(one: list[GlobalBatch], other: list[GlobalBatch]) -> bool:
+    return [(samples([step]), step.next_position) for step in one] == [
+        (samples([step]), step.next_position) for step in other
+    ]
 
 
 @settings(max_examples=40, deadline=None)
@@ -48,49 +50,49 @@ def same(one: list[Step], other: list[Step]) -> bool:
     number=st.integers(1, 70), rows=st.integers(1, 40), epochs=st.integers(1, 4), window=st.integers(1, 100),
     shuffle=st.booleans(), plan=st.sampled_from([pack, pad]),
 )  # fmt: skip
-def test_every_record_comes_once_an_epoch(
+def test_every_record_is_sampled_once_per_epoch(
     number: int, rows: int, epochs: int, window: int, shuffle: bool, plan: Any
 ) -> None:
     stream = sampler(number, rows=rows, epochs=epochs, window=window, shuffle=shuffle, plan=plan)
-    steps = list(stream.steps(Position()))
+    steps = list(stream.batches(DataPosition()))
     expected = {(epoch, record) for epoch in range(epochs) for record in stream.order.records.tolist()}
     assert Counter(samples(steps)) == Counter(expected)
-    assert len(steps) == stream.count_steps()
-    assert all(len(step.rows) == rows for step in steps[:-1])
-    assert 1 <= len(steps[-1].rows) <= rows
+    assert len(steps) == -(-stream.count_packed() // stream.global_batch_size)
+    assert all(len(step.packed) == rows for step in steps[:-1])
+    assert 1 <= len(steps[-1].packed) <= rows
     for step in steps:
-        assert all(stream.lengths[records].sum() <= CAPACITY for _, records in step.rows)
-    last = steps[-1].after
+        assert all(stream.lengths[records].sum() <= MAX_LENGTH for _, records in step.packed)
+    last = steps[-1].next_position
     assert last.consumed_samples == number * epochs
     assert last.consumed_tokens == epochs * stream.lengths[stream.order.records].sum()
 
 
-def test_leaving_out_the_last_step_leaves_out_nothing_else() -> None:
+def test_drop_last_omits_only_the_last_batch() -> None:
     whole, full = (sampler(rows=6, drop_last=drop) for drop in (False, True))
-    steps = list(whole.steps(Position()))
-    assert len(steps[-1].rows) < 6
-    assert same(list(full.steps(Position())), steps[:-1])
-    assert full.count_steps() == len(steps) - 1
-    assert list(sampler(5, rows=100, drop_last=True).steps(Position())) == []
+    steps = list(whole.batches(DataPosition()))
+    assert len(steps[-1].packed) < 6
+    assert same(list(full.batches(DataPosition())), steps[:-1])
+    assert full.count_packed() // full.global_batch_size == len(steps) - 1
+    assert list(sampler(5, rows=100, drop_last=True).batches(DataPosition())) == []
 
 
 @pytest.mark.parametrize(("rows", "window"), [(1, 32), (4, 32), (5, 9), (64, 32), (3, 500)])
-def test_resuming_gives_the_steps_that_were_left(rows: int, window: int) -> None:
+def test_resuming_yields_the_remaining_batches(rows: int, window: int) -> None:
     stream = sampler(rows=rows, window=window)
-    steps = list(stream.steps(Position()))
+    steps = list(stream.batches(DataPosition()))
     assert len(steps) >= 2
     for done, step in enumerate(steps, 1):
-        assert same(list(stream.steps(step.after)), steps[done:])
+        assert same(list(stream.batches(step.next_position)), steps[done:])
 
 
-def test_an_endless_stream_goes_on_from_a_position_as_from_the_start() -> None:
+def test_an_endless_stream_can_be_resumed() -> None:
     stream = sampler(epochs=None)
-    steps = list(islice(stream.steps(Position()), 300))
+    steps = list(islice(stream.batches(DataPosition()), 300))
     assert max(epoch for epoch, _ in samples(steps)) > 4
-    assert same(list(islice(stream.steps(steps[99].after), 200)), steps[100:])
+    assert same(list(islice(stream.batches(steps[99].next_position), 200)), steps[100:])
 
 
-def test_each_epoch_has_an_order_of_its_own_and_none_if_told_so() -> None:
+def test_each_epoch_has_its_own_order_unless_shuffling_is_off() -> None:
     order = SampleOrder(np.arange(1000), seed=3)
     epochs, records = order.window(0, 3000)
     assert epochs.tolist() == np.repeat([0, 1, 2], 1000).tolist()
@@ -102,7 +104,7 @@ def test_each_epoch_has_an_order_of_its_own_and_none_if_told_so() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 40), st.integers(1, 3))
-def test_windows_are_pieces_of_one_stream(number: int, size: int, epochs: int) -> None:
+def test_windows_are_parts_of_one_stream(number: int, size: int, epochs: int) -> None:
     order = SampleOrder(np.arange(number), seed=5, epochs=epochs)
     whole = [column.tolist() for column in order.window(0, number * epochs)]
     pieces = [order.window(window, size) for window in range(-(-number * epochs // size) + 2)]
@@ -110,13 +112,13 @@ def test_windows_are_pieces_of_one_stream(number: int, size: int, epochs: int) -
 
 
 @pytest.mark.parametrize("number", [100, 1_000_000])
-def test_a_far_position_is_reached_at_once(number: int) -> None:
+def test_the_start_time_does_not_depend_on_the_position(number: int) -> None:
     order = SampleOrder(np.arange(number), seed=1)
-    stream = StepSampler(order, np.full(number, 300), pack, 1024, 8, window=2048)
+    stream = GlobalBatchSampler(order, np.full(number, 300), pack, 1024, 8, window=2048)
     seconds = []
     for window in range(10**6, 10**6 + 5):
-        start = time.process_time()  # others may have the cores
-        step = next(stream.steps(Position(window)))
+        start = time.process_time()  # other processes may use the cores
+        step = next(stream.batches(DataPosition(window)))
         seconds.append(time.process_time() - start)
     assert min(seconds) < 0.05
     first, last = window * 2048 // number, (window * 2048 + 2047) // number

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of labelled tasks share."""
+"""Fixture with a model for tests of labelled tasks."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.interop.test_huggingface_esm import theirs
+from tests.support.huggingface import theirs
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ESM-2 of random weights."""
+    """Save an ESM-2 with random weights; return its path."""
     path = tmp_path_factory.mktemp("model") / "hf"
     theirs(path)
     return path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that learn a task: where they begin, what may change, and that any layout of ranks is the same run."""
+"""Fine-tuning: initial weights, which weights change, and equal results with any parallel layout."""
 
 import json
 from collections.abc import Callable
@@ -15,14 +15,13 @@ from torch import Tensor
 import bionemo
 from bionemo.checkpoint import Checkpoint, TensorsInMemory
 from bionemo.data.collate import Collator
-from bionemo.finetuning.build import make_head
-from bionemo.finetuning.dataset import LabelledData, values_of
-from bionemo.finetuning.heads import TokenHead
-from bionemo.finetuning.model import FineTuned, Tuning, objective
-from bionemo.finetuning.task import Kind, Split
-from bionemo.megatron.sharding import materialise
-from tests.finetuning.test_linear_probe import written
-from tests.training.runs import last_checkpoint, logged, run, run_on_ranks
+from bionemo.finetuning.dataset import LabelledData, bits_to_numbers
+from bionemo.finetuning.heads import TokenHead, make_head
+from bionemo.finetuning.model import FineTunedModel, TrainableParts, loss_function
+from bionemo.finetuning.task_data import Split, TaskType
+from bionemo.megatron.sharding import materialize
+from tests.support.finetuning import written
+from tests.support.runs import last_checkpoint, logged, run, run_on_ranks
 
 LORA = ["model.peft.enabled=True", "model.peft.lora_tuning.adapter_dim=2"]
 EVERYWHERE = "model.peft.lora_tuning.target_modules=[attention_qkv,attention_dense,mlp_fc1,mlp_fc2]"
@@ -51,7 +50,7 @@ def weights(directory: Path) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def tuned(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A run, once for each way."""
+    """Run each fine-tuning method once."""
     done: dict[str, Path] = {}
     ways = {"whole": [], "lora": [*LORA, EVERYWHERE], "last": ["model.freeze_layers=-1"]}
 
@@ -64,7 +63,7 @@ def tuned(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return directory
 
 
-TARGETS: dict[Kind, list[Any]] = {
+TARGETS: dict[TaskType, list[Any]] = {
     "token-level-classification": [np.array([0, -1, 2, 1, 1]), np.full(30, 1), np.array([-1])],
     "classification": [np.array(2), np.array(0), np.array(1)],
     "regression": [np.array(value, np.float32) for value in (-1.5, 0.0, 3e-8)],
@@ -72,9 +71,9 @@ TARGETS: dict[Kind, list[Any]] = {
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("tuning", [Tuning(), Tuning(adapter_rank=3)], ids=["whole", "adapters"])
-def test_it_begins_with_the_answers_of_the_frozen_model(kind: Kind, tuning: Tuning, model: Path) -> None:
-    """A head on vectors that `bionemo.load` computes, against the same head in the model that is to be trained."""
+@pytest.mark.parametrize("tuning", [TrainableParts(), TrainableParts(lora_rank=3)], ids=["whole", "adapters"])
+def test_initial_predictions_equal_the_frozen_model(kind: TaskType, tuning: TrainableParts, model: Path) -> None:
+    """Compare a head on embeddings from `bionemo.load` with the same head in the model to be trained."""
     ours = bionemo.load(model)
     split = Split(["MKTAY", "ACD" * 10, "G"], [np.asarray(target) for target in TARGETS[kind]])
     samples = LabelledData({"train": split}, kind, type(ours.network)).open(
@@ -85,13 +84,14 @@ def test_it_begins_with_the_answers_of_the_frozen_model(kind: Kind, tuning: Tuni
     def head() -> Any:
         return make_head(kind, ours.hidden_size, classes, width=8, sizes=(8,), dropout=0.5)
 
-    batch = Collator(samples, 3, ours.network.vocabulary.pad_id, compact=True)([(np.zeros(3, np.int64), np.arange(3))])
+    collate = Collator(samples, 3, ours.network.vocabulary.pad_id, dynamic_padding=True)
+    batch = collate([[(np.zeros(3, np.int64), np.arange(3))]])[0].unpack()
     saved = TensorsInMemory(model, {name: tensor.clone() for name, tensor in ours.network.state_dict().items()})
     with torch.device("meta"):
         network = type(ours.network)(ours.network.config, ours.network.vocabulary)  # type: ignore[arg-type]
-        found = FineTuned(network, head, saved, kind, tuning, [batch])
-    materialise(found, torch.device("cpu"))
-    found.initialise(7)
+        found = FineTunedModel(network, head, saved, kind, tuning, [batch])
+    materialize(found, torch.device("cpu"))
+    found.initialize_weights(7)
     found.eval()
     with torch.no_grad():
         answers = found(batch)
@@ -107,9 +107,9 @@ def test_it_begins_with_the_answers_of_the_frozen_model(kind: Kind, tuning: Tuni
     if kind == "regression":
         assert float(found.head.answer_scale) == pytest.approx(np.std([-1.5, 0.0, 3e-8]))
     asked = np.concatenate([np.atleast_1d(target) for target in split.targets])
-    loss, count = objective(answers, batch)
+    loss, count = loss_function(answers, batch)
     if kind == "regression":
-        assert values_of(batch.target_ids).tolist() == asked.tolist()
+        assert bits_to_numbers(batch.target_ids).tolist() == asked.tolist()
         assert float(loss) == pytest.approx(float(((expected[:, 0].numpy() - asked) ** 2).sum()), rel=1e-4)
     else:
         chances = expected.log_softmax(1).numpy()
@@ -118,8 +118,8 @@ def test_it_begins_with_the_answers_of_the_frozen_model(kind: Kind, tuning: Tuni
     assert count == len(expected)
 
 
-def test_the_whole_model_learns(tuned: Callable[[str], Path], model: Path) -> None:
-    """All that reads changes, what says words does not; the report is of the best checkpoint."""
+def test_full_fine_tuning_changes_the_whole_encoder(tuned: Callable[[str], Path], model: Path) -> None:
+    """All encoder weights change, the language-model head does not; the report describes the best checkpoint."""
     directory = tuned("whole")
     told = json.loads((directory / "report.json").read_text())
     assert told["test_accuracy"] > 80
@@ -133,14 +133,14 @@ def test_the_whole_model_learns(tuned: Callable[[str], Path], model: Path) -> No
     assert not np.allclose(again.embed(["MKTAY"]), bionemo.load(model).embed(["MKTAY"]), atol=1e-3)
 
 
-def test_layers_that_are_frozen_stay(tuned: Callable[[str], Path], model: Path) -> None:
+def test_frozen_layers_do_not_change(tuned: Callable[[str], Path], model: Path) -> None:
     before, after = bionemo.load(model).network.state_dict(), weights(tuned("last"))
     changed = {name for name, tensor in before.items() if not torch.equal(after[f"encoder.{name}"], tensor)}
     assert changed == {name for name in before if name.startswith(("encoder.layers.1.", "encoder.final_layernorm."))}
 
 
-def test_pretrained_weights_learn_at_their_own_rate(model: Path, data: Path, tmp_path: Path) -> None:
-    """Adam's first update is in proportion to the rate; a head's is the same whatever becomes of the rest."""
+def test_pretrained_weights_have_their_own_learning_rate(model: Path, data: Path, tmp_path: Path) -> None:
+    """Adam's first update is proportional to the learning rate; that of the head does not depend on the encoder's."""
     for scale in (0.125, 1):
         tune(tmp_path / str(scale), *words(model, data, f"model.encoder_lr_scale={scale}", "trainer.max_steps=1"))
     eighth, whole = weights(tmp_path / "0.125"), weights(tmp_path / "1")
@@ -151,8 +151,8 @@ def test_pretrained_weights_learn_at_their_own_rate(model: Path, data: Path, tmp
     assert any(not torch.equal(eighth[name], whole[name]) for name in eighth)
 
 
-def test_it_goes_on_with_a_head_that_was_trained_on_the_frozen_model(model: Path, data: Path, tmp_path: Path) -> None:
-    """A step that moves nothing leaves what the head has come to; another task's head is refused."""
+def test_fine_tuning_starts_from_a_head_trained_on_the_frozen_model(model: Path, data: Path, tmp_path: Path) -> None:
+    """A step with learning rate 1e-12 keeps the metrics of the head; the head of another task is rejected."""
     given = words(model, data, "model.seq_length=1024")
     tune(tmp_path / "frozen", *given, "model.encoder_frozen=True")
     head = f"model.restore_head_path={tmp_path}/frozen/head.safetensors"
@@ -171,14 +171,14 @@ def test_it_goes_on_with_a_head_that_was_trained_on_the_frozen_model(model: Path
     assert "model.restore_head_path=" in console[0]
 
 
-def test_of_adapters_everything_else_stays(tuned: Callable[[str], Path], model: Path) -> None:
-    """And what is exported has them merged: the head says on its vectors what the report says."""
+def test_lora_changes_only_the_adapters_and_the_head(tuned: Callable[[str], Path], model: Path) -> None:
+    """The exported model has merged adapters: the head on its embeddings reproduces the report."""
     directory = tuned("lora")
     before, after = bionemo.load(model).network.state_dict(), weights(directory)
     assert all(torch.equal(after[f"encoder.{name}"], tensor) for name, tensor in before.items())
     told = json.loads((directory / "report.json").read_text())
     adapters = sum(tensor.numel() for name, tensor in after.items() if ".adapter." in name)
-    widths = [32 + 96, 32 + 32, 32 + 96, 96 + 32]  # of what is adapted: in and out
+    widths = [32 + 96, 32 + 32, 32 + 96, 96 + 32]  # input and output sizes of the adapted layers
     assert adapters == 2 * 2 * sum(widths) == told["parameters_that_learn"] - told["parameters_of_the_head"]
     assert told["test_accuracy"] > 70
 
@@ -210,8 +210,8 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("way", [[], [*LORA, EVERYWHERE]], ids=["whole", "lora"])
-def test_any_layout_is_the_same_run(way: list[str], layout: str, model: Path, data: Path, tmp_path: Path) -> None:
-    name = "fused_adam" if "sharded" in layout else "adam"  # that is with decoupled decay, as the sharded one
+def test_parallel_layouts_agree(way: list[str], layout: str, model: Path, data: Path, tmp_path: Path) -> None:
+    name = "fused_adam" if "sharded" in layout else "adam"  # decoupled weight decay, like the sharded optimizer
     given = words(model, data, *way, "trainer.max_epochs=1", f"model.finetuning_optim.name={name}")
     tune(tmp_path / "one", *given)
     ended = run_on_ranks(tmp_path / "two", *given, *LAYOUTS[layout], ranks=2, model="task")
@@ -229,8 +229,8 @@ def test_any_layout_is_the_same_run(way: list[str], layout: str, model: Path, da
     assert reports[1]["parameters_that_learn"] == reports[0]["parameters_that_learn"]
 
 
-def test_a_run_goes_on_where_it_was_left(model: Path, data: Path, tmp_path: Path) -> None:
-    """Ended within its second epoch and begun again: weights and figures are those of a run left alone."""
+def test_an_interrupted_run_is_resumed(model: Path, data: Path, tmp_path: Path) -> None:
+    """A run interrupted in its second epoch and resumed has the weights and metrics of an uninterrupted run."""
     given = words(model, data, *LORA, "trainer.max_epochs=2")
     tune(tmp_path / "whole", *given)
     status, console = run(tmp_path / "two", *given, "trainer.limit_train_batches=7", model="task")
@@ -246,12 +246,12 @@ def test_a_run_goes_on_where_it_was_left(model: Path, data: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (["model.encoder_frozen=True", "model.peft.enabled=True"], "no effect on an encoder that is frozen"),
-        (["model.encoder_frozen=True", "model.freeze_layers=1"], "no effect on an encoder that is frozen"),
-        (["model.freeze_layers=1", "model.peft.enabled=True"], "leave one of them out"),
-        (["model.encoder_lr_scale=0.1", "model.encoder_frozen=True"], "no effect on an encoder that is frozen"),
-        (["model.encoder_lr_scale=0.1", "model.peft.enabled=True"], "leave it out"),
-        (["model.restore_head_path=x", "model.encoder_frozen=True"], "no effect on an encoder that is frozen"),
+        (["model.encoder_frozen=True", "model.peft.enabled=True"], "no effect on a frozen encoder"),
+        (["model.encoder_frozen=True", "model.freeze_layers=1"], "no effect on a frozen encoder"),
+        (["model.freeze_layers=1", "model.peft.enabled=True"], "remove one of the two"),
+        (["model.encoder_lr_scale=0.1", "model.encoder_frozen=True"], "no effect on a frozen encoder"),
+        (["model.encoder_lr_scale=0.1", "model.peft.enabled=True"], "only adapters are trained: remove it"),
+        (["model.restore_head_path=x", "model.encoder_frozen=True"], "no effect on a frozen encoder"),
         (["model.restore_head_path=none/head.safetensors"], "none/head.safetensors cannot be read"),
         (["model.encoder_lr_scale=0"], "expected above 0"),
         (["model.freeze_layers=3"], "model.freeze_layers=3: the model has 2 layers"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads: sizes of the predecessor's, and no sequence sees another."""
+"""Prediction heads have the sizes of v1, and packed sequences do not influence each other."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
-def test_sizes_are_those_of_v1() -> None:
-    """Its test data: the head of a molecule's property, and ESM-1nv with one of three heads over a convolution."""
+def test_sizes_equal_v1() -> None:
+    """Values from v1's tests: a regression head of molecules, and ESM-1nv with three heads over a convolution."""
     assert parameters(SequenceHead(512, 1, (128,))) == 66_817
     heads = [TokenHead(768, classes) for classes in (3, 8, 2)]
     first = parameters(heads[0].first)
@@ -21,8 +21,8 @@ def test_sizes_are_those_of_v1() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[1], [5, 1, 40, 2, 3], [7, 7, 7]])
-def test_sequences_are_apart(lengths: list[int]) -> None:
-    """Each alone, with nothing but zeros around it, as torch's own convolutions have it."""
+def test_packed_sequences_do_not_influence_each_other(lengths: list[int]) -> None:
+    """Compare with each sequence alone, zero-padded, in torch's own convolutions."""
     torch.manual_seed(0)
     head = TokenHead(16, 3).eval()
     vectors = torch.randn(sum(lengths), 16)
@@ -31,7 +31,7 @@ def test_sequences_are_apart(lengths: list[int]) -> None:
     torch.testing.assert_close(found, torch.cat(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_a_layer_of_numbers() -> None:
+def test_sequence_head_equals_the_formula() -> None:
     head = SequenceHead(8, 2, (4, 3), 0.0)
     x = torch.randn(5, 8)
     first, second, last = (each for each in head.layers if isinstance(each, nn.Linear))

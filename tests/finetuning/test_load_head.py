@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads at work: what they answer of new sequences is what their run would have said."""
+"""Loaded heads: predictions for new sequences equal those of the training run."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ PROTEINS = {"a": "MKTAYIAKQR", "b": "G", "c": "ACDEFGHIKLMNPQRSTVWY" * 3}
 
 def standardised(head: Head) -> Head:
     rng = np.random.default_rng(0)
-    head.standardise(rng.standard_normal((9, 32)).astype(np.float32) * 3 + 1, np.arange(9, dtype=np.float32))
+    head.fit_statistics(rng.standard_normal((9, 32)).astype(np.float32) * 3 + 1, np.arange(9, dtype=np.float32))
     return head
 
 
@@ -43,7 +43,7 @@ def kept(path: Path, name: str, encoder: Path) -> Head:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_answers_are_the_heads(
+def test_predictions_equal_those_of_the_training_run(
     name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head, classes = kept(tmp_path / "head.safetensors", name, model), HEADS[name][1]
@@ -70,19 +70,19 @@ def test_answers_are_the_heads(
                     assert float(row["answer"]) == pytest.approx(float(said), rel=1e-4, abs=1e-6)
 
 
-def test_what_is_no_head(model: Path, tmp_path: Path) -> None:
+def test_invalid_heads_are_rejected(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
     with pytest.raises(UserError, match="cannot be read"):
         read_trained_head(path)
     path.write_bytes(b"no head")
-    with pytest.raises(UserError, match="is no head of a downstream run"):
+    with pytest.raises(UserError, match="is not the head of a fine-tuning run"):
         read_trained_head(path)
     for weights, told in ({"x": torch.zeros(2)}, {}), ({"x": torch.zeros(2)}, {"classes": [], "encoder": "x"}):
         save_file(weights, path, {"task": json.dumps(told)} if told else None)
-        with pytest.raises(UserError, match=r"is no head of a downstream run .*: give RUN/head.safetensors"):
+        with pytest.raises(UserError, match=r"is not the head of a fine-tuning run .*: give RUN/head.safetensors"):
             read_trained_head(path)
     kept(path, "tokens", model)
     content = path.read_bytes()
     path.write_bytes(content[:-9])
-    with pytest.raises(UserError, match="is no head"):
+    with pytest.raises(UserError, match="is not the head"):
         read_trained_head(path)

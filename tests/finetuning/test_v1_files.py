@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""v1's command for fine-tuning, with a file of v1 as it stands, trains and reports."""
+"""v1's fine-tuning command with an unchanged v1 file trains and writes a report."""
 
 import json
 import os
@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from bionemo.interop.convert import convert
-from tests.config.v1 import v1_base
 from tests.conftest import EXAMPLES
-from tests.finetuning.test_linear_probe import written
-from tests.interop.test_huggingface_esm import theirs
+from tests.support.finetuning import written
+from tests.support.huggingface import theirs
+from tests.support.v1_configs import v1_base
 
 TASK = """
 defaults:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Validation on a downstream task while a model trains: it tells what the vectors are worth, and changes nothing."""
+"""Validation on a downstream task during pretraining measures the embeddings and does not change training."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ import bionemo
 from bionemo.config.schema import OptimConfig, SchedConfig
 from bionemo.finetuning import linear_probe
 from bionemo.finetuning.heads import TokenHead
-from tests.finetuning.test_linear_probe import written
-from tests.training.runs import fingerprint, logged, run, run_on_ranks
+from tests.support.finetuning import written
+from tests.support.runs import fingerprint, logged, run, run_on_ranks
 
 
 def words(data: Path) -> list[str]:
@@ -31,7 +31,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_run_with_it_ends_with_bitwise_the_same_weights(data: Path, alone: Path, tmp_path: Path) -> None:
+def test_validation_does_not_change_the_weights(data: Path, alone: Path, tmp_path: Path) -> None:
     status, console = run(tmp_path / "run", *words(data))
     assert status == 0, console
     assert fingerprint(tmp_path / "run") == fingerprint(alone)
@@ -43,8 +43,8 @@ def test_a_run_with_it_ends_with_bitwise_the_same_weights(data: Path, alone: Pat
 
 
 @pytest.mark.parametrize("layout", ["", "model.tensor_model_parallel_size=2"])
-def test_any_layout_comes_to_the_same_figures(layout: str, data: Path, tmp_path: Path) -> None:
-    """Two ranks, side by side or sharing layers, against one, as far as the last bits of the training let them."""
+def test_parallel_layouts_give_equal_metrics(layout: str, data: Path, tmp_path: Path) -> None:
+    """Compare data and tensor parallelism on two ranks with one rank, up to rounding in training."""
     assert run(tmp_path / "one", *words(data), "model.micro_batch_size=8")[0] == 0
     given = [layout, "model.micro_batch_size=8"] if layout else ["model.micro_batch_size=4"]
     ended = run_on_ranks(tmp_path / "two", *words(data), *given, ranks=2)
@@ -53,30 +53,34 @@ def test_any_layout_comes_to_the_same_figures(layout: str, data: Path, tmp_path:
     assert two == pytest.approx(one, rel=1e-3)
 
 
-def test_the_figures_are_those_of_the_checkpoint(data: Path, tmp_path: Path) -> None:
-    """The same task on the weights that were saved, through the other door."""
+def test_metrics_equal_those_of_the_saved_checkpoint(data: Path, tmp_path: Path) -> None:
+    """Run the same task with the fine-tuning command on the saved weights."""
     assert run(tmp_path / "run", *words(data))[0] == 0
     (saved,) = (tmp_path / "run" / "checkpoints").glob("*-last")
     model = bionemo.load(saved)
-    from bionemo.config.schema.downstream import DownstreamDataConfig, TaskFilesConfig
-    from bionemo.finetuning.build import read_splits
-    from bionemo.finetuning.features import compute
-    from bionemo.inference.batching import USUAL
+    from bionemo.config.schema.downstream import DatasetConfig, DownstreamDataConfig
+    from bionemo.finetuning.features import compute_features
+    from bionemo.finetuning.task_data import read_splits
+    from bionemo.inference.batching import DEFAULT_LIMITS
 
     config = DownstreamDataConfig(
         task_name="x", task_type="token-level-classification", preprocessed_data_path="", dataset_path=str(data),
-        dataset=TaskFilesConfig(train="x000", val="x000", test="x000"), sequence_column="sequence",
+        dataset=DatasetConfig(train="x000", val="x000", test="x000"), sequence_column="sequence",
         target_column="3state", target_sizes=[3], mask_column="resolved", emb_batch_size=3, shuffle=True,
         preprocessing=None,  # type: ignore[arg-type]
     )  # fmt: skip
     splits, classes = read_splits(config, "x", ["train", "test"])
-    train, test = (compute(model, splits[name], config.task_type, USUAL)[0] for name in ("train", "test"))
+    train, test = (
+        compute_features(model, splits[name], config.task_type, DEFAULT_LIMITS)[0] for name in ("train", "test")
+    )
     optim = OptimConfig(
         name="adam", lr=0.01, weight_decay=0.01, betas=[0.9, 0.999], eps=1e-8,
         sched=SchedConfig(name="WarmupAnnealing", min_lr=1e-5, last_epoch=-1, warmup_ratio=0.01, max_steps=1000),
     )  # fmt: skip
-    recipe = linear_probe.Recipe(epochs=2, batch_size=8, shuffle=True, seed=1234, optim=optim)
-    trained = linear_probe.train(lambda: TokenHead(model.hidden_size, len(classes)), train, None, recipe, model.device)
+    recipe = linear_probe.ProbeConfig(epochs=2, batch_size=8, shuffle=True, seed=1234, optim=optim)
+    trained = linear_probe.train_head(
+        lambda: TokenHead(model.hidden_size, len(classes)), train, None, recipe, model.device
+    )
     found = linear_probe.evaluate(trained.head, test)
     assert found["loss"] == pytest.approx(logged(tmp_path / "run", "dwnstr_task_val_loss")[8], rel=1e-6)
     assert found["accuracy"] == pytest.approx(logged(tmp_path / "run", "test_3state_accuracy")[8], rel=1e-6)
@@ -87,10 +91,10 @@ def test_the_figures_are_those_of_the_checkpoint(data: Path, tmp_path: Path) -> 
     [
         (["model.dwnstr_task_validation.dataset.dataset_path=/none"], "x000.csv"),
         (["model.dwnstr_task_validation.dataset.mask_column=[mask]"], "has no column 'mask'"),
-        (["model.dwnstr_task_validation.dataset.target_sizes=[2]"], "but target_sizes says 2"),
+        (["model.dwnstr_task_validation.dataset.target_sizes=[2]"], "but target_sizes is 2"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_written(more: list[str], told: str, data: Path, tmp_path: Path) -> None:
+def test_user_errors_are_reported_before_writing(more: list[str], told: str, data: Path, tmp_path: Path) -> None:
     status, console = run(tmp_path / "run", *words(data), *more)
     assert status == 1
     assert told in console[-1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models, and sequences for them."""
+"""Fixtures with models and sequences."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from transformers import EsmForMaskedLM
 
 from tests.inference.molecules import trained
 from tests.inference.samples import parts_of_150_letters, sequences
-from tests.interop.test_huggingface_esm import theirs
+from tests.support.huggingface import theirs
 
 
 @pytest.fixture(scope="session")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that writes molecules."""
+    """Return a trained MegaMolBART."""
     path = tmp_path_factory.mktemp("molecules") / "model"
     trained(path)
     return path
@@ -37,7 +37,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fasta(tmp_path: Path) -> Path:
-    """Ten sequences, some on several lines."""
+    """Write ten sequences, some on several lines."""
     path = tmp_path / "x.fasta"
     path.write_text(
         "".join(f">p{n} text\n{text[:60]}\n{text[60:]}\n".replace("\n\n", "\n") for n, text in enumerate(sequences()))

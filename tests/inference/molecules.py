@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A MegaMolBART so small that it learns six molecules by heart in seconds."""
+"""A tiny MegaMolBART that overfits six molecules in seconds."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from bionemo.checkpoint import tools
 from bionemo.config.compose import load
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import Parts, Stream, assemble
+from bionemo.data.collate import CompactBatch, PackedTokens
 from bionemo.models.megamolbart import MegaMolBART
 from bionemo.tokenizers import SmilesTokenizer, load_tokenizer
-from tests.training.runs import FAMILIES
+from tests.support.runs import FAMILIES
 
 KNOWN = ["CCO", "c1ccccc1", "CC(=O)Nc1ccccc1", "C1CCNCC1", "OB(O)c1ccccc1", "N#CCCl"]
 ROOM = 24  # tokens
@@ -24,25 +24,24 @@ _STEPS = 80
 
 
 def said(model: MegaMolBART, texts: list[list[int]], sources: list[str]) -> PackedBatch:
-    """What a decoder is given that has written some tokens; what comes next is asked at every place."""
+    """Return decoder input and targets for already generated tokens; every position is a target."""
     vocabulary = model.vocabulary
     lengths = np.array([len(text) + 1 for text in texts])
     inputs = np.concatenate([[vocabulary.bos_id, *text] for text in texts])
     answers = np.concatenate([[*text, vocabulary.eos_id] for text in texts])
-    keys = np.zeros(len(texts), np.uint64)
     read = [vocabulary.encode(text) for text in sources]
-    source = Stream(np.concatenate(read), np.array([len(each) for each in read]), keys, ROOM)
-    return assemble(Parts(Stream(inputs, lengths, keys, ROOM), np.arange(len(inputs)), answers, source=source))
+    source = PackedTokens(np.concatenate(read), np.array([len(each) for each in read]), ROOM)
+    return CompactBatch(PackedTokens(inputs, lengths, ROOM), np.arange(len(inputs)), answers, source=source).unpack()
 
 
 def trained(path: Path) -> None:
-    """Write a checkpoint of one that has learned what is KNOWN, as it stands."""
+    """Write a checkpoint of a model trained to reconstruct KNOWN."""
     family = FAMILIES["megamolbart"]
     cfg = load(family.name, [*family.words, *_SIZES], family.directory / "conf")
     vocabulary = load_tokenizer(MegaMolBART.tokenizer, cfg.model.tokenizer)
     assert isinstance(vocabulary, SmilesTokenizer)
     model = MegaMolBART(cfg.model, vocabulary)
-    model.initialise(seed=1)
+    model.initialize_weights(seed=1)
     batch = said(model, [vocabulary.encode(text).tolist() for text in KNOWN], KNOWN)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for _ in range(_STEPS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of sequences that the tests share."""
+"""Predictions of sequences for several tests."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from bionemo.config.schema import InferConfig
 from bionemo.inference import predict_files as running
 
 RESIDUES = "ACDEFGHIKLMNPQRSTVWY"
-LENGTHS = (10, 1, 57, 90, 33, 2, 130, 41, 200, 12)  # the model reads 94
+LENGTHS = (10, 1, 57, 90, 33, 2, 130, 41, 200, 12)  # the maximum length is 94
 ALL = "model.downstream_task.outputs=[embeddings,begin,hiddens,logits,pseudo_perplexity]"
 
 
@@ -35,11 +35,11 @@ def command(model: Path, data: Path, output: Path, *words: str) -> list[str]:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two .npz files hold the same, to the last bit."""
+    """Return whether two .npz files have bitwise equal arrays."""
     a, b = np.load(one), np.load(other)
     return bool(a.files == b.files and all(np.array_equal(a[key], b[key]) for key in a.files))
 
 
 def parts_of_150_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the parts, of which a prediction is put together, small."""
+    """Reduce the size of the parts from which a prediction is assembled."""
     monkeypatch.setattr(running, "_LETTERS", dict.fromkeys(running._LETTERS, 150))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes that fail end with an error that names the file, whatever the format; nothing half-written is left."""
+"""Failed writes end with an error that names the file, in every format; no incomplete file remains."""
 
 import errno
 import os
@@ -14,22 +14,22 @@ import numpy as np
 import pytest
 
 from bionemo.common.errors import describe
-from bionemo.inference import parts
-from bionemo.inference.records import Record
-from bionemo.inference.writers import FORMATS, Results, write
+from bionemo.inference import part_files
+from bionemo.inference.input_records import Record
+from bionemo.inference.writers import FORMATS, PredictionResults, write_results
 from tests.inference.samples import go
 
 SEQUENCES, PARTS = 60, 3
 
 
 class Named:
-    """Records with long names, of which HDF5 makes heaps of its own."""
+    """Records with long names, which HDF5 stores in separate heaps."""
 
     def read(self, first: int, last: int) -> Iterator[Record]:
         return (Record(f"{'protein' * 10}-{number}", "MKT") for number in range(first, last))
 
 
-def results(directory: Path, outputs: list[str]) -> Results:
+def results(directory: Path, outputs: list[str]) -> PredictionResults:
     files = []
     each, rng = SEQUENCES // PARTS, np.random.default_rng(0)
     for number in range(PARTS):
@@ -37,13 +37,13 @@ def results(directory: Path, outputs: list[str]) -> Results:
             "embeddings": rng.random((each, 32), np.float32), "hiddens": rng.random((3 * each, 32), np.float32),
             "tokens": np.full(each, 3, np.int64), "numbers": np.arange(number * each, (number + 1) * each),
         }  # fmt: skip
-        files.append(directory / parts.name_of(number))
-        parts.write(files[-1], columns, "x")
-    return Results(files, Named(), outputs)  # type: ignore[arg-type]
+        files.append(directory / part_files.part_name(number))
+        part_files.write_part(files[-1], columns, "x")
+    return PredictionResults(files, Named(), outputs)  # type: ignore[arg-type]
 
 
 def with_largest_file(size: int, work: Callable[[], None]) -> str:
-    """Do something in a forked process whose files may have so many bytes; what ended it, and "" when nothing did."""
+    """Call a function in a forked process with a file size limit; return the error that ended it, or ""."""
     reading, writing = os.pipe()
     if not (child := os.fork()):
         try:
@@ -66,50 +66,50 @@ def with_largest_file(size: int, work: Callable[[], None]) -> str:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_ends_with_one_error(kind: str, tmp_path: Path) -> None:
+def test_a_failed_write_is_one_error_in_every_format(kind: str, tmp_path: Path) -> None:
     directory = tmp_path / "x.parts"
     directory.mkdir()
     found = results(directory, ["embeddings"] if kind == "csv" else ["embeddings", "hiddens"])
     output = tmp_path / f"x.{kind}"
-    write(output, kind, found, directory)
+    write_results(output, kind, found, directory)
     size = output.stat().st_size
     output.write_text("mine")
     before = sorted(directory.iterdir())
     for largest in (0, 1, *range(size // 20, size - 1, size // 20), size - 1):
-        told = with_largest_file(largest, lambda: write(output, kind, found, directory))
+        told = with_largest_file(largest, lambda: write_results(output, kind, found, directory))
         assert told == f"{errno.EFBIG} {output}", largest
         assert output.read_text() == "mine"
         assert sorted(directory.iterdir()) == before
-    assert with_largest_file(2 * size, lambda: write(output, kind, found, directory)) == ""
+    assert with_largest_file(2 * size, lambda: write_results(output, kind, found, directory)) == ""
     assert output.stat().st_size == pytest.approx(size, rel=0.01)
 
 
-def test_a_part_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_part_is_complete_or_missing(tmp_path: Path) -> None:
     columns = {"tokens": np.arange(1000), "numbers": np.arange(1000)}
-    file = tmp_path / parts.name_of(0)
+    file = tmp_path / part_files.part_name(0)
     for size in (0, 8, 200, 4096, 16_000):
-        told = with_largest_file(size, lambda: parts.write(file, columns, "x"))
+        told = with_largest_file(size, lambda: part_files.write_part(file, columns, "x"))
         assert told == f"{errno.EFBIG} {file}"
         assert not list(tmp_path.iterdir())
-    parts.write(file, columns, "x")
-    assert parts.length_of(file, "x") == 1000
-    assert parts.length_of(file, "y") is None
+    part_files.write_part(file, columns, "x")
+    assert part_files.count_sequences(file, "x") == 1000
+    assert part_files.count_sequences(file, "y") is None
     whole = file.read_bytes()
     for damaged in (b"", whole[:7], whole[:-1], whole[:-9] + b"?" + whole[-8:], b"\xff" * 100):
         file.write_bytes(damaged)
-        assert parts.length_of(file, "x") is None
-    assert parts.length_of(tmp_path / "none", "x") is None
+        assert part_files.count_sequences(file, "x") is None
+    assert part_files.count_sequences(tmp_path / "none", "x") is None
     empty = {"tokens": np.zeros(0, np.int64), "numbers": np.zeros(0, np.int64), "begin": np.zeros((0, 1), np.float32)}
-    parts.write(file, empty, "x")  # all its sequences were left out
-    assert parts.length_of(file, "x") == 0
+    part_files.write_part(file, empty, "x")  # all its sequences were omitted
+    assert part_files.count_sequences(file, "x") == 0
 
 
-def test_a_full_disk_is_told_and_the_next_start_goes_on(
+def test_a_full_disk_is_one_line_and_the_next_start_resumes(
     model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third part finds no room; the next start computes what is missing."""
+    """The disk is full at the third part; the next start computes what is missing."""
     written: list[str] = []
-    write_part = parts.write
+    write_part = part_files.write_part
 
     def full(path: Path, *rest: object) -> None:
         if len(written) == 2:
@@ -118,7 +118,7 @@ def test_a_full_disk_is_told_and_the_next_start_goes_on(
         written.append(path.name)
         write_part(path, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(parts, "write", full)
+    monkeypatch.setattr(part_files, "write_part", full)
     with pytest.raises(OSError, match="No space left") as caught:
         go(model, fasta, tmp_path / "x.npz")
     line = describe(caught.value)

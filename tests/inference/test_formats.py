@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every format of a prediction holds the same."""
+"""All output formats of a prediction have equal content."""
 
 import pickle
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.inference.samples import go, sequences
 
 
 @pytest.mark.parametrize("kind", ["h5", "pt", "parquet", "pkl"])
-def test_formats_hold_the_same(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
+def test_formats_have_equal_content(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
     words = ["model.downstream_task.outputs=[embeddings,hiddens,pseudo_perplexity]"]
     go(model, fasta, tmp_path / "x.npz", *words)
     go(model, fasta, tmp_path / f"x.{kind}", *words)
@@ -50,7 +50,7 @@ def from_parquet(path: Path) -> dict[str, np.ndarray]:
 
 
 def from_pkl(path: Path) -> dict[str, np.ndarray]:
-    """As v1 has it; it is our own."""
+    """Read v1's format; the file is our own and therefore trusted."""
     rows = pickle.loads(path.read_bytes())
     assert [row["sequence"] for row in rows] == sequences()
     return {
@@ -61,7 +61,7 @@ def from_pkl(path: Path) -> dict[str, np.ndarray]:
     }
 
 
-def test_a_table_of_numbers(model: Path, fasta: Path, tmp_path: Path) -> None:
+def test_numeric_table(model: Path, fasta: Path, tmp_path: Path) -> None:
     words = ["model.downstream_task.outputs=[embeddings,pseudo_perplexity]"]
     go(model, fasta, tmp_path / "x.npz", *words)
     go(model, fasta, tmp_path / "x.csv", *words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What MegaMolBART writes, against the whole model run anew for every token, and what nothing of it depends on."""
+"""MegaMolBART's generation equals decoding without a cache, and does not depend on the batch."""
 
 import inspect
 from dataclasses import asdict, replace
@@ -13,16 +13,16 @@ import bionemo
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import InferConfig, SamplingConfig
-from bionemo.inference.batching import Limits
-from bionemo.inference.generation import METHODS, way_to_sample, written
+from bionemo.inference.batching import BatchLimits
+from bionemo.inference.generation import METHODS, generate, sampling
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.text_outputs import as_bytes, from_bytes, tally
+from bionemo.inference.text_outputs import decode_texts, encode_texts, summarize_molecules
 from bionemo.models.megamolbart import MegaMolBART
 from tests.inference.molecules import KNOWN, ROOM, said
-from tests.models.test_parity import ours
+from tests.support.models import build_model
 
 OTHERS = ["CCN", "c1ccncc1O", "CC(C)(C)C", "O", "ClCCCl", "CC(=O)Nc1ccccc1CCO"]
-FAR = 3.0  # a radius at which something else is written
+FAR = 3.0  # a radius that changes the generated molecules
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def conf(**changes: object) -> SamplingConfig:
 
 
 def step_by_step(network: MegaMolBART, text: str) -> str:
-    """Write greedily, the encoder and the whole decoder run anew for every token."""
+    """Decode greedily, running encoder and decoder from scratch for every token."""
     tokens: list[int] = []
     while len(tokens) < ROOM:
         with torch.no_grad():
@@ -47,7 +47,7 @@ def step_by_step(network: MegaMolBART, text: str) -> str:
     return "".join(network.vocabulary.tokens[token] for token in tokens)
 
 
-def test_reconstruction_is_the_model_run_anew_for_every_token(model: TrainedModel) -> None:
+def test_reconstruction_equals_decoding_without_a_cache(model: TrainedModel) -> None:
     assert isinstance(model.network, MegaMolBART)
     assert model.reconstruct(KNOWN) == KNOWN
     found = model.reconstruct(OTHERS)
@@ -56,18 +56,18 @@ def test_reconstruction_is_the_model_run_anew_for_every_token(model: TrainedMode
     assert model.reconstruct([]) == []
 
 
-def test_more_beams_find_the_same_of_what_is_known(model: TrainedModel) -> None:
+def test_beam_search_reconstructs_training_molecules(model: TrainedModel) -> None:
     assert model.reconstruct(KNOWN, beam_size=3) == KNOWN
 
 
 @pytest.mark.parametrize("method", ["greedy-perturbate", "beam-search-perturbate", "topkp-perturbate"])
-def test_without_noise_what_was_read_is_written(method: str, model: TrainedModel) -> None:
+def test_generation_without_noise_reconstructs_the_input(method: str, model: TrainedModel) -> None:
     found = model.sample(OTHERS, method, 2, scaled_radius=0, top_k=1, beam_size=3)
     assert found == [[text] * 2 for text in model.reconstruct(OTHERS, 3 if "beam" in method else 1)]
 
 
-def test_methods_that_mean_the_same_write_the_same(model: TrainedModel) -> None:
-    """One token to draw from, one beam, the best of all beams: from the same perturbations."""
+def test_equivalent_methods_generate_equal_molecules(model: TrainedModel) -> None:
+    """Top-1 sampling, one beam, and the best of all beams agree for equal perturbations."""
     greedy = model.sample(OTHERS, num_samples=3, scaled_radius=FAR)
     assert len({text for texts in greedy for text in texts}) > 6
     assert model.sample(OTHERS, "topkp-perturbate", 3, scaled_radius=FAR, top_k=1, top_p=0) == greedy
@@ -82,32 +82,32 @@ def test_methods_that_mean_the_same_write_the_same(model: TrainedModel) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_depends_on_what_is_written_together(method: str, model: TrainedModel) -> None:
+def test_generation_does_not_depend_on_the_batch(method: str, model: TrainedModel) -> None:
     config = conf(sampling_method=method, num_samples=30, scaled_radius=FAR, temperature=2.0, top_p=0.0, beam_size=2)
-    way = way_to_sample(config)
+    way = sampling(config)
     ids = model.ids(OTHERS)
-    whole = written(model, ids, way)
+    whole = generate(model, ids, way)
     assert {len(texts) for texts in whole} == {60 if method == "beam-search-perturbate-sample" else 30}
     done: list[int] = []
-    for limits in (Limits(64, 1), Limits(100_000, 70), Limits(100_000)):
-        assert written(model, ids, way, limits=limits, advance=done.append) == whole
+    for limits in (BatchLimits(64, 1), BatchLimits(100_000, 70), BatchLimits(100_000)):
+        assert generate(model, ids, way, limits=limits, advance=done.append) == whole
     assert sum(done) == 3 * len(ids)
-    alone = written(model, ids[4:5], way, np.array([4]))
+    alone = generate(model, ids[4:5], way, np.array([4]))
     assert alone == whole[4:5]
 
 
-def test_a_seed_draws_the_same_again(model: TrainedModel) -> None:
+def test_generation_is_reproducible_with_a_seed(model: TrainedModel) -> None:
     def drawn(**options: float) -> list[list[str]]:
         return model.sample(OTHERS, "topkp-perturbate", 4, scaled_radius=FAR, **options)
 
     assert drawn(seed=1) == drawn(seed=1)
     assert drawn(seed=1) != drawn(seed=2)
     same = model.sample(["CCN", "CCN"], num_samples=8, scaled_radius=FAR)
-    assert same[0] != same[1]  # each has noise of its own
+    assert same[0] != same[1]  # each sample has its own noise
 
 
-def test_tokens_are_drawn_beside_the_noise(model: TrainedModel) -> None:
-    """From unchanged vectors: more at a higher temperature, and fewer where few tokens are drawn from."""
+def test_sampling_without_noise(model: TrainedModel) -> None:
+    """From unperturbed encoder outputs: higher temperature gives more molecules, smaller top-k gives fewer."""
 
     def count(**options: float) -> int:
         return len(set(model.sample(["CCN"], "topkp-perturbate", 64, scaled_radius=0, **options)[0]))
@@ -115,7 +115,7 @@ def test_tokens_are_drawn_beside_the_noise(model: TrainedModel) -> None:
     assert count(temperature=3.0, top_p=0) > count(top_p=0) >= count(top_k=1) == 1
 
 
-def test_defaults_are_those_of_the_configuration() -> None:
+def test_defaults_come_from_the_configuration() -> None:
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(TrainedModel.sample).parameters.items()
@@ -146,43 +146,43 @@ def test_mistakes(options: dict[str, object], told: str, model: TrainedModel) ->
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("esm2nv", "ESM2nv has no decoder, and so no samples: take a model of molecules, such as MegaMolBART"),
-        ("prott5nv", "ProtT5nv writes what is hidden of a sequence, not the sequence, and has no samples"),
+        ("esm2nv", "ESM2nv has no decoder, which samples needs: use a model of molecules, such as MegaMolBART"),
+        ("prott5nv", "ProtT5nv decodes masked spans, not whole sequences, which samples needs"),
     ],
 )
-def test_models_that_do_not_write_what_they_read(name: str, told: str) -> None:
-    model = TrainedModel(ours(name).eval(), Path("x"))
+def test_models_that_cannot_reconstruct_their_input(name: str, told: str) -> None:
+    model = TrainedModel(build_model(name).eval(), Path("x"))
     with pytest.raises(UserError, match=told):
         model.sample(["MKT"])
     with pytest.raises(UserError, match="reconstruction"):
         model.reconstruct(["MKT"])
     with pytest.raises(UserError, match="reconstruction"):
-        model.see_that_it_has(["reconstruction"])
+        model.check_outputs(["reconstruction"])
 
 
-def test_too_few_beams_and_too_long_texts(model: TrainedModel) -> None:
+def test_few_beams_and_long_inputs(model: TrainedModel) -> None:
     with pytest.raises(UserError, match="beam_size is 0, expected at least 1"):
         model.reconstruct(KNOWN, 0)
     with pytest.raises(UserError, match=f"sequence 0 has 25 tokens, the model reads {ROOM} at most"):
         model.reconstruct(["C" * 25])
 
 
-def test_texts_as_bytes() -> None:
+def test_encode_texts() -> None:
     texts = [["CCO", ""], ["", "[C@@H]"], ["é", "x"]]
-    values = as_bytes(texts)
+    values = encode_texts(texts)
     assert (values.dtype, values.shape) == (np.uint8, (3, 2, 6))
-    assert from_bytes(values).tolist() == texts
-    assert from_bytes(values[:, 0]).tolist() == ["CCO", "", "é"]
-    assert from_bytes(as_bytes([["", ""]])).tolist() == [["", ""]]
-    assert as_bytes([]).shape == (0, 1, 1)
+    assert decode_texts(values).tolist() == texts
+    assert decode_texts(values[:, 0]).tolist() == ["CCO", "", "é"]
+    assert decode_texts(encode_texts([["", ""]])).tolist() == [["", ""]]
+    assert encode_texts([]).shape == (0, 1, 1)
     floats = np.zeros((2, 3), np.float32)
-    assert from_bytes(floats) is floats
+    assert decode_texts(floats) is floats
 
 
-def test_what_is_told_of_molecules() -> None:
-    """By hand: ethanol in two forms, benzene, an open ring, nothing."""
+def test_molecule_statistics() -> None:
+    """Expected values are computed by hand: ethanol in two forms, benzene, an open ring, an empty string."""
     pairs = [("CCO", ["OCC", "CCO"]), ("CCN", ["c1ccccc1", "C1CC"]), ("C", [""])]
-    assert tally("samples", pairs) == "samples: 5 molecules, 60.0 % valid, 66.7 % of these unique"
-    told = tally("reconstruction", [("CCO", ["OCC"]), ("CCN", ["CCC"])])
-    assert told.endswith(": 2 molecules, 100.0 % valid, 100.0 % of these unique, 50.0 % the molecule that was read")
-    assert tally("samples", [("C", ["C("])]) == "samples: 1 molecules, 0.0 % valid"
+    assert summarize_molecules("samples", pairs) == "samples: 5 molecules, 60.0 % valid, 66.7 % of these unique"
+    told = summarize_molecules("reconstruction", [("CCO", ["OCC"]), ("CCN", ["CCC"])])
+    assert told.endswith(": 2 molecules, 100.0 % valid, 100.0 % of these unique, 50.0 % equal to the input")
+    assert summarize_molecules("samples", [("C", ["C("])]) == "samples: 1 molecules, 0.0 % valid"

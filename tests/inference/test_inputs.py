@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of every form mean the same."""
+"""Equivalent files of every input format are read equally."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.inference.samples import go, same, sequences
 
 
 @pytest.mark.parametrize("kind", ["csv", "named.csv", "tsv", "v1.csv", "shards"])
-def test_inputs_mean_the_same(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
+def test_input_formats_are_equivalent(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
     go(model, fasta, tmp_path / "one.npz")
     rows = list(enumerate(sequences()))
     words, path = [], tmp_path / f"x.{kind}"

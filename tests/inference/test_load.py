@@ -1,19 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a sequence may be: rotary positions go on, learned ones end."""
+"""Loading trained models: the saved configuration and the maximum length of a sequence."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import EsmForMaskedLM
 
 import bionemo
+from bionemo.checkpoint import tools
 from bionemo.common.errors import UserError
+from bionemo.config.compose import load
+from bionemo.config.schema import ESM2nvConfig
+from bionemo.data.batch import PackedBatch
+from bionemo.inference.model import TrainedModel
+from bionemo.models.esm2nv import ESM2nv
+from bionemo.tokenizers import Alphabet, load_tokenizer
+from tests.conftest import EXAMPLES
 from tests.inference.samples import sequences
 
+_SIZES = ["model.num_layers=1", "model.hidden_size=32", "model.num_attention_heads=2", "model.seq_length=64"]
 
-def test_a_rotary_model_reads_longer_sequences_when_told_to(reference: tuple[Path, EsmForMaskedLM]) -> None:
+
+@dataclass(kw_only=True)
+class ScaledConfig(ESM2nvConfig):
+    embedding_scale: float
+
+
+class Scaled(ESM2nv):
+    """A model class outside the package, with a key that changes no shape."""
+
+    config: ScaledConfig
+
+    def __init__(self, config: ScaledConfig, vocabulary: Alphabet) -> None:
+        super().__init__(config, vocabulary)
+
+    def embed(self, batch: PackedBatch, *rest: Any) -> Tensor:
+        return super().embed(batch, *rest) * self.config.embedding_scale
+
+
+def save_scaled(path: Path, **changes: Any) -> tuple[Scaled, dict[str, Any]]:
+    """Write a checkpoint of `Scaled` with random weights and these keys; return the model and its configuration."""
+    cfg = load("pretrain_esm2_8M", _SIZES, EXAMPLES / "esm2nv" / "conf")
+    section = asdict(cfg.model) | {"_target_": f"{__name__}.Scaled", "embedding_scale": 3.0} | changes
+    config = ScaledConfig(**{**vars(cfg.model), "_target_": section["_target_"], "embedding_scale": 3.0} | changes)
+    vocabulary = load_tokenizer("esm2nv")
+    assert isinstance(vocabulary, Alphabet)
+    model = Scaled(config, vocabulary)
+    model.initialize_weights(seed=1)
+    state = {"config": section, "model": {"model._target_": section["_target_"]}}
+    tools.write_weights(path, state, iter(dict(model.named_parameters()).items()))
+    return model, section
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", "tests")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"embedding_scale": 0.5}, {"layernorm_epsilon": 0.1}, {"embedding_token_dropout": False}]
+)
+def test_keys_that_change_no_shape_keep_their_saved_value(changes: dict[str, Any], tmp_path: Path) -> None:
+    model, _ = save_scaled(tmp_path / "model", **changes)
+    expected = TrainedModel(model.eval(), tmp_path).embed(sequences((30, 5)))
+    loaded = bionemo.load(tmp_path / "model", "cpu")
+    assert isinstance(loaded.network.config, ScaledConfig)
+    assert {key: getattr(loaded.network.config, key) for key in changes} == changes
+    assert np.array_equal(loaded.embed(sequences((30, 5))), expected)
+    save_scaled(tmp_path / "other", embedding_scale=7.0, layernorm_epsilon=0.3)
+    assert not np.array_equal(bionemo.load(tmp_path / "other", "cpu").embed(sequences((30, 5))), expected)
+
+
+def test_keys_of_the_training_run_are_replaced(tmp_path: Path) -> None:
+    """Parallel sizes and recomputation are set for one device; all other keys come from the checkpoint."""
+    _, saved = save_scaled(
+        tmp_path / "model", tensor_model_parallel_size=1, global_batch_size=512, seed=7, hidden_dropout=0.25,
+        activations_checkpoint_granularity="selective", resume_from_checkpoint="none",
+    )  # fmt: skip
+    found = asdict(bionemo.load(tmp_path / "model", "cpu").network.config)
+    assert {key for key, value in found.items() if value != saved[key]} <= {
+        "global_batch_size", "activations_checkpoint_granularity", "activations_checkpoint_num_layers",
+        "resume_from_checkpoint", "data",
+    }  # fmt: skip
+    assert (found["global_batch_size"], found["resume_from_checkpoint"]) == (None, None)
+    assert (found["seed"], found["hidden_dropout"]) == (7, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"embedding_scale": None}, "model.embedding_scale is null, expected float"),
+        ({"embedding_scale": "${oc.env:HOME}"}, "model.embedding_scale .*interpolation"),
+        ({"num_layer": 1}, "unknown key model.num_layer"),
+        ({"layernorm_epsilon": -1.0}, "model.layernorm_epsilon is -1.0, expected"),
+    ],
+)
+def test_invalid_saved_configurations(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    model, saved = save_scaled(tmp_path / "model")
+    state = {"config": saved | changes, "model": {"model._target_": saved["_target_"]}}
+    tools.write_weights(tmp_path / "changed", state, iter(dict(model.named_parameters()).items()))
+    with pytest.raises(UserError, match=message):
+        bionemo.load(tmp_path / "changed", "cpu")
+
+
+def test_a_missing_key_is_an_error(tmp_path: Path) -> None:
+    """It is not replaced by a default value."""
+    model, saved = save_scaled(tmp_path / "model")
+    del saved["embedding_scale"]
+    state = {"config": saved, "model": {"model._target_": saved["_target_"]}}
+    tools.write_weights(tmp_path / "changed", state, iter(dict(model.named_parameters()).items()))
+    with pytest.raises(UserError, match=r"missing value: give model\.embedding_scale"):
+        bionemo.load(tmp_path / "changed", "cpu")
+
+
+def test_a_rotary_model_reads_longer_sequences_on_request(reference: tuple[Path, EsmForMaskedLM]) -> None:
     path, theirs = reference
     (text,) = sequences((150,))
     with pytest.raises(UserError, match="150 tokens, the model reads 94 at most"):
@@ -26,7 +131,13 @@ def test_a_rotary_model_reads_longer_sequences_when_told_to(reference: tuple[Pat
     assert np.array_equal(ours.embed(["MKTAY"]), bionemo.load(path, longest=10).embed(["MKTAY"]))
 
 
-def test_learned_positions_end(writer: Path) -> None:
+def test_longer_sequences_of_a_checkpoint(tmp_path: Path) -> None:
+    save_scaled(tmp_path / "model")
+    config = bionemo.load(tmp_path / "model", "cpu", longest=100).network.config
+    assert (config.max_position_embeddings, config.seq_length, config.data.max_seq_length) == (100, 100, 100)
+
+
+def test_learned_positions_have_a_maximum_length(writer: Path) -> None:
     assert bionemo.load(writer, longest=8).embed(["CCO"]).shape[0] == 1
-    with pytest.raises(UserError, match=r"has learned \d+ positions, too few for 100,000 tokens"):
+    with pytest.raises(UserError, match=r"has \d+ learned positions, too few for 100,000 tokens"):
         bionemo.load(writer, longest=100_000)

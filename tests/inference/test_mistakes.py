@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prediction that cannot be is told on one line, before anything is written."""
+"""An invalid prediction is reported in one line before anything is written."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.inference.samples import go
 
 
 def mistake(model: Path, data: Path, output: Path, *words: str) -> str:
-    """The one line that is told; nothing is left behind."""
+    """Return the one-line error; check that no file remains."""
     before = sorted(output.parent.iterdir()) if output.parent.exists() else None
     with pytest.raises(UserError) as caught:
         go(model, data, output, *words)
@@ -27,15 +27,15 @@ def mistake(model: Path, data: Path, output: Path, *words: str) -> str:
     [
         ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) has no letter that the model knows ('123')"),
         ("x.csv", "id,sequence\na,MKT\nb,\n", "a record without a sequence|b .record 1. is empty"),
-        ("x.csv", "id,seq\na,MKT\n", "has no column 'sequence', but 'id', 'seq': name it"),
-        ("x.csv", "id,sequence\n", "holds no records beyond its 1 header line"),
+        ("x.csv", "id,seq\na,MKT\n", "has no column 'sequence', but 'id', 'seq': set its name"),
+        ("x.csv", "id,sequence\n", "holds no records after its 1 header line"),
         ("x.fasta", "id,sequence\na,MKT\n", "text before the first '>': is this a FASTA file?"),
         ("x.fasta", ">a\nMKT>b\nMKT\n", "x.fasta:2: a '>' within a sequence: put a line end before the record"),
-        ("x.pdb", "ATOM\n", "what kind of file is that? Known are .fasta, .fa"),
-        ("x.csv.gz", "MKT", "what kind of file is that?"),
+        ("x.pdb", "ATOM\n", "unknown file format, expected .fasta, .fa"),
+        ("x.csv.gz", "MKT", "unknown file format"),
     ],
 )
-def test_files_of_the_wrong_kind(name: str, content: str, told: str, model: Path, tmp_path: Path) -> None:
+def test_files_of_the_wrong_type(name: str, content: str, told: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     (tmp_path / "out").mkdir()
     said = mistake(model, tmp_path / name, tmp_path / "out" / "x.npz")
@@ -51,7 +51,10 @@ def test_files_of_the_wrong_kind(name: str, content: str, told: str, model: Path
             "model.downstream_task.outputs is ['hidden'], expected a list of",
         ),
         (["model.data.output_format=xlsx"], "model.data.output_format is 'xlsx', expected one of npz"),
-        (["model.data.output_format=csv", "model.downstream_task.outputs=[hiddens]"], "a CSV file has no place for"),
+        (
+            ["model.data.output_format=csv", "model.downstream_task.outputs=[hiddens]"],
+            "a CSV file cannot hold hiddens",
+        ),
         (["trainer.num_nodes=2"], "no launcher has started this process"),
         (["trainer.devices=0"], "trainer.devices=0, but there are 1"),
         (["model.data.dataset_path=none.fasta"], "none.fasta is missing (model.data.dataset_path)"),
@@ -63,12 +66,12 @@ def test_mistakes(words: list[str], told: str, model: Path, fasta: Path, tmp_pat
     assert told in mistake(model, fasta, tmp_path / "out" / "x.npz", *words)
 
 
-def test_what_is_there_stays(model: Path, fasta: Path, tmp_path: Path) -> None:
+def test_existing_outputs_are_kept(model: Path, fasta: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     output = tmp_path / "out" / "x.npz"
     output.write_text("mine")
-    assert f"{output} exists: name another" in mistake(model, fasta, output)
+    assert f"{output} exists: choose another" in mistake(model, fasta, output)
     assert output.read_text() == "mine"
     go(model, fasta, output, "model.data.overwrite=True")
     assert len(np.load(output)["id"]) == 10
-    assert "ends in none of .npz, .h5" in mistake(model, fasta, tmp_path / "out" / "x.foo")
+    assert "does not end in one of .npz, .h5" in mistake(model, fasta, tmp_path / "out" / "x.foo")

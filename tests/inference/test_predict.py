@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bionemo.predict`: what is in the files is what the model computes, however it was computed."""
+"""`python -m bionemo.predict` writes what the model computes, independent of batches and processes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.inference.samples import ALL, LENGTHS, go, same, sequences
 
 
 def expected(theirs: EsmForMaskedLM, text: str, tokens: Callable[[str], list[int]]) -> dict[str, np.ndarray]:
-    """By transformers, one sequence at a time, one masked residue at a time."""
+    """Compute with transformers, one sequence and one masked residue at a time."""
     ids = torch.tensor([[0, *tokens(text), 2]])
     with torch.no_grad():
         out = theirs(ids, attention_mask=torch.ones_like(ids), output_hidden_states=True)
@@ -31,7 +31,7 @@ def expected(theirs: EsmForMaskedLM, text: str, tokens: Callable[[str], list[int
     }  # fmt: skip
 
 
-def test_outputs_are_those_of_transformers(
+def test_outputs_equal_those_of_transformers(
     reference: tuple[Path, EsmForMaskedLM], fasta: Path, tmp_path: Path
 ) -> None:
     path, other = reference
@@ -48,8 +48,8 @@ def test_outputs_are_those_of_transformers(
             np.testing.assert_allclose(each, values, rtol=1e-4, atol=1e-5, err_msg=f"{name} of {number}")
 
 
-def test_nothing_depends_on_what_is_computed_together(model: Path, fasta: Path, tmp_path: Path) -> None:
-    """Batches, processes, precision of the clock: to the last bit the same file."""
+def test_outputs_do_not_depend_on_batches_or_processes(model: Path, fasta: Path, tmp_path: Path) -> None:
+    """Files are bitwise equal for any batches, processes and clock precision."""
     go(model, fasta, tmp_path / "one.npz", ALL)
     for name, *words in (
         ("single", "model.data.batch_size=1"),
@@ -74,7 +74,7 @@ def test_long_sequences(
         assert np.array_equal(found["embeddings"], ours.embed([texts[n] for n in kept]))
         return
     assert found["tokens"].tolist() == list(LENGTHS)
-    pieces = [texts[8][:67], texts[8][67:134], texts[8][134:]]  # 200 in three
+    pieces = [texts[8][:67], texts[8][67:134], texts[8][134:]]  # 200 residues in three windows
     rows = slice(*found["offsets"][8:10])
     assert np.array_equal(found["hiddens"][rows], np.concatenate(ours.hiddens(pieces)))
     np.testing.assert_allclose(found["embeddings"][8], found["hiddens"][rows].mean(0), rtol=1e-4, atol=1e-6)
@@ -85,8 +85,8 @@ def test_long_sequences(
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "nemo"])
-def test_models_of_every_form(form: str, model: Path, fasta: Path, tmp_path: Path) -> None:
-    """A .nemo archive's embeddings are those of the directory it was made from."""
+def test_models_in_every_format(form: str, model: Path, fasta: Path, tmp_path: Path) -> None:
+    """Embeddings of a .nemo archive equal those of the checkpoint from which it was made."""
     go(model, fasta, tmp_path / "one.npz")
     target = tmp_path / ("x.nemo" if form == "nemo" else "x")
     convert(model, tmp_path / "x")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bionemo.predict` with outputs that are text: in every format what the model writes, in the same order."""
+"""`python -m bionemo.predict` with text outputs writes the generated molecules in order in every format."""
 
 import pickle
 import subprocess
@@ -25,7 +25,7 @@ from bionemo.inference.writers import FORMATS
 from bionemo.interop.convert import convert
 from tests.conftest import ROOT
 from tests.inference.molecules import KNOWN
-from tests.interop.test_huggingface_esm import theirs
+from tests.support.huggingface import theirs
 
 TEXTS = [*KNOWN, "CCN", "c1ccncc1O", "O", "CC(C)(C)C"]
 BOTH = ["model.downstream_task.outputs=[reconstruction,embeddings,samples]",
@@ -90,7 +90,7 @@ READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_holds_what_the_model_writes(
+def test_every_format_contains_the_generated_molecules(
     kind: str, writer: Path, smiles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     go(writer, smiles, tmp_path / f"x.{kind}", *BOTH)
@@ -103,12 +103,12 @@ def test_every_format_holds_what_the_model_writes(
     first, one, many = capsys.readouterr().out.splitlines()
     assert first == f"10 sequences: {tmp_path / 'x'}.{kind}"
     assert one.startswith("reconstruction: 10 molecules, ")
-    assert one.endswith("the molecule that was read")
+    assert one.endswith("equal to the input")
     assert many.startswith("samples: 30 molecules, ")
 
 
-def test_any_number_of_processes_and_any_batch_write_the_same(writer: Path, smiles: Path, tmp_path: Path) -> None:
-    """The second process and a batch of one token change nothing, nor does it that some are left out."""
+def test_text_outputs_do_not_depend_on_processes_or_batches(writer: Path, smiles: Path, tmp_path: Path) -> None:
+    """Two processes, batches of one token and omitted molecules change no output."""
     go(writer, smiles, tmp_path / "one.npz", *BOTH)
     more = [*BOTH, "trainer.devices=2", "model.data.tokens_per_batch=1"]
     command = [sys.executable, "-m", "bionemo.predict", *words(writer, smiles, tmp_path / "two.npz", *more)]
@@ -122,7 +122,7 @@ def test_any_number_of_processes_and_any_batch_write_the_same(writer: Path, smil
     assert np.array_equal(np.delete(one["samples"], 1, 0), less["samples"])
 
 
-def test_what_is_stopped_goes_on_and_other_samples_are_not_taken(
+def test_resuming_reuses_only_parts_with_equal_options(
     writer: Path, smiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compute, computed = running._compute_part, []
@@ -166,13 +166,13 @@ def test_mistakes(more: list[str], told: str, writer: Path, smiles: Path, tmp_pa
     assert not list(tmp_path.glob("x.npz*"))
 
 
-def test_there_are_no_molecules_of_pieces(writer: Path, smiles: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no reconstruction of pieces: set"):
+def test_long_molecules_are_not_split_into_windows(writer: Path, smiles: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="reconstruction is not available for pieces of sequences: set"):
         go(writer, smiles, tmp_path / "x.npz", *BOTH, "model.data.long_sequences=split")
 
 
-def test_a_model_without_a_decoder(smiles: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_decoder_has_no_text_outputs(smiles: Path, tmp_path: Path) -> None:
     theirs(tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "model")
-    with pytest.raises(UserError, match="ESM2nv has no decoder, and so no reconstruction"):
+    with pytest.raises(UserError, match="ESM2nv has no decoder, which reconstruction needs"):
         go(tmp_path / "model", smiles, tmp_path / "x.npz", *BOTH)

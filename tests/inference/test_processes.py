@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions by several processes, and by those that are killed."""
+"""Predictions by several processes, and after processes were killed."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tests.conftest import EXAMPLES, ROOT
 from tests.inference.samples import ALL, command, go, parts_of_150_letters, same, sequences
 
 
-def test_any_number_of_processes_writes_the_same_file(model: Path, fasta: Path, tmp_path: Path) -> None:
+def test_any_number_of_processes_writes_an_equal_file(model: Path, fasta: Path, tmp_path: Path) -> None:
     go(model, fasta, tmp_path / "one.npz", ALL)
     told = subprocess.run(
         command(model, fasta, tmp_path / "two.npz", "trainer.devices=2"), cwd=ROOT, capture_output=True, text=True,
@@ -27,10 +27,10 @@ def test_any_number_of_processes_writes_the_same_file(model: Path, fasta: Path, 
     assert same(tmp_path / "one.npz", tmp_path / "two.npz")
 
 
-def test_a_killed_prediction_goes_on(
+def test_a_killed_prediction_is_resumed(
     model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in its third part; the other two are not computed again."""
+    """The prediction is killed in its third part; the first two are not recomputed."""
     computed: list[int] = []
     stopped: list[int] = []
     compute = running._compute_part
@@ -53,10 +53,10 @@ def test_a_killed_prediction_goes_on(
     assert not (tmp_path / "x.npz.parts").exists()
 
 
-def test_parts_of_another_prediction_are_not_taken(
+def test_parts_of_another_prediction_are_not_reused(
     model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(running, "finish", lambda prediction: [])
+    monkeypatch.setattr(running, "merge_parts", lambda prediction: [])
     monkeypatch.setattr("bionemo.cli.predict.print", lambda *words: None, raising=False)
     go(model, fasta, tmp_path / "x.npz")
     assert len(list((tmp_path / "x.npz.parts").glob("part-*"))) > 2
@@ -68,8 +68,8 @@ def test_parts_of_another_prediction_are_not_taken(
     assert np.load(tmp_path / "x.npz")["id"].tolist() == ["a"]
 
 
-def test_a_process_that_dies_ends_all(model: Path, fasta: Path, tmp_path: Path) -> None:
-    """The second of two is killed as soon as it is there."""
+def test_a_killed_process_ends_all_processes(model: Path, fasta: Path, tmp_path: Path) -> None:
+    """The second of two processes is killed as soon as it starts."""
     fasta.write_text("".join(f">{n}\n{text}\n" for n, text in enumerate(sequences((90,) * 4000))))
     process = subprocess.Popen(
         command(model, fasta, tmp_path / "x.npz", "trainer.devices=2"), cwd=ROOT, stderr=subprocess.PIPE, text=True
@@ -88,7 +88,7 @@ def test_a_process_that_dies_ends_all(model: Path, fasta: Path, tmp_path: Path) 
 
 
 def test_the_process_with_an_invalid_sequence_names_it(model: Path, tmp_path: Path) -> None:
-    """The second of two processes computes the second part; the first one has no error of its own."""
+    """The second of two processes computes the second part; the first process has no error of its own."""
     fasta = tmp_path / "x.fasta"
     fasta.write_text(f">a\n{'MK' * 65_500}\n>b\n{'1' * 100}\n")
     words = ("trainer.devices=2", "model.data.long_sequences=truncate")
@@ -97,15 +97,44 @@ def test_the_process_with_an_invalid_sequence_names_it(model: Path, tmp_path: Pa
     )
     errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
     assert told.returncode == 1
-    assert sorted(errors) == [
-        f"error: b (record 1) has no letter that the model knows ('{'1' * 30}'): is that a sequence?",
-        "error: process 1 of 2 has ended with status 1",
-    ]
+    assert errors == [f"error: b (record 1) has no letter that the model knows ('{'1' * 30}'): is it a sequence?"]
     assert "Traceback" not in told.stderr
 
 
+FAILING_WORKER = """\
+import os
+import bionemo.inference.load
+from bionemo.cli.predict import main
+from bionemo.common.errors import UserError
+
+def fail(*_):
+    raise UserError("the second device has no memory")
+
+if os.environ.get("RANK") == "1":
+    bionemo.inference.load.load = fail
+main()
+"""
+
+
+def test_a_worker_that_cannot_load_the_model_prints_its_error(model: Path, tmp_path: Path) -> None:
+    """The only error line is that of the worker for the second part."""
+    (tmp_path / "main.py").write_text(FAILING_WORKER)
+    fasta = tmp_path / "x.fasta"
+    fasta.write_text(f">a\n{'MK' * 65_500}\n>b\n{'M' * 100}\n")
+    more = ("trainer.devices=2", "model.data.long_sequences=truncate")
+    words = command(model, fasta, tmp_path / "x.npz", *more)[3:]
+    told = subprocess.run(
+        [sys.executable, str(tmp_path / "main.py"), *words], cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert told.returncode == 1
+    errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
+    assert errors == ["error: the second device has no memory"]
+    assert not (tmp_path / "x.npz").exists()
+
+
 def _child(pid: int) -> int | None:
-    """A process of the same program that this one has started."""
+    """Find a child process of this process that runs the same program."""
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             state = file.read_text().rsplit(")", 1)[1].split()
@@ -116,8 +145,8 @@ def _child(pid: int) -> int | None:
     return None
 
 
-def test_the_name_that_v1_had(model: Path, fasta: Path, tmp_path: Path) -> None:
-    """Its command line, with its own words."""
+def test_the_v1_command(model: Path, fasta: Path, tmp_path: Path) -> None:
+    """v1's command line, with its own overrides."""
     words = ["--config-dir", str(EXAMPLES / "esm2nv" / "conf"), "--config-name", "infer.yaml",
              f"++model.downstream_task.restore_from_path={model}", f"++model.data.dataset_path={fasta}",
              f"++model.data.output_fname={tmp_path}/x.pkl", "++model.data.long_sequences=truncate"]  # fmt: skip

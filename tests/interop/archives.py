@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archives as v1 made them, put together by hand, and what those are made of that nobody should make."""
+"""Archives in the format of BioNeMo v1, valid and malformed."""
 
 import io
+import multiprocessing
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,8 +14,10 @@ import yaml
 from torch import Tensor
 
 from bionemo.common.errors import UserError
-from bionemo.interop.nemo_archive import read
-from bionemo.interop.v1_models import names_of
+from bionemo.interop.nemo_archive import read, to_nemo_names
+from bionemo.interop.nemo_models import get_nemo_model
+
+FORK = multiprocessing.get_context("fork")  # the child needs no new imports
 
 TARGETS = {
     "esm1nv": "bionemo.model.protein.esm1nv.esm1nv_model.ESM1nvModel",
@@ -23,7 +26,7 @@ TARGETS = {
 
 
 def tiny(name: str = "esm1nv", layers: int = 1, multiple: int = 128) -> dict[str, Any]:
-    """The model section of v1, as far as it matters."""
+    """Return the keys of a v1 configuration that are read."""
     return {
         "target": TARGETS[name], "hidden_size": 8, "num_attention_heads": 2, "kv_channels": None,
         "ffn_hidden_size": 16, "num_layers": layers, "max_position_embeddings": 6,
@@ -32,24 +35,24 @@ def tiny(name: str = "esm1nv", layers: int = 1, multiple: int = 128) -> dict[str
 
 
 def some_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
-    """Random weights of ours that fit, with a few values that only a comparison of bits tells apart."""
+    """Return random weights under our names, with values that only a bitwise comparison distinguishes."""
     generator = torch.Generator().manual_seed(seed)
-    table = names_of(config).table(config)
+    table = get_nemo_model(config).weights(config)
     weights = {name: torch.randn(weight.shape, generator=generator) for name, weight in table.items()}
     weights["lm_head.bias"][:3] = torch.tensor([-0.0, float("inf"), 1e-42])
     return weights
 
 
 def saved(value: object, **options: Any) -> bytes:
-    """What torch.save writes."""
+    """Return the bytes written by torch.save."""
     buffer = io.BytesIO()
     torch.save(value, buffer, **options)
     return buffer.getvalue()
 
 
-def state_of_v1(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights by v1's names."""
-    return names_of(config).to_v1(config, weights)
+def nemo_state(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights under NeMo's names."""
+    return to_nemo_names(get_nemo_model(config), config, weights)
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -57,7 +60,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    """Equal in names, types, shapes and to the bit."""
+    """Return whether names, types, shapes and bits are equal."""
     return found.keys() == expected.keys() and all(
         (found[name].dtype, found[name].shape) == (weight.dtype, weight.shape)
         and torch.equal(bits(found[name]), bits(weight))
@@ -70,7 +73,7 @@ def as_yaml(config: Mapping[str, Any]) -> bytes:
 
 
 def entry(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, **more: Any) -> tuple[tarfile.TarInfo, bytes]:
-    """A member of a tar; `more` are fields of its header."""
+    """Return a member of a tar; `more` are fields of its header."""
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, len(data)
     for key, value in more.items():
@@ -79,7 +82,7 @@ def entry(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, **more: A
 
 
 def tar(path: Path, entries: Iterable[tuple[tarfile.TarInfo, bytes]], mode: str = "w:", **options: Any) -> Path:
-    """Write a tar of any members whatever."""
+    """Write a tar of any members."""
     with tarfile.open(path, mode, **options) as archive:  # type: ignore[call-overload]
         for info, data in entries:
             archive.addfile(info, io.BytesIO(data))
@@ -93,19 +96,19 @@ def archive(path: Path, config: bytes, weights: bytes, *more: tuple[tarfile.TarI
 
 
 OURS = some_weights(tiny())
-CONFIG, WEIGHTS = as_yaml(tiny()), saved(state_of_v1(tiny(), OURS))
+CONFIG, WEIGHTS = as_yaml(tiny()), saved(nemo_state(tiny(), OURS))
 GOOD = [entry("./model_config.yaml", CONFIG), entry("./model_weights.ckpt", WEIGHTS)]
-MARK = "SENTINEL"  # in what a test makes: the path of a file that must never appear
+MARK = "SENTINEL"  # in files of tests: the path of a file that must never be created
 
 
 def refuse(file: Path) -> str:
-    """See that an archive is refused in one line and left as it is; give the line."""
+    """Check that an archive is rejected in one line and unchanged; return the line."""
     before = file.read_bytes()
     with pytest.raises(UserError) as caught:
         read(file)
-    told = str(caught.value)
-    assert told.startswith(f"{file} is not opened: ")
-    assert told.isprintable()
-    assert len(told) < len(str(file)) + 300
+    message = str(caught.value)
+    assert message.startswith(f"{file} cannot be opened: ")
+    assert message.isprintable()
+    assert len(message) < len(str(file)) + 300
     assert file.read_bytes() == before
-    return told
+    return message

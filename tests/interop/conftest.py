@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Empty directories to work in, and a look at what was left in them."""
+"""Fixture that checks that reading an untrusted file has no side effects."""
 
 import sys
 import tempfile
@@ -13,7 +13,7 @@ from tests.interop.archives import MARK
 
 @pytest.fixture
 def sentinel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file that must never appear; nor may anything else be written, or be imported that nobody needs."""
+    """Path of a file that must not be created; no other file may be written and no forbidden module imported."""
     for name in ("here", "temporary", "home"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ESM-1b and ESM-1v in Hugging Face's form: to ours and back, to the last bit, and what both compute with them."""
+"""ESM-1b and ESM-1v in the Hugging Face format: bitwise round trips and equal logits."""
 
 import json
 import math
@@ -19,14 +19,14 @@ from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.inference.analysis.contacts import predict_contacts
 from bionemo.interop.convert import convert, open_model
-from bionemo.interop.huggingface import HuggingFaceModel
-from bionemo.models.build import model_class
+from bionemo.interop.huggingface.directory import HuggingFaceModel
+from bionemo.models.language_model import load_model_class
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
 from tests.interop.archives import same
-from tests.interop.test_huggingface_esm import SEQUENCES, compute_the_same, states, theirs
-from tests.models.reference import hf_esm1b
-from tests.training.runs import config, last_checkpoint, train
+from tests.support.huggingface import SEQUENCES, check_same_logits, states, theirs
+from tests.support.reference_models import hf_esm1b
+from tests.support.runs import config, last_checkpoint, train
 
 FORM = {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
 FORMS = {
@@ -37,16 +37,16 @@ FORMS = {
 }
 MASK = 32
 TABLE, NORM = "esm.embeddings.position_embeddings.weight", "esm.embeddings.layer_norm.weight"
-LONGEST = "MKTAYIAKQRQI" * 8  # 96 residues, begin and end beside them: all places of the table
+LONGEST = "MKTAYIAKQRQI" * 8  # 96 residues, BOS and EOS: all positions of the table
 
 
 def esm1b(path: Path, **settings: Any) -> EsmForMaskedLM:
-    """A small one of random weights, those of no position among them."""
+    """Save a small ESM-1b with random weights, also in the unused rows of the position table."""
     return theirs(path, **(FORM | {"max_position_embeddings": 100} | settings))
 
 
-def compute_the_same_of_masked(path: Path, model: EsmForMaskedLM) -> None:
-    """Logits of sequences of several lengths, which they pad, with masks in none, some and all of their places."""
+def check_same_logits_of_masked(path: Path, model: EsmForMaskedLM) -> None:
+    """Check the logits of padded sequences with no, some and all positions masked."""
     ours = bionemo.load(path)
     sequences = ours.ids([*SEQUENCES, LONGEST, "MKTAYIAKQR"])
     for share, ids in zip((0, 0.15, 1, 0.3, 0.5, 1), sequences, strict=True):
@@ -62,24 +62,24 @@ def compute_the_same_of_masked(path: Path, model: EsmForMaskedLM) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_there_and_back(form: str, tmp_path: Path) -> None:
-    """Whatever way it has gone, all weights are the same, and what is computed with them."""
+def test_round_trip(form: str, tmp_path: Path) -> None:
+    """Weights and logits are equal after every conversion."""
     model = esm1b(tmp_path / "theirs", **FORMS[form])
     assert model.esm.embeddings.position_embeddings.weight[:2].all()
     convert(tmp_path / "theirs", tmp_path / "ours")
     for path in (tmp_path / "theirs", tmp_path / "ours"):
-        compute_the_same_of_masked(path, model)
+        check_same_logits_of_masked(path, model)
     convert(tmp_path / "ours", tmp_path / "again", "hf")
-    again, told = EsmForMaskedLM.from_pretrained(tmp_path / "again", output_loading_info=True)
-    assert not any(told[key] for key in told)
+    again, message = EsmForMaskedLM.from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(message[key] for key in message)
     assert same(states(again), states(model))
     read = ("position_embedding_type", "token_dropout", "max_position_embeddings", "layer_norm_eps", "vocab_size")
     assert {key: getattr(again.config, key) for key in read} == {key: getattr(model.config, key) for key in read}
     assert again.config.emb_layer_norm_before is bool(model.config.emb_layer_norm_before)
 
 
-def test_its_use(tmp_path: Path) -> None:
-    """Embeddings and pseudo-perplexities, by hand with theirs; one residue more than there are places is refused."""
+def test_inference(tmp_path: Path) -> None:
+    """Embeddings and pseudo-perplexities equal those of transformers; too long sequences are refused."""
     model, ours = esm1b(tmp_path), bionemo.load(tmp_path)
     ids = torch.tensor([[0, *ours.ids([SEQUENCES[0]])[0].tolist(), 2]])
     with torch.no_grad():
@@ -87,15 +87,15 @@ def test_its_use(tmp_path: Path) -> None:
         rows = ids.repeat(len(hidden), 1)
         places = torch.arange(len(hidden))
         rows[places, places + 1] = MASK
-        said = model(rows).logits[places, places + 1].log_softmax(-1)
-    scores = said[places, ids[0, 1:-1]]
+        text = model(rows).logits[places, places + 1].log_softmax(-1)
+    scores = text[places, ids[0, 1:-1]]
     np.testing.assert_allclose(ours.embed(SEQUENCES[:1])[0], hidden.mean(0), rtol=0, atol=1e-5)
     np.testing.assert_allclose(ours.pseudo_perplexity(SEQUENCES[:1])[0], torch.exp(-scores.mean()), rtol=1e-5)
     with pytest.raises(UserError, match="sequence 0 has 97 tokens, the model reads 96 at most"):
         ours.embed([LONGEST + "M"])
 
 
-def test_contacts_are_those_of_transformers(tmp_path: Path) -> None:
+def test_contacts_equal_transformers(tmp_path: Path) -> None:
     model = esm1b(tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "ours")
     head = open_model(tmp_path / "ours").contact_head
@@ -109,7 +109,7 @@ def test_contacts_are_those_of_transformers(tmp_path: Path) -> None:
     np.testing.assert_allclose(predict_contacts(ours, SEQUENCES[1]), expected, rtol=0, atol=1e-5)
 
 
-def test_what_is_written(tmp_path: Path) -> None:
+def test_written_files(tmp_path: Path) -> None:
     esm1b(tmp_path / "theirs")
     convert(tmp_path / "theirs", tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "hf", "hf")
@@ -119,15 +119,17 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert tokenizer("MKJA<mask>")["input_ids"] == [0, 20, 15, 3, 5, 32, 2]
     assert tokenizer.model_max_length == 98
     assert "| class | ESM1b: " in (tmp_path / "hf" / "README.md").read_text()
-    with pytest.raises(UserError, match=r"it is of the class 'bionemo\.models\.esm1b\.ESM1b'; those of ESM1nvModel"):
+    with pytest.raises(
+        UserError, match=r"the class 'bionemo\.models\.esm1b\.ESM1b' have no \.nemo format; supported: ESM1nvModel"
+    ):
         convert(tmp_path / "ours", tmp_path / "x.nemo")
 
 
-def test_the_published_form_is_the_650_million_one() -> None:
-    """Sizes of facebook/esm1b_t33_650M_UR50S, and the number of its weights without the head of contacts."""
+def test_parameter_count_of_the_published_model() -> None:
+    """Compare with facebook/esm1b_t33_650M_UR50S, without its contact head."""
     cfg = load("pretrain_esm1b", [], EXAMPLES / "esm1b" / "conf").model
     cfg.make_vocab_size_divisible_by = 1
-    kind = model_class(cfg._target_)
+    kind = load_model_class(cfg._target_)
     with torch.device("meta"):
         model = kind(cfg, load_tokenizer(kind.tokenizer))
         reference = hf_esm1b(cfg, 33, MASK, 1)
@@ -136,56 +138,62 @@ def test_the_published_form_is_the_650_million_one() -> None:
     assert count == sum(parameter.numel() for parameter in reference.parameters()) - heads == 652_359_094 - heads
 
 
-def test_it_trains(tmp_path: Path) -> None:
-    """From the beginning, with nothing but zeros where there is no position; then on, from Hugging Face's form."""
+def test_training(tmp_path: Path) -> None:
+    """Train from scratch, with zeros in unused rows of the position table, then from the Hugging Face format."""
 
     words = ("trainer.max_steps=3", "trainer.val_check_interval=3", "model.optim.sched.warmup_steps=1")
     train(config(tmp_path / "first", *words, model="esm1b"))
-    trained = tools.weights_of(last_checkpoint(tmp_path / "first"))
+    trained = tools.read_weights(last_checkpoint(tmp_path / "first"))
     convert(last_checkpoint(tmp_path / "first"), tmp_path / "hf", "hf")
     table = load_file(tmp_path / "hf" / "model.safetensors")[TABLE]
     assert table.shape == (66, 32)
     assert not table[:2].any()
     assert table[2:].any(1).all()
-    compute_the_same(tmp_path / "hf", EsmForMaskedLM.from_pretrained(tmp_path / "hf").eval(), SEQUENCES[:1])
+    check_same_logits(tmp_path / "hf", EsmForMaskedLM.from_pretrained(tmp_path / "hf").eval(), SEQUENCES[:1])
     train(config(tmp_path / "next", *words, f"restore_from_path={tmp_path / 'hf'}", model="esm1b"))
-    after = tools.weights_of(last_checkpoint(tmp_path / "next"))
+    after = tools.read_weights(last_checkpoint(tmp_path / "next"))
     assert after.keys() == trained.keys()
     assert not any(torch.equal(after[name], weight) for name, weight in trained.items() if weight.dim() == 2)
 
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"emb_layer_norm_before": "yes"}, "its emb_layer_norm_before is 'yes', neither true nor false"),
-    ({"emb_layer_norm_before": False}, f"it has 2 unknown weights: 'esm.embeddings.layer_norm.bias', '{NORM}'"),
-    ({"token_dropout": 1}, "its token_dropout is '1', neither true nor false"),
+    ({"emb_layer_norm_before": "yes"}, "emb_layer_norm_before in its config.json is 'yes', neither true nor false"),
+    ({"emb_layer_norm_before": False}, f"2 weights are unknown: 'esm.embeddings.layer_norm.bias', '{NORM}'"),
+    ({"token_dropout": 1}, "token_dropout in its config.json is '1', neither true nor false"),
     (
         {"position_embedding_type": "relative_key"},
-        "its position_embedding_type is 'relative_key': rotary and absolute",
+        "position_embedding_type is 'relative_key'; supported are rotary and absolute",
     ),
-    ({"position_embedding_type": ["absolute"]}, "its position_embedding_type is \"['absolute']\": rotary and"),
-    ({"position_embedding_type": "rotary"}, "says emb_layer_norm_before: 'True', of which False alone is read"),
-    ({"max_position_embeddings": 90}, f"its {TABLE} is (100, 32), its configuration says (90, 32)"),
-    ({"max_position_embeddings": 2}, f"its {TABLE} is (100, 32), its configuration says (3, 32)"),
-    ({"vocab_size": 35}, "its vocab_size is '35', of ESM-1b's vocabulary 33: it reads other letters"),
-    ({"hidden_act": "relu"}, "says hidden_act: 'relu', of which gelu alone is read"),
-    ({"is_decoder": True}, "says is_decoder: 'True', of which False alone is read"),
-    ({"num_hidden_layers": "2"}, "gives no num_hidden_layers from 1 to 1000"),
+    (
+        {"position_embedding_type": ["absolute"]},
+        "position_embedding_type is \"['absolute']\"; supported are rotary and",
+    ),
+    (
+        {"position_embedding_type": "rotary"},
+        "emb_layer_norm_before in its config.json is 'True'; only False is supported",
+    ),
+    ({"max_position_embeddings": 90}, f"{TABLE} has shape (100, 32), expected (90, 32)"),
+    ({"max_position_embeddings": 2}, f"{TABLE} has shape (100, 32), expected (3, 32)"),
+    ({"vocab_size": 35}, "vocab_size is '35'; in ESM-1b's vocabulary it is 33"),
+    ({"hidden_act": "relu"}, "hidden_act in its config.json is 'relu'; only gelu is supported"),
+    ({"is_decoder": True}, "is_decoder in its config.json is 'True'; only False is supported"),
+    ({"num_hidden_layers": "2"}, "num_hidden_layers in its configuration is not an integer from 1 to 1000"),
 ]
 
 
-@pytest.mark.parametrize(("settings", "told"), SETTINGS)
-def test_what_is_not_read_is_refused(settings: dict[str, Any], told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("settings", "message"), SETTINGS)
+def test_unsupported_settings(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     esm1b(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | settings))
     with pytest.raises(UserError) as caught:
         HuggingFaceModel(tmp_path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_names_of_old_files(tmp_path: Path) -> None:
-    """As on the hub: the usual position_embedding_type is not said; numbers of positions, the word table again."""
+def test_old_files(tmp_path: Path) -> None:
+    """Files on the hub have no position_embedding_type, and have position ids and a copy of the word embeddings."""
     model = esm1b(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["position_embedding_type"]
@@ -194,8 +202,8 @@ def test_names_of_old_files(tmp_path: Path) -> None:
     tensors["esm.embeddings.position_ids"] = torch.arange(100)[None]
     tensors["lm_head.decoder.weight"] = tensors["esm.embeddings.word_embeddings.weight"].clone()
     save_file(tensors, tmp_path / "model.safetensors")
-    compute_the_same(tmp_path, model)
+    check_same_logits(tmp_path, model)
     del tensors[TABLE]
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=f"it lacks 1 weights: '{TABLE}'"):
+    with pytest.raises(UserError, match=f"1 weights are missing: '{TABLE}'"):
         HuggingFaceModel(tmp_path)

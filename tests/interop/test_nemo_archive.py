@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archives come back as they were written, those of v1 are put together, and NeMo opens ours."""
+"""Round trips of `.nemo` archives, merging of ranks, and reading with NeMo."""
 
-import multiprocessing
 import os
 import re
 import resource
@@ -19,13 +18,24 @@ from torch import Tensor, nn
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.interop.nemo_archive import read, write
-from bionemo.interop.v1_models import MODELS, names_of
-from bionemo.models.build import model_class
+from bionemo.interop.nemo_models import NEMO_MODELS, get_nemo_model
+from bionemo.models.language_model import load_model_class
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
-from tests.interop.archives import TARGETS, archive, as_yaml, entry, same, saved, some_weights, state_of_v1, tar, tiny
+from tests.interop.archives import (
+    FORK,
+    TARGETS,
+    archive,
+    as_yaml,
+    entry,
+    nemo_state,
+    same,
+    saved,
+    some_weights,
+    tar,
+    tiny,
+)
 
-FORK = multiprocessing.get_context("fork")  # nothing to import again
 CONFIGS = {"esm1nv": "pretrain_small", "esm2nv": "pretrain_esm2_8M"}
 
 # From the converter of v1.10 and the modules of NeMo 1.23; layer 0 stands for all.
@@ -54,25 +64,29 @@ ALSO = {
     "esm1nv": "language_model.embedding.position_embeddings.weight",
     "esm2nv": "language_model.rotary_pos_emb.inv_freq",
 }
-# Megatron's: inputs of these are divided, outputs of those, of nothing else.
+# Megatron splits the input dimension of the first and the output dimension of the second set, and nothing else.
 ROWS = re.compile(r"(query_key_value|dense_h_to_4h)\.|word_embeddings\.weight|lm_head\.bias")
 COLUMNS = re.compile(r"(self_attention\.dense|dense_4h_to_h)\.weight")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_table_is_that_of_the_model(name: str) -> None:
+def test_weight_table_matches_the_model(name: str) -> None:
     cfg = load(CONFIGS[name], [], EXAMPLES / name / "conf").model
     alphabet = load_tokenizer(name)
     with torch.device("meta"):
-        model = model_class(cfg._target_)(cfg, alphabet)
-    names = names_of(asdict(cfg))
-    shapes = {key: weight.shape for key, weight in names.table(asdict(cfg)).items()}
+        model = load_model_class(cfg._target_)(cfg, alphabet)
+    names = get_nemo_model(asdict(cfg))
+    shapes = {key: weight.shape for key, weight in names.weights(asdict(cfg)).items()}
     assert shapes == {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    assert (names.ours, names.v1, names.words) == (cfg._target_, TARGETS[name], alphabet.vocab_size)
+    assert (names.our_class, names.nemo_class, names.vocabulary_size) == (
+        cfg._target_,
+        TARGETS[name],
+        alphabet.vocab_size,
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_is_written_has_v1s_names_and_comes_back(name: str, tmp_path: Path) -> None:
+def test_written_names_and_round_trip(name: str, tmp_path: Path) -> None:
     cfg = asdict(load(CONFIGS[name], ["model.num_layers=1", "model.hidden_size=240"], EXAMPLES / name / "conf").model)
     weights = some_weights(cfg)
     weights["lm_head.dense.weight"] = weights["lm_head.dense.weight"].bfloat16()
@@ -86,7 +100,7 @@ def test_what_is_written_has_v1s_names_and_comes_back(name: str, tmp_path: Path)
         state = torch.load(opened.extractfile("./model_weights.ckpt"), weights_only=True)
     assert set(state) == {f"model.{key}" for key in V1_NAMES | {ALSO[name]}}
     assert config["target"] == TARGETS[name]
-    assert "_target_" not in config  # NeMo would have Hydra make it
+    assert "_target_" not in config  # NeMo would instantiate it with Hydra
     assert {key: cfg[key] for key in cfg if key != "_target_"}.items() <= config.items()
     if name == "esm2nv":
         head = cfg["hidden_size"] // cfg["num_attention_heads"]
@@ -99,7 +113,7 @@ def test_what_is_written_has_v1s_names_and_comes_back(name: str, tmp_path: Path)
     assert os.listdir(file.parent) == [file.name]
 
 
-def test_equal_weights_make_equal_files_and_parts_are_not_written_whole(tmp_path: Path) -> None:
+def test_equal_weights_give_equal_files(tmp_path: Path) -> None:
     config, weights = tiny(), some_weights(tiny())
     table = torch.cat([weights["word_embeddings.weight"], torch.zeros(1000, 8)])
     write(tmp_path / "a", config, weights)
@@ -108,7 +122,7 @@ def test_equal_weights_make_equal_files_and_parts_are_not_written_whole(tmp_path
 
 
 def part(name: str, whole: Tensor, rank: int, ranks: int, rows: int) -> Tensor:
-    """What a rank of tensor parallelism held."""
+    """Return the part of a tensor rank."""
     if name.endswith(("word_embeddings.weight", "lm_head.bias")):
         whole = torch.cat([whole, torch.full((rows - len(whole), *whole.shape[1:]), 7.0)])
     if COLUMNS.search(name):
@@ -117,9 +131,9 @@ def part(name: str, whole: Tensor, rank: int, ranks: int, rows: int) -> Tensor:
 
 
 def divided(state: dict[str, Tensor], config: dict[str, Any], tp: int, pp: int) -> dict[str, dict[str, Any]]:
-    """What every rank held, by the folder it stood in."""
+    """Return the state dict of every rank, by directory."""
     layers, multiple = config["num_layers"], tp * config["make_vocab_size_divisible_by"]
-    rows = -(-30 // multiple) * multiple  # v1 padded the words so that every rank has as many
+    rows = -(-30 // multiple) * multiple  # v1 padded the vocabulary so that it divides evenly among ranks
     folders = {}
     for rank in range(tp):
         for stage in range(pp):
@@ -143,7 +157,7 @@ def divided(state: dict[str, Tensor], config: dict[str, Any], tp: int, pp: int) 
 
 
 def as_nemo_packs(directory: Path, file: Path, mode: str) -> Path:
-    """NeMo adds the folder, so there is a member ".", and extended headers with the time."""
+    """Pack a directory like NeMo, with a member "." and extended headers that hold the time."""
     with tarfile.open(file, mode) as packed:
         packed.add(directory, arcname=".")
     return file
@@ -151,11 +165,11 @@ def as_nemo_packs(directory: Path, file: Path, mode: str) -> Path:
 
 @pytest.mark.parametrize(("multiple", "mode"), [(128, "w:"), (16, "w:gz"), (10, "w:")])
 @pytest.mark.parametrize("layout", [(1, 1), (2, 1), (1, 2), (2, 2), (2, 4)], ids="tp{0[0]}-pp{0[1]}".format)
-def test_ranks_of_v1_are_put_together(layout: tuple[int, int], multiple: int, mode: str, tmp_path: Path) -> None:
+def test_ranks_are_merged(layout: tuple[int, int], multiple: int, mode: str, tmp_path: Path) -> None:
     tp, pp = layout
     config = tiny("esm1nv", 4, multiple)
     weights = some_weights(config)
-    state = state_of_v1(config, weights)
+    state = nemo_state(config, weights)
     source = tmp_path / "source"
     source.mkdir()
     (source / "model_config.yaml").write_bytes(as_yaml(config | {"tensor_model_parallel_size": tp}))
@@ -170,9 +184,9 @@ def test_ranks_of_v1_are_put_together(layout: tuple[int, int], multiple: int, mo
     assert same(read(as_nemo_packs(source, tmp_path / "v1.nemo", mode)).weights, weights)
 
 
-def spoiled(kind: str, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Two by two ranks of which one is not as it should be."""
-    folders = divided(state_of_v1(config, some_weights(config)), config, 2, 2)
+def make_inconsistent(kind: str, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the state dicts of 2 x 2 ranks of which one is inconsistent."""
+    folders = divided(nemo_state(config, some_weights(config)), config, 2, 2)
     last = folders["tp_rank_01_pp_rank_001"]
     if kind == "rank":
         del folders["tp_rank_01_pp_rank_001"]
@@ -194,49 +208,49 @@ def spoiled(kind: str, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "message"),
     {
-        "rank": "it has no model_weights.ckpt, or not one for each rank",
-        "missing": "its ranks of tensor parallelism do not hold the same weights",
-        "replica": "its ranks of tensor parallelism differ in lm_head.dense.bias",
+        "rank": "it contains no model_weights.ckpt, or not one for each rank",
+        "missing": "its tensor parallel ranks do not hold the same weights",
+        "replica": "its tensor parallel ranks differ in lm_head.dense.bias",
         "table": "its pipeline stages differ in word_embeddings.weight",
-        "width": "its encoder.layers.3.self_attention.linear_proj.weight is (8, 7), its configuration says (8, 8)",
-        "height": "its parts of encoder.layers.3.self_attention.linear_proj.weight do not fit together",
-        "type": "its parts of lm_head.bias do not fit together",
+        "width": "encoder.layers.3.self_attention.linear_proj.weight has shape (8, 7), expected (8, 8) from",
+        "height": "the parts of encoder.layers.3.self_attention.linear_proj.weight do not fit together",
+        "type": "the parts of lm_head.bias do not fit together",
     }.items(),
 )
-def test_ranks_that_do_not_belong_together_are_told(kind: str, told: str, tmp_path: Path) -> None:
+def test_inconsistent_ranks_are_refused(kind: str, message: str, tmp_path: Path) -> None:
     config = tiny("esm2nv", 4)
-    members = [entry(f"./{d}/model_weights.ckpt", saved(held)) for d, held in spoiled(kind, config).items()]
+    members = [entry(f"./{d}/model_weights.ckpt", saved(held)) for d, held in make_inconsistent(kind, config).items()]
     file = tar(tmp_path / "x.nemo", [entry("./model_config.yaml", as_yaml(config)), *members])
-    with pytest.raises(UserError, match=re.escape(f"{file} is not opened: {told}")):
+    with pytest.raises(UserError, match=re.escape(f"{file} cannot be opened: {message}")):
         read(file)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        ({"target": "bionemo.model.dna.DNABERTModel"}, "those of ESM1nvModel, ESM2nvModel, ProtT5nvModel, MegaMolB"),
-        ({"megatron_legacy": True}, "its configuration says megatron_legacy: 'True', of which False alone is read"),
-        ({"normalization": "layernorm1p"}, "its configuration says normalization: 'layernorm1p', of which layernorm"),
-        ({"num_layers": 3}, "it lacks 12 weights: 'encoder.layers.2.input_layernorm.weight'"),
+        ({"target": "bionemo.model.dna.DNABERTModel"}, "supported: ESM1nvModel, ESM2nvModel, ProtT5nvModel, MegaMolB"),
+        ({"megatron_legacy": True}, "megatron_legacy in its configuration is 'True'; only False is supported"),
+        ({"normalization": "layernorm1p"}, "normalization in its configuration is 'layernorm1p'; only layernorm"),
+        ({"num_layers": 3}, "12 weights are missing: 'encoder.layers.2.input_layernorm.weight'"),
         (
             {"num_layers": 1},
-            "it has 12 unknown weights: 'model.language_model.encoder.layers.1.input_layernorm.weight'",
+            "12 weights are unknown: 'model.language_model.encoder.layers.1.input_layernorm.weight'",
         ),
-        ({"hidden_size": 16}, "its word_embeddings.weight is (128, 8), its configuration says (128, 16)"),
-        ({"target": TARGETS["esm2nv"]}, "it has 1 unknown weights: 'model.language_model.embedding.position_embeddin"),
-        ({"hidden_size": None}, "its configuration gives no hidden_size from 1 to 1048576"),
+        ({"hidden_size": 16}, "word_embeddings.weight has shape (128, 8), expected (128, 16)"),
+        ({"target": TARGETS["esm2nv"]}, "1 weights are unknown: 'model.language_model.embedding.position_embeddin"),
+        ({"hidden_size": None}, "hidden_size in its configuration is not an integer from 1 to 1048576"),
     ],
 )
-def test_a_configuration_of_other_weights_is_told(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_configurations_that_do_not_match_the_weights(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     config = tiny("esm1nv", 2)
-    weights = saved(state_of_v1(config, some_weights(config)))
-    with pytest.raises(UserError, match=re.escape(told)):
+    weights = saved(nemo_state(config, some_weights(config)))
+    with pytest.raises(UserError, match=re.escape(message)):
         read(archive(tmp_path / "x.nemo", as_yaml(config | change), weights))
 
 
-def test_a_configuration_is_plain_and_stays_text(tmp_path: Path) -> None:
+def test_configuration_values_are_not_evaluated(tmp_path: Path) -> None:
     config = tiny() | {
         "when": "2024-10-01",
         "where": "${oc.env:HOME}",
@@ -246,15 +260,15 @@ def test_a_configuration_is_plain_and_stays_text(tmp_path: Path) -> None:
     }
     text = as_yaml(config).replace(b"'2024-10-01'", b"2024-10-01")
     assert text != as_yaml(config)
-    weights = saved(state_of_v1(config, some_weights(config)))
+    weights = saved(nemo_state(config, some_weights(config)))
     assert read(archive(tmp_path / "x.nemo", text, weights)).config == config
 
 
 @pytest.mark.parametrize("target", ["", "bionemo.model.protein.esm1nv.base.ESMnvMegatronBertModel"])
-def test_without_a_class_the_kind_of_positions_decides(target: str) -> None:
-    assert names_of({"target": target, "position_embedding_type": "rope"}) is MODELS[1]
-    assert names_of({"target": target, "position_embedding_type": "learned_absolute"}) is MODELS[0]
-    assert names_of({}) is MODELS[0]
+def test_position_type_determines_the_model_without_a_class(target: str) -> None:
+    assert get_nemo_model({"target": target, "position_embedding_type": "rope"}) is NEMO_MODELS[1]
+    assert get_nemo_model({"target": target, "position_embedding_type": "learned_absolute"}) is NEMO_MODELS[0]
+    assert get_nemo_model({}) is NEMO_MODELS[0]
 
 
 def write_with_room_for(size: int, file: Path, weights: dict[str, Tensor]) -> None:
@@ -268,7 +282,7 @@ def write_with_room_for(size: int, file: Path, weights: dict[str, Tensor]) -> No
 
 
 @pytest.mark.parametrize("size", [0, 700, 5_000, 20_000])
-def test_a_full_disk_leaves_what_was_there(size: int, tmp_path: Path) -> None:
+def test_full_disk_keeps_existing_files(size: int, tmp_path: Path) -> None:
     file, weights = tmp_path / "model.nemo", some_weights(tiny())
     write(file, tiny(), weights)
     before = file.read_bytes()
@@ -281,24 +295,24 @@ def test_a_full_disk_leaves_what_was_there(size: int, tmp_path: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_other_weights_than_the_configurations_are_not_written(tmp_path: Path) -> None:
+def test_weights_that_do_not_match_the_configuration_are_not_written(tmp_path: Path) -> None:
     weights = some_weights(tiny())
     weights.pop("lm_head.bias")
-    with pytest.raises(UserError, match=r"is not written: it lacks 1 weights: 'lm_head\.bias'"):
+    with pytest.raises(UserError, match=r"cannot be written: 1 weights are missing: 'lm_head\.bias'"):
         write(tmp_path / "x.nemo", tiny(), weights)
     with pytest.raises(UserError, match="could not be written"):
         write("/proc/none/x.nemo", tiny(), some_weights(tiny()))
     assert not os.listdir(tmp_path)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_missing_files(tmp_path: Path) -> None:
     for file in (tmp_path, tmp_path / "none", Path("/dev/null")):
-        with pytest.raises(UserError, match="is not opened: there is no such file"):
+        with pytest.raises(UserError, match="cannot be opened: the file does not exist"):
             read(file)
 
 
 def tree(state: dict[str, Tensor]) -> nn.Module:
-    """Modules with these parameters, so that a state dict of any other names or shapes does not fit."""
+    """Return modules with these parameters, which accept no state dict of other names or shapes."""
     root = nn.Module()
     for name, value in state.items():
         *path, last = name.split(".")
@@ -313,12 +327,12 @@ def tree(state: dict[str, Tensor]) -> nn.Module:
 
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="NeMo itself needs a later Python 3.11 to open any")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_nemo_opens_what_we_write(name: str, tmp_path: Path) -> None:
+def test_nemo_opens_written_archives(name: str, tmp_path: Path) -> None:
     from nemo.core import ModelPT
     from nemo.core.connectors.save_restore_connector import SaveRestoreConnector
 
     config, weights = tiny(name, 2), some_weights(tiny(name, 2))
-    state = state_of_v1(config, weights)
+    state = nemo_state(config, weights)
     file = tmp_path / "ours.nemo"
     write(file, config, weights)
 

@@ -1,4 +1,4 @@
-"""Two hosts of their own names and addresses, on this machine: network namespaces on one bridge. Needs root."""
+"""Two simulated hosts with their own names and addresses: network namespaces on one bridge. Needs root."""
 
 import os
 import shutil
@@ -12,14 +12,14 @@ _ENTER = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
 def address(number: int) -> str:
-    """Of host 1 or 2."""
+    """Return the address of host 1 or 2."""
     return f"10.77.0.{number}"
 
 
 @contextmanager
 def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
-    """Make them; gives for each the words to put before a command that is to run there."""
-    tag = f"b{os.getpid() % 100000}"  # names of interfaces have 15 letters at most
+    """Create the hosts; yield, for each, the command prefix that runs a command on it."""
+    tag = f"b{os.getpid() % 100000}"  # interface names have at most 15 characters
     names = directory / "hosts"
     names.write_text("127.0.0.1 localhost\n" + "".join(f"{address(n)} node{n}\n" for n in (1, 2)))
     try:
@@ -30,7 +30,7 @@ def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
                 f"netns add {space}", f"link add {here} type veth peer name e0 netns {space}",
                 f"link set {here} master {tag} up", f"-n {space} addr add {address(n)}/24 dev e0",
                 f"-n {space} link set e0 up", f"-n {space} link set lo up",
-                f"-n {space} route add default dev e0",  # what asks for its own address asks for the way out
+                f"-n {space} route add default dev e0",  # programs find their own address through the default route
             )  # fmt: skip
         yield [
             ["nsenter", f"--net=/run/netns/{tag}n{n}", "unshare", "--mount", "--uts", "--propagation", "private",

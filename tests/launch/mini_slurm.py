@@ -1,4 +1,4 @@
-"""A real Slurm of several nodes on this machine, as an ordinary user: a controller, and a daemon for each node."""
+"""A real Slurm cluster of several nodes on this machine without root: a controller, and a daemon for each node."""
 
 import getpass
 import os
@@ -50,7 +50,7 @@ NodeName=node[1-{nodes}] NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMem
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=5 PreemptMode=REQUEUE GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
-# any character devices will do: Slurm wants as many files as there are GPUs, and hands their numbers out
+# any character devices will do: Slurm needs one file per GPU and assigns their numbers
 _GPUS = (
     "NodeName=node[1-{nodes}] Name=gpu "
     "File=/dev/null,/dev/zero,/dev/full,/dev/random,/dev/urandom,/dev/tty,/dev/ptmx,/dev/kmsg\n"
@@ -59,7 +59,7 @@ _GPUS = (
 
 @contextmanager
 def mini_slurm(directory: Path, nodes: int = 2) -> Iterator[dict[str, str]]:
-    """Run the cluster; gives what has to be in the environment of `sbatch` and the like."""
+    """Run the cluster; yield the environment variables for `sbatch` and the other commands."""
     for name in ("state", "spool", "run", "log"):
         (directory / name).mkdir(parents=True)
     ports = _free_ports(nodes + 1)
@@ -95,7 +95,7 @@ def _wait(environment: dict[str, str], seconds: float = 30) -> None:
 
 
 def _free_ports(count: int) -> int:
-    """The first of so many free ports in a row."""
+    """Return the first of a range of free ports."""
     for first in range(21000 + os.getpid() % 5000, 32000, count):
         with suppress(OSError):
             sockets = [socket.create_server(("", first + number)) for number in range(count)]

@@ -1,4 +1,4 @@
-"""Programs that only note how they were called, in the place of those that start runs."""
+"""Stub programs that record their calls, in place of those that start runs."""
 
 import json
 import sys
@@ -14,10 +14,10 @@ with open({calls!r}, "a") as calls:
 
 
 class Stubs:
-    """A directory for the front of PATH.
+    """A directory of stubs to put in front of PATH.
 
     Attributes:
-        directory: where they are.
+        directory: path of the directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -25,12 +25,12 @@ class Stubs:
         directory.mkdir(parents=True)
 
     def add(self, name: str, rest: str = "") -> None:
-        """Add a program; `rest` is Python that it runs after noting the call."""
+        """Add a program; `rest` is Python code that it runs after recording the call."""
         path = self.directory / name
         path.write_text(_STUB.format(python=sys.executable, calls=str(self._calls), name=name, rest=rest))
         path.chmod(0o755)
 
     def calls(self, name: str = "") -> list[list[str]]:
-        """Every call so far in order, each with the program's name first."""
+        """Return all calls in order, each with the program's name first."""
         lines = self._calls.read_text().splitlines() if self._calls.exists() else []
         return [call for call in map(json.loads, lines) if not name or call[0] == name]

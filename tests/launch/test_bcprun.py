@@ -1,4 +1,4 @@
-"""The stand-in for bcprun: the platform's options and variables, and no process that is left over."""
+"""The bcprun substitute supports the platform's options and variables and leaves no process behind."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def bcprun(*words: str, **environment: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_every_process_knows_who_it_is(tmp_path: Path) -> None:
+def test_rank_variables_of_every_process(tmp_path: Path) -> None:
     names = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE NGC_ARRAY_INDEX NGC_REPLICA_ID NGC_ARRAY_SIZE NGC_GPUS_PER_NODE"
     shown = " ".join(f"${name}" for name in names.split())
     status, said, noted = bcprun(
@@ -35,11 +35,11 @@ def test_every_process_knows_who_it_is(tmp_path: Path) -> None:
     assert noted == "bcprun (a stand-in): 2 x 2 processes, all on this machine\n"
 
 
-def test_nodes_are_those_of_the_job() -> None:
+def test_nodes_default_to_those_of_the_job() -> None:
     assert len(bcprun("-c", "echo $RANK", NGC_ARRAY_SIZE="3")[1].splitlines()) == 3
 
 
-def test_one_that_fails_ends_the_others() -> None:
+def test_a_failed_process_ends_the_others() -> None:
     before = time.monotonic()
     status, _, noted = bcprun("-n", "2", "-p", "2", "-c", "[ $RANK = 3 ] && exit 7; exec sleep 60")
     assert status == 7
@@ -47,7 +47,7 @@ def test_one_that_fails_ends_the_others() -> None:
     assert noted.splitlines()[-1] == "bcprun (a stand-in): a process has ended with 7: so do the others"
 
 
-def test_others_go_on_when_told_to() -> None:
+def test_other_processes_continue_if_configured() -> None:
     status, said, _ = bcprun("-n", "2", "--async", "-c", "[ $RANK = 1 ] && exit 7; sleep 1; echo done")
     assert (status, said) == (7, "done\n")
 

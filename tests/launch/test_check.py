@@ -1,4 +1,4 @@
-"""`python -m bionemo.cluster check`: among processes of the stand-in for bcprun, and where some are missing."""
+"""`python -m bionemo.cluster check` with all processes, started by the bcprun substitute, and with missing ones."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def environment(**more: object) -> dict[str, str]:
     return {**os.environ, **place, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
 
 
-def test_everyone_is_named_and_sums_are_timed() -> None:
+def test_all_ranks_are_listed_and_all_reduce_is_timed() -> None:
     words = f"{' '.join(CHECK)} -b 4K -e 16K -f 2 -n 2"
     done = subprocess.run(
         [ROOT / "scripts" / "bcprun", "--nnodes", "2", "--npernode", "1", "--cmd", words],
@@ -35,16 +35,16 @@ def test_everyone_is_named_and_sums_are_timed() -> None:
     assert [rank[:4] for rank in found] == [[node, node, "0", socket.gethostname()] for node in "01"]
     assert {rank[-1] for rank in found} == {"bcprun"}
     title, _, *sizes = done.stdout.split("\n\n")[1].splitlines()
-    assert title == "all-reduce of float32 over 2 processes, gloo, 2 times each"
+    assert title == "all-reduce of float32 over 2 processes, gloo, 2 repetitions"
     for line, size in zip(sizes, (4, 8, 16), strict=True):
         assert re.fullmatch(rf" *{size} KiB{NUMBER * 3}", line)
         milliseconds, speed, bus = map(float, line.split()[2:])
         assert speed == pytest.approx(size * 1024 / milliseconds / 1e6, abs=0.002)
-        assert bus == speed  # 2 (n - 1) / n is 1 for two
+        assert bus == speed  # bus bandwidth factor 2 (n - 1) / n is 1 for two ranks
 
 
-def test_who_has_not_come_is_named() -> None:
-    """Three of four ranks, each alone: the first waits for the others, they for it."""
+def test_missing_ranks_are_named() -> None:
+    """Two of three ranks connect; the third uses another port."""
     first = environment(RANK=0, LOCAL_RANK=0, WORLD_SIZE=3, NODE_RANK=0)
     lost = environment(RANK=2, LOCAL_RANK=0, WORLD_SIZE=3, NODE_RANK=2)
     waiting = [
@@ -53,7 +53,7 @@ def test_who_has_not_come_is_named() -> None:
     ]
     said = [process.communicate(timeout=60) for process in waiting]
     assert waiting[0].returncode == 1
-    assert said[0][1].splitlines()[-1] == "error: 1 of 3 processes have not come within 2 s: ranks 2"
+    assert said[0][1].splitlines()[-1] == "error: 1 of 3 processes did not connect within 2 s: ranks 2"
     assert len(said[0][0].splitlines()) == 3
     assert waiting[2].returncode == 1
 
@@ -61,7 +61,7 @@ def test_who_has_not_come_is_named() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "error: no launcher has started this process: start it as a run would be"),
+        ([], "error: no launcher has started this process: start it with torchrun"),
         (["-f", "1"], "error: expected --factor of 2 or more"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The same run, two nodes of two processes each, by every launcher: to the last bit what four local processes give."""
+"""A run on two nodes with two processes each equals four local processes bitwise with every launcher."""
 
 import os
 import shutil
@@ -14,11 +14,11 @@ import pytest
 from tests.conftest import ROOT
 from tests.launch.hosts import AVAILABLE, address, two_hosts
 from tests.launch.mini_slurm import MISSING, mini_slurm
-from tests.training.runs import fingerprint, logged, run_on_ranks, tiny
+from tests.support.runs import fingerprint, logged, run_on_ranks, tiny
 
 pytestmark = pytest.mark.slow
 NAME = "--config-name=pretrain_esm2_8M"
-# starts what Open MPI would start on another host, here, under that host's name
+# starts a process of Open MPI for another host on this machine, under that host's name
 AGENT = """#!/bin/sh
 host=$1; shift
 exec unshare --uts sh -c 'hostname "$0" && exec sh -c "$1"' "$host" "$*"
@@ -83,13 +83,13 @@ def mpirun(place: Path) -> Path:
 def slurm(place: Path) -> Path:
     with mini_slurm(place / "slurm") as environment:
         results = launched(place, "cluster=bcm", MASTER_ADDR="127.0.0.1", **environment)
-        waits = ["srun", "--dependency=singleton", "--job-name=nemo-megatron-esm", "true"]  # for the job of that name
+        waits = ["srun", "--dependency=singleton", "--job-name=nemo-megatron-esm", "true"]  # for the job of this name
         call(waits, place, **environment)
     return results
 
 
 def ray(place: Path) -> Path:
-    """On two hosts: Ray tells nodes apart by their addresses."""
+    """Start Ray on two simulated hosts: Ray distinguishes nodes by their addresses."""
     token = {"RAY_TMPDIR": "/tmp", "RAY_AUTH_TOKEN_PATH": str(place / "token"), "RAY_PORT": "6379"}
     environment = {**os.environ, **token, "MASTER_ADDR": address(1), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     script = ["bash", str(ROOT / "scripts" / "start_ray_cluster.sh"), "--num-cpus=2"]

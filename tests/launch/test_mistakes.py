@@ -1,4 +1,4 @@
-"""Every mistake is one line and a status of 1, and nothing has been submitted."""
+"""Every user error is one line with exit status 1, and no job is submitted."""
 
 import os
 import re
@@ -6,33 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launches import BCP, launch
 from tests.launch.stubs import Stubs
+from tests.support.launches import BCP, launch
 
 SLURM = ["cluster=bcm", "trainer.devices=8"]
 WRONG: dict[str, tuple[list[str], str]] = {
     "a cluster that there is not": (["cluster=slurmm"], r"slurmm.*bcm, bcp, local, mpi, ray"),
     "a key of another cluster": (["cluster=mpi", "cluster.partition=gpu"], r"cluster.partition"),
-    "a sweep": (["-m", "model.optim.lr=1e-3,1e-4"], r"-m: one run is launched at a time"),
-    "several machines": (["trainer.num_nodes=2"], r"trainer.num_nodes=2, but cluster=local is this machine alone"),
-    "a number of devices": ([*SLURM, "trainer.devices=auto"], r"trainer.devices=auto: give the number of devices"),
+    "a sweep": (["-m", "model.optim.lr=1e-3,1e-4"], r"-m: only one run can be launched at a time"),
+    "several machines": (["trainer.num_nodes=2"], r"trainer.num_nodes=2, but cluster=local uses this machine only"),
+    "a number of devices": ([*SLURM, "trainer.devices=auto"], r"trainer.devices=auto: set the number of devices"),
     "devices of a node": (
         [*SLURM, "trainer.devices=16", "cluster.gpus_per_node=8"], r"=16, but a node has cluster.gpus_per_node=8"
     ),
     "a number of GPUs": ([*SLURM, "cluster.gpus_per_node=many"], r"cluster.gpus_per_node"),
     "a time": ([*SLURM, "cluster.time=soon"], r"cluster.time is 'soon', expected minutes, HH:MM:SS"),
-    "a signal": ([*SLURM, "cluster.signal='B:SIGUSR1@90'"], r"cluster.signal is 'B:SIGUSR1@90', expected such as SIG"),
-    "an option twice": ([*SLURM, "+cluster.additional_parameters.time=1"], r"parameters.time: give cluster.time"),
-    "an option of ours": ([*SLURM, "+cluster.additional_parameters.job-name=x"], r"job-name: it is set already"),
+    "a signal": ([*SLURM, "cluster.signal='B:SIGUSR1@90'"], r"cluster.signal is 'B:SIGUSR1@90', expected a value"),
+    "an option twice": ([*SLURM, "+cluster.additional_parameters.time=1"], r"parameters.time: set cluster.time"),
+    "an option of ours": ([*SLURM, "+cluster.additional_parameters.job-name=x"], r"job-name: it is already set"),
     "no option": ([*SLURM, "cluster.additional_parameters={_x: 1}"], r"additional_parameters._x: .* another option"),
     "two lines": ([*SLURM, "cluster.account='a\nb'"], r"sbatch --account is 'a\\nb', expected one line of text"),
-    "a variable's name": ([*SLURM, "cluster.env_vars={A-B: 1}"], r"cluster.env_vars.A-B: that is no name of an env"),
+    "a variable's name": ([*SLURM, "cluster.env_vars={A-B: 1}"], r"cluster.env_vars.A-B: this is not a valid name"),
     "an unset variable": ([*SLURM, "cluster.account=${oc.env:NOT_SET_HERE}"], r"NOT_SET_HERE"),
-    "a missing image": ([*SLURM, "cluster.container_image=/no/image.sqsh"], r"image=/no/image.sqsh: there is no"),
+    "a missing image": ([*SLURM, "cluster.container_image=/no/image.sqsh"], r"image=/no/image.sqsh: the file does"),
     "a missing mount": ([*SLURM, "cluster.container_image=org/image:1", "cluster.container_mounts=[/no/fsx:/fsx]"],
-                        r"cluster.container_mounts: there is no /no/fsx to mount"),
-    "a missing hostfile": (["cluster=mpi", "cluster.hostfile=nowhere"], r"cluster.hostfile=nowhere: there is no such"),
-    "no instance": (["cluster=bcp"], r"missing value: give cluster.instance=..., which BCP needs"),
+                        r"cluster.container_mounts: /no/fsx does not exist"),
+    "a missing hostfile": (["cluster=mpi", "cluster.hostfile=nowhere"], r"cluster.hostfile=nowhere: the file"),
+    "no instance": (["cluster=bcp"], r"missing value: set cluster.instance=..., which BCP req"),
     "too few GPUs": ([*BCP, "trainer.devices=16"], r"=16, but cluster.instance=dgxa100.80g.8.norm has 8"),
     "a runtime": ([*BCP, "cluster.total_runtime=6"], r"cluster.total_runtime is '6', expected such as 6H"),
     "a label": ([*BCP, "cluster.labels=[example-pretrain-job]"], r"labels is 'example-pretrain-job', expected l"),
@@ -41,9 +41,9 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "an order": ([*BCP, "cluster.order=100"], r"cluster.order is 100, expected from 1 to 99"),
     "a workspace": ([*BCP, "cluster.workspaces=[data]"], r"cluster.workspaces is 'data', expected ID:/directory"),
     "a port": ([*BCP, "cluster.ports=['1729']"], r"cluster.ports is '1729', expected PORT or NAME:PORT"),
-    "a named port": ([*BCP, "cluster.ports=['ui:80/HTTPS']"], r"a port has a name with TCP and UDP alone"),
+    "a named port": ([*BCP, "cluster.ports=['ui:80/HTTPS']"], r"only TCP and UDP ports can have a name"),
     "a secret by its value": ([*BCP, "cluster.secrets=['a b']"], r"cluster.secrets\[0\] must be the NAME"),
-    "a secret": ([*SLURM, "cluster.env_vars={WANDB_API_KEY: 0123456789}"], r"env_vars.WANDB_API_KEY holds a secret"),
+    "a secret": ([*SLURM, "cluster.env_vars={WANDB_API_KEY: 0123456789}"], r"env_vars.WANDB_API_KEY contains a s"),
 }  # fmt: skip
 
 
@@ -70,13 +70,13 @@ def test_one_line(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (SLURM, "there is no sbatch here: submit from a login node"),
-        (["cluster=mpi"], "there is no mpirun here: install it"),
-        (BCP, "there is no ngc here: install the NGC CLI"),
-        (["cluster=ray"], r"cluster=ray needs Ray, which is not installed: pip install 'bionemo\[ray\]'"),
+        (SLURM, "sbatch was not found: submit from a login node"),
+        (["cluster=mpi"], "mpirun was not found: install it"),
+        (BCP, "ngc was not found: install the NGC CLI"),
+        (["cluster=ray"], r"cluster=ray requires Ray, which is not installed: pip install 'bionemo\[ray\]'"),
     ],
 )
-def test_a_program_that_is_not_there(
+def test_missing_programs(
     words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -94,7 +94,7 @@ print(16 + len(open(calls.name).readlines()), "mini", sep=";")
 """
 
 
-def test_a_chain_is_submitted_whole_or_not_at_all(
+def test_a_job_chain_is_submitted_completely_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stubs = Stubs(tmp_path / "bin")
@@ -119,7 +119,7 @@ def test_a_chain_is_submitted_whole_or_not_at_all(
     assert stubs.calls("scancel") == [["scancel", "19", "20"]]
 
 
-def test_a_refusal_of_ngc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_ngc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stubs = Stubs(tmp_path / "bin")
     stubs.add("ngc", "print('Error: Invalid org.\\nTry again.', file=sys.stderr); sys.exit(1)")
     assert launch(monkeypatch, tmp_path, *BCP, path=stubs.directory) == 1
@@ -138,10 +138,10 @@ def test_a_directory_that_cannot_be_written(
     assert stubs.calls() == []
 
 
-def test_the_status_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_status_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stubs = Stubs(tmp_path / "bin")
     stubs.add("mpirun", "sys.exit(3)")
     assert launch(monkeypatch, tmp_path, "cluster=mpi", "do_testing=True", path=stubs.directory) == 3
-    assert len(stubs.calls()) == 1  # what cannot be trained is not tested
+    assert len(stubs.calls()) == 1  # a run that cannot train is not tested
     (log,) = tmp_path.rglob("log-*.out")
     assert os.path.getsize(log) == 0

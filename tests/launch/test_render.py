@@ -1,4 +1,4 @@
-"""What starts a run, as text: against files that were read and approved, a real shell, and shellcheck."""
+"""Rendered job scripts, checked against approved files, with a real shell and with shellcheck."""
 
 import os
 import shutil
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.config.compose import typed
-from bionemo.config.paths import source
-from tests.launch.launches import BCP, launch
+from bionemo.config.compose import compose_typed
+from bionemo.config.paths import find_source
 from tests.launch.stubs import Stubs
+from tests.support.launches import BCP, launch
 
 GOLDEN = Path(__file__).parent / "golden"
 GPT3 = ["--config-name=pretrain_gpt3_126m", "exp_manager.exp_dir=results/gpt3_126m"]
@@ -35,7 +35,7 @@ CASES: dict[str, list[str]] = {
 
 
 def rendered(text: str, here: Path) -> str:
-    """What --dry-run prints, but the configuration, and the places of this machine."""
+    """Return the output of --dry-run without the configuration and with machine-specific paths replaced."""
     for place, name in ((str(here), "HERE"), (sys.executable, "PYTHON"), (str(Path(sys.argv[0])), "LAUNCH")):
         text = text.replace(place, name)
     files = text.split("\n# HERE/")
@@ -43,10 +43,10 @@ def rendered(text: str, here: Path) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_text_is_the_approved_one(
+def test_scripts_equal_the_approved_files(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To approve another: run with BIONEMO_APPROVE=1, and read the difference."""
+    """To approve changes, run with BIONEMO_APPROVE=1 and review the diff."""
     monkeypatch.delenv("BIONEMO_HOME", raising=False)
     assert launch(monkeypatch, tmp_path, *CASES[case], "--dry-run") == 0
     assert not list(tmp_path.iterdir())
@@ -59,7 +59,7 @@ def test_the_text_is_the_approved_one(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_sound_shell(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scripts_pass_shellcheck(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stubs = Stubs(tmp_path / "bin")
     for name in ("sbatch", "ngc", "mpirun", "bash"):
         stubs.add(name, "print(17)")
@@ -81,7 +81,7 @@ def test_it_is_sound_shell(case: str, tmp_path: Path, monkeypatch: pytest.Monkey
     ("words", "expected"),
     [
         ([], {"--gpus-per-node=4", "--gres=gpu:4"}),
-        (["cluster.gpus_per_node=8"], {"--gpus-per-node=8", "--gres=gpu:8"}),  # a node has more than are used
+        (["cluster.gpus_per_node=8"], {"--gpus-per-node=8", "--gres=gpu:8"}),  # a node has more GPUs than are used
         (["cluster.gres=gpu:a100:8"], {"--gres=gpu:a100:8"}),
         (["cluster.gpus_per_node=null"], {"--gres=gpu:4"}),
         (["cluster.gres=null"], {"--gpus-per-node=4"}),
@@ -90,7 +90,7 @@ def test_it_is_sound_shell(case: str, tmp_path: Path, monkeypatch: pytest.Monkey
         (["trainer.accelerator=cpu"], set()),
     ],
 )
-def test_slurm_is_asked_for_the_gpus_of_a_run(
+def test_slurm_jobs_request_the_gpus_of_the_run(
     words: list[str], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -110,17 +110,17 @@ def started(calls: list[list[str]], program: str) -> list[list[str]]:
 
 
 def run_all(tmp_path: Path, stubs: Stubs) -> None:
-    """Run every script in a shell, as whoever takes it would."""
+    """Run every script in a shell, like the program that receives it."""
     environment = {**os.environ, "PATH": f"{stubs.directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
     for script in tmp_path.rglob("*.sh"):
         subprocess.run(["bash", script], env=environment, check=True, cwd=tmp_path, capture_output=True)
 
 
 @pytest.mark.parametrize("kind", ["bcm", "mpi", "local"])
-def test_hostile_values_come_through_and_are_never_run(
+def test_shell_metacharacters_are_passed_through_and_not_executed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the name of the run, of its directory, of variables and options: all reach the program as they are."""
+    """Names, directories, variables and options reach the program unchanged."""
     here = tmp_path / HOSTILE.replace("/", "")
     here.mkdir()
     stubs = Stubs(tmp_path / "bin")
@@ -143,15 +143,15 @@ def test_hostile_values_come_through_and_are_never_run(
     (call,) = stubs.calls(program)
     assert call[-9:] == command
     assert kind == "local" or "--x=$(touch owned)" in call
-    where = source(Path(settings).name, Path(settings).parent, trusted=True)
-    assert typed(where, [])[0].name == HOSTILE
+    where = find_source(Path(settings).name, Path(settings).parent, trusted=True)
+    assert compose_typed(where, [])[0].name == HOSTILE
     logs = [path for path in here.rglob("*.out") if kind != "bcm"]
     assert [path.read_text() for path in logs] == [f"{HOSTILE}\n" for _ in logs]
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_hostile_values_on_base_command_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the shell that calls ngc, the one of the job, and the one of every process."""
+def test_shell_metacharacters_on_base_command_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values pass through the shell that calls ngc, that of the job, and that of every process."""
     stubs = Stubs(tmp_path / "bin")
     for name in ("ngc", "bcprun", "python"):
         stubs.add(name)
@@ -167,5 +167,5 @@ def test_hostile_values_on_base_command_platform(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_shellcheck_is_there() -> None:
+def test_shellcheck_is_installed() -> None:
     assert shutil.which("shellcheck")

@@ -1,4 +1,4 @@
-"""The scripts beside the examples and in setup/: what they say to the commands behind them."""
+"""The scripts of the examples and in setup/: commands that they run, checked with stub programs."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ SCRIPTS = sorted(
 
 
 def say(*words: str | Path, here: Path, **environment: str) -> tuple[int, str]:
-    """Run a script with an environment of its own; the status, and what it says."""
+    """Run a script with its own environment; return the exit status and the output."""
     full = {"PATH": os.environ["PATH"], "HOME": str(here), **environment}
     done = subprocess.run(
         ["bash", *words], cwd=here, env=full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -28,7 +28,7 @@ def say(*words: str | Path, here: Path, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_all_scripts_are_sound() -> None:
+def test_all_scripts_pass_shellcheck() -> None:
     assert len(SCRIPTS) > 15
     checked = subprocess.run(["shellcheck", *SCRIPTS], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
@@ -36,7 +36,7 @@ def test_all_scripts_are_sound() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_goes_to_slurm_and_bcp(family: str, tmp_path: Path) -> None:
+def test_every_family_is_submitted_to_slurm_and_bcp(family: str, tmp_path: Path) -> None:
     scripts, name = ROOT / "examples" / family / "scripts", FAMILIES[family]
     settings = {"PARTITION": "gpu", "NUM_NODES": "4", "GPUS_PER_NODE": "2", "TIME_LIMIT": "1-00:00:00",
                 "DATA_PATH": "/data/a b", "MOUNTS": "/a:/a,/b:/b", "RESULTS_PATH": "out"}  # fmt: skip
@@ -67,7 +67,7 @@ def test_a_family_goes_to_slurm_and_bcp(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_quick_run(family: str, tmp_path: Path) -> None:
+def test_quick_run_scripts(family: str, tmp_path: Path) -> None:
     script = ROOT / "examples" / family / "scripts" / "pretrain_quick.sh"
     stubs = Stubs(tmp_path / "bin")
     stubs.add("python")
@@ -91,7 +91,7 @@ def test_a_quick_run(family: str, tmp_path: Path) -> None:
 LAUNCH = ROOT / "setup" / "launch.sh"
 
 
-def test_a_container_is_told_names_of_secrets_and_nothing_in_env_is_run(tmp_path: Path) -> None:
+def test_a_container_gets_secrets_by_name_and_env_is_not_executed(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path / "bin")
     stubs.add("docker", "print(os.environ.get('WANDB_API_KEY'))")
     env = tmp_path / ".env"
@@ -112,7 +112,7 @@ def test_a_container_is_told_names_of_secrets_and_nothing_in_env_is_run(tmp_path
         ["dev", "-c", "ls"],
         ["attach"],
     ):
-        assert say(LAUNCH, *command, **words)[1].splitlines()[-1] == "canary$(touch owned)"  # in its environment alone
+        assert say(LAUNCH, *command, **words)[1].splitlines()[-1] == "canary$(touch owned)"  # only in its environment
     status, told = say(LAUNCH, "info", **words)
     assert status == 0
     assert "WANDB_API_KEY is set" in told
@@ -131,7 +131,7 @@ def test_a_container_is_told_names_of_secrets_and_nothing_in_env_is_run(tmp_path
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_a_container_takes_known_names_alone_from_env(tmp_path: Path) -> None:
+def test_a_container_gets_only_known_names_from_env(tmp_path: Path) -> None:
     stubs = Stubs(tmp_path / "bin")
     stubs.add("docker", "print('inherited:', os.environ.get('LD_DEBUG'), os.environ.get('PYTHONPATH'))")
     env = tmp_path / ".env"
@@ -155,7 +155,7 @@ def test_a_container_takes_known_names_alone_from_env(tmp_path: Path) -> None:
         "DATA_PATH=--privileged", "RESULTS_PATH=/etc:/etc",
     ],
 )  # fmt: skip
-def test_no_setting_of_a_container_becomes_an_option(command: str, setting: str, tmp_path: Path) -> None:
+def test_settings_of_a_container_are_not_parsed_as_options(command: str, setting: str, tmp_path: Path) -> None:
     env = tmp_path / ".env"
     env.write_text(setting + "\n")
     status, told = say(LAUNCH, "--dry-run", command, here=tmp_path, ENV_FILE=str(env))
@@ -164,7 +164,7 @@ def test_no_setting_of_a_container_becomes_an_option(command: str, setting: str,
     assert told.count("\n") == 1
 
 
-def test_no_tag_becomes_an_option(tmp_path: Path) -> None:
+def test_a_tag_is_not_parsed_as_an_option(tmp_path: Path) -> None:
     status, told = say(LAUNCH, "--dry-run", "push", "-v", "-x y", here=tmp_path)
     assert (status, told) == (1, "error: tag=-x y: expected the tag of an image\n")
 
@@ -178,8 +178,8 @@ def test_no_tag_becomes_an_option(tmp_path: Path) -> None:
         (["pull"], {"PATH": "/usr/bin:/bin"}, "error: there is no docker here"),
     ],
 )
-def test_mistakes_of_launch_sh(words: list[str], environment: dict[str, str], expected: str, tmp_path: Path) -> None:
-    if "PATH" in environment:  # a docker in the usual places would be found
+def test_errors_of_launch_sh(words: list[str], environment: dict[str, str], expected: str, tmp_path: Path) -> None:
+    if "PATH" in environment:  # a docker in the standard directories would be found
         (tmp_path / "bin").mkdir()
         for name in ("bash", "dirname", "sed"):
             (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
@@ -189,14 +189,14 @@ def test_mistakes_of_launch_sh(words: list[str], environment: dict[str, str], ex
     assert told.splitlines()[-1] == expected
 
 
-def test_there_is_nothing_to_compile(tmp_path: Path) -> None:
+def test_the_package_needs_no_compilation(tmp_path: Path) -> None:
     status, told = say(ROOT / "setup" / "recompile_megatron_helper.sh", here=tmp_path, PYTHON="python")
     assert status == 0
     assert len(told.splitlines()) == 1
-    assert told.startswith("nothing to compile: no run needs Megatron's helpers")
+    assert told.startswith("nothing to compile: runs do not need Megatron's helpers")
 
 
-def test_a_container_starts_with_what_it_is_told(tmp_path: Path) -> None:
+def test_a_container_starts_with_the_configured_command(tmp_path: Path) -> None:
     startup = ROOT / "setup" / "startup.sh"
     assert say(startup, "echo", "a b", here=tmp_path) == (0, "a b\n")
     assert say(startup, "bash", "-c", "echo $0", here=tmp_path) == (0, "bash\n")

@@ -1,4 +1,4 @@
-"""Canary secrets, in the environment and in overrides: in no file, output or argument of any way to start a run."""
+"""Canary secrets in the environment and in overrides do not occur in files, output or arguments of any launcher."""
 
 import os
 import subprocess
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.launches import BCP, launch
 from tests.launch.stubs import Stubs
+from tests.support.launches import BCP, launch
 
 CANARIES = {
     name: f"canary-{number}-{name.lower()}"
@@ -29,7 +29,7 @@ def written(directory: Path) -> str:
 def test_no_secret_of_the_environment_is_written(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Those who start the run's processes find them in their own environment, as they should."""
+    """The launched processes inherit the secrets in their own environment, as intended."""
     stubs = Stubs(tmp_path / "bin")
     for name in PROGRAMS:
         stubs.add(name, "open(sys.argv[0] + '.saw', 'w').write(os.environ.get('WANDB_API_KEY', '')); print(17)")
@@ -72,11 +72,11 @@ def test_a_secret_on_the_command_line_is_refused(
     monkeypatch.setattr("bionemo.launch.ray.find_spec", lambda _: True)
     status = launch(monkeypatch, tmp_path, *WAYS[way], word.format(value=value), path=stubs.directory)
     shown = "".join(capfd.readouterr())
-    if (way, word) == ("bcp", BY_NAME):  # resolved in the job alone
+    if (way, word) == ("bcp", BY_NAME):  # resolved only in the job
         assert status == 0
         assert value not in written(tmp_path) + shown + str(stubs.calls())
         return
     assert status == 1
-    assert "holds a secret" in shown or "the value of $WANDB_API_KEY would be written" in shown
+    assert "contains a secret" in shown or "the value of $WANDB_API_KEY would be written" in shown
     assert value not in written(tmp_path) + shown
     assert stubs.calls() == []

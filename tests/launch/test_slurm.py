@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes: what it makes of our scripts, and of runs that it tells, preempts or kills."""
+"""Runs on a real Slurm cluster of two nodes: job scripts, signals before the time limit, preemption and failures."""
 
 import re
 import subprocess
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.launch.launches import launch
 from tests.launch.mini_slurm import MISSING, mini_slurm
-from tests.training.runs import TEXT, fingerprint, logged, run_on_ranks, tiny
+from tests.support.launches import launch
+from tests.support.runs import TEXT, fingerprint, logged, run_on_ranks, tiny
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"Slurm is not installed: there is no {', '.join(MISSING)}")
 TWO_NODES = ["cluster=bcm", "trainer.num_nodes=2", "trainer.devices=1"]
@@ -22,7 +22,7 @@ PATIENCE = 180  # seconds: four processes may share two cores with other tests
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with mini_slurm(tmp_path_factory.mktemp("slurm")) as environment:
-        yield environment | {"MASTER_ADDR": "127.0.0.1"}  # node1 is no name that this machine knows
+        yield environment | {"MASTER_ADDR": "127.0.0.1"}  # this machine cannot resolve node1
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def say(*words: str) -> str:
 
 
 def job(number: int) -> dict[str, str]:
-    """What Slurm knows of a job."""
+    """Return the information of Slurm about a job."""
     return dict(re.findall(r"(\w+)=(\S*)", say("scontrol", "show", "job", str(number))))
 
 
@@ -59,10 +59,10 @@ def submitted(capsys: pytest.CaptureFixture[str]) -> int:
 
 
 @pytest.mark.usefixtures("slurm")
-def test_a_run_that_is_told_and_preempted_is_bitwise_the_one_that_was_left_alone(
+def test_a_signalled_and_preempted_run_is_bitwise_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """SIGUSR1 comes as before the end of its time; then a job of more importance needs the nodes: SIGTERM."""
+    """Slurm sends SIGUSR1 before the time limit; then a job of higher priority preempts the run with SIGTERM."""
     alone = tmp_path / "alone"
     assert [status for status, _ in run_on_ranks(alone, *LONG, ranks=2)] == [0, 0]
 
@@ -73,14 +73,14 @@ def test_a_run_that_is_told_and_preempted_is_bitwise_the_one_that_was_left_alone
     console = directory / f"log-nemo-megatron-esm_{number}.out"
 
     def trains(restarts: int) -> bool:
-        starts = console.read_text().split("continuing from") if console.exists() else []
+        starts = console.read_text().split("resuming from") if console.exists() else []
         return len(starts) == restarts + 1 and "\nstep " in starts[-1]
 
     until(lambda: trains(0), lambda: str(job(number)))
     say("scancel", "--signal=USR1", str(number))
     until(lambda: trains(1), console.read_text)
     say("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 1", f"--output={tmp_path}/urgent")
-    until(lambda: console.read_text().count("continuing from") == 2, console.read_text)
+    until(lambda: console.read_text().count("resuming from") == 2, console.read_text)
     assert ended(number)["JobState"] == "COMPLETED"
     assert job(number)["Restarts"] == "2"
     assert re.findall(r"received (\w+): saving step", console.read_text()) == ["SIGUSR1", "SIGTERM"]
@@ -93,17 +93,17 @@ def test_a_run_that_is_told_and_preempted_is_bitwise_the_one_that_was_left_alone
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
-def test_slurm_tells_a_run_before_its_time_is_over(
+def test_slurm_signals_a_run_before_its_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two minutes, less thirty seconds, less what Slurm's clock is coarse by; the time it has again is enough."""
+    """The limit is two minutes, the signal comes 30 s earlier; after the requeue the run has the full time again."""
     directory = tmp_path / "results"
     words = tiny(*TWO_NODES, "trainer.max_steps=1000000", f"exp_manager.exp_dir={directory}", "cluster.time='2'",
                  "cluster.signal=SIGUSR1@30", "name=esm")  # fmt: skip
     assert launch(monkeypatch, tmp_path, *words) == 0
     number = submitted(capsys)
     console = directory / f"log-nemo-megatron-esm_{number}.out"
-    until(lambda: console.exists() and "continuing from" in console.read_text(), lambda: str(job(number)))
+    until(lambda: console.exists() and "resuming from" in console.read_text(), lambda: str(job(number)))
     say("scancel", str(number))
     told = console.read_text()
     assert "received SIGUSR1: saving step" in told
@@ -137,10 +137,10 @@ def test_a_rank_that_dies_ends_the_step_at_once(
          "cluster.gres=null", "cluster.dependency=null", "cluster.additional_parameters={comment: \"it is 'mine'\"}"],
     ],
 )  # fmt: skip
-def test_sbatch_takes_every_option(
+def test_sbatch_accepts_every_option(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That it would start, too: the cluster has two nodes of eight GPUs."""
+    """sbatch --test-only also checks that the job could start: the cluster has two nodes of eight GPUs."""
     place = f"exp_manager.exp_dir='{tmp_path}/a b $(x)'"
     assert launch(monkeypatch, tmp_path, "cluster=bcm", "trainer.num_nodes=2", *words, place, "--dry-run") == 0
     (script,) = re.findall(r"\n# \S[^\n]*_submission.sh\n(.*)", capsys.readouterr().out, re.DOTALL)
@@ -153,7 +153,7 @@ def test_sbatch_takes_every_option(
 
 
 @pytest.mark.usefixtures("slurm")
-def test_what_sbatch_refuses_is_told(
+def test_errors_of_sbatch_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch(monkeypatch, tmp_path, *TWO_NODES, "cluster.partition=nowhere") == 1
@@ -163,7 +163,7 @@ def test_what_sbatch_refuses_is_told(
 
 
 @pytest.mark.usefixtures("slurm")
-def test_the_benchmark_of_gpt3_leaves_the_tree_of_its_guide(tmp_path: Path) -> None:
+def test_the_gpt3_benchmark_writes_the_documented_directories(tmp_path: Path) -> None:
     small = [word for word in tiny(model="gpt3") if word not in TEXT and not word.startswith("trainer.max_steps")]
     sizes = [*small, "model.global_batch_size=null", "model.optim.sched.constant_steps=0", "trainer.max_time=null"]
     data = ["model.data.mock.num_samples=100", "model.tokenizer.vocab_file=null", "model.tokenizer.merge_file=null"]

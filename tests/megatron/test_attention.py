@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed attention against dropout(softmax(q k^T)) v written out in double precision, sequence by sequence."""
+"""Packed attention, compared with dropout(softmax(q k^T)) v computed in double precision, sequence by sequence."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,21 +14,27 @@ from torch import Tensor
 
 from bionemo.common import random_stream
 from bionemo.megatron import attention, cpu_attention
-from bionemo.megatron.attention import PackedAttention, Segments, per_sequence, rotary_angles, rotate
+from bionemo.megatron.attention import (
+    PackedAttention,
+    PackedSequences,
+    apply_rotary,
+    attend_per_sequence,
+    rotary_cos_sin,
+)
 from bionemo.megatron.cpu_attention import packed_attention
 from bionemo.megatron.dropout import AttentionDropout
 
 LENGTHS = (1, 37, 0, 64, 130, 2)
 HEADS, SITE = 4, 10
 KEYS = torch.randint(-(2**63), 2**63 - 1, (sum(LENGTHS) + 9,), generator=torch.Generator().manual_seed(5))
-DROPPED = AttentionDropout(KEYS, SITE, first_head=0, all_heads=HEADS, probability=0.3)
-WAYS = pytest.mark.parametrize("way", [packed_attention, per_sequence])
+DROPPED = AttentionDropout(KEYS, SITE, first_head=0, num_heads=HEADS, probability=0.3)
+WAYS = pytest.mark.parametrize("way", [packed_attention, attend_per_sequence])
 SHARES = pytest.mark.parametrize("dropout", [None, DROPPED], ids=["whole", "dropped"])
 Way = Callable[..., Tensor]
 
 
 def factors(keys: Tensor, columns: int, heads: int, probability: float) -> Tensor:
-    """What each probability [h, n, m] of one sequence is multiplied by: 0 or 1 / (1 - p), drawn one by one."""
+    """Return the dropout factor of each probability [h, n, m] of one sequence: 0 or 1 / (1 - p), drawn one by one."""
     words, n = keys.numpy().astype(np.uint64), len(keys)
     result = np.zeros((heads, n, columns))
     for head in range(heads):
@@ -66,7 +72,7 @@ def written_out(
 
 
 def projection(dtype: torch.dtype, filler: int = 9) -> Tensor:
-    """A fused projection [T, heads, 3 x 16], as the attention finds it."""
+    """Return a fused projection [T, heads, 3 x 16], the input of the attention."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(sum(LENGTHS) + filler, HEADS, 48, generator=generator).to(dtype).requires_grad_()
 
@@ -86,7 +92,7 @@ def test_output_and_gradients_equal_the_formula(
     fused = projection(dtype)
     exact = fused.detach().double().requires_grad_()
     weight = torch.randn(len(fused), HEADS, 16, generator=torch.Generator().manual_seed(1))
-    weight[sum(LENGTHS) :] = 0  # nothing depends on what filler says
+    weight[sum(LENGTHS) :] = 0  # the content of padding has no effect
     out = way(*fused.split(16, dim=-1), LENGTHS, 0.25, dropout)
     expected = written_out(*exact.split(16, dim=-1), LENGTHS, 0.25, dropout)
     assert out.dtype == dtype
@@ -98,12 +104,12 @@ def test_output_and_gradients_equal_the_formula(
     torch.set_num_threads(1)
 
 
-OTHERS = (40, 3, 0, 64, 33, 200)  # the same number of sequences, one of them empty where the other is too
+OTHERS = (40, 3, 0, 64, 33, 200)  # as many sequences, with an empty one at the same index
 
 
 @pytest.fixture
 def stripe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """How many queries of a causal sequence are taken together."""
+    """Set the number of queries of a causal sequence in one block."""
     monkeypatch.setattr(cpu_attention, "_STRIPE", request.param)
     cpu_attention._tiles.cache_clear()
     yield
@@ -116,7 +122,7 @@ def stripe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.mark.parametrize("stripe", [32, 256], indirect=True)
 @pytest.mark.parametrize("pattern", [{"causal": True}, {"key_lengths": OTHERS}], ids=["causal", "cross"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
-def test_the_past_and_other_sequences_by_the_formula(
+def test_causal_and_cross_attention_equal_the_formula(
     way: Way, dropout: AttentionDropout | None, pattern: dict[str, Any], dtype: torch.dtype, tolerance: float
 ) -> None:
     fused = projection(dtype)
@@ -135,26 +141,26 @@ def test_the_past_and_other_sequences_by_the_formula(
     assert relative(other.grad, exact_other.grad) < tolerance
 
 
-def test_the_module_knows_what_it_attends_to() -> None:
-    """Causal by its mask type; to other sequences by the segments, with draws of its own."""
-    segments = Segments(LENGTHS, torch.zeros(0), longest=130, keys=KEYS)
+def test_the_module_selects_causal_or_cross_attention() -> None:
+    """Causal according to its mask type; cross-attention according to the segments, with its own dropout draws."""
+    segments = PackedSequences(LENGTHS, torch.zeros(0), max_length=130, dropout_keys=KEYS)
     fused = projection(torch.float32).detach()
     parts = fused.split(16, dim=-1)
     wide = [x[:, None] for x in parts]
     causal = module(attn_mask_type=AttnMaskType.causal)(*wide, packed_seq_params=segments)
     assert torch.equal(causal, packed_attention(*parts, LENGTHS, 0.25, DROPPED, causal=True).view(len(fused), 1, -1))
 
-    others = Segments(OTHERS, torch.zeros(0), longest=200)
+    others = PackedSequences(OTHERS, torch.zeros(0), max_length=200)
     other = torch.randn(sum(OTHERS), HEADS, 32, generator=torch.Generator().manual_seed(3)).split(16, dim=-1)
     cross = module(attention_type="cross", attn_mask_type=AttnMaskType.no_mask)
-    found = cross(wide[0], *(x[:, None] for x in other), packed_seq_params=segments.towards(others))
+    found = cross(wide[0], *(x[:, None] for x in other), packed_seq_params=segments.with_context(others))
     drawn = DROPPED._replace(site=SITE + 2)
     expected = packed_attention(parts[0], *other, LENGTHS, 0.25, drawn, key_lengths=OTHERS)
     assert torch.equal(found, expected.view(len(fused), 1, -1))
 
 
 @SHARES
-def test_every_run_gives_the_same_bits_on_any_number_of_threads(dropout: AttentionDropout | None) -> None:
+def test_results_are_bitwise_equal_for_any_number_of_threads(dropout: AttentionDropout | None) -> None:
     results = []
     for threads in (1, 2, 2):
         torch.set_num_threads(threads)
@@ -169,8 +175,8 @@ def test_every_run_gives_the_same_bits_on_any_number_of_threads(dropout: Attenti
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_numbers_too_small_to_be_fast_count_as_zero_here_and_nowhere_else(threads: int) -> None:
-    """Whatever the number of threads: sharp attention makes many of them, and each costs a hundred times a sum."""
+def test_denormals_are_flushed_to_zero_only_inside_attention(threads: int) -> None:
+    """Sharp attention produces many denormals, each of which costs as much as a hundred additions."""
     tiny = torch.full((20, 1, 8), 1e-40)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -183,7 +189,7 @@ def test_numbers_too_small_to_be_fast_count_as_zero_here_and_nowhere_else(thread
 
 
 @WAYS
-def test_tensor_ranks_with_half_of_the_heads_each_drop_as_one_with_all(way: Way) -> None:
+def test_dropout_does_not_depend_on_tensor_parallelism(way: Way) -> None:
     q, k, v = projection(torch.float32).detach().split(16, dim=-1)
     halves = [
         way(q[:, part], k[:, part], v[:, part], LENGTHS, 0.25, DROPPED._replace(first_head=part.start))
@@ -192,11 +198,11 @@ def test_tensor_ranks_with_half_of_the_heads_each_drop_as_one_with_all(way: Way)
     torch.testing.assert_close(torch.cat(halves, 1), way(q, k, v, LENGTHS, 0.25, DROPPED), rtol=1e-5, atol=1e-6)
 
 
-def test_a_sequence_draws_the_same_alone_and_in_any_pack() -> None:
+def test_dropout_of_a_sequence_does_not_depend_on_its_packed_batch() -> None:
     start, n = sum(LENGTHS[:4]), LENGTHS[4]
     whole, tokens = slice(0, HEADS), slice(start, start + n)
     alone = DROPPED._replace(keys=KEYS[tokens])
-    assert torch.equal(alone.kept(whole, slice(0, n), n), DROPPED.kept(whole, tokens, n))
+    assert torch.equal(alone.keep_mask(whole, slice(0, n), n), DROPPED.keep_mask(whole, tokens, n))
     fused = projection(torch.float32).detach()
     packed = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25, DROPPED)[tokens]
     found = packed_attention(*fused[tokens].split(16, dim=-1), (n,), 0.25, alone)
@@ -210,17 +216,17 @@ def module(layer: int = SITE // 5, **options: Any) -> PackedAttention:
     return PackedAttention(config, layer, **options)
 
 
-def test_the_module_drops_in_training_only_under_its_layers_site_and_its_ranks_heads(
+def test_module_dropout_uses_the_layer_and_the_heads_of_the_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    segments = Segments(LENGTHS, torch.zeros(0), longest=130, keys=KEYS)
+    segments = PackedSequences(LENGTHS, torch.zeros(0), max_length=130, dropout_keys=KEYS)
     fused = projection(torch.float32).detach()
     parts = [x[:, None] for x in fused.split(16, dim=-1)]
     dropped = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25, DROPPED).view(len(fused), 1, -1)
     assert torch.equal(module()(*parts, packed_seq_params=segments), dropped)
 
     whole = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25).view(len(fused), 1, -1)
-    keyless = replace(segments, keys=None)
+    keyless = replace(segments, dropout_keys=None)
     assert torch.equal(module().eval()(*parts, packed_seq_params=keyless), whole)
     with pytest.raises(AssertionError, match="keys"):
         module()(*parts, packed_seq_params=keyless)
@@ -230,8 +236,8 @@ def test_the_module_drops_in_training_only_under_its_layers_site_and_its_ranks_h
     torch.testing.assert_close(second, dropped[:, :, 8 * HEADS :], rtol=1e-5, atol=1e-6)
 
 
-def test_a_compiled_module_attends_the_same() -> None:
-    segments = Segments(LENGTHS, torch.zeros(0), longest=130, keys=KEYS)
+def test_compiled_attention_is_equal() -> None:
+    segments = PackedSequences(LENGTHS, torch.zeros(0), max_length=130, dropout_keys=KEYS)
     fused, again = projection(torch.float32), projection(torch.float32)
     compiled = torch.compile(module(), backend="aot_eager")
     for found, attend in ((fused, module()), (again, compiled)):
@@ -242,8 +248,8 @@ def test_a_compiled_module_attends_the_same() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.needs_gpu
-def test_a_gpu_draws_the_same_and_can_repeat_itself() -> None:
-    segments = Segments(LENGTHS, torch.zeros(0), longest=130)
+def test_gpu_dropout_is_equal_and_deterministic() -> None:
+    segments = PackedSequences(LENGTHS, torch.zeros(0), max_length=130)
     fused = projection(torch.float32).detach()
     found = attention.attend(*fused.cuda().split(16, dim=-1), segments, 0.25, DROPPED._replace(keys=KEYS.cuda()))
     expected = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25, DROPPED)
@@ -261,11 +267,11 @@ def test_a_gpu_draws_the_same_and_can_repeat_itself() -> None:
     assert all(torch.equal(gradient, gradients[0]) for gradient in gradients[1:])
 
 
-def test_rotation_depends_only_on_distance() -> None:
-    cos, sin = rotary_angles(torch.tensor([0, 3, 10, 13]), 16)
+def test_rotary_embeddings_depend_only_on_distance() -> None:
+    cos, sin = rotary_cos_sin(torch.tensor([0, 3, 10, 13]), 16)
     x, y = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(2))
-    turned_x, turned_y = rotate(x.expand(4, 1, 16), cos, sin), rotate(y.expand(4, 1, 16), cos, sin)
+    turned_x, turned_y = apply_rotary(x.expand(4, 1, 16), cos, sin), apply_rotary(y.expand(4, 1, 16), cos, sin)
     near = (turned_x[0] * turned_y[1]).sum()
     far = (turned_x[2] * turned_y[3]).sum()
     torch.testing.assert_close(near, far, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(turned_x[0], x[0])  # position 0 stays
+    torch.testing.assert_close(turned_x[0], x[0])  # position 0 is not rotated

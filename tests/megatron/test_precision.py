@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scaling, and the steps that fp16 skips."""
+"""Loss scaling, and steps skipped in fp16."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from bionemo.megatron import precision
-from bionemo.megatron.precision import LossScaler, precision_for_host
+from bionemo.megatron.precision import LossScaler, resolve_precision
 from bionemo.training import module as training_module
 from bionemo.training.module import TrainingModule
-from tests.training.runs import config, logged, train
+from tests.support.runs import config, logged, train
 
 
-def test_v1_logs_seventeen_overflows_as_sixteen_halvings() -> None:
+def test_hysteresis_tolerates_one_overflow_like_v1() -> None:
     scaler = LossScaler(2.0**32, growth_interval=1000, hysteresis=2)
     for _ in range(17):
         scaler.update(overflow=True)
@@ -30,7 +30,7 @@ def test_v1_logs_seventeen_overflows_as_sixteen_halvings() -> None:
     assert scaler.scale == 2.0**16
 
 
-def test_an_overflow_puts_off_growth_and_the_scale_never_falls_below_one() -> None:
+def test_an_overflow_delays_growth_and_the_scale_is_at_least_one() -> None:
     scaler = LossScaler(4.0, growth_interval=3, hysteresis=1)
     for overflow in (False, False, True, False, False):
         scaler.update(overflow)
@@ -42,7 +42,7 @@ def test_an_overflow_puts_off_growth_and_the_scale_never_falls_below_one() -> No
     assert scaler.scale == 1.0
 
 
-def test_a_scaler_goes_on_from_its_state() -> None:
+def test_a_scaler_resumes_from_its_state() -> None:
     one, other = LossScaler(2.0**32, 5, 2), LossScaler(1.0, 5, 2)
     pattern = [True, False, False, True, True, False, False, False, False, False, True, True]
     for overflow in pattern[:5]:
@@ -65,7 +65,7 @@ def test_a_scaler_goes_on_from_its_state() -> None:
         ("32-true", "32", "32", "32"),
     ],
 )
-def test_precision_follows_the_host(
+def test_the_resolved_precision_depends_on_the_host(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: str, with_gpu: str, with_bf16: str,
     without: str,
 ) -> None:  # fmt: skip
@@ -80,29 +80,31 @@ def test_precision_follows_the_host(
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda features=features: features)
         caplog.clear()
-        assert precision_for_host(given).name == expected
+        assert resolve_precision(given).name == expected
         assert len(caplog.messages) == noted
 
 
 def test_autocast_formats() -> None:
     x = torch.ones(2, 2)
     for name, dtype in {"32": torch.float32, "bf16-mixed": torch.bfloat16}.items():
-        with precision_for_host(name).autocast(torch.device("cpu")):
+        with resolve_precision(name).autocast(torch.device("cpu")):
             assert (x @ x).dtype == dtype
 
 
-def test_a_skipped_update_stands_still_while_the_data_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps 3 and 4 overflow: no weight moves, nor the schedule, but the step and sample counters do."""
+def test_a_skipped_update_advances_the_data_but_not_the_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 3 and 4 overflow: weights and schedule are unchanged, step and sample counters advance."""
     seen: list[tuple[int, int, int, torch.Tensor]] = []
     update = TrainingModule._update
 
     def watched(self: TrainingModule, optimizer: object, norm: torch.Tensor) -> None:
         if len(seen) + 1 in (3, 4):
             norm = torch.full_like(norm, float("inf"))
-            for part in self.parallel.parts:
+            for part in self.parallel.optimizer_shards:
                 part.gradient.fill_(float("nan"))
         update(self, optimizer, norm)
-        weights = torch.cat([part.parameter.detach().reshape(-1) for part in self.parallel.parts])
+        weights = torch.cat([part.parameter.detach().reshape(-1) for part in self.parallel.optimizer_shards])
         seen.append((self.trainer.global_step, self.schedule_step, self.position.consumed_samples, weights.clone()))
 
     monkeypatch.setattr(TrainingModule, "_update", watched)
@@ -125,8 +127,8 @@ def test_a_skipped_update_stands_still_while_the_data_goes_on(tmp_path: Path, mo
     assert list(scales.values()) == [1024, 1024, 512, 256, 256, 256, 256, 256]
 
 
-def test_the_loss_scale_leaves_the_update_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In fp32 a power of two changes no mantissa: losses and norms are those of an unscaled run, bit for bit."""
+def test_the_loss_scale_does_not_change_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In fp32 a power of two changes no mantissa: losses and norms are bitwise equal to those of an unscaled run."""
     train(config(tmp_path / "plain"))
     monkeypatch.setattr(training_module.Precision, "needs_scaling", property(lambda self: True))
     train(config(tmp_path / "scaled", "model.native_amp_init_scale=65536"))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What any layout has saved, any other goes on from: to the bit, whatever the processes' number."""
+"""A checkpoint of any parallel layout is loaded bitwise by any other, with any number of processes."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from bionemo.checkpoint import Checkpoint, defect
-from tests.megatron.layouts import UP_TO_FOUR, Layout, Run, on_every_process
-from tests.training.runs import FAMILIES
+from bionemo.checkpoint import Checkpoint, find_defect
+from tests.support.parallel_layouts import UP_TO_FOUR, Layout, Run, on_every_process
+from tests.support.runs import FAMILIES
 
 BEFORE, AFTER = 3, 5
 SOME = [Layout(), Layout(tensor=2, pipeline=2, sequence=True), Layout(data=2, sharded=True)]
@@ -23,7 +23,7 @@ def train_and_save(layout: Layout, model: str, directory: Path) -> None:
 def go_on_from_each(
     layout: Layout, model: str, directory: Path, others: list[Layout]
 ) -> dict[str, list[tuple[float, float]]]:
-    """Load what the others have saved, save it again at once, then train."""
+    """Load the checkpoints of all other layouts, save each again, then train."""
     losses = {}
     for other in others:
         run = Run(layout, model)
@@ -34,8 +34,8 @@ def go_on_from_each(
 
 
 def same_tensors(one: Path, other: Path) -> None:
-    """Every tensor of the weights and the optimizer, whole, to the bit."""
-    assert not defect(one) and not defect(other)
+    """Check that all full tensors of the weights and the optimizer are bitwise equal."""
+    assert not find_defect(one) and not find_defect(other)
     first, second = Checkpoint(one), Checkpoint(other)
     assert first.shapes() == second.shapes()
     assert len(first.shapes("weights")) * 3 == len(first.shapes())  # with two moments each
@@ -45,7 +45,7 @@ def same_tensors(one: Path, other: Path) -> None:
 
 
 def undivided(layouts: list[Layout]) -> list[Layout]:
-    """Those that leave the depth whole, as encoder-decoders need."""
+    """Return the layouts without pipeline parallelism, as encoder-decoders need."""
     return [layout for layout in layouts if layout.pipeline == 1]
 
 
@@ -66,13 +66,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "layouts"), CASES)
-def test_any_layout_goes_on_from_any_other(tmp_path: Path, model: str, layouts: list[Layout]) -> None:
+def test_any_layout_resumes_from_any_other(tmp_path: Path, model: str, layouts: list[Layout]) -> None:
     for layout in layouts:
         on_every_process(layout, train_and_save, model, tmp_path, directory=tmp_path)
     expected: dict[str, list[tuple[float, float]]] = {}
     for layout in layouts:
         losses = on_every_process(layout, go_on_from_each, model, tmp_path, layouts, directory=tmp_path)
-        expected = expected or losses  # those of the first
+        expected = expected or losses  # those of the first layout
         for other in layouts:
             same_tensors(tmp_path / str(other), tmp_path / f"{other}-by-{layout}")
             assert torch.tensor(losses[str(other)]).allclose(torch.tensor(expected[str(other)]), rtol=2e-6, atol=0), (
@@ -81,7 +81,7 @@ def test_any_layout_goes_on_from_any_other(tmp_path: Path, model: str, layouts: 
 
 
 def test_each_process_writes_its_share(tmp_path: Path) -> None:
-    """Data-parallel processes hold the same and share the writing, to a few parameters."""
+    """Data-parallel processes have equal weights and write about equal numbers of parameters."""
     layout = Layout(data=2)
     on_every_process(layout, train_and_save, "esm2nv", tmp_path, directory=tmp_path)
     sizes = [file.stat().st_size for file in sorted((tmp_path / str(layout)).glob("tensors-*"))]

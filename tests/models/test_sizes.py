@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every shipped configuration builds, on the meta device, and is what conf/README.md says it is."""
+"""Every shipped configuration builds on the meta device and agrees with the table in conf/README.md."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 from bionemo.config.compose import load
 from bionemo.config.paths import CONF_DIR
-from bionemo.models.build import model_class
+from bionemo.models.language_model import load_model_class
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import RUNNABLE
 
@@ -19,7 +19,7 @@ TABLE = {
     for example, name, *numbers in ROW.findall((CONF_DIR / "README.md").read_text())
 }
 
-# v1's own tests, with the vocabulary padded to 128; OpenAI's GPT-2 less its padding is of the same shape as 126m
+# From v1's tests, with the vocabulary padded to 128; 126m is OpenAI's GPT-2 with padding and 2,048 positions
 COUNTS = {
     ("esm1nv", "pretrain_small"): 43_612_544,
     ("esm2nv", "pretrain_esm2_8M"): 7_542_848,
@@ -36,9 +36,9 @@ COUNTS = {
 @pytest.mark.parametrize(
     ("directory", "name"), RUNNABLE, ids=[f"{path.parent.name}-{name}" for path, name in RUNNABLE]
 )
-def test_every_runnable_configuration_builds_what_the_table_says(directory: Path, name: str) -> None:
+def test_every_runnable_configuration_agrees_with_the_table(directory: Path, name: str) -> None:
     cfg = load(name, [], directory)
-    kind = model_class(cfg.model._target_)
+    kind = load_model_class(cfg.model._target_)
     with torch.device("meta"):
         model = kind(cfg.model, load_tokenizer(kind.tokenizer, cfg.model.tokenizer))
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -48,6 +48,6 @@ def test_every_runnable_configuration_builds_what_the_table_says(directory: Path
     assert count == COUNTS.get((directory.parent.name, name), count)
 
 
-def test_the_table_is_of_what_is_shipped() -> None:
+def test_the_table_lists_all_configurations() -> None:
     assert set(TABLE) == {(path.parent.name, name) for path, name in RUNNABLE}
     assert set(COUNTS) <= set(TABLE)

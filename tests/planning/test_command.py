@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bionemo.plan` as a user types it."""
+"""`bionemo plan` on the command line."""
 
 import json
 import os
@@ -21,10 +21,10 @@ assert not {{*{HEAVY}}} & set(sys.modules)
 """
 
 
-def command(directory: Path, *words: str) -> tuple[int, str, str]:
-    """Run it, seeing that it imports nothing heavy and writes nothing."""
+def run_plan(directory: Path, *arguments: str) -> tuple[int, str, str]:
+    """Run the command; it must not import heavy packages nor write files."""
     done = subprocess.run(
-        [sys.executable, "-c", RUN, *words],
+        [sys.executable, "-c", RUN, *arguments],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -35,14 +35,14 @@ def command(directory: Path, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_plan_from_anywhere(tmp_path: Path) -> None:
-    words = (
+def test_plan_from_any_directory(tmp_path: Path) -> None:
+    arguments = (
         "trainer.devices=8",
         "trainer.num_nodes=4",
         "trainer.precision=bf16-mixed",
         "model.tensor_model_parallel_size=2",
     )
-    status, out, err = command(tmp_path, "--config-name=pretrain_esm2_650M", *words)
+    status, out, err = run_plan(tmp_path, "--config-name=pretrain_esm2_650M", *arguments)
     assert (status, err) == (0, "")
     for part in (
         "651,164,288 parameters",
@@ -78,7 +78,7 @@ def test_a_plan_from_anywhere(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_decoders_tell_what_they_attend_to(
+def test_plan_reports_attention_of_decoders(
     name: str, parts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["plan.py", f"--config-name={name}", "--all"])
@@ -89,9 +89,9 @@ def test_decoders_tell_what_they_attend_to(
     assert max(map(len, out.splitlines())) < 160
 
 
-def test_data_for_programs_and_a_recommendation_for_what_does_not_fit(tmp_path: Path) -> None:
-    words = "--config-name=pretrain_esm2_15B", f"--config-dir={EXAMPLES / 'esm2nv' / 'conf'}"
-    status, out, err = command(tmp_path, *words, "--device", "a100-40", "--json", "model.micro_batch_size=2")
+def test_json_and_recommendation_if_the_layout_does_not_fit(tmp_path: Path) -> None:
+    arguments = "--config-name=pretrain_esm2_15B", f"--config-dir={EXAMPLES / 'esm2nv' / 'conf'}"
+    status, out, err = run_plan(tmp_path, *arguments, "--device", "a100-40", "--json", "model.micro_batch_size=2")
     assert (status, err) == (0, "")
     plan = json.loads(out)
     assert plan["total_memory"] > 0.92 * 40 * 2**30
@@ -101,20 +101,20 @@ def test_data_for_programs_and_a_recommendation_for_what_does_not_fit(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["model.hiden_size=3"], "hidden_size"),
         (["trainer.devices=3", "model.tensor_model_parallel_size=2"], "not divisible"),
         (["trainer.devices=auto"], "give a number"),
         (["--device=h1000"], "choose one of"),
-        (["--mfu=40"], "not a share"),
+        (["--mfu=40"], "not a fraction"),
         (["--mfu"], "see --help"),
     ],
 )
-def test_a_mistake_ends_in_one_line(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_error_is_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["plan.py", *words])
+    monkeypatch.setattr(sys, "argv", ["plan.py", *arguments])
     with pytest.raises(SystemExit) as ending:
         main()
     out, err = capsys.readouterr()
@@ -124,9 +124,9 @@ def test_a_mistake_ends_in_one_line(
     assert len(err.splitlines()) == 1
 
 
-def test_help_shows_its_own_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["plan.py", "--help"])
     main()
     out = capsys.readouterr().out
-    for word in ("--device=a100-40", "--mfu=", "--json", "--all", "pretrain_esm2_8M", "tensor_model_parallel_size=2"):
-        assert word in out
+    for text in ("--device=a100-40", "--mfu=", "--json", "--all", "pretrain_esm2_8M", "tensor_model_parallel_size=2"):
+        assert text in out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths that a plan assumes, against distributions drawn from and against what data make of them."""
+"""Assumed lengths, compared with random draws and with batches of real datasets."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -13,16 +13,16 @@ import pytest
 from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.data_module import SequenceData
-from bionemo.data.sampler import Position
-from bionemo.models.build import model_class
+from bionemo.data.sampler import DataPosition
+from bionemo.models.language_model import load_model_class
 from bionemo.planning.lengths import OPENWEBTEXT, ZINC, tokens_of
 from bionemo.tokenizers import load_tokenizer
-from tests.planning.alone import config, read_by
+from tests.planning.simulated_rank import config, tokens_read
 
 
 @pytest.mark.parametrize("limit", [100, 512, 1024, 100_000])
 @pytest.mark.parametrize("name", ["esm2nv", "prott5nv"])
-def test_proteins_are_as_long_as_those_of_uniref50(name: str, limit: int) -> None:
+def test_protein_lengths_match_uniref50(name: str, limit: int) -> None:
     ends = 2 if name == "esm2nv" else 0
     sigma = np.sqrt(2 * np.log(278 / 210))
     drawn = np.minimum(np.random.default_rng(0).lognormal(np.log(210), sigma, 10**6), limit - ends) + ends
@@ -32,16 +32,16 @@ def test_proteins_are_as_long_as_those_of_uniref50(name: str, limit: int) -> Non
     assert "UniRef50" in tokens.source
 
 
-def test_packed_rows_are_full_and_long_sequences_weigh_more() -> None:
+def test_packed_rows_are_full() -> None:
     [tokens] = tokens_of(config("esm2nv", seq_length=1024, data_impl="csv_fields_mmap").model)
-    assert (tokens.row, tokens.count(3), tokens.longest) == (1024, 3072, 1024)
+    assert (tokens.row, tokens.count(3), tokens.max_length) == (1024, 3072, 1024)
     assert tokens.filled == pytest.approx(1)
     assert 278 < tokens.attended < 1024
 
 
-def test_text_is_one_sequence_a_row_unless_documents_are_apart() -> None:
+def test_text_rows_with_and_without_document_boundaries() -> None:
     [tokens] = tokens_of(config("gpt3", data_impl="mmap", seq_length=2048).model)
-    assert (tokens.attended, tokens.mean, tokens.sequences, tokens.asked) == (2048, 2048, 1, 1)
+    assert (tokens.attended, tokens.mean, tokens.sequences, tokens.target_fraction) == (2048, 2048, 1, 1)
     [apart] = tokens_of(config("gpt3", data_impl="mmap", seq_length=2048, reset_attention_mask=True).model)
     pieces = 1 + 2047 / OPENWEBTEXT
     assert apart.sequences == pytest.approx(pieces)
@@ -49,7 +49,7 @@ def test_text_is_one_sequence_a_row_unless_documents_are_apart() -> None:
     assert "OpenWebText" in apart.source
 
 
-MADE: list[tuple[str, dict[str, Any]]] = [
+CASES: list[tuple[str, dict[str, Any]]] = [
     ("esm2nv", {"seq_length": 512}),
     ("esm2nv", {"seq_length": 256, "packing": False}),
     ("esm1nv", {"seq_length": 512, "packing": False, "dynamic_padding": True}),
@@ -66,35 +66,41 @@ MADE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "words"), MADE, ids=str)
-def test_what_a_stack_reads_is_what_data_make(name: str, words: dict[str, Any], tmp_path: Path) -> None:
-    cfg = config(name, **words)
+@pytest.mark.parametrize(("name", "changes"), CASES, ids=str)
+def test_assumed_tokens_match_training_batches(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    cfg = config(name, **changes)
     if name == "megamolbart":
-        cfg.model.data.train.dataset_path, cfg.model.data.train.range = str(molecules(tmp_path)), "x000"
-    batches = list(islice(made(cfg), 100))
+        cfg.model.data.train.dataset_path, cfg.model.data.train.range = str(write_molecules(tmp_path)), "x000"
+    batches = list(islice(training_batches(cfg), 100))
     rows = cfg.model.micro_batch_size
-    for planned, found in zip(tokens_of(cfg.model), zip(*map(read_by, batches), strict=True), strict=True):
+    for planned, found in zip(tokens_of(cfg.model), zip(*map(tokens_read, batches), strict=True), strict=True):
         held, sizes = [tokens.held(1) for tokens in found], [tokens.row for tokens in found]
-        assert planned.held(rows) == pytest.approx(fmean(held), rel=0.04)  # made-up proteins are never short
+        assert planned.held(rows) == pytest.approx(fmean(held), rel=0.04)  # mock proteins are never short
         assert planned.mean == pytest.approx(sum(held) / sum(tokens.sequences for tokens in found), rel=0.02)
-        assert planned.count(rows) == pytest.approx(fmean(sizes), rel=0.03, abs=planned.grain)
-        assert planned.crowded(rows).count(rows) >= max(sizes)
-        assert planned.longest >= max(tokens.longest for tokens in found)
-        for kind in ("attended", "crossed", "asked"):
-            mean = np.average([getattr(tokens, kind) for tokens in found], weights=held)
-            assert getattr(planned, kind) == pytest.approx(mean, rel=0.03), kind
+        assert planned.count(rows) == pytest.approx(fmean(sizes), rel=0.03, abs=planned.multiple)
+        assert planned.with_largest_micro_batch(rows).count(rows) >= max(sizes)
+        assert planned.max_length >= max(tokens.max_length for tokens in found)
+        for field in ("attended", "cross_attended", "target_fraction"):
+            mean = np.average([getattr(tokens, field) for tokens in found], weights=held)
+            assert getattr(planned, field) == pytest.approx(mean, rel=0.03), field
 
 
-def made(cfg: RunConfig) -> Iterator[PackedBatch]:
-    """Micro-batches of a run's training data."""
-    kind = model_class(cfg.model._target_)
-    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer(kind.tokenizer, cfg.model.tokenizer), kind.samples)
-    for step in data.steps("train", True, None, 1, Position()):
+def training_batches(cfg: RunConfig) -> Iterator[PackedBatch]:
+    """Yield the micro-batches of a run."""
+    model_class = load_model_class(cfg.model._target_)
+    data = SequenceData(
+        cfg.model,
+        cfg.trainer,
+        load_tokenizer(model_class.tokenizer, cfg.model.tokenizer),
+        model_class.dataset,
+        micro_batches=1,
+    )
+    for step in data.steps("train", True, None, 1, DataPosition()):
         yield from step.micro_batches
 
 
-def molecules(directory: Path) -> Path:
-    """Alkanes of as many atoms as ZINC's molecules have tokens."""
+def write_molecules(directory: Path) -> Path:
+    """Write alkanes with as many atoms as ZINC's molecules have tokens."""
     drawn = np.random.default_rng(0).normal(*ZINC, 5000).round().clip(1).astype(int)
     (directory / "train").mkdir()
     lines = "".join(f"{number},{'C' * length}\n" for number, length in enumerate(drawn))

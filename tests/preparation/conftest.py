@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of preparation share."""
+"""Fixtures of the preparation tests."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from bionemo.preparation import pool
 
 @pytest.fixture(autouse=True)
 def no_fork_server() -> Iterator[None]:
-    """Leave the one fork server of this process to the tests of training, who have it import something else."""
+    """Use spawn: the only fork server of this process is for the training tests and preloads other modules."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "_START_METHOD", "spawn")
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation as its users start it: the examples' commands, `python -m bionemo.preprocess`, and the BCP script."""
+"""Preparation from the command line: the examples' commands, `python -m bionemo.preprocess`, and the BCP script."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.conftest import EXAMPLES, ROOT
 
 
 def run(*words: str, status: int = 0, **environment: str) -> str:
-    """Run a command in an empty environment but for what is given; its output, errors behind the rest."""
+    """Run a command with the given environment variables only; return its standard output and standard error."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     known = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": os.environ["HOME"], **environment}
     done = subprocess.run(words, env=known, capture_output=True, text=True, check=False)
@@ -27,7 +27,7 @@ def write_fasta(path: Path, prefix: str, number: int) -> None:
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    """UniRef50/90 as it is downloaded."""
+    """Raw UniRef50/90 files."""
     directory = tmp_path / "remote" / "uniref_v1"
     directory.mkdir(parents=True)
     write_fasta(directory / "uniref50_train_filt.fasta", "UniRef50", 6)
@@ -38,7 +38,7 @@ def raw(tmp_path: Path) -> Path:
     return directory
 
 
-def test_esm1nv_prepares_when_it_does_not_train(tmp_path: Path) -> None:
+def test_esm1nv_prepares_data_with_do_training_false(tmp_path: Path) -> None:
     write_fasta(tmp_path / "all.fasta", "protein", 40)
     key = "model.data.preprocessing"
     command = [sys.executable, str(EXAMPLES / "esm1nv" / "pretrain.py"), "do_training=False",
@@ -46,15 +46,16 @@ def test_esm1nv_prepares_when_it_does_not_train(tmp_path: Path) -> None:
                f"{key}.val_size=4", f"{key}.test_size=2", f"{key}.num_csv_files=2"]  # fmt: skip
     assert "40 records read, 40 written to val/ and test/ and train/" in run(*command)
     assert "is prepared already" in run(*command)
-    assert "books balance" in run(sys.executable, "-m", "bionemo.preprocess", "--verify", str(tmp_path / "out"))
+    verify_command = [sys.executable, "-m", "bionemo.preprocess", "--verify", str(tmp_path / "out")]
+    assert "agree with the manifest" in run(*verify_command)
     (tmp_path / "out" / "train" / "x001.csv").write_text("record_id,record_name,sequence_length,sequence\n")
-    told = run(sys.executable, "-m", "bionemo.preprocess", "--verify", str(tmp_path / "out"), status=1)
+    told = run(*verify_command, status=1)
     assert told.startswith("error: ")
     assert "train/x001.csv is not as it was written" in told
     assert told.count("\n") == 1
 
 
-def test_the_script_for_bcp(tmp_path: Path, raw: Path) -> None:
+def test_bcp_script(tmp_path: Path, raw: Path) -> None:
     script = str(EXAMPLES / "esm2nv" / "scripts" / "preprocess_esm2_bcp.sh")
     places = {"DATASET_DIR": raw.name, "DATA_DIR_IN_REMOTE_HD": str(raw.parent)}
     places["DATA_DIR_IN_LOCAL_HD"] = str(tmp_path / "local")
@@ -63,7 +64,7 @@ def test_the_script_for_bcp(tmp_path: Path, raw: Path) -> None:
     assert not result.exists()
     assert not (tmp_path / "local").exists()
 
-    for told in (run(script, **places), run(script, **places)):  # the second time everything is there
+    for told in (run(script, **places), run(script, **places)):  # the second run finds a complete data set
         assert told.splitlines()[-1] == str(result)
     tree = {"README.md", "manifest.json", "uf50", "uf90", *(path.name for path in raw.iterdir())}
     assert {path.name for path in result.iterdir()} == tree

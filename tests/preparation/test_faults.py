@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file operation fails, whichever it is: one line, nothing half written, and the next start completes it."""
+"""Any file operation may fail: the error is one line, the output is atomic, and the next start completes it."""
 
 import builtins
 import errno
@@ -18,8 +18,8 @@ import pytest
 from bionemo.common.errors import describe
 from bionemo.preparation import sequences, zinc
 from bionemo.preparation.manifest import Manifest, verify
-from tests.preparation.test_sequences import generated, inline, make_job, shards, write
-from tests.preparation.test_zinc import job
+from tests.support.preparation import generated, inline, make_job, shards, write
+from tests.support.preparation_zinc import job
 
 CALLS = ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync", "open", "write")
 Prepare = Callable[[Path], object]
@@ -27,13 +27,13 @@ Prepare = Callable[[Path], object]
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do the work in this process, and do not wait for the disk."""
-    monkeypatch.setattr(sequences, "pool", inline)
+    """Work in this process, and skip fsync."""
+    monkeypatch.setattr(sequences, "worker_pool", inline)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 class Faults:
-    """Fails at the n-th call that concerns a directory, and at all later ones if it is a full disk."""
+    """Makes the n-th call on files of a directory fail; for a full disk, the next two calls as well."""
 
     def __init__(self, call: int, code: int) -> None:
         self.left, self.code, self.failed = call, code, False
@@ -97,7 +97,7 @@ def test_any_file_operation_may_fail(tmp_path: Path, code: int, kind: Callable[[
             break
         found = Manifest.read(out)
         assert found is None or verify(out) == []
-        for lock in out.glob(".prepare.lock*"):  # as if the process had ended
+        for lock in out.glob(".prepare.lock*"):  # as if the process had exited
             lock.unlink()
         run(out)
         assert shards(out) == expected and verify(out) == []
@@ -121,7 +121,7 @@ def test_directories_that_cannot_be_flushed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Give an empty disk of so many kilobytes."""
+    """Create an empty file system of a size in kilobytes."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLIP's tasks from a few records, worked out by hand."""
+"""FLIP tasks with a few records and expected results written by hand."""
 
 import csv
 import gzip
@@ -77,7 +77,7 @@ def url(source: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_numbers_are_written_as_they_stand(tmp_path: Path, source: Path) -> None:
+def test_numbers_are_written_unchanged(tmp_path: Path, source: Path) -> None:
     run(source, tmp_path / "out", ["gb1"])
     assert (tmp_path / "out/gb1/train/x000.csv").read_text() == (
         "id,sequence,target\nSequence0,MKVL*,-1.5e-07\nSequence3,W,-.5\n"
@@ -106,7 +106,7 @@ def test_labels_and_mask_join_their_sequence(tmp_path: Path, source: Path) -> No
     }
 
 
-def test_all_tasks_and_their_books(tmp_path: Path, source: Path) -> None:
+def test_all_tasks_and_their_record_counts(tmp_path: Path, source: Path) -> None:
     run(source, tmp_path / "out", "all")
     found = {task: rows(tmp_path / "out" / task)["test"][0] for task in TASKS}
     assert {tuple(head): sorted(task for task in found if found[task] == head) for head in found.values()} == {
@@ -124,16 +124,16 @@ def test_all_tasks_and_their_books(tmp_path: Path, source: Path) -> None:
     assert (tally.read, tally.written, tally.dropped) == (4, 3, {"not in from_publication.fasta": 1})
 
 
-def test_a_server_gives_what_a_directory_gives(tmp_path: Path, source: Path, url: str) -> None:
+def test_downloads_and_local_files_give_equal_results(tmp_path: Path, source: Path, url: str) -> None:
     run(source, tmp_path / "a", "all")
     run(f"{url.replace('//', '//me:secret@')}/?key=secret", tmp_path / "b", "all")
     for task in TASKS:
         manifests = [json.loads((tmp_path / place / task / "manifest.json").read_text()) for place in "ab"]
         inputs, downloads = ([file.pop("source") for file in manifest["inputs"]] for manifest in manifests)
         assert all(file.pop("mtime_ns") for manifest in manifests for file in manifest["inputs"])
-        assert manifests[0] == manifests[1]  # checksums of inputs and shards among the rest
+        assert manifests[0] == manifests[1]  # including checksums of inputs and shards
         assert downloads == [f"{url}/{task}/{Path(name).name}" for name in inputs]
-    run(source, tmp_path / "b", "all")  # prepared already, wherever from
+    run(source, tmp_path / "b", "all")  # already prepared, from any source
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -145,7 +145,7 @@ def test_the_source_may_be_the_directory_of_the_only_task(tmp_path: Path, source
         path.unlink()
     run(folder, tmp_path / "b", "conservation")
     assert rows(tmp_path / "a/conservation") == rows(tmp_path / "b/conservation")
-    with pytest.raises(UserError, match=r"sequences\.fasta is not there"):  # whose files would these be?
+    with pytest.raises(UserError, match=r"sequences\.fasta is not there"):  # the task of the files is ambiguous
         run(folder, tmp_path / "c", ["conservation", "bind"])
 
 
@@ -201,9 +201,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, content: str, line: int, me
         ("bind", "from_publication.fasta", "\n\n", "from_publication.fasta holds no records"),
     ],
 )
-def test_files_must_belong_together(
-    tmp_path: Path, source: Path, task: str, name: str, content: str, message: str
-) -> None:
+def test_files_must_match(tmp_path: Path, source: Path, task: str, name: str, content: str, message: str) -> None:
     write(source / task, {name: content})
     with pytest.raises(UserError, match=message):
         run(source, tmp_path / "out", task)
@@ -217,15 +215,13 @@ def test_files_must_belong_together(
         ([], "choose some of aav, bind"),
     ],
 )
-def test_unknown_tasks_are_told_before_anything_is_done(
-    tmp_path: Path, source: Path, task: str | list[str], message: str
-) -> None:
+def test_unknown_tasks_are_reported_first(tmp_path: Path, source: Path, task: str | list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(source, tmp_path / "out", task)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_real_sample(tmp_path: Path) -> None:
+def test_shared_flip_sample(tmp_path: Path) -> None:
     source = ROOT.parent / "shared/data/flip"
     if not source.exists():
         pytest.skip("no shared data")

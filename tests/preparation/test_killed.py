@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command killed at any moment, the hard way: what it leaves is finished by the next start, byte for byte."""
+"""After the command is killed with SIGKILL at random times, the next start produces the same bytes."""
 
 import os
 import random
@@ -17,7 +17,7 @@ import pytest
 
 from bionemo.preparation.manifest import Manifest, verify
 from tests.conftest import ROOT
-from tests.preparation.test_sequences import prepare, shards
+from tests.support.preparation import prepare, shards
 
 RECORDS, WAIT = 60_000, 4.0  # seconds that a worker may take to notice
 OPTIONS = {"val_size": 500, "test_size": 2000, "num_csv_files": 5, "on_letters": "strip"}
@@ -44,21 +44,21 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Checksums of all shards, as they are when nobody interferes."""
+    """Checksums of all shards of an uninterrupted run."""
     output = tmp_path_factory.mktemp("undisturbed")
     prepare(source, output / "out", **OPTIONS)
     return sums(output / "out")
 
 
 class Command:
-    """The command, started in a way that all its processes can be recognised by."""
+    """The command; all its processes carry an environment variable."""
 
     def __init__(self, source: Path, output: Path) -> None:
         self.mark = f"BIONEMO_TEST_MARK={uuid.uuid4().hex}"
         name, _, value = self.mark.partition("=")
-        words = [f"{key}={value}" for key, value in {"source": source, "output": output, **OPTIONS}.items()]
+        overrides = [f"{key}={value}" for key, value in {"source": source, "output": output, **OPTIONS}.items()]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bionemo.preprocess", *words, "num_preprocess_workers=2"],
+            [sys.executable, "-m", "bionemo.preprocess", *overrides, "num_preprocess_workers=2"],
             cwd=ROOT,
             env={**os.environ, name: value},
             stdout=subprocess.PIPE,
@@ -67,7 +67,7 @@ class Command:
         )
 
     def family(self) -> Iterator[int]:
-        """Find all living processes that have come from it, itself included."""
+        """Return all its living processes, including itself."""
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
@@ -76,7 +76,7 @@ class Command:
                 continue
 
     def kill(self) -> None:
-        """Kill the command alone, and wait until its helpers have gone by themselves."""
+        """Kill the main process only, and wait until its workers have exited."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         deadline = time.monotonic() + WAIT
@@ -91,10 +91,10 @@ class Command:
 
 
 def kill_once(source: Path, output: Path, delay: float) -> int:
-    """Start, kill so many seconds after the first sign of work, and see to what is left.
+    """Start the command, kill it some seconds after it has created its staging directory, and check the output.
 
     Returns:
-        How many processes there were: 0 if it had finished already.
+        Number of processes when it was killed; 0 if it had already finished.
     """
     before = {*output.glob(".preparing-*")}
     command = Command(source, output)
@@ -110,27 +110,27 @@ def kill_once(source: Path, output: Path, delay: float) -> int:
 
 def finish(source: Path, output: Path) -> None:
     command = Command(source, output)
-    said, errors = command.process.communicate(timeout=120)
+    stdout, errors = command.process.communicate(timeout=120)
     assert command.process.returncode == 0, errors
-    assert "x.fasta: 60,000 records read" in said or "is prepared already" in said
+    assert "x.fasta: 60,000 records read" in stdout or "is prepared already" in stdout
     assert not [*command.family()]
     assert verify(output) == []
     assert {path.name for path in output.iterdir()} - {".prepare.lock"} == {"manifest.json", "test", "train", "val"}
 
 
-def test_killed_again_and_again(tmp_path: Path, source: Path, undisturbed: dict[str, str]) -> None:
+def test_killed_repeatedly(tmp_path: Path, source: Path, undisturbed: dict[str, str]) -> None:
     assert len(undisturbed) == 15
     delays = [random.uniform(0, 0.3), random.uniform(0.3, 0.8), random.uniform(0.8, 1.5)]
     print("killed after", delays)
     running = [kill_once(source, tmp_path / "out", delay) for delay in delays]
-    assert running[0] and max(running) > 2  # with workers among them
+    assert running[0] and max(running) > 2  # including workers
     finish(source, tmp_path / "out")
     assert sums(tmp_path / "out") == undisturbed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trial", range(20))
-def test_killed_at_any_moment(tmp_path: Path, source: Path, undisturbed: dict[str, str], trial: int) -> None:
+def test_killed_at_random_times(tmp_path: Path, source: Path, undisturbed: dict[str, str], trial: int) -> None:
     delay = random.uniform(0, 1.5) * (trial + 1) / 20
     print("killed after", delay)
     kill_once(source, tmp_path / "out", delay)

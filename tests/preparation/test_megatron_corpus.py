@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`.jsonl` to Megatron's indexed data: Megatron reads back the tokens of the texts, and nothing is half done."""
+"""Conversion of `.jsonl` to Megatron's indexed datasets: Megatron reads the expected tokens; output is atomic."""
 
 import errno
 import gzip
@@ -23,7 +23,7 @@ from bionemo.config.schema import PreparationConfig
 from bionemo.preparation import megatron_corpus, pool, prepare
 from bionemo.tokenizers.gpt2 import read_gpt2
 from tests.conftest import ROOT
-from tests.tokenizers.bpe import TEXTS, write_bpe
+from tests.support.bpe import TEXTS, write_bpe
 
 Prepare = Callable[..., list[list[int]]]
 MANY = [f"{TEXTS[number % 3]} {number}" for number in range(200)]
@@ -42,12 +42,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def made(files: tuple[Path, Path], tmp_path: Path) -> Iterator[Prepare]:
-    """Prepare a source; the documents as Megatron reads them."""
+    """Prepare a source and return the documents read by Megatron."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-    def run(*words: str, source: str = "", output: Path = tmp_path / "out" / "text") -> list[list[int]]:
+    def run(*overrides: str, source: str = "", output: Path = tmp_path / "out" / "text") -> list[list[int]]:
         given = [f"source={source or tmp_path / 'a.jsonl'}", f"output={output}", "num_preprocess_workers=1"]
-        given += [f"vocab_file={files[0]}", f"merge_file={files[1]}", *words]
+        given += [f"vocab_file={files[0]}", f"merge_file={files[1]}", *overrides]
         prepare(load("text", given, CONF_DIR / "preparation", PreparationConfig))
         found = IndexedDataset(str(output))
         assert found.document_indices.tolist() == list(range(len(found) + 1))
@@ -58,14 +58,14 @@ def made(files: tuple[Path, Path], tmp_path: Path) -> Iterator[Prepare]:
 
 
 def write(path: Path, lines: list[Any]) -> Path:
-    """Objects as JSON, bytes as they are."""
+    """Write objects as JSON and bytes unchanged."""
     path.write_bytes(
         b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
     )
     return path
 
 
-def test_every_document_is_its_tokens_and_an_end(
+def test_every_document_is_its_tokens_and_an_eod_token(
     made: Prepare, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "a.jsonl", [{"text": text, "id": 1} for text in TEXTS])
@@ -77,12 +77,12 @@ def test_every_document_is_its_tokens_and_an_end(
     assert made("append_eod=False", "force=True") == expected
 
 
-def test_any_number_of_workers_and_pieces_gives_the_same(
+def test_workers_and_block_sizes_do_not_change_the_result(
     made: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "a.jsonl", [{"text": text} for text in MANY])
     one = made()
-    monkeypatch.setattr(megatron_corpus, "_PIECE", 1 << 10)
+    monkeypatch.setattr(megatron_corpus, "_BLOCK_BYTES", 1 << 10)
     assert made(output=tmp_path / "two" / "text") == one
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert made("num_preprocess_workers=2", output=tmp_path / "three" / "text") == one
@@ -92,7 +92,7 @@ def test_any_number_of_workers_and_pieces_gives_the_same(
     assert source.stat().st_size > 10 << 10
 
 
-def test_several_files_gzip_another_key_and_loose_ends(made: Prepare, tmp_path: Path) -> None:
+def test_several_files_gzip_another_key_and_a_missing_line_end(made: Prepare, tmp_path: Path) -> None:
     write(
         tmp_path / "a.jsonl", [b"\xef\xbb\xbf", {"body": "one"}, b"\n", b"  \r\n", b'{"body": "two"}']
     )  # no line end
@@ -103,8 +103,8 @@ def test_several_files_gzip_another_key_and_loose_ends(made: Prepare, tmp_path: 
     parts = [made("json_key=body", source=name, output=tmp_path / name[-1] / "text") for name in names]
     assert both == parts[0] + parts[1]
     assert list(map(len, parts)) == [2, 2]
-    for name in names:  # progress counts what lies on the disk
-        assert sum(lines.size for lines in megatron_corpus._lines([name])) == Path(name).stat().st_size
+    for name in names:  # progress counts bytes on disk
+        assert sum(lines.size for lines in megatron_corpus._read_lines([name])) == Path(name).stat().st_size
 
 
 def test_a_large_vocabulary_is_written_in_32_bits(
@@ -117,7 +117,7 @@ def test_a_large_vocabulary_is_written_in_32_bits(
     found = made(f"vocab_file={tmp_path / 'vocab.json'}")
     assert found == made("force=True")
     data = np.fromfile(tmp_path / "out" / "text.bin", np.uint16)
-    assert data.tolist() == found[0]  # the second time 16 bits are enough
+    assert data.tolist() == found[0]  # in the second run 16 bits are enough
     made(f"vocab_file={tmp_path / 'vocab.json'}", "force=True")
     assert np.fromfile(tmp_path / "out" / "text.bin", np.int32).tolist() == found[0]
 
@@ -134,9 +134,9 @@ INVALID = [
 
 def test_policies(made: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, empty = {"text": "one"}, {"text": ""}
-    for line, told in INVALID:
+    for line, message in INVALID:
         write(tmp_path / "a.jsonl", [good, b"\n", line, empty])
-        with pytest.raises(UserError, match=rf"a\.jsonl:3: {told}.*on_invalid=skip") as caught:
+        with pytest.raises(UserError, match=rf"a\.jsonl:3: {message}.*on_invalid=skip") as caught:
             made()
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
@@ -145,18 +145,18 @@ def test_policies(made: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[s
         made("on_invalid=skip")
     assert len(made("on_invalid=skip", "on_empty=skip")) == 2
     count = len(INVALID)
-    told = f"{count + 3} documents read, 2 written with 8 tokens, 1 dropped (empty), {count} dropped (invalid)"
-    assert told in capsys.readouterr().out
+    message = f"{count + 3} documents read, 2 written with 8 tokens, 1 dropped (empty), {count} dropped (invalid)"
+    assert message in capsys.readouterr().out
     write(tmp_path / "a.jsonl", [empty])
     with pytest.raises(UserError, match=r"1 documents read, 1 dropped \(empty\), none is left"):
         made("on_empty=skip", output=tmp_path / "none" / "text")
     assert not (tmp_path / "none").exists()
 
 
-def test_what_is_there_is_kept_until_all_is_made(made: Prepare, tmp_path: Path) -> None:
+def test_the_old_output_is_kept_until_the_new_one_is_complete(made: Prepare, tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [{"text": "one"}])
     one = made()
-    with pytest.raises(UserError, match=r"text\.bin is there already: .*force=True"):
+    with pytest.raises(UserError, match=r"text\.bin exists already: .*force=True"):
         made()
     write(tmp_path / "a.jsonl", [{"text": "two"}, b"junk\n"])
     with pytest.raises(UserError, match="not JSON"):
@@ -164,7 +164,7 @@ def test_what_is_there_is_kept_until_all_is_made(made: Prepare, tmp_path: Path) 
     write(tmp_path / "b.jsonl", [{"text": "one"}])
     assert made(source=str(tmp_path / "b.jsonl"), output=tmp_path / "again" / "text") == one
     assert (tmp_path / "out" / "text.bin").read_bytes() == (tmp_path / "again" / "text.bin").read_bytes()
-    stage = tmp_path / "out" / ".text.preparing"  # of a job that was killed
+    stage = tmp_path / "out" / ".text.preparing"  # of a killed job
     create_owned(stage, "indexed data set")
     for name in ("bin", "idx"):
         (stage / name).write_bytes(bytes(10_000))
@@ -172,7 +172,7 @@ def test_what_is_there_is_kept_until_all_is_made(made: Prepare, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "message"),
     [
         (["source=/nowhere.jsonl"], "/nowhere.jsonl cannot be read"),
         (["vocab_file=null"], "needs vocab_file, but only merge_file="),
@@ -182,10 +182,10 @@ def test_what_is_there_is_kept_until_all_is_made(made: Prepare, tmp_path: Path) 
         (["output=/proc/text/a"], "/proc/text cannot be written"),
     ],
 )
-def test_mistakes(made: Prepare, tmp_path: Path, words: list[str], told: str) -> None:
+def test_mistakes(made: Prepare, tmp_path: Path, overrides: list[str], message: str) -> None:
     write(tmp_path / "a.jsonl", [{"text": "one"}])
-    with pytest.raises(UserError, match=told) as caught:
-        made(*words)
+    with pytest.raises(UserError, match=message) as caught:
+        made(*overrides)
     assert "\n" not in str(caught.value)
 
 
@@ -227,18 +227,18 @@ def test_an_error_between_the_moves(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(source, target)
 
-    words = ["force=True"] if replaced else []
+    overrides = ["force=True"] if replaced else []
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", failing)
         if call < 2 + replaced:
             with pytest.raises(UserError, match="no space left on the disk"):
-                made(*words, source=str(tmp_path / "b.jsonl"))
+                made(*overrides, source=str(tmp_path / "b.jsonl"))
     assert made("force=True", source=str(tmp_path / "b.jsonl")) == two
     assert len(one) == len(two) and sorted(path.name for path in out.iterdir()) == ["text.bin", "text.idx"]
 
 
 @pytest.mark.parametrize("kind", ["bin", "idx"])
-def test_files_of_others_are_never_replaced(made: Prepare, tmp_path: Path, kind: str) -> None:
+def test_files_of_other_origin_are_not_replaced(made: Prepare, tmp_path: Path, kind: str) -> None:
     write(tmp_path / "a.jsonl", [{"text": "one"}])
     mine = tmp_path / "out" / f"text.{kind}"
     mine.parent.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of measured properties to splits: rows stay as they are, and each goes where it should."""
+"""Tables of measured properties: rows are unchanged, and each is in the expected split."""
 
 import csv
 import functools
@@ -44,7 +44,7 @@ def read(path: Path) -> tuple[list[str], list[list[str]]]:
 def test_each_split_holds_its_rows_unchanged(tmp_path: Path) -> None:
     table(tmp_path / "in" / "SAMPL.csv", HEADER, ROWS)
     prepare(job(tmp_path / "in", tmp_path / "out"))
-    # what default_rng(0) makes of range(20), written down: validation is the first 3 of it, test the next 5
+    # expected permutation of range(20) by default_rng(0): the first 3 are validation, the next 5 are test
     order = [4, 19, 6, 2, 13, 16, 3, 11, 10, 8, 0, 12, 7, 5, 18, 17, 14, 9, 1, 15]
     shuffled = np.arange(20)
     np.random.default_rng(0).shuffle(shuffled)
@@ -90,7 +90,7 @@ def test_an_unreadable_molecule_is_named_or_skipped(tmp_path: Path) -> None:
         ("smiles,b\nC,1\n", {"task_name": "ESOL"}, r"delaney-processed\.csv is not there"),
     ],
 )
-def test_mistakes_are_told_on_one_line(tmp_path: Path, content: str, changed: dict[str, object], message: str) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, content: str, changed: dict[str, object], message: str) -> None:
     (tmp_path / "SAMPL.csv").write_text(content)
     with pytest.raises(UserError, match=message) as error:
         prepare(job(tmp_path, tmp_path / "out", **changed))
@@ -107,7 +107,7 @@ def test_esol(tmp_path: Path) -> None:
     assert sorted(row for _, rows in found for row in rows) == sorted(expected)
 
 
-def test_a_server_that_calls_the_file_by_the_task(tmp_path: Path) -> None:
+def test_a_server_with_files_named_after_tasks(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "ESOL.csv").write_text("smiles,value\n" + "".join(f"{'C' * n},{n}\n" for n in range(1, 21)))
@@ -127,4 +127,4 @@ def test_a_server_that_calls_the_file_by_the_task(tmp_path: Path) -> None:
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Do not log."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of names against plain dictionaries."""
+"""Hashes of names, compared with dictionaries."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_128_intdigest
 
 from bionemo.preparation import name_index
-from bionemo.preparation.name_index import Digests, Places, digest, repeated
+from bionemo.preparation.name_index import Hashes, NameIndex, find_duplicates, hash_names
 
 TOP = 2**64 - 1
 # few enough to occur often, at the edges of partitions and of the range; halves are shared by different names
@@ -21,14 +21,14 @@ WORDS = st.sampled_from([0, 1, 2**62, 2**63 - 1, 2**63, 2**63 + 1, TOP // 3, TOP
 FORGED = st.lists(st.tuples(WORDS, st.sampled_from([0, 1, 2**63, TOP])), max_size=40)
 
 
-def forged(pairs: Sequence[tuple[int, int]]) -> Digests:
+def forged(pairs: Sequence[tuple[int, int]]) -> Hashes:
     return np.array(pairs, np.uint64).reshape(-1, 2)
 
 
-def files(folder: Path, digests: Digests, cuts: Sequence[int]) -> list[Path]:
-    """Write digests to files that follow one another; some may be empty."""
+def files(folder: Path, hashes: Hashes, cuts: Sequence[int]) -> list[Path]:
+    """Write hashes to consecutive files; some may be empty."""
     paths = []
-    for number, part in enumerate(np.split(digests, sorted(cuts))):
+    for number, part in enumerate(np.split(hashes, sorted(cuts))):
         paths.append(folder / f"{number}.names")
         part.tofile(paths[-1])
     return paths
@@ -46,51 +46,53 @@ def expected_repeats(keys: Sequence[object]) -> tuple[list[int], list[int]]:
 
 @settings(max_examples=80, deadline=None)
 @given(FORGED, st.data())
-def test_forged_digests_against_dictionaries(
+def test_chosen_hashes_against_dictionaries(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    folder = tmp_path_factory.mktemp("digests")
+    folder = tmp_path_factory.mktemp("hashes")
     cuts = data.draw(st.lists(st.integers(0, len(pairs)), max_size=4))
     others = data.draw(FORGED)
     paths = files(folder, forged(pairs), cuts)
-    with patch.object(name_index, "_TOGETHER", data.draw(st.integers(1, 50))):
-        again, before = repeated(paths, len(pairs))
-        built = Places.build(folder / "places", paths, len(pairs))
+    with patch.object(name_index, "_PARTITION_SIZE", data.draw(st.integers(1, 50))):
+        again, before = find_duplicates(paths, len(pairs))
+        built = NameIndex.build(folder / "index", paths, len(pairs))
     assert (again.tolist(), before.tolist()) == expected_repeats(pairs)
     numbers = {pair: number for number, pair in reversed([*enumerate(pairs)])}
-    for places in (built, Places(folder / "places")):
+    for index in (built, NameIndex(folder / "index")):
         for wanted in (pairs, others, others + pairs[::-1]):
-            assert places.find(forged(wanted)).tolist() == [numbers.get(pair, -1) for pair in wanted]
+            assert index.lookup(forged(wanted)).tolist() == [numbers.get(pair, -1) for pair in wanted]
 
 
-@pytest.mark.parametrize("together", [1, 7, 100, 8 << 20])
-def test_names_against_dictionaries(tmp_path: Path, together: int) -> None:
+@pytest.mark.parametrize("partition_size", [1, 7, 100, 8 << 20])
+def test_names_against_dictionaries(tmp_path: Path, partition_size: int) -> None:
     rng = np.random.default_rng(1)
     names = [f"UniRef90_{n:05}" for n in rng.integers(0, 700, 1000)]
-    keys = digest(pa.array([name.encode() for name in names], pa.binary()))
-    with patch.object(name_index, "_TOGETHER", together * 10 if together < 100 else together):
+    keys = hash_names(pa.array([name.encode() for name in names], pa.binary()))
+    with patch.object(name_index, "_PARTITION_SIZE", partition_size * 10 if partition_size < 100 else partition_size):
         paths = files(tmp_path, keys, [0, 10, 10, 600])
-        again, before = repeated(paths, len(names))
-        places = Places.build(tmp_path / "places", paths, len(names))
+        again, before = find_duplicates(paths, len(names))
+        index = NameIndex.build(tmp_path / "index", paths, len(names))
     assert (again.tolist(), before.tolist()) == expected_repeats(names)
-    asked = [f"UniRef90_{n:05}" for n in range(800)]
+    wanted = [f"UniRef90_{n:05}" for n in range(800)]
     numbers = {name: number for number, name in reversed([*enumerate(names)])}
-    found = places.find(digest(pa.array([name.encode() for name in asked], pa.binary())))
-    assert found.tolist() == [numbers.get(name, -1) for name in asked]
+    found = index.lookup(hash_names(pa.array([name.encode() for name in wanted], pa.binary())))
+    assert found.tolist() == [numbers.get(name, -1) for name in wanted]
 
 
-def test_a_digest_is_all_128_bits_of_a_name() -> None:
+def test_hashes_equal_xxh3_128() -> None:
     names = [b"", b"a", b"UniRef50_A0A" * 20, "é中".encode()]
-    whole = [(int(low) << 64 | int(high)).to_bytes(16, "little") for high, low in digest(pa.array(names, pa.binary()))]
+    whole = [
+        (int(low) << 64 | int(high)).to_bytes(16, "little") for high, low in hash_names(pa.array(names, pa.binary()))
+    ]
     assert whole == [xxh3_128_intdigest(name).to_bytes(16, "big") for name in names]
     sliced = pa.array([b"x", *names, b"y"], pa.binary()).slice(1, len(names))
-    assert digest(sliced).tolist() == digest(pa.array(names, pa.binary())).tolist()
+    assert hash_names(sliced).tolist() == hash_names(pa.array(names, pa.binary())).tolist()
 
 
-def test_nothing_is_found_among_nothing(tmp_path: Path) -> None:
+def test_an_empty_index(tmp_path: Path) -> None:
     for number, paths in enumerate(([], files(tmp_path, forged([]), []))):
-        again, before = repeated(paths, 0)
+        again, before = find_duplicates(paths, 0)
         assert len(again) == len(before) == 0
-        places = Places.build(tmp_path / f"places{number}", paths, 0)
-        assert places.find(forged([(0, 0), (TOP, TOP)])).tolist() == [-1, -1]
-        assert places.find(forged([])).tolist() == []
+        index = NameIndex.build(tmp_path / f"index{number}", paths, 0)
+        assert index.lookup(forged([(0, 0), (TOP, TOP)])).tolist() == [-1, -1]
+        assert index.lookup(forged([])).tolist() == []

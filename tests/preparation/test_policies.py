@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that are not as they should be: told with file and line, or left out and counted, as the policies say."""
+"""Policies for invalid records: an error with file and line, or dropped and counted."""
 
 import gzip
 from dataclasses import dataclass, field
@@ -11,21 +11,21 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.preparation import sequences
-from tests.preparation.test_sequences import generated, inline, left, make_job, prepare, rows, small, write
+from tests.support.preparation import generated, inline, left, make_job, prepare, rows, small, write
 
-SMALL = {"stretch": 8, "block": 4, "bucket": 20, "window": 3, "together": 2}
+SMALL = {"chunk": 8, "block": 4, "bucket": 20, "window": 3, "partition": 2}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A file with something wrong in it.
+    """A file with an invalid record.
 
     Attributes:
-        content: of the file.
-        error: what the message must say, in this order, when nothing is permitted; begins with the line.
-        kept: by the policy that permits it, which records stay: number, name and sequence.
-        dropped: by the same policy, the books.
-        changed: likewise.
+        content: content of the file.
+        error: parts of the message, in this order, if all policies are `error`; the first contains the line.
+        kept: number, name and sequence of the records that are kept, by policy.
+        dropped: counts of dropped records, by policy.
+        changed: counts of changed records, by policy.
     """
 
     content: str | bytes
@@ -40,7 +40,7 @@ WITHOUT_B = [A, C]
 
 
 def strange(letters: str, shown: str, strip: str | None = None, keep: bool = True) -> Case:
-    """Make a case in which the second of three sequences holds something strange."""
+    """Return a case in which the second of three sequences contains invalid letters."""
     kept, changed = {"on_letters=skip": WITHOUT_B}, {}
     if strip is not None:
         kept["on_letters=strip"] = [A, (2, "b", strip), C]
@@ -129,9 +129,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, case: Case, name: str, size
 
 @pytest.mark.parametrize("sizes", [{}, SMALL], ids=["whole", "cut"])
 @pytest.mark.parametrize(("name", "policy"), PERMITTED)
-def test_what_a_policy_permits_is_done_and_counted(
-    tmp_path: Path, name: str, policy: str, sizes: dict[str, int]
-) -> None:
+def test_policies_are_applied_and_counted(tmp_path: Path, name: str, policy: str, sizes: dict[str, int]) -> None:
     case = CASES[name]
     content = case.content if isinstance(case.content, bytes) else case.content.encode()
     changes = dict(item.split("=") for item in policy.split())
@@ -148,14 +146,14 @@ def test_what_a_policy_permits_is_done_and_counted(
     assert tally.letters_dropped == letters - tally.letters_written
 
 
-def test_every_mistake_at_once_is_counted_once(tmp_path: Path) -> None:
+def test_records_with_several_defects_are_counted_once(tmp_path: Path) -> None:
     text = ">a\nmk\n>\nM*\n>a\n\n>a\nM1\n>b\nM1\n>b\nK-k\n>a\nC\n>\n\n>b\nL\n>c\nM-\n"
     changes = {"on_empty": "skip", "on_letters": "skip", "on_duplicate": "skip", "val_size": 0, "test_size": 0}
     for number, sizes in enumerate(({}, SMALL)):
         out = tmp_path / str(number)
         with small(**sizes):
             manifest = prepare(write(tmp_path, text), out, **changes)
-        # b's first two are left out for their letters, so the third is the first
+        # the first two records of b are dropped for their letters, so the third is its first
         assert sorted(row[:2] for row in rows(out)["train"]) == [["1", "a"], ["9", "b"]]
         [tally] = manifest.tallies.values()
         assert tally.dropped == {"strange letters": 5, "empty": 2, "duplicate": 1}
@@ -163,14 +161,14 @@ def test_every_mistake_at_once_is_counted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("letters", ["M,K", 'M"K', "MKé"])
-def test_what_would_break_a_cell_is_never_kept(tmp_path: Path, letters: str) -> None:
+def test_letters_that_break_a_csv_field_are_never_kept(tmp_path: Path, letters: str) -> None:
     source = write(tmp_path, f">a\nMKV\n>b\n{letters}\n>c\nVLA\n")
     with pytest.raises(UserError, match=rf"^{source}:3: record 'b' has .* in its sequence: .*set on_letters=skip$"):
         prepare(source, tmp_path / "out", on_letters="keep")
     assert not left(tmp_path / "out")
 
 
-def test_a_record_left_out_for_its_letters_needs_no_name(tmp_path: Path) -> None:
+def test_a_record_dropped_for_its_letters_needs_no_name(tmp_path: Path) -> None:
     source = write(tmp_path, ">\nM*\n>a\nMKV\n")
     manifest = prepare(source, tmp_path / "out", on_letters="skip", val_size=0, test_size=0)
     assert manifest.tallies["x.fasta"].dropped == {"strange letters": 1}
@@ -196,10 +194,10 @@ def test_duplicates_in_two_files_name_both(tmp_path: Path) -> None:
     assert sorted(row[0] for row in rows(tmp_path / "out")["train"]) == ["1", "2", "3", "4"]
 
 
-def test_many_duplicates_in_many_stretches(tmp_path: Path) -> None:
+def test_many_duplicates_in_many_chunks(tmp_path: Path) -> None:
     names = np.random.default_rng(0).integers(0, 40, 200).tolist()
     text = "".join(f">n{name}\n{'M' * (i % 9 + 1)}\n" for i, name in enumerate(names))
-    with small(stretch=50, block=30, bucket=100, together=16):
+    with small(chunk=50, block=30, bucket=100, partition=16):
         manifest = prepare(write(tmp_path, text), tmp_path / "out", val_size=3, test_size=3, on_duplicate="skip")
     first = {name: i + 1 for i, name in reversed([*enumerate(names)])}
     found = {row[1]: int(row[0]) for part in rows(tmp_path / "out").values() for row in part}
@@ -237,7 +235,7 @@ def test_damaged_gzip(tmp_path: Path, damage: str) -> None:
         ("ftp://example.org/x.fasta", "ftp://"),
     ],
 )
-def test_files_that_cannot_be_had(tmp_path: Path, source: str, message: str) -> None:
+def test_files_that_cannot_be_read(tmp_path: Path, source: str, message: str) -> None:
     path = source if "://" in source else str(tmp_path / source)
     with pytest.raises(UserError, match=message) as error:
         prepare(path, tmp_path / "out")
@@ -254,12 +252,15 @@ def test_an_empty_gzip_and_a_name_without_a_file(tmp_path: Path) -> None:
 def test_downloads_stay_after_an_error(tmp_path: Path) -> None:
     (tmp_path / "out/raw").mkdir(parents=True)
     write(tmp_path / "out/raw", ">a\nM1\n>b\nM\n>c\nM\n")
-    with patch.object(sequences, "pool", inline), pytest.raises(UserError, match=r"https://example.org/x.fasta:1: "):
+    with (
+        patch.object(sequences, "worker_pool", inline),
+        pytest.raises(UserError, match=r"https://example.org/x.fasta:1: "),
+    ):
         sequences.prepare(make_job("https://me:secret@example.org/x.fasta?a=b", tmp_path / "out"))
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["raw", "x.fasta"]
 
 
-def test_worker_processes_tell_the_same(tmp_path: Path) -> None:
+def test_worker_processes_report_the_same_error(tmp_path: Path) -> None:
     source = write(tmp_path, generated(100) + ">n7\nMK\n")
     with pytest.raises(UserError, match=rf"^{source}:201: record 'n7' has the name of the one at {source}:15 "):
         prepare(source, tmp_path / "out", workers=2)

@@ -1,16 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences to shards, held against a slow implementation in plain Python and against BioNeMo v1's order."""
+"""Conversion of sequences to shards, compared with a reference in Python and with the order of BioNeMo v1."""
 
-import csv
-import gzip
-import io
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
-from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -19,148 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.common.errors import UserError
-from bionemo.config.schema.preparation import SequencesJob
-from bionemo.data.shards import blocks
-from bionemo.data.shards.source import open_source
-from bionemo.preparation import chunks, name_index, sequences, shuffle
-from bionemo.preparation.manifest import Manifest, verify
+from bionemo.preparation import chunks, sequences
+from bionemo.preparation.manifest import Manifest
 from tests.conftest import ROOT
-
-T = TypeVar("T")
-SPLITS = ("train", "val", "test")
-
-
-class Inline(Executor):
-    """Does the work at once in this process, where patched constants count."""
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        future = Future[T]()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+from tests.support.preparation import generated, left, parse, prepare, reference, rows, shards, small, write
+from tests.support.sequence_files import open_sequences
 
 
-@contextmanager
-def inline(*_: object) -> Iterator[Executor]:
-    """Stand in for `bionemo.preparation.pool.pool`."""
-    yield Inline()
-
-
-@contextmanager
-def small(**sizes: int) -> Iterator[None]:
-    """Have stretches, blocks, buckets and partitions of a few bytes."""
-    places = {
-        "stretch": [(chunks, "_STRETCH")],
-        "window": [(chunks, "_WINDOW")],
-        "block": [(blocks, "BLOCK"), (chunks, "BLOCK")],
-        "bucket": [(shuffle, "_BUCKET")],
-        "together": [(name_index, "_TOGETHER")],
-    }
-    with ExitStack() as stack:
-        for name, size in sizes.items():
-            for module, constant in places[name]:
-                stack.enter_context(patch.object(module, constant, size))
-        yield
-
-
-def make_job(source: Path | str | Sequence[Path | str], output: Path, **changes: Any) -> SequencesJob:
-    values: dict[str, Any] = {
-        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1},
-        **{"val_size": 1, "test_size": 1, "seed": 0, "num_csv_files": 2},
-        **{"on_empty": "error", "on_duplicate": "error", "on_letters": "error"},
-        **{"source": str(source) if isinstance(source, Path | str) else [str(path) for path in source]},
-        **{"checksum": None, "format": "auto", "id_column": "id", "sequence_column": "sequence", "separator": ","},
-    }
-    return SequencesJob(**(values | changes))
-
-
-def prepare(source: Path | str | Sequence[Path | str], output: Path, workers: int = 0, **changes: Any) -> Manifest:
-    """Prepare, in this process unless worker processes are asked for, and hold the result against its manifest."""
-    with nullcontext() if workers else patch.object(sequences, "pool", inline):
-        sequences.prepare(make_job(source, output, num_preprocess_workers=workers, **changes))
-    assert verify(output) == []
-    assert not [path for path in output.iterdir() if path.name.startswith(".preparing-")]
-    manifest = Manifest.read(output)
-    assert manifest is not None
-    return manifest
-
-
-def shards(output: Path) -> dict[str, bytes]:
-    paths = {path.relative_to(output).as_posix(): path for path in output.rglob("*.csv")}
-    return {name: path.read_bytes() for name, path in paths.items() if not name.startswith(".")}
-
-
-def left(output: Path) -> list[Path]:
-    """All there is at the top of an output, hidden files and directories included."""
-    return [*output.iterdir()] if output.exists() else []
-
-
-def rows(output: Path) -> dict[str, list[list[str]]]:
-    """All rows of each split, shard behind shard, without header."""
-    return {
-        split: [
-            row
-            for path in sorted((output / split).glob("*.csv"))
-            for row in list(csv.reader(io.StringIO(path.read_bytes().decode(), newline="")))[1:]
-        ]
-        for split in SPLITS
-    }
-
-
-def parse(content: bytes) -> list[tuple[str, str]]:
-    """Read FASTA line by line."""
-    records: list[tuple[str, str]] = []
-    for line in content.removeprefix(b"\xef\xbb\xbf").decode().replace("\r\n", "\n").split("\n"):
-        if line.startswith(">"):
-            records.append((re.split("[ \t]", line[1:])[0], ""))
-        elif line:
-            records[-1] = records[-1][0], records[-1][1] + line
-    return records
-
-
-def reference(
-    records: Sequence[tuple[str, str]],
-    val: int,
-    test: int,
-    seed: int,
-    files: int,
-    numbers: Sequence[int] | None = None,
-) -> dict[str, bytes]:
-    """Give the shards as BioNeMo v1 makes them: a shuffled list is cut into validation, test and training."""
-    order = np.arange(len(records))
-    np.random.default_rng(seed).shuffle(order)
-    result = {}
-    for split, part in (("val", order[:val]), ("test", order[val : val + test]), ("train", order[val + test :])):
-        for i, piece in enumerate(np.array_split(part, min(files, len(part))) if len(part) else []):
-            text = io.StringIO()
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(["record_id", "record_name", "sequence_length", "sequence"])
-            for index in piece.tolist():
-                name, letters = records[index]
-                number = numbers[index] if numbers else index + 1
-                writer.writerow([number, name, len(letters), letters.upper()])
-            result[f"{split}/x{i:03}.csv"] = text.getvalue().encode()
-    return result
-
-
-def write(folder: Path, content: str | bytes, name: str = "x.fasta") -> Path:
-    path = folder / name
-    content = content.encode() if isinstance(content, str) else content
-    path.write_bytes(gzip.compress(content, 1) if name.endswith(".gz") else content)
-    return path
-
-
-def generated(count: int, seed: int = 0, longest: int = 90) -> str:
-    rng = np.random.default_rng(seed)
-    letters = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
-    return "".join(
-        f">n{i} of {count}\n{''.join(rng.choice(letters, rng.integers(1, longest)))}\n" for i in range(count)
-    )
-
-
-def test_the_order_is_that_of_v1(tmp_path: Path) -> None:
+def test_order_equals_v1(tmp_path: Path) -> None:
     source = write(tmp_path, "".join(f">n{i}\n{'M' * (i % 7 + 1)}\n" for i in range(100)))
     prepare(source, tmp_path / "out", val_size=10, test_size=5, num_csv_files=4)
     found = {split: [int(row[0]) - 1 for row in part] for split, part in rows(tmp_path / "out").items()}
@@ -196,18 +55,18 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("sizes", [{}, {"stretch": 7, "block": 5, "bucket": 20, "window": 3, "together": 2}])
+@pytest.mark.parametrize("sizes", [{}, {"chunk": 7, "block": 5, "bucket": 20, "window": 3, "partition": 2}])
 @pytest.mark.parametrize("content", ODD.values(), ids=ODD)
-def test_odd_files_against_the_reference(tmp_path: Path, content: str, sizes: dict[str, int]) -> None:
+def test_unusual_files_against_the_reference(tmp_path: Path, content: str, sizes: dict[str, int]) -> None:
     with small(**sizes):
         prepare(write(tmp_path, content), tmp_path / "out", num_csv_files=3, seed=5)
     assert shards(tmp_path / "out") == reference(parse(content.encode()), 1, 1, 5, 3)
 
 
-def test_several_files_are_numbered_through(tmp_path: Path) -> None:
+def test_several_files_are_numbered_consecutively(tmp_path: Path) -> None:
     contents = {"a.fasta": ODD["CR LF"], "b.gz": generated(40), "c.fasta": "\ufeff" + ODD["UTF-8"], "d": ">n\nM"}
     sources = [write(tmp_path, text, name) for name, text in contents.items()]
-    with small(stretch=300, block=100, bucket=500):
+    with small(chunk=300, block=100, bucket=500):
         manifest = prepare(sources, tmp_path / "out", on_duplicate="keep", val_size=7, test_size=3, num_csv_files=4)
     records = [record for text in contents.values() for record in parse(text.encode())]
     assert shards(tmp_path / "out") == reference(records, 7, 3, 0, 4)
@@ -222,25 +81,25 @@ def test_sequences_over_many_blocks(tmp_path: Path) -> None:
     letters = "".join(np.random.default_rng(3).choice(list("ACDEFGHIKLMNPQRSTVWY"), 300_000))
     lines = "\n".join(letters[i : i + 60] for i in range(0, len(letters), 60))
     content = f">short\nM\n>wrapped\n{lines}\n>s\nM\n>line\n{letters}\n>t\nK\n>last\n{letters[::-1]}"
-    with small(stretch=1000, block=4096, bucket=1 << 16, window=512):
+    with small(chunk=1000, block=4096, bucket=1 << 16, window=512):
         prepare(write(tmp_path, content), tmp_path / "out", num_csv_files=1)
     assert shards(tmp_path / "out") == reference(parse(content.encode()), 1, 1, 0, 1)
 
 
 @pytest.mark.parametrize("edge", [b"\n", b"\n>"])
-def test_a_stretch_ends_where_the_next_record_begins(tmp_path: Path, edge: bytes) -> None:
+def test_a_chunk_ends_where_the_next_record_begins(tmp_path: Path, edge: bytes) -> None:
     data = b">a\nM\n\n>>\n\n\nK>\n>b\nVV\n>c>\n"
     with write(tmp_path, data).open("rb") as file:
         for window in range(2, len(data) + 2):
             with small(window=window):
-                found = [chunks.next_place(file.fileno(), edge, at, len(data)) for at in range(1, len(data) + 9)]
+                found = [chunks.find_boundary(file.fileno(), edge, at, len(data)) for at in range(1, len(data) + 9)]
             places = [data.find(edge, at - 1) + 1 or len(data) for at in range(1, len(data) + 9)]
             assert found == places
 
 
 @st.composite
 def fasta_texts(draw: st.DrawFn) -> str:
-    """Write some records in any way that FASTA allows."""
+    """Generate records in any form that FASTA allows."""
     end = draw(st.sampled_from(["\n", "\r\n"]))
     text = draw(st.sampled_from(["", "\n", "\ufeff"]))
     unique = draw(st.uuids()).hex[:8]
@@ -256,50 +115,50 @@ def fasta_texts(draw: st.DrawFn) -> str:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(fasta_texts(), min_size=1, max_size=3), st.data())
-def test_any_files_cut_anywhere_against_the_reference(
+def test_any_files_and_chunks_against_the_reference(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject
 ) -> None:
     records = [record for text in texts for record in parse(text.encode())]
     val = data.draw(st.integers(0, len(records) - 1))
     test = data.draw(st.integers(0, len(records) - 1 - val))
     seed, files = data.draw(st.integers(0, 99)), data.draw(st.integers(1, 5))
-    sizes = {name: data.draw(st.integers(1, 90), name) for name in ("stretch", "block", "bucket")}
-    sizes |= {"window": data.draw(st.integers(2, 9)), "together": data.draw(st.integers(1, 9))}
+    sizes = {name: data.draw(st.integers(1, 90), name) for name in ("chunk", "block", "bucket")}
+    sizes |= {"window": data.draw(st.integers(2, 9)), "partition": data.draw(st.integers(1, 9))}
     folder = tmp_path_factory.mktemp("fasta")
     sources = [write(folder, text, data.draw(st.sampled_from([f"{i}.fa", f"{i}.gz"]))) for i, text in enumerate(texts)]
     with small(**sizes):
-        # the window that was made so small also serves to tell FASTA from CSV
+        # the reduced window also serves to distinguish FASTA from CSV
         keywords = {"val_size": val, "test_size": test, "seed": seed, "num_csv_files": files, "format": "fasta"}
         prepare(sources, folder / "out", on_duplicate="keep" if len(texts) > 1 else "error", **keywords)
     assert shards(folder / "out") == reference(records, val, test, seed, files)
 
 
-def test_what_was_left_out_is_left_out_of_the_shuffled_list(tmp_path: Path) -> None:
+def test_dropped_records_are_not_in_the_shuffled_list(tmp_path: Path) -> None:
     records = parse(generated(60).encode())
     bad = {0, 7, 8, 31, 59}
     text = "".join(f">{name}\n{letters}{'*' * (i in bad)}\n" for i, (name, letters) in enumerate(records))
-    with small(stretch=200, block=90, bucket=300):
+    with small(chunk=200, block=90, bucket=300):
         prepare(write(tmp_path, text), tmp_path / "out", on_letters="skip", val_size=0.1, test_size=5)
     kept = [i for i in range(60) if i not in bad]
     numbers = [i + 1 for i in kept]
     assert shards(tmp_path / "out") == reference([records[i] for i in kept], round(5.5), 5, 0, 2, numbers)
 
 
-def test_the_reader_of_training_finds_every_sequence(tmp_path: Path) -> None:
+def test_the_training_reader_finds_every_sequence(tmp_path: Path) -> None:
     content = generated(50) + ODD["commas and quotes"] + ODD["UTF-8"].replace(">c", ">c2")
     prepare(write(tmp_path, content), tmp_path / "out", val_size=0, test_size=0, num_csv_files=3)
     columns = {"name": 1, "sequence": 3}
-    source = open_source("csv_fields_mmap", sorted((tmp_path / "out/train").iterdir()), data_fields=columns)
+    source = open_sequences("csv_fields_mmap", sorted((tmp_path / "out/train").iterdir()), data_fields=columns)
     found = [source.fields(i) for i in range(len(source))]
     assert sorted((row["name"], row["sequence"]) for row in found) == sorted(parse(content.encode()))
 
 
 @pytest.mark.parametrize("name", ["uniref90_sample.fasta", "some_proteins.fasta", "P62593_variants.fasta"])
-def test_real_files_are_found_again(tmp_path: Path, name: str) -> None:
+def test_real_files(tmp_path: Path, name: str) -> None:
     source = ROOT.parent / "shared/data/proteins" / name
     if not source.exists():
         pytest.skip("no shared data")
-    with small(stretch=1 << 20, bucket=1 << 18):
+    with small(chunk=1 << 20, bucket=1 << 18):
         prepare(source, tmp_path / "out", val_size=0.05, test_size=0.1, on_letters="keep", num_csv_files=5)
     records = parse(source.read_bytes())
     found = [row for part in rows(tmp_path / "out").values() for row in part]
@@ -310,7 +169,7 @@ def test_real_files_are_found_again(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.fasta", "x.fasta.gz"])
-def test_workers_change_nothing(tmp_path: Path, name: str) -> None:
+def test_workers_do_not_change_the_shards(tmp_path: Path, name: str) -> None:
     content = generated(3000)
     source = write(tmp_path, content, name)
     for workers in (1, 2) if name == "x.fasta" else (2,):
@@ -327,7 +186,7 @@ def test_workers_change_nothing(tmp_path: Path, name: str) -> None:
         (0.99, 0, None),
         (0.17, 0.01, (3, 1, 16)),  # 3.4 and 0.2
         (0.18, 5, (4, 5, 11)),  # 3.6
-        (2.0, 1.0, (2, 1, 17)),  # counts, although written with a point
+        (2.0, 1.0, (2, 1, 17)),  # counts, although written with a decimal point
         (19, 0, (19, 0, 1)),
         (20, 0, None),
         (10, 10, None),
@@ -337,7 +196,7 @@ def test_workers_change_nothing(tmp_path: Path, name: str) -> None:
         (5000, 1_000_000, None),
     ],
 )
-def test_sizes_are_shares_or_counts(
+def test_split_sizes_are_fractions_or_counts(
     tmp_path: Path, val: float, test: float, expected: tuple[int, int, int] | None
 ) -> None:
     source = write(tmp_path, generated(20))
@@ -424,13 +283,13 @@ def test_mistakes_with_tables(tmp_path: Path, content: str, changes: dict[str, A
     assert not left(tmp_path / "out")
 
 
-def test_a_checksum_is_that_of_one_file(tmp_path: Path) -> None:
+def test_a_checksum_requires_a_single_file(tmp_path: Path) -> None:
     sources = [write(tmp_path, generated(9)), write(tmp_path, ODD["lower case"], "y.fasta")]
     with pytest.raises(UserError, match="checksum belongs to one file, but source names 2"):
         prepare(sources, tmp_path / "out", checksum="md5:" + "0" * 32)
 
 
-def test_no_secret_of_a_url_is_written_down(tmp_path: Path) -> None:
+def test_secrets_of_a_url_are_not_written(tmp_path: Path) -> None:
     source = write(tmp_path, generated(9))
     with patch.object(sequences, "fetch", lambda *_: source):
         prepare("https://me:secret@example.org/a/proteins.fasta?key=secret#secret", tmp_path / "out")
@@ -440,7 +299,7 @@ def test_no_secret_of_a_url_is_written_down(tmp_path: Path) -> None:
     assert "secret" not in (tmp_path / "out/manifest.json").read_text()
 
 
-@pytest.mark.parametrize("name", ["rows", "deal", "0.txt", "x" * 255])
+@pytest.mark.parametrize("name", ["rows", "shards", "0.txt", "x" * 255])
 def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     prepare(write(tmp_path, generated(9), name), tmp_path / "out")
     assert shards(tmp_path / "out") == reference(parse(generated(9).encode()), 1, 1, 0, 2)

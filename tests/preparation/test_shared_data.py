@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real UniRef clusters, from raw files to what training draws from them; slow, and skipped where the data is not."""
+"""Real UniRef clusters, from raw files to the samples drawn in training; slow, and skipped without the data."""
 
 import csv
 from collections import defaultdict
@@ -13,7 +13,8 @@ from bionemo.config.compose import load
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig
 from bionemo.data.data_module import SequenceData
-from bionemo.data.sampler import Position
+from bionemo.data.proteins.masking import MaskedDataset
+from bionemo.data.sampler import DataPosition
 from bionemo.preparation import prepare
 from bionemo.preparation.manifest import verify
 from bionemo.tokenizers import load_tokenizer
@@ -26,7 +27,7 @@ TREE = ["README.md", "manifest.json", "mapping.tsv", "uf50", "uf90", "uniref50_t
 
 
 def sequences(path: Path) -> dict[str, str]:
-    """Names and sequences of a FASTA file, line by line."""
+    """Parse names and sequences of a FASTA file line by line."""
     found: dict[str, str] = defaultdict(str)
     for line in path.read_text().splitlines():
         if line.startswith(">"):
@@ -36,10 +37,10 @@ def sequences(path: Path) -> dict[str, str]:
     return found
 
 
-def test_uniref_clusters_from_raw_files_to_draws(tmp_path: Path) -> None:
+def test_uniref_clusters_from_raw_files_to_samples(tmp_path: Path) -> None:
     raw = DATA / "uniref50_90"
-    words = [f"source={raw}", f"output={tmp_path}"]
-    prepare(load("uniref50_90", words, CONF_DIR / "preparation", PreparationConfig))
+    overrides = [f"source={raw}", f"output={tmp_path}"]
+    prepare(load("uniref50_90", overrides, CONF_DIR / "preparation", PreparationConfig))
     assert sorted(path.name for path in tmp_path.iterdir()) == TREE
     assert sorted(path.name for path in (tmp_path / "uf50").iterdir()) == ["test", "train", "val"]
     assert verify(tmp_path) == []
@@ -54,8 +55,8 @@ def test_uniref_clusters_from_raw_files_to_draws(tmp_path: Path) -> None:
     assert [(row["record_name"], row["sequence"]) for row in rows] == [(name, truth[name]) for name in names]
 
     cfg = load("pretrain_esm2_8M", [f"model.data.dataset_path={tmp_path}"], EXAMPLES / "esm2nv" / "conf")
-    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"))
-    order = data.steps("train", True, None, 1, Position()).sampler.order
+    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, micro_batches=1)
+    order = data.steps("train", True, None, 1, DataPosition()).sampler.order
     draws, clusters = 400, len(members)
     owner = np.repeat(np.arange(clusters), [len(cluster) for cluster in members])
     half = clusters // 2
@@ -66,5 +67,5 @@ def test_uniref_clusters_from_raw_files_to_draws(tmp_path: Path) -> None:
     counts = np.bincount(drawn, minlength=len(names))
     assert np.array_equal(np.bincount(owner, weights=counts), np.full(clusters, draws))
     several = size > 1
-    lost = int((np.bincount(owner) > 1).sum())  # of each cluster the last member follows from the others
+    lost = int((np.bincount(owner) > 1).sum())  # the last member of each cluster follows from the others
     assert chisquare(counts[several], draws / size[several], ddof=lost - 1).pvalue > 1e-3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters and members made up, in an order of their own in every file, against what the mapping says."""
+"""Generated clusters and members, in a different order in every file, compared with the mapping."""
 
 import gzip
 import random
@@ -7,30 +7,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from bionemo.common.errors import UserError
-from bionemo.config.schema.preparation import ClustersJob
 from bionemo.preparation import mapping, uniref
-from bionemo.preparation.manifest import Manifest, verify
-from tests.preparation.test_sequences import inline, left, parse, shards, small
+from bionemo.preparation.manifest import verify
+from tests.support.preparation import left, parse, shards, small
+from tests.support.preparation_uniref import FILES, TABLE, UF50, UF90, VALID, make_job, prepare
 
-UF50, UF90, VALID, TABLE = (
-    *("uniref50_train_filt.fasta", "uniref90membersandreps_ur50trainfiltreps.fasta"),
-    *("uniref50_valid.fasta", "mapping.tsv"),
-)
 RAW = (TABLE, UF50, VALID, UF90)
 HEADER = "uniref50\tuniref90\n"
-FILES = 3
 
 
 @dataclass
 class Data:
-    """Texts of the raw files, to be changed at will, and the truth about them: clusters in the mapping's order."""
+    """Texts of the raw files, and the members of each cluster in the order of the mapping."""
 
     members: dict[str, list[str]]
     texts: dict[str, str]
@@ -42,7 +36,7 @@ class Data:
         return folder
 
     def expected(self, members: dict[str, list[str]] | None = None, files: int = FILES) -> dict[str, bytes]:
-        """Give every file below uf50 and uf90."""
+        """Return the expected files in uf50 and uf90."""
         truth = self.members if members is None else members
         counts = [len(names) for names in truth.values()]
         starts = [sum(counts[:i]) for i in range(len(counts))]
@@ -88,7 +82,7 @@ def generate(clusters: int, seed: int = 0) -> Data:
 
 
 def hand_made() -> Data:
-    """Three clusters of 2, 1 and 3 members; the mapping's line of A is 2, of B 3, of C 4."""
+    """Return three clusters with 2, 1 and 3 members, in lines 2, 3 and 4 of the mapping."""
     return Data(
         {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
         {
@@ -100,45 +94,24 @@ def hand_made() -> Data:
     )
 
 
-def make_job(source: Path, output: Path, **changes: Any) -> ClustersJob:
-    values: dict[str, Any] = {
-        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1, "source": str(source)},
-        **{"uf50_datapath": str(source / UF50), "uf90_datapath": str(source / UF90)},
-        **{"val_datapath": str(source / VALID), "test_datapath": str(source / VALID)},
-        **{"cluster_mapping_tsv": str(source / TABLE), "num_csv_files": FILES},
-        **{f"on_{what}": "error" for what in ("empty", "duplicate", "letters", "unknown", "shared")},
-        "custom_pretraining_fasta_path": {"train": None, "val": None, "test": None},
-    }
-    return ClustersJob(**(values | changes))
-
-
-def prepare(source: Path, output: Path, **changes: Any) -> Manifest:
-    with patch.object(uniref, "pool", inline):
-        uniref.prepare(make_job(source, output, **changes))
-    assert verify(output) == []
-    manifest = Manifest.read(output)
-    assert manifest is not None
-    return manifest
-
-
 @contextmanager
 def tiny(scale: int = 1) -> Iterator[None]:
-    """Cut everything small, the mapping too."""
-    sizes = {"stretch": 60, "block": 40, "bucket": 90, "window": 7, "together": 4}
+    """Use tiny chunks, also for the mapping."""
+    sizes = {"chunk": 60, "block": 40, "bucket": 90, "window": 7, "partition": 4}
     with (
         small(**{name: size * scale for name, size in sizes.items()}),
-        patch.object(mapping, "_STRETCH", 30 * scale),
+        patch.object(mapping, "_CHUNK_BYTES", 30 * scale),
     ):
         yield
 
 
 def made(output: Path) -> dict[str, bytes]:
-    """All files below uf50 and uf90."""
+    """Return all files in uf50 and uf90."""
     return shards(output) | {p.relative_to(output).as_posix(): p.read_bytes() for p in output.rglob("*.mmap")}
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_the_whole_tree(tmp_path: Path, cut: bool) -> None:
+def test_all_output_files(tmp_path: Path, cut: bool) -> None:
     data = generate(60)
     source = data.write(tmp_path / "source")
     if cut:
@@ -182,7 +155,7 @@ def test_a_cluster_and_its_members_are_found_by_starts_and_counts(tmp_path: Path
         assert everyone[start : start + count] == data.members[cluster]
 
 
-def test_workers_and_gzip_change_nothing(tmp_path: Path) -> None:
+def test_workers_and_gzip_do_not_change_the_result(tmp_path: Path) -> None:
     data = generate(60)
     source = data.write(tmp_path / "source")
     for name in (UF50, UF90, VALID):
@@ -242,15 +215,15 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
 
 
 @pytest.mark.parametrize(
-    ("change", "policies", "expected", "books"),
+    ("change", "policies", "expected", "expected_counts"),
     [
-        (  # members that no FASTA holds
+        (  # members without a sequence
             {TABLE: ("B\tb1", "B\tb0,b1,b2")},
             ["unknown"],
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
             {UF90: ({}, {"members of the table left out": 2})},
         ),
-        (  # a cluster that no FASTA holds, and so its members
+        (  # a cluster without a sequence, and its members
             {UF50: (">A\nAAA\n", "")},
             ["unknown"],
             {"B": ["b1"], "C": ["c1", "c2", "c3"]},
@@ -268,7 +241,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
                 UF90: ({}, {"members of the table left out": 1}),
             },
         ),
-        (  # the first and the last at once, and one has no members to begin with
+        (  # the first and the last cluster at once, and one without members
             {
                 UF90: (">c3\nCCC\n>c1\nC\n>a1\nA\n", ""),
                 TABLE: ("A\ta1,a2\nB", "D\t\nA\ta1\nB"),
@@ -287,7 +260,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
             {UF90: ({}, {"members of the table left out": 3})},
         ),
-        (  # a cluster whose members all belong to others
+        (  # a cluster whose members all belong to other clusters
             {TABLE: ("B\tb1", "B\ta2,a1")},
             ["shared"],
             {"A": ["a1", "a2"], "C": ["c1", "c2", "c3"]},
@@ -302,7 +275,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
             {UF50: ({}, {"clusters of the table left out": 1}), UF90: ({}, {"members of the table left out": 1})},
         ),
-        (  # sequences that no cluster wants
+        (  # sequences of no cluster
             {UF50: (">A", ">X\nXX\n>A"), UF90: (">b1", ">x1\nX\n>x2\nXX\n>b1")},
             [],
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
@@ -314,13 +287,13 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
             {UF50: ({"duplicate": 1}, {}), UF90: ({"duplicate": 2}, {})},
         ),
-        (  # one too many and one missing, which balance
+        (  # one too many and one missing, so that the counts agree
             {UF90: (">c3\nCCC", ">a2\nXX")},
             ["duplicate", "unknown"],
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2"]},
             {UF90: ({"duplicate": 1}, {"members of the table left out": 1})},
         ),
-        (  # sequences that are left out leave a hole in the mapping
+        (  # omitted sequences leave a gap in the mapping
             {UF50: ("\nBBB\n", "\nB*B\n"), UF90: ("\nAA\n", "\n\n")},
             ["letters", "empty", "unknown"],
             {"A": ["a1"], "C": ["c1", "c2", "c3"]},
@@ -329,7 +302,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
                 UF90: ({"empty": 1, "not in the mapping": 1}, {"members of the table left out": 2}),
             },
         ),
-        *(  # tables written in other ways
+        *(  # other table formats
             ({TABLE: change}, [], {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]}, {})
             for change in (
                 ("a2\nB", "a2\textra,column\t7\nB"),
@@ -348,7 +321,7 @@ def test_policies_and_other_ways_to_write_a_table(
     change: dict[str, tuple[str, str]],
     policies: list[str],
     expected: dict[str, list[str]],
-    books: dict[str, tuple[dict[str, int], dict[str, int]]],
+    expected_counts: dict[str, tuple[dict[str, int], dict[str, int]]],
     crlf: bool,
 ) -> None:
     data = hand_made()
@@ -368,14 +341,14 @@ def test_policies_and_other_ways_to_write_a_table(
             manifest = prepare(source, tmp_path / name, **changes)
         assert made(tmp_path / name) == truth
         for file in (UF50, UF90):
-            dropped, changed = books.get(file, ({}, {}))
+            dropped, changed = expected_counts.get(file, ({}, {}))
             tally = manifest.tallies[file]
             assert tally.dropped == dropped, file
             assert {what: number for what, number in tally.changed.items() if number} == changed, file
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_holes_anywhere(tmp_path: Path, seed: int) -> None:
+def test_missing_sequences(tmp_path: Path, seed: int) -> None:
     data, rng = generate(40, seed), random.Random(seed)
     members = [name for names in data.members.values() for name in names]
     lost = {*rng.sample(members, 50), *rng.sample([*data.members], 5)}
@@ -389,7 +362,7 @@ def test_holes_anywhere(tmp_path: Path, seed: int) -> None:
     assert made(tmp_path / "out") == data.expected(found, files=30)
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
+def test_no_cluster_is_left(tmp_path: Path) -> None:
     data = hand_made()
     data.texts[UF90] = ">x\nX\n"
     source = data.write(tmp_path / "source")
@@ -421,7 +394,7 @@ def test_raw_files_in_the_output_are_not_copied(tmp_path: Path, link: bool) -> N
     assert made(out) == data.expected() and (out / "README.md").read_text() == "mine"
 
 
-def test_copies_replace_nothing_unasked(tmp_path: Path) -> None:
+def test_copies_replace_nothing_without_force(tmp_path: Path) -> None:
     data = hand_made()
     source, out = data.write(tmp_path / "source"), tmp_path / "out"
     out.mkdir()
@@ -464,7 +437,7 @@ def test_a_missing_file_is_named_with_its_key(tmp_path: Path, name: str, key: st
     assert not left(tmp_path / "out")
 
 
-def test_the_mapping_may_have_the_name_it_has_in_v1(tmp_path: Path) -> None:
+def test_the_mapping_may_have_the_v1_name(tmp_path: Path) -> None:
     data = hand_made()
     source = data.write(tmp_path / "source")
     name = "uniref50_mapper_to_uniref90clustermembers_andselfuniref50.tsv"
@@ -473,17 +446,17 @@ def test_the_mapping_may_have_the_name_it_has_in_v1(tmp_path: Path) -> None:
     assert made(tmp_path / "out") == data.expected() and (tmp_path / "out" / name).exists()
 
 
-def test_parameters_decide_and_files_do_not(tmp_path: Path) -> None:
+def test_parameters_must_be_equal_and_input_files_may_be_missing(tmp_path: Path) -> None:
     source = hand_made().write(tmp_path / "source")
     prepare(source, tmp_path / "out")
-    prepare(tmp_path / "nowhere", tmp_path / "out")  # prepared already
+    prepare(tmp_path / "nowhere", tmp_path / "out")  # already prepared
     with pytest.raises(UserError, match="was prepared with num_csv_files=3, not 4"):
         prepare(source, tmp_path / "out", num_csv_files=4)
     with pytest.raises(UserError, match="was prepared with on_shared=error, not skip"):
         prepare(source, tmp_path / "out", on_shared="skip")
 
 
-def test_own_sequences_replace_all_the_rest(tmp_path: Path) -> None:
+def test_user_sequences_replace_the_clusters(tmp_path: Path) -> None:
     texts = {"train": ">a\nMK\n>b\nM\n>c\nKK\n>d\nV\n", "val": ">e x\nMK\nL\n"}
     own: dict[str, str | None] = {"test": None}
     for split, text in texts.items():

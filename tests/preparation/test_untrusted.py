@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An output directory that somebody else has prepared: nothing outside it, and nothing of the user's, is deleted."""
+"""With output directories prepared by an attacker, neither files outside nor user files are deleted."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ import pytest
 from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned
 from bionemo.preparation.manifest import Manifest, verify
-from tests.preparation.test_writer import make, tree
+from tests.support.staged_outputs import make, tree
 
 STAGE = ".preparing-0123abcd"
 DEEP = b'{"a":' * 100_000
@@ -31,7 +31,7 @@ INVALID = {
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """An output directory with a file and a directory of the user's, beside a victim."""
+    """Return an output directory with a file and a directory of the user, next to a victim."""
     for name in ("victim/x", "o/precious/x", "o/mine.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("precious")
@@ -44,7 +44,7 @@ def untouched(out: Path) -> bool:
 
 
 def refused(out: Path, *, force: bool = False) -> str:
-    """Start twice, and give what both tell, in one line."""
+    """Start twice and return the one-line error, which must be the same."""
     lines = []
     for _ in range(2):
         with pytest.raises(UserError) as error:
@@ -54,7 +54,7 @@ def refused(out: Path, *, force: bool = False) -> str:
     return lines[0]
 
 
-def stage_of(out: Path, moves: object, marked: bool = True) -> Path:
+def create_stage(out: Path, moves: object, marked: bool = True) -> Path:
     stage = out / STAGE
     if marked:
         create_owned(stage, "preparation")
@@ -64,22 +64,24 @@ def stage_of(out: Path, moves: object, marked: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("name", ["../victim", "precious", "mine.txt"])
-def test_a_stage_without_the_marker_is_somebody_elses(out: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    stage = stage_of(out, {name: False, "manifest.json": True}, marked=False)
+def test_a_staging_directory_without_the_marker_is_not_touched(
+    out: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = create_stage(out, {name: False, "manifest.json": True}, marked=False)
     assert make(out) and untouched(out) and verify(out) == []
     assert (stage / "moves.json").exists()
     assert f"{stage} was not created by bionemo and is left as it is" in caplog.text
     assert not make(out)
 
 
-def test_a_marker_that_is_no_file(out: Path) -> None:
-    stage = stage_of(out, {"train": False}, marked=False)
+def test_a_marker_that_is_not_a_file(out: Path) -> None:
+    stage = create_stage(out, {"train": False}, marked=False)
     os.mkfifo(stage / ".bionemo.json")
     assert make(out) and (stage / "moves.json").exists()
 
 
-def test_a_symbolic_link_is_no_stage(out: Path) -> None:
-    stage = stage_of(out, {"train": False})
+def test_a_symbolic_link_is_not_a_staging_directory(out: Path) -> None:
+    stage = create_stage(out, {"train": False})
     stage.rename(out.parent / "elsewhere")
     (out / STAGE).symlink_to(out.parent / "elsewhere")
     assert make(out) and (out.parent / "elsewhere/moves.json").exists() and untouched(out)
@@ -102,7 +104,7 @@ def test_a_symbolic_link_is_no_stage(out: Path) -> None:
     ],
 )
 def test_invalid_moves(out: Path, moves: object) -> None:
-    stage = stage_of(out, moves)
+    stage = create_stage(out, moves)
     assert f"{stage} is not what an interrupted preparation leaves" in refused(out)
     assert "remove this directory, then start again" in refused(out, force=True)
     shutil.rmtree(stage)
@@ -110,22 +112,22 @@ def test_invalid_moves(out: Path, moves: object) -> None:
 
 
 @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_moves_that_are_no_file(out: Path, kind: Callable[[Path], None]) -> None:
-    stage = stage_of(out, {})
+def test_a_list_of_moves_that_is_not_a_file(out: Path, kind: Callable[[Path], None]) -> None:
+    stage = create_stage(out, {})
     (stage / "moves.json").unlink()
     kind(stage / "moves.json")
     assert "is not what an interrupted preparation leaves" in refused(out)
 
 
 def complete_stage(out: Path, **changes: Any) -> Path:
-    """A data set that only has to be moved, made elsewhere."""
+    """Create a staging directory with a complete data set."""
     make(out.parent / "made", **changes)
-    stage = stage_of(out, {name: True for name in ("train", "val", "notes.txt", "manifest.json")})
+    stage = create_stage(out, {name: True for name in ("train", "val", "notes.txt", "manifest.json")})
     (out.parent / "made").rename(stage / "tree")
     return stage
 
 
-def test_what_a_stage_replaces_is_kept_unless_it_is_a_listed_file(out: Path) -> None:
+def test_replaced_files_are_kept_unless_listed_in_the_manifest(out: Path) -> None:
     make(out)
     (out / "train/mine.csv").write_text("precious")
     (out / "val/x000.csv").write_text("changed since")
@@ -148,7 +150,7 @@ def test_what_a_stage_replaces_is_kept_unless_it_is_a_listed_file(out: Path) -> 
         lambda stage: ((stage / "tree").rename(stage / "t"), (stage / "tree").symlink_to(stage / "t")),
     ],
 )
-def test_a_stage_that_was_changed(out: Path, damage: Callable[[Path], object]) -> None:
+def test_a_changed_staging_directory(out: Path, damage: Callable[[Path], object]) -> None:
     stage = complete_stage(out)
     damage(stage)
     assert f"{stage} is not what an interrupted preparation leaves" in refused(out)
@@ -221,20 +223,20 @@ def test_manifests_of_other_types(out: Path, key: str, values: list[object]) -> 
 
 
 @pytest.mark.parametrize("content", INVALID.values(), ids=INVALID)
-def test_manifests_that_are_none(out: Path, content: bytes) -> None:
+def test_invalid_manifests(out: Path, content: bytes) -> None:
     (out / "manifest.json").write_bytes(content)
     assert f"{out / 'manifest.json'} is not a valid manifest (" in refused(out)
     assert make(out, force=True) and verify(out) == [] and untouched(out)
 
 
 @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_manifests_that_are_no_files(out: Path, kind: Callable[[Path], None]) -> None:
+def test_manifests_that_are_not_files(out: Path, kind: Callable[[Path], None]) -> None:
     kind(out / "manifest.json")
     assert "is not a valid manifest (it is not a regular file)" in refused(out)
     assert make(out, force=True) and verify(out) == []
 
 
-def test_shards_that_are_no_files(out: Path) -> None:
+def test_shards_that_are_not_files(out: Path) -> None:
     make(out)
     (out / "train/x000.csv").unlink()
     os.mkfifo(out / "train/x000.csv")
@@ -250,7 +252,7 @@ def test_terminal_codes_of_a_manifest_are_not_printed(out: Path) -> None:
 
 
 def test_manifests_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """Without time of change and sample of their inputs."""
+    """Their inputs have neither modification time nor sample."""
     make(tmp_path)
     path = tmp_path / "manifest.json"
     content = json.loads(path.read_text())

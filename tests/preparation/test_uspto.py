@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reactions to splits: unmapped and canonical, from any of the public forms, and never from a pickle."""
+"""Reactions to splits: unmapped and canonical, from all public formats, and never from a pickle."""
 
 import csv
 import gzip
@@ -33,7 +33,7 @@ def job(source: Path, output: Path, **changed: object) -> UsptoJob:
 
 
 def sides(reaction: str) -> tuple[str, str]:
-    """Both sides without map numbers, these taken out of the text, not out of the molecule."""
+    """Remove the map numbers of both sides from the text."""
     reactants, products = (Chem.CanonSmiles(re.sub(r":\d+\]", "]", side)) for side in reaction.split(">>"))
     return reactants, products
 
@@ -61,7 +61,7 @@ def test_the_three_files_of_the_public_release(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert split(tmp_path / "out", "val") == [["<RX_1>", "val", *sides(AMIDE)]]
     assert [row[1:] for row in split(tmp_path / "out", "test")] == [["test", *sides(ESTER)], ["test", *sides(ALKENE)]]
-    assert sides(AMIDE) == ("CC(=O)Cl.Nc1ccccc1", "CC(=O)Nc1ccccc1")  # by hand
+    assert sides(AMIDE) == ("CC(=O)Cl.Nc1ccccc1", "CC(=O)Nc1ccccc1")  # written by hand
     assert verify(tmp_path / "out") == []
 
 
@@ -87,17 +87,17 @@ def test_one_file_with_a_column_for_the_set(tmp_path: Path, suffix: str, end: st
     assert verify(tmp_path / "out") == []
 
 
-def test_two_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = raw_files(tmp_path / "in", {"train": [ESTER, AMIDE, ALKENE] * 7, "val": [AMIDE], "test": [ESTER]})
     prepare(job(source, tmp_path / "one"))
-    monkeypatch.setattr(uspto, "_TASK", 2)
+    monkeypatch.setattr(uspto, "_TASK_SIZE", 2)
     prepare(job(source, tmp_path / "two", num_preprocess_workers=2))
     assert len(split(tmp_path / "one", "train")) == 21
     for name in NAMES:
         assert split(tmp_path / "one", name) == split(tmp_path / "two", name)
 
 
-def test_reagents_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_reagents_are_dropped_and_counted(tmp_path: Path) -> None:
     source = raw_files(
         tmp_path / "in", {"train": ["CO.CC(=O)O>[Na+].[Cl-]>CC(=O)OC"], "val": [AMIDE], "test": [ESTER]}
     )
@@ -137,10 +137,10 @@ def test_a_pickle_is_refused_whatever_its_name(tmp_path: Path, capsys: pytest.Ca
         ("reactants,products,set\nC,C,train\nC,C,new\n", r"x\.csv:3: set 'new' is not known"),
         ("reactants,products,set\nC,C\n", r"x\.csv:2: another number of fields"),
         ("reactants,products,set\n", r"x\.csv holds no reactions"),
-        ("reactants>reagents>production,set\nC>C,train\n", r"x\.csv:2: 'C>C' is no reaction"),
+        ("reactants>reagents>production,set\nC>C,train\n", r"x\.csv:2: 'C>C' is not a reaction"),
     ],
 )
-def test_mistakes_are_told_on_one_line(tmp_path: Path, content: str, message: str) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "x.csv").write_text(content)
     with pytest.raises(UserError, match=message) as error:
         prepare(job(tmp_path / "x.csv", tmp_path / "out"))

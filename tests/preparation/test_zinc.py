@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SMILES files to shards: nothing lost, nothing twice, the same for any number of processes."""
+"""SMILES files to shards: no molecule is lost or repeated, whatever the number of processes."""
 
 import csv
 import gzip
@@ -16,22 +16,13 @@ import pytest
 from rdkit import Chem
 
 from bionemo.common.errors import UserError
-from bionemo.config.schema.preparation import ZincJob
 from bionemo.preparation import molecules, zinc
 from bionemo.preparation.manifest import Manifest, verify
 from bionemo.preparation.zinc import prepare, shard_sizes
 from tests.conftest import ROOT
+from tests.support.preparation_zinc import job
 
 OCTANES = [f"C{'C' * length}{end}" for length in range(20) for end in ("O", "N", "Cl", "C(=O)O", "c1ccccc1")]
-
-
-def job(source: Path, output: Path, **changed: object) -> ZincJob:
-    settings: dict[str, object] = {
-        **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1, "source": str(source)},
-        **{"max_smiles_length": 512, "train_size": 1000, "val_size": 10, "test_size": 50, "seed": 0},
-        **{"on_invalid": "error", "on_duplicate": "skip"},
-    }
-    return ZincJob(**(settings | changed))  # type: ignore[arg-type]
 
 
 def tranche(path: Path, molecules: list[tuple[str, str]]) -> Path:
@@ -41,7 +32,7 @@ def tranche(path: Path, molecules: list[tuple[str, str]]) -> Path:
 
 
 def shards(output: Path) -> dict[str, list[tuple[str, str]]]:
-    """Rows `id, SMILES` by the name of the shard, read by other means than those that wrote them."""
+    """Return the rows `id, SMILES` of each shard, read with the csv module."""
     found = {}
     for path in sorted(output.glob("*/x*.csv")):
         with path.open(newline="") as file:
@@ -64,7 +55,7 @@ def sums(output: Path) -> dict[str, str]:
 
 @pytest.fixture
 def tranches(tmp_path: Path) -> Path:
-    """A hundred molecules in two files, written with the last atom first, which RDKit turns round."""
+    """A hundred molecules in two files, as SMILES that start with the last atom and are therefore not canonical."""
     turned = [Chem.MolToSmiles(mol, rootedAtAtom=mol.GetNumAtoms() - 1)
               for mol in map(Chem.MolFromSmiles, OCTANES)]  # fmt: skip
     rows = [(smiles, f"ZINC{number}") for number, smiles in enumerate(turned)]
@@ -73,7 +64,7 @@ def tranches(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-def test_every_molecule_comes_out_once_in_rdkits_own_writing(tranches: Path, tmp_path: Path) -> None:
+def test_every_molecule_is_written_once_as_canonical_smiles(tranches: Path, tmp_path: Path) -> None:
     prepare(job(tranches, tmp_path / "out"))
     expected = [(f"ZINC{number}", Chem.CanonSmiles(smiles)) for number, smiles in enumerate(OCTANES)]
     rows = all_rows(tmp_path / "out")
@@ -86,10 +77,14 @@ def test_every_molecule_comes_out_once_in_rdkits_own_writing(tranches: Path, tmp
     assert verify(tmp_path / "out") == []
 
 
-def test_neither_processes_nor_buckets_nor_pieces_change_a_byte(tranches: Path, tmp_path: Path) -> None:
+def test_workers_buckets_and_blocks_do_not_change_the_result(tranches: Path, tmp_path: Path) -> None:
     sizes = {"train_size": 30, "val_size": 2, "test_size": 3}
     prepare(job(tranches, tmp_path / "one", **sizes))
-    with patch.object(zinc, "_BUCKET", 500), patch.object(zinc, "_HELD", 300), patch.object(molecules, "_PIECE", 70):
+    with (
+        patch.object(zinc, "_BUCKET_BYTES", 500),
+        patch.object(zinc, "_BUFFER_BYTES", 300),
+        patch.object(molecules, "_BLOCK_BYTES", 70),
+    ):
         prepare(job(tranches, tmp_path / "two", num_preprocess_workers=2, **sizes))
     assert sums(tmp_path / "one") == sums(tmp_path / "two")
     prepare(job(tranches, tmp_path / "other", seed=1, **sizes))
@@ -97,8 +92,8 @@ def test_neither_processes_nor_buckets_nor_pieces_change_a_byte(tranches: Path, 
     assert Counter(all_rows(tmp_path / "other")) == Counter(all_rows(tmp_path / "one"))
 
 
-def test_full_groups_have_exactly_the_sizes_asked_for(tranches: Path, tmp_path: Path) -> None:
-    with patch.object(zinc, "_BUCKET", 700):
+def test_full_groups_have_the_requested_sizes(tranches: Path, tmp_path: Path) -> None:
+    with patch.object(zinc, "_BUCKET_BYTES", 700):
         prepare(job(tranches, tmp_path / "out", train_size=30, val_size=2, test_size=3))
     # 35 + 35 + 30: of the last, val 30 * 2 / 35 = 1.7, test 30 * 3 / 35 = 2.6
     assert {name: len(rows) for name, rows in shards(tmp_path / "out").items()} == {
@@ -131,25 +126,25 @@ def test_duplicates_long_and_unreadable_molecules_are_dropped_and_counted(tmp_pa
         [("OCC", "first"), ("CCO", "b"), ("C(C)O", "a"), ("CCCCCCCC", "long"), ("C1CC", "open"), ("", "none"),
          ("C(CC)(CCCC)", "fits"), ("N", "n"), ("c1ccccc1C", "t"), ("Cc1ccccc1", "u")],
     )  # fmt: skip
-    asked = {"max_smiles_length": 7, "on_invalid": "skip"}
-    prepare(job(source, tmp_path / "skip", **asked))
+    settings = {"max_smiles_length": 7, "on_invalid": "skip"}
+    prepare(job(source, tmp_path / "skip", **settings))
     assert sorted(all_rows(tmp_path / "skip")) == [("first", "CCO"), ("fits", "CCCCCCC"), ("n", "N")]
     manifest = Manifest.read(tmp_path / "skip")
     assert manifest is not None
     tally = manifest.tallies[str(source)]
     assert (tally.read, tally.written) == (10, 3)
     assert tally.dropped == {"duplicate": 2, "invalid SMILES": 2, "longer than 7": 3}
-    prepare(job(source, tmp_path / "keep", on_duplicate="keep", **asked))
+    prepare(job(source, tmp_path / "keep", on_duplicate="keep", **settings))
     assert sorted(name for name, _ in all_rows(tmp_path / "keep")) == ["a", "b", "first", "fits", "n"]
     with pytest.raises(UserError, match=r"^first and b are the same molecule, CCO: .*on_duplicate=skip"):
-        prepare(job(source, tmp_path / "error", on_duplicate="error", **asked))
+        prepare(job(source, tmp_path / "error", on_duplicate="error", **settings))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_unreadable_molecule_is_named_by_file_and_line(tranches: Path, tmp_path: Path, workers: int) -> None:
     path = tranches / "AB" / "AAAA.txt"
     path.write_text(path.read_text() + "\nC1CC(=O\tZINCbad\nC1\tZINCworse\n")
-    with patch.object(molecules, "_PIECE", 100), pytest.raises(UserError) as error:
+    with patch.object(molecules, "_BLOCK_BYTES", 100), pytest.raises(UserError) as error:
         prepare(job(tranches, tmp_path / "out", num_preprocess_workers=workers))
     assert str(error.value).startswith(f"{path}:43: RDKit cannot read the SMILES 'C1CC(=O': ")
     assert not list((tmp_path / "out").glob("*/x*.csv"))
@@ -172,12 +167,12 @@ def test_columns_are_found_by_header_or_order(tmp_path: Path, name: str, content
     path = tmp_path / name
     path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
     for piece in (3, 1 << 20):
-        with patch.object(molecules, "_PIECE", piece):
+        with patch.object(molecules, "_BLOCK_BYTES", piece):
             prepare(job(path, tmp_path / f"out{piece}"))
         assert sorted(all_rows(tmp_path / f"out{piece}")) == ETHANOL_AND_MORE
 
 
-def test_ids_that_hold_commas_and_quotes_survive(tmp_path: Path) -> None:
+def test_ids_with_commas_and_quotes_are_preserved(tmp_path: Path) -> None:
     source = tranche(tmp_path / "x.txt", [("CCO", 'ethanol, "pure"'), ("C", "methane"), ("N", "ammonia")])
     prepare(job(source, tmp_path / "out"))
     assert ('ethanol, "pure"', "CCO") in all_rows(tmp_path / "out")
@@ -191,10 +186,10 @@ def test_ids_that_hold_commas_and_quotes_survive(tmp_path: Path) -> None:
         (b"C\ta\nCC\n", r"x\.txt:2: a molecule without an id"),
         (b"smiles\tzinc_id\nC\ta\nCC\t\xff\n", r"x\.txt:3: text that is not UTF-8"),
         (b"smiles\tzinc_id\nC\ta\nCC\tb\n", "2 molecules are left, too few"),
-        (b"http://a.org/x.txt\nnothing\n", r"x\.txt:2: 'nothing' is no URL"),
+        (b"http://a.org/x.txt\nnothing\n", r"x\.txt:2: 'nothing' is not a URL"),
     ],
 )
-def test_mistakes_are_told_on_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "x.txt").write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
         prepare(job(tmp_path / "x.txt", tmp_path / "out"))
@@ -206,7 +201,7 @@ def test_mistakes_are_told_on_one_line(tmp_path: Path, content: bytes, message: 
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Write nothing."""
+        """Do not log."""
 
 
 @pytest.fixture
@@ -218,16 +213,16 @@ def site(tranches: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_list_of_urls_gives_what_the_directory_gives(tranches: Path, tmp_path: Path, site: str) -> None:
+def test_a_list_of_urls_and_a_directory_give_equal_results(tranches: Path, tmp_path: Path, site: str) -> None:
     links, out = tmp_path / "links.txt", tmp_path / "web"
     names = ["AA/AAAA.txt", "gone.txt", "AB/AAAA.txt", "AA/AAAA.txt"]
     links.write_text("\n".join(f"{site}/{name}" for name in names))
     with pytest.raises(UserError, match=rf"^{site}/gone.txt was refused with 404.* 1 of 3 files") as error:
         prepare(job(links, out))
     assert "\n" not in str(error.value)
-    assert len(list((out / "raw").rglob("AAAA.txt"))) == 2  # those behind the missing one were had all the same
+    assert len(list((out / "raw").rglob("AAAA.txt"))) == 2  # the files after the missing one were downloaded
     for path in tranches.rglob("AAAA.txt"):
-        path.rename(path.with_name("BBBB.txt"))  # what is there is not asked for again
+        path.rename(path.with_name("BBBB.txt"))  # existing files are not requested again
     (tranches / "gone.txt").write_text("smiles\tzinc_id\n")
     prepare(job(links, out))
     prepare(job(tranches, tmp_path / "local"))
@@ -237,7 +232,7 @@ def test_a_list_of_urls_gives_what_the_directory_gives(tranches: Path, tmp_path:
 
 
 @pytest.mark.skipif(not (ROOT.parent / "shared" / "data").is_dir(), reason="needs the shared data")
-def test_the_zinc_sample(tmp_path: Path) -> None:
+def test_shared_zinc_sample(tmp_path: Path) -> None:
     source = ROOT.parent / "shared" / "data" / "molecules" / "zinc_sample"
     prepare(job(source, tmp_path / "out", num_preprocess_workers=2))
     rows = [row for path in sorted(source.glob("*.csv")) for row in csv.DictReader(path.open())]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs commands in forks of a server, injects faults, and judges how they end."""
+"""Run commands in forks of a server, inject faults, and check how they end."""
 
 import errno
 import json
@@ -30,8 +30,8 @@ class Fault:
 
     Attributes:
         error: errno, or SHORT.
-        kinds: the file operations that it can happen to.
-        lasting: whether all later operations fail as well, as on a full disk.
+        kinds: file operations that can fail this way.
+        lasting: whether all later operations fail as well, like on a full disk.
     """
 
     error: int
@@ -50,7 +50,7 @@ FAULTS = {
 
 @cache
 def _library() -> Path:
-    """Compile faults.c once a process."""
+    """Compile faults.c once per process."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("faults.c needs Linux and a C compiler")
@@ -62,11 +62,11 @@ def _library() -> Path:
 
 @dataclass
 class Result:
-    """How a command ended.
+    """Result of a command.
 
     Attributes:
-        status: exit status; negative for a signal; None when it hung and was killed.
-        console: what it printed.
+        status: exit status; negative for a signal; None if it hung and was killed.
+        console: its output.
     """
 
     status: int | None
@@ -75,11 +75,11 @@ class Result:
 
     @property
     def errors(self) -> list[str]:
-        """Lines that tell an error."""
+        """Return the lines that report an error."""
         return [line for line in self.console.splitlines() if line.startswith("error: ")]
 
     def defect(self, statuses: Sequence[int] = (0, 1)) -> str:
-        """Why this is a bad end, "" for a success or an error of one line."""
+        """Return why this end is invalid, or "" for a success or a one-line error."""
         if self.status is None:
             return "it hung"
         if "Traceback (most recent call last)" in self.console or "--- Logging error ---" in self.console:
@@ -94,7 +94,7 @@ class Result:
 
 
 class Server:
-    """Runs commands one after the other, each in a fork of a process that has imported everything."""
+    """Runs commands sequentially, each in a fork of a process that has imported all modules."""
 
     def __init__(self) -> None:
         environment = os.environ | {"LD_PRELOAD": str(_library()), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -112,16 +112,16 @@ class Server:
         self, command: Sequence[str], cwd: Path, fault: Fault | None = None, nth: int = 0,
         below: Path | None = None, environment: Mapping[str, str] | None = None, send: tuple[int, float] | None = None,
     ) -> Result:  # fmt: skip
-        """Run `module word word ...`.
+        """Run `module argument argument ...`.
 
         Args:
-            command: its module and words.
-            cwd: where it runs.
-            fault: what happens to the n-th operation of its kinds.
-            nth: counted from 1; 0 counts the operations alone.
-            below: where operations are affected; by default in cwd.
-            environment: added to that of the server.
-            send: a signal, and the seconds after which the whole process group gets it.
+            command: module and arguments.
+            cwd: working directory.
+            fault: failure of the n-th operation of its kinds.
+            nth: number of the operation, from 1; 0 only counts the operations.
+            below: directory whose operations are affected; by default `cwd`.
+            environment: variables added to those of the server.
+            send: signal for the process group, and the seconds until it is sent.
         """
         console, calls = (cwd.with_name(f"{cwd.name}.{name}") for name in ("console", "calls"))
         console.write_text("")  # a command may be killed before it opens the file
@@ -150,19 +150,22 @@ class Server:
 
 @dataclass
 class Outcomes:
-    """Collects the bad ends of many cases, so that one test reports all of them."""
+    """Collects the problems of many cases, so that one test reports all of them."""
 
     cases: int = 0
     bad: list[str] = field(default_factory=list)
 
     def judge(self, name: str, problem: str, console: str = "") -> None:
-        """Count a case; note its problem if it has one."""
+        """Count a case; record its problem if it has one."""
         self.cases += 1
         if problem:
             last = " | ".join(console.strip().splitlines()[-3:])
             self.bad.append(f"{name}: {problem}: {last[-400:]}")
 
     def report(self) -> None:
-        """Fail with all bad ends."""
+        """Fail with all recorded problems."""
         assert self.cases
         assert not self.bad, f"{len(self.bad)} of {self.cases} cases ended badly:\n" + "\n".join(self.bad)
+
+
+COMMANDS = ["pretrain", "predict", "preprocess", "finetune"]

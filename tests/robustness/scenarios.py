@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short commands on small data, what each leaves behind, and how two results are compared."""
+"""Short commands on small data, their expected files, and comparisons of their results."""
 
 import json
 import random
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bionemo.checkpoint import complete, manifest_of
-from tests.training.runs import TINY
+from bionemo.checkpoint import list_complete, load_manifest
+from tests.support.runs import TINY
 
 LETTERS = "LAGVSERTIDPKQNFYMHWC"
 MODEL = [*TINY, "data@model.data=fasta", "model.num_layers=1", "model.seq_length=32", "trainer.max_steps=2",
@@ -22,9 +22,9 @@ class Scenario:
     """A command.
 
     Attributes:
-        command: its module and words, with HERE for the directory of its data, in which it runs.
-        prepare: writes its data into a directory.
-        result: the result in a directory, comparable with ==; None when there is none or it is not complete.
+        command: its module and arguments; HERE stands for its data directory, in which it runs.
+        prepare: function that writes its data into a directory.
+        result: function that returns the result in a directory, comparable with ==; None if missing or incomplete.
     """
 
     command: list[str]
@@ -32,12 +32,12 @@ class Scenario:
     result: Callable[[Path], object]
 
     def words(self, directory: Path) -> list[str]:
-        """The command in a directory."""
+        """Return the command with HERE replaced by a directory."""
         return [word.replace("HERE", str(directory)) for word in self.command]
 
 
 def proteins(count: int, seed: int) -> list[str]:
-    """Random proteins of 5 to 30 residues."""
+    """Return random proteins of 5 to 30 residues."""
     draw = random.Random(seed)
     return ["".join(draw.choices(LETTERS, k=draw.randint(5, 30))) for _ in range(count)]
 
@@ -47,7 +47,7 @@ def write_fasta(path: Path, count: int, seed: int) -> None:
 
 
 def write_data(directory: Path) -> None:
-    """Proteins to train on, and a file of the user that no command may touch."""
+    """Write proteins for training, and a user file that no command may modify."""
     write_fasta(directory / "train.fasta", 60, 0)
     write_fasta(directory / "val.fasta", 8, 1)
     write_keepsake(directory)
@@ -60,15 +60,15 @@ def write_keepsake(directory: Path) -> None:
 
 
 def kept(directory: Path) -> bool:
-    """Whether the user's files are as they were."""
+    """Return whether the user's files are unchanged."""
     places = directory, directory / "out"
     return all((place / "notes.txt").is_file() and (place / "notes.txt").read_text() == "mine" for place in places)
 
 
 def trained(directory: Path) -> object:
-    """Step, and checksums of the tensors, of the newest whole checkpoint."""
-    for path in complete(directory / "out" / "checkpoints"):
-        manifest = manifest_of(path)
+    """Return the step and tensor checksums of the newest complete checkpoint."""
+    for path in list_complete(directory / "out" / "checkpoints"):
+        manifest = load_manifest(path)
         return manifest["step"], {k: v for k, v in manifest["xxh3_128"].items() if k.startswith("tensors")}
     return None
 
@@ -95,7 +95,7 @@ def tuned(directory: Path) -> object:
 
 
 def write_task(directory: Path) -> None:
-    """Sequences with a number each: the share of leucine."""
+    """Write sequences labelled with their fraction of leucine."""
     for split, count, seed in (("train", 30, 0), ("val", 8, 1), ("test", 8, 2)):
         (directory / "task" / split).mkdir(parents=True)
         rows = [f"{n},{text},{text.count('L') / len(text):.3f}" for n, text in enumerate(proteins(count, seed))]
@@ -104,7 +104,7 @@ def write_task(directory: Path) -> None:
 
 
 def scenarios(model: Path) -> Mapping[str, Scenario]:
-    """The commands; `model` is a checkpoint that two of them read."""
+    """Return the commands; `model` is a checkpoint that two of them read."""
     return {
         "pretrain": Scenario(
             ["bionemo.pretrain", "--config-name=pretrain_esm2_8M", *MODEL, "model.data.dataset_path=.",

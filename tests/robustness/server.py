@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that has imported every command and runs each request in a fork: seconds less than a new Python each.
+"""Process that has imported all commands and runs each request in a fork, which saves the start-up of Python.
 
-It reads one JSON request a line and answers with one JSON line. faults.c is preloaded into it, so that a fork can let
-one of its file operations fail.
+It reads one JSON request per line and answers with one JSON line. faults.c is preloaded, so that file operations in a
+fork can be made to fail.
 """
 
 import atexit
@@ -27,12 +27,11 @@ _IMPORTS = (
     "bionemo.interop.nemo",
     "bionemo.training.train",
     "bionemo.training.module",
-    "bionemo.models.build",
+    "bionemo.models.language_model",
     "bionemo.models.esm2nv",
     "bionemo.models.esm1nv",
     "bionemo.inference.predict_files",
     "bionemo.inference.load",
-    "bionemo.finetuning.run",
     "bionemo.finetuning.linear_probe",
     "bionemo.preparation.sequences",
     "h5py",
@@ -44,7 +43,7 @@ _IMPORTS = (
 
 
 def main() -> None:
-    """Serve until stdin ends."""
+    """Serve requests until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for name in _IMPORTS:
@@ -55,7 +54,7 @@ def main() -> None:
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
-    """Run a request in a fork; give its wait status, or that it had to be killed."""
+    """Run a request in a fork; return its wait status, and whether it had to be killed."""
     if (child := os.fork()) == 0:
         _run(request)
     begun = time.monotonic()
@@ -63,7 +62,7 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     number, delay = request.get("signal", (0, 0.0))
     while True:
         if number and time.monotonic() > begun + delay:
-            os.killpg(child, number)  # as a terminal does
+            os.killpg(child, number)  # like a terminal
             number = 0
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -76,7 +75,7 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(request: dict[str, Any]) -> None:
-    """Be the command; never return."""
+    """Run the command; never return."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every file operation of short runs fails once in every way: one line, nothing lost, and the next start continues."""
+"""Every file operation of short runs fails once in every way: one-line error, no data lost, the next start resumes."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.robustness.commands import FAULTS, Outcomes, Server
+from tests.robustness.commands import COMMANDS, FAULTS, Outcomes, Server
 from tests.robustness.scenarios import Scenario, kept, scenarios
 
 pytestmark = pytest.mark.slow
-COMMANDS = ["pretrain", "predict", "preprocess", "finetune"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -39,7 +38,7 @@ def _fails_once(
     tmp_path: Path,
     expected: object,
 ) -> tuple[str, str]:
-    """Run a command whose n-th operation fails, then again without; give the problem, if any, and the console."""
+    """Run a command with a failure in its n-th operation, then again without; return any problem, and the output."""
     directory = tmp_path / "case"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of every type, damaged in every way: each reader succeeds or ends with an error of one line."""
+"""Files of every type, damaged in every way: each reader succeeds or reports a one-line error."""
 
 import os
 import random
@@ -18,7 +18,6 @@ import pytest
 from bionemo import checkpoint
 from bionemo.common.errors import describe
 from bionemo.config.compose import load as load_config
-from bionemo.data.shards.source import open_source
 from bionemo.data.table import read_table
 from bionemo.finetuning.load_head import read_trained_head
 from bionemo.inference.load import load
@@ -27,6 +26,7 @@ from bionemo.interop.convert import describe as inspect
 from bionemo.preparation.manifest import verify
 from tests.robustness.commands import Outcomes, Server
 from tests.robustness.scenarios import scenarios
+from tests.support.sequence_files import open_sequences
 
 pytestmark = pytest.mark.slow
 LIMIT = 20  # seconds
@@ -65,7 +65,7 @@ MUTATIONS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def _flipped(data: bytes, seed: int) -> bytes:
-    """Another bit, near the beginning for small seeds."""
+    """Flip a random bit, near the beginning for small seeds."""
     if not data:
         return data
     draw = random.Random(seed)
@@ -77,7 +77,7 @@ def _fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
-# What stands in the place of the file.
+# Replacements of the file.
 REPLACED: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: None,
     "a directory": lambda path: path.mkdir(),
@@ -90,7 +90,7 @@ REPLACED: dict[str, Callable[[Path], object]] = {
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Interrupt what takes too long or more than 4 GiB."""
+    """Abort operations that take too long or more than 4 GiB."""
 
     def late(number: int, frame: object) -> None:
         raise AssertionError("it hung")
@@ -111,7 +111,7 @@ def limited() -> Iterator[None]:
 
 
 def _read_all(implementation: str, path: Path) -> None:
-    source = open_source(implementation, [path])
+    source = open_sequences(implementation, [path])
     lengths = np.minimum(source.lengths, 100)
     out = np.zeros(int(lengths.sum()), np.uint8)
     source.gather(np.arange(len(source)), np.zeros_like(lengths), lengths, out, np.cumsum(lengths) - lengths)
@@ -121,7 +121,7 @@ def _read_all(implementation: str, path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def originals(model: Path, server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of every type of file."""
+    """Write one file of every type."""
     place = tmp_path_factory.mktemp("originals")
     shutil.copytree(model, place / "checkpoint")
     convert(place / "checkpoint", place / "model.nemo")
@@ -138,7 +138,7 @@ def originals(model: Path, server: Server, tmp_path_factory: pytest.TempPathFact
 
 
 Reader = Callable[[Path], object]
-# Type -> the file in `originals`, what it is read with, and the directory that is copied and handed to the reader.
+# Type -> the file in `originals`, its reader, and the directory that is copied and passed to the reader.
 TYPES: dict[str, tuple[str, str, Reader]] = {
     "fasta": ("preprocess/train.fasta", "", lambda path: _read_all("fasta_fields_mmap", path)),
     "csv shard": ("preprocess/out/shards/train/x000.csv", "", lambda path: _read_all("csv_mmap", path)),
@@ -149,7 +149,7 @@ TYPES: dict[str, tuple[str, str, Reader]] = {
     "yaml": ("run.yaml", "", lambda path: load_config("run", [], path.parent)),
     **{
         f"checkpoint {name}": (f"checkpoint/{name}", "checkpoint", _read_checkpoint)
-        for _read_checkpoint in [lambda path: (checkpoint.defect(path), inspect(path), load(path, "cpu"))]
+        for _read_checkpoint in [lambda path: (checkpoint.find_defect(path), inspect(path), load(path, "cpu"))]
         for name in ("manifest.json", "state.json", "index.json", "tensors-0.safetensors")
     },
     **{

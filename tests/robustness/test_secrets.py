@@ -1,4 +1,4 @@
-"""Canary secrets in every place where one can be, in no artefact of any command, and in none of its outputs."""
+"""Canary secrets in every possible place occur in no file and in no output of any command."""
 
 import base64
 import gzip
@@ -24,19 +24,19 @@ from bionemo.cli.plan import main as plan
 from bionemo.cli.predict import main as predict
 from bionemo.cli.preprocess import main as preprocess
 from bionemo.common.errors import UserError
-from bionemo.config.compose import load, typed
-from bionemo.config.paths import source
+from bionemo.config.compose import compose_typed, load
+from bionemo.config.paths import find_source
 from bionemo.config.schema import RunConfig
 from tests.conftest import checkpoint_command
-from tests.finetuning.test_linear_probe import written
-from tests.launch.launches import BCP
-from tests.robustness.canaries import ALL, ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, search
-from tests.training.runs import MOCK, TINY, last_checkpoint, run
+from tests.support.canaries import ALL, ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, search
+from tests.support.finetuning import written
+from tests.support.launches import BCP
+from tests.support.runs import MOCK, TINY, last_checkpoint, run
 
 WANDB = "exp_manager.wandb_logger_kwargs"
 CLUSTERS = {"bcm": ["cluster=bcm", "trainer.devices=8"], "bcp": BCP, "mpi": ["cluster=mpi"], "ray": ["cluster=ray"],
             "local": []}  # fmt: skip
-PLAIN = [*FORMATS.values(), *URLS.values(), *TEXTS.values()]  # secrets under names that tell nothing
+PLAIN = [*FORMATS.values(), *URLS.values(), *TEXTS.values()]  # secrets under inconspicuous names
 TREE = {"named": NAMES, "plain": {f"n{i}": value for i, value in enumerate(PLAIN)}, "listed": PLAIN}
 
 
@@ -57,7 +57,7 @@ def exits(status: int) -> Iterator[None]:
 
 
 def configured(directory: Path) -> list[str]:
-    """A file with every canary, and words with every canary that can be said on a command line."""
+    """Return a file with every canary, and overrides with every canary that the command line accepts."""
     logger = {"config": TREE, "tags": [FORMATS["aws"]], "settings": {"api_key": ENVIRONMENT["WANDB_API_KEY"]}}
     tracking = {"tracking_uri": URLS["password"], "tags": {**NAMES, "note": TEXTS["export"]}}
     made = {
@@ -78,7 +78,7 @@ def configured(directory: Path) -> list[str]:
 
 
 def pretrained(tmp_path: Path) -> tuple[Path, list[str]]:
-    """A run with every canary; its directory and the lines of its console."""
+    """Run a pretraining with every canary; return its directory and its console lines."""
     words = configured(tmp_path / "conf")
     directory = tmp_path / "out" / "run"
     directory.parent.mkdir()
@@ -91,7 +91,7 @@ def pretrained(tmp_path: Path) -> tuple[Path, list[str]]:
     return directory, lines
 
 
-def test_pretraining_and_what_is_made_of_it(
+def test_pretraining_and_exports(
     tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     directory, lines = pretrained(tmp_path)
@@ -118,13 +118,13 @@ def test_pretraining_and_what_is_made_of_it(
     assert (made / "hf").exists()
     assert (made / "again").exists()
     assert search(made, [*lines, *capfd.readouterr()]) == []
-    # what was redacted is still a configuration
-    again, _ = typed(source("config", directory, trusted=True), ["trainer.max_steps=3"], RunConfig)
+    # the redacted file is still a valid configuration
+    again, _ = compose_typed(find_source("config", directory, trusted=True), ["trainer.max_steps=3"], RunConfig)
     assert (again.model.hidden_size, again.trainer.max_steps, again.name) == (32, 3, "canary")
     assert again.exp_manager.wandb_logger_kwargs.offline is True
 
 
-def test_the_search_finds_them_in_every_kind_of_file(tmp_path: Path) -> None:
+def test_the_search_finds_canaries_in_every_type_of_file(tmp_path: Path) -> None:
     secret = NAMES["api_key"]
     (tmp_path / "plain.yaml").write_text(f"a: {secret[:6]}\\\n  {secret[6:]}\n")
     (tmp_path / "data.gz").write_bytes(gzip.compress(secret.encode()))
@@ -145,7 +145,7 @@ def test_the_search_finds_them_in_every_kind_of_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", CLUSTERS)
-def test_jobs_refuse_all_that_would_be_written(
+def test_jobs_reject_secrets_that_would_be_written(
     cluster: str, tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -188,7 +188,7 @@ def test_jobs_refuse_all_that_would_be_written(
 
 
 class _Guarded(SimpleHTTPRequestHandler):
-    """Serves files to who sends a password; refuses others."""
+    """Serves files to clients with a password and rejects others."""
 
     seen: list[str] = []  # noqa: RUF012 (of the test)
 
@@ -231,17 +231,17 @@ def test_preparation_and_downloads(
     for name in ("user", "signed", "env"):
         with exits(0):
             prepare(name)()
-        with exits(0):  # it is prepared already
+        with exits(0):  # already prepared
             prepare(name)()
         assert (made / name / "manifest.json").exists()
     sources["user"] = f"http://user:another-password@{host}/x.fasta.gz"
-    with exits(0):  # the same data, whoever asks for it
+    with exits(0):  # the same data with other credentials
         prepare("user")()
     for name in ("absent", "unreachable"):
         with exits(1):
             prepare(name)()
     server.shutdown()
-    assert any(seen.startswith("Basic ") for seen in _Guarded.seen)  # credentials were used
+    assert any(seen.startswith("Basic ") for seen in _Guarded.seen)  # the credentials were used
     out, err = capfd.readouterr()
     assert search(made, [out, err]) == []
     assert "was refused with 404" in err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals at any moment: no traceback, nothing lost, and the next start ends with the same result."""
+"""Signals at any time cause no traceback and no loss of data, and the next start has the same result."""
 
 import random
 import shutil
@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.robustness.commands import Outcomes, Server
+from tests.robustness.commands import COMMANDS, Outcomes, Server
 from tests.robustness.scenarios import kept, scenarios
-from tests.robustness.test_faults import COMMANDS
 
 pytestmark = pytest.mark.slow
 SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
-MOMENTS = 10  # of each command and signal
+MOMENTS = 10  # for each command and signal
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_any_moment(
+def test_signals_at_random_times(
     command: str,
     number: signal.Signals,
     server: Server,
@@ -45,7 +44,7 @@ def test_any_moment(
         first = server.run(scenario.words(directory), directory, send=(number, delay))
         problem = first.defect((0, -number, 128 + number))
         again = first
-        if not problem and scenario.result(directory) != expected:  # else it came after the end of the work
+        if not problem and scenario.result(directory) != expected:  # otherwise the signal came after the work
             again = server.run(scenario.words(directory), directory)
             problem = again.defect((0,))
         if not problem and scenario.result(directory) != expected:

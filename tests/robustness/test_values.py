@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every number of a configuration takes values that it should not: it is refused in one line, or the run ends well."""
+"""Each number in a configuration gets invalid values: a one-line error, or the run succeeds."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from tests.robustness.scenarios import kept, scenarios
 
 pytestmark = pytest.mark.slow
 VALUES = ["-1", "0", "1.5", "nan", "inf", "1e30", "''"]
-# A run without an end, or one that waits for other machines, is what these ask for.
+# These values request a run without an end.
 ENDLESS = {"trainer.max_steps=-1", "trainer.max_time=inf"}
 
 
 def numbers(config: Any, key: str = "") -> Iterator[str]:
-    """Keys of numbers, and of what may be one."""
+    """Yield keys of numbers and of null values."""
     if isinstance(config, dict):
         for name, below in config.items():
             yield from numbers(below, f"{key}.{name}" if key else str(name))
@@ -29,13 +29,13 @@ def numbers(config: Any, key: str = "") -> Iterator[str]:
         yield key
 
 
-_ALIKE = ".test.", ".val.", "uf90", "fasta_fields_mmap"  # keys whose values are read as others of the same name are
+_ALIKE = ".test.", ".val.", "uf90", "fasta_fields_mmap"  # keys that are read like others of the same name
 KEYS = sorted(key for key in numbers(asdict(load("pretrain_esm2_8M", ["model.data.dataset_path=x"])))
               if not any(part in key for part in _ALIKE))  # fmt: skip
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_values(part: int, server: Server, tmp_path: Path) -> None:
+def test_invalid_numbers(part: int, server: Server, tmp_path: Path) -> None:
     scenario = scenarios(Path())["pretrain"]
     outcomes = Outcomes()
     for key in KEYS[part::8]:

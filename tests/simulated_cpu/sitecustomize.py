@@ -1,9 +1,9 @@
-"""A CPU that advertises AMX while its CPUID stops at leaf 0x1C, for every Python process that finds this file.
+"""Simulate a CPU that advertises AMX although its CPUID ends at leaf 0x1C, in every Python process with this path.
 
     PYTHONPATH=$PWD/tests/simulated_cpu bash scripts/quickstart.sh
 
-`bionemo.common.cpu` sees such a CPU. As there, a process dies of SIGILL if oneDNN is not kept from using AMX: here
-already when torch is imported before ONEDNN_MAX_CPU_ISA is set to an instruction set without AMX.
+`bionemo.common.cpu` sees this CPU. Like there, a process dies of SIGILL if oneDNN may use AMX: here already when torch
+is imported before ONEDNN_MAX_CPU_ISA is set to an instruction set without AMX.
 """
 
 import os
@@ -26,14 +26,14 @@ def _crash_unless_limited(torch: ModuleType) -> None:
 
 def _advertise_amx(cpu: Any) -> None:
     cpu._cpu_flags = lambda: b"flags\t\t: fpu avx512_bf16 amx_bf16 amx_tile amx_int8\n"
-    cpu.cpuid = lambda leaf, subleaf: (0x1C, 1, 1, 1)  # of Intel's, which answer with their highest leaf
+    cpu.cpuid = lambda leaf, subleaf: (0x1C, 1, 1, 1)  # of Intel CPUs, which return their highest leaf
 
 
 _ACTIONS: dict[str, Callable[[Any], None]] = {"torch": _crash_unless_limited, "bionemo.common.cpu": _advertise_amx}
 
 
 class _Watch(MetaPathFinder):
-    """Calls an action for a module after it has been executed."""
+    """Calls a function with a module after the module was executed."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         action = _ACTIONS.pop(name, None)

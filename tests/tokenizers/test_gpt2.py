@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2's tokenizer says what transformers' says, and files that are not its own are told in a line."""
+"""GPT-2's tokenizer agrees with transformers; invalid files are reported in one line."""
 
 import json
 import pickle
@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.common.errors import UserError
-from bionemo.tokenizers.gpt2 import GPT2Tokenizer, id_dtype, read_gpt2, unnamed
-from tests.tokenizers.bpe import TEXTS, write_bpe
+from bionemo.tokenizers.gpt2 import GPT2Tokenizer, id_dtype, placeholder_tokenizer, read_gpt2
+from tests.support.bpe import TEXTS, write_bpe
 
 Files = tuple[Path, Path]
 PIECES = st.sampled_from(
@@ -42,21 +42,21 @@ def theirs(files: Files) -> Callable[[str], list[int]]:
 
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=30).map("".join)))
-def test_as_transformers(ours: GPT2Tokenizer, theirs: Callable[[str], list[int]], text: str) -> None:
+def test_agrees_with_transformers(ours: GPT2Tokenizer, theirs: Callable[[str], list[int]], text: str) -> None:
     ids = ours.encode(text)
     assert ids.dtype == np.uint16
     assert ids.tolist() == theirs(text)
     assert ours.decode(ids) == text
 
 
-def test_many_texts_are_what_each_is(ours: GPT2Tokenizer) -> None:
+def test_encode_all_agrees_with_encode(ours: GPT2Tokenizer) -> None:
     found = ours.encode_all([*TEXTS, ""])
     assert [ids.tolist() for ids in found] == [ours.encode(text).tolist() for text in [*TEXTS, ""]]
     assert len(found[0]) < len(TEXTS[0]) / 2  # merges were used
     assert not len(found[-1])
 
 
-def test_the_end_of_a_document_in_a_document_is_characters(ours: GPT2Tokenizer) -> None:
+def test_special_token_in_a_document_is_text(ours: GPT2Tokenizer) -> None:
     for text in ("<|endoftext|>", "a<|endoftext|>b", " <|endoftext|> <|endoftext|>"):
         assert ours.eod_id not in ours.encode(text)
         assert ours.decode(ours.encode(text)) == text
@@ -83,12 +83,12 @@ def test_merges_in_another_order_are_another_vocabulary(ours: GPT2Tokenizer, fil
 
 
 def test_without_files(tmp_path: Path) -> None:
-    stand_in = unnamed(50257)
+    stand_in = placeholder_tokenizer(50257)
     assert (stand_in.vocab_size, stand_in.eod_id, stand_in.padded_vocab_size(128)) == (50257, 50256, 50304)
     assert stand_in.dtype is np.uint16
-    for ask in (lambda: stand_in.encode("a"), lambda: stand_in.encode_all([]), lambda: stand_in.decode([1])):
+    for call in (lambda: stand_in.encode("a"), lambda: stand_in.encode_all([]), lambda: stand_in.decode([1])):
         with pytest.raises(UserError, match=r"model\.tokenizer\.vocab_file and model\.tokenizer\.merge_file"):
-            ask()
+            call()
 
 
 def vocab_of(change: Callable[[dict[str, int]], object]) -> Callable[[Files], None]:
@@ -119,40 +119,40 @@ WRONG: list[tuple[Callable[[Files], object], str]] = [
     (lambda files: files[0].write_text('{"a": 0.5}'), "not an object"),
     (lambda files: files[0].write_text('{"a": true}'), "not an object"),
     (lambda files: files[0].write_text("{}"), "no token <|endoftext|>"),
-    (lambda files: files[0].write_text(files[1].read_text()), "not JSON"),  # the one for the other
-    (lambda files: files[1].write_text(files[0].read_text()), "merges.txt:1: no merge"),
+    (lambda files: files[0].write_text(files[1].read_text()), "not JSON"),  # the two files exchanged
+    (lambda files: files[1].write_text(files[0].read_text()), "merges.txt:1: expected two tokens"),
     (vocab_of(lambda vocab: vocab.pop("<|endoftext|>")), "no token <|endoftext|>"),
     (vocab_of(lambda vocab: vocab.update({"<|endoftext|>": 9999})), "no token has the id"),
     (vocab_of(lambda vocab: vocab.update({"<pad>": 7})), "two tokens have the id 7"),
     (vocab_of(lambda vocab: vocab.update({"<pad>": -1})), "two tokens have the id -1|no token has the id"),
     (vocab_of(lambda vocab: vocab.update({"\ud800": len(vocab)})), "not Unicode"),
     (vocab_of(lambda vocab: vocab.update({"<pad>": vocab.pop("a")})), "1 of the 256 bytes have no token, such as 'a'"),
-    (vocab_of(lambda vocab: vocab.update({"qqq": len(vocab)})), "no merge makes 1 tokens, such as 'qqq'"),
+    (vocab_of(lambda vocab: vocab.update({"qqq": len(vocab)})), "no merge creates 1 tokens, such as 'qqq'"),
     (merges_of(lambda lines: lines.insert(3, "q q")), "merges.txt:4: 'qq' is not a token of .*vocab.json"),
     (merges_of(lambda lines: lines.insert(3, "qq q")), "merges.txt:4: 'qq' is not a token"),
-    (merges_of(lambda lines: lines.insert(3, "a b c")), "merges.txt:4: no merge"),
-    (merges_of(lambda lines: lines.__delitem__(slice(9, None))), "no merge makes"),
-    (merges_of(lambda lines: lines.clear()), "no merge makes"),
+    (merges_of(lambda lines: lines.insert(3, "a b c")), "merges.txt:4: expected two tokens"),
+    (merges_of(lambda lines: lines.__delitem__(slice(9, None))), "no merge creates"),
+    (merges_of(lambda lines: lines.clear()), "no merge creates"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "told"), WRONG, ids=range(len(WRONG)))
-def test_files_that_are_not_gpt2s(damage: Callable[[Files], object], told: str, files: Files, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("damage", "message"), WRONG, ids=range(len(WRONG)))
+def test_invalid_files(damage: Callable[[Files], object], message: str, files: Files, tmp_path: Path) -> None:
     copies = tmp_path / "vocab.json", tmp_path / "merges.txt"
     for file, copy in zip(files, copies, strict=True):
         copy.write_bytes(file.read_bytes())
     damage(copies)
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         read_gpt2(*copies)
     assert "\n" not in str(caught.value)
 
 
-def test_one_file_of_two(files: Files) -> None:
-    for pair, told in (
+def test_one_missing_file(files: Files) -> None:
+    for pair, message in (
         ((files[0], None), "merge_file, but only vocab_file="),
         ((None, files[1]), "needs vocab_file, b"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             read_gpt2(*pair)
     with pytest.raises(UserError, match="give both"):
         read_gpt2(None, None)
@@ -170,16 +170,16 @@ def test_more_special_tokens_windows_line_ends_and_no_version_line(files: Files,
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 1), st.integers(0, 10**6), st.binary(max_size=6), st.booleans())
-def test_bytes_from_anywhere(files: Files, which: int, place: int, junk: bytes, cut: bool) -> None:
-    """Either they are still a vocabulary, or a UserError says why not."""
+def test_random_bytes(files: Files, which: int, position: int, junk: bytes, cut: bool) -> None:
+    """The files are a valid vocabulary, or a UserError is raised."""
     directory = files[0].parent / "hostile"
     directory.mkdir(exist_ok=True)
     copies = directory / "vocab.json", directory / "merges.txt"
     for file, copy in zip(files, copies, strict=True):
         copy.write_bytes(file.read_bytes())
     data = copies[which].read_bytes()
-    place %= len(data)
-    copies[which].write_bytes(data[:place] + junk + (b"" if cut else data[place + len(junk) :]))
+    position %= len(data)
+    copies[which].write_bytes(data[:position] + junk + (b"" if cut else data[position + len(junk) :]))
     read_gpt2.cache_clear()
     with suppress(UserError):
         read_gpt2(*copies).encode("the protein")

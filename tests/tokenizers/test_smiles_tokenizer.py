@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids are those of MegaMolBART; nothing in a text is taken for a special token, and no character is lost."""
+"""Ids equal those of MegaMolBART; text is never parsed as a special token, and no character is lost."""
 
 import hashlib
 import re
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import bionemo.tokenizers
 from bionemo.tokenizers import SmilesTokenizer, Vocabulary, load_tokenizer
-from tests.molecules import MOLECULES
+from tests.support.molecules import MOLECULES
 
 TOKENIZER = load_tokenizer("megamolbart")
-# as MegaMolBART has it; what it leaves out are single characters that it does not list
+# MegaMolBART's expression; it omits single characters that it does not list
 PATTERN = re.compile(
     r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>|\*|\$|\%[0-9]{2}|[0-9]"
 )
@@ -29,7 +29,7 @@ TEXTS = st.lists(
 
 
 def reference(text: str) -> list[int]:
-    """Go through a text match by match, and look every piece up in the list."""
+    """Return ids by looking up every match of MegaMolBART's expression in the list of tokens."""
     numbers = {token: i for i, token in enumerate(TOKENIZER.tokens)}
     for special in ("<PAD>", "?", "^", "&", "<MASK>", "<SEP>"):
         del numbers[special]
@@ -78,32 +78,32 @@ def test_ids_are_those_of_megamolbart(text: str, ids: list[int]) -> None:
 @given(TEXTS)
 @example("[" * 40 + "C]")
 @example("[C\nC]")
-def test_every_text_is_cut_as_megamolbarts_expression_cuts_it(text: str) -> None:
+def test_tokens_equal_matches_of_megamolbarts_expression(text: str) -> None:
     assert TOKENIZER.encode(text).tolist() == reference(text)
-    assert "".join(TOKENIZER.pieces(text)) == text
-    assert len(TOKENIZER.unknown(text)) == reference(text).count(1)
+    assert "".join(TOKENIZER.split(text)) == text
+    assert len(TOKENIZER.find_unknown(text)) == reference(text).count(1)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(TEXTS, max_size=8))
-def test_many_at_once_are_the_same_as_one_by_one(texts: list[str]) -> None:
+def test_encode_all_agrees_with_encode(texts: list[str]) -> None:
     ids, lengths = TOKENIZER.encode_all(texts)
     assert (ids.dtype, lengths.dtype) == (np.uint16, np.int64)
     assert lengths.tolist() == [len(reference(text)) for text in texts]
     assert ids.tolist() == [i for text in texts for i in reference(text)]
 
 
-def test_the_text_of_a_special_token_is_never_that_token() -> None:
+def test_text_of_special_tokens_is_unknown() -> None:
     specials = {TOKENIZER.pad_id, TOKENIZER.bos_id, TOKENIZER.eos_id, TOKENIZER.mask_id, 5}
     for text in ("<PAD>", "^", "&", "<MASK>", "<SEP>", "?", "<UNUSED_0>", "Solubility_no_change", "\x80\x82\x83\x84"):
         assert not specials & set(TOKENIZER.encode(text).tolist()), text
-        assert TOKENIZER.unknown(text), text
+        assert TOKENIZER.find_unknown(text), text
 
 
-def test_decoding_gives_the_text_back() -> None:
+def test_decode_inverts_encode() -> None:
     for text in MOLECULES:
-        assert not TOKENIZER.unknown(text) or "?" in TOKENIZER.decode(TOKENIZER.encode(text))
-        if not TOKENIZER.unknown(text):
+        assert not TOKENIZER.find_unknown(text) or "?" in TOKENIZER.decode(TOKENIZER.encode(text))
+        if not TOKENIZER.find_unknown(text):
             assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
     assert TOKENIZER.decode(np.array([2, 272, 4, 273, 3, 0])) == "^C<MASK>c&<PAD>"
     with pytest.raises(IndexError):
@@ -121,13 +121,13 @@ def test_decoding_gives_the_text_back() -> None:
         ([0, 2, 272], "C"),
     ],
 )
-def test_the_text_a_model_wrote_ends_at_its_first_end(ids: list[int], text: str) -> None:
-    assert TOKENIZER.text(np.array(ids, np.int64)) == text
+def test_output_ends_at_the_first_end_token(ids: list[int], text: str) -> None:
+    assert TOKENIZER.decode_output(np.array(ids, np.int64)) == text
 
 
-def test_unknown_pieces_are_named() -> None:
-    assert TOKENIZER.unknown("C[Xx]C^[Xx]%99 ") == ["[Xx]", "^", "[Xx]", "%99", " "]
-    assert TOKENIZER.unknown("CC[nH]") == []
+def test_find_unknown() -> None:
+    assert TOKENIZER.find_unknown("C[Xx]C^[Xx]%99 ") == ["[Xx]", "^", "[Xx]", "%99", " "]
+    assert TOKENIZER.find_unknown("CC[nH]") == []
 
 
 def test_opening_brackets_take_linear_time() -> None:

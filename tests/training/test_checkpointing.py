@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints a run keeps, where the next start goes on, and how a run is stopped."""
+"""Which checkpoints are kept, where a run resumes, and how it is stopped."""
 
 import os
 import re
@@ -14,19 +14,19 @@ import torch
 
 from bionemo import checkpoint
 from bionemo.checkpoint import writer
-from bionemo.checkpoint.tools import weights_of
+from bionemo.checkpoint.tools import read_weights
 from bionemo.common.errors import UserError
 from bionemo.megatron import async_save
-from bionemo.training.checkpointing import Checkpoints
+from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.module import TrainingModule
-from tests.training.runs import Command, config, fingerprint, last_checkpoint, logged, run, train
+from tests.support.runs import Command, config, fingerprint, last_checkpoint, logged, run, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 
 
 def saved(directory: Path) -> dict[str, int]:
-    """Names of checkpoints and the steps they are of."""
-    return {path.name: checkpoint.manifest_of(path)["step"] for path in (directory / "checkpoints").iterdir()}
+    """Return names of checkpoints and their steps."""
+    return {path.name: checkpoint.load_manifest(path)["step"] for path in (directory / "checkpoints").iterdir()}
 
 
 def best_steps(directory: Path) -> list[int]:
@@ -38,14 +38,14 @@ LOSSES = {1: 5.0, 2: 3.0, 3: 4.0, 4: 2.0, 5: 6.0, 6: 3.5, 7: 9.0, 8: 8.0}
 
 @pytest.fixture
 def given_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Validate after every step, with the result in LOSSES."""
+    """Validate after every step, with the losses in LOSSES."""
 
     def report(self: TrainingModule, stage: str) -> None:
         loss = LOSSES[self.trainer.global_step]
         self.log_dict({"val_loss": loss, "val_perplexity": loss}, logger=False)
-        self._to_loggers({"val_loss": loss})
+        self._log_metrics({"val_loss": loss})
 
-    monkeypatch.setattr(TrainingModule, "_report_mean", report)
+    monkeypatch.setattr(TrainingModule, "_log_evaluation", report)
 
 
 @pytest.mark.usefixtures("given_losses")
@@ -68,7 +68,7 @@ def test_the_best_and_the_last_are_kept(tmp_path: Path, words: tuple[str, ...], 
 
 
 @pytest.mark.usefixtures("given_losses")
-def test_the_best_are_counted_over_restarts(tmp_path: Path) -> None:
+def test_the_best_checkpoints_are_ranked_across_restarts(tmp_path: Path) -> None:
     cfg = config(tmp_path, "trainer.val_check_interval=1", f"{PARAMS}.save_top_k=2")
     train(cfg, stop_before_step=4)
     assert best_steps(tmp_path) == [2, 3]
@@ -76,7 +76,7 @@ def test_the_best_are_counted_over_restarts(tmp_path: Path) -> None:
     assert best_steps(tmp_path) == [2, 4]
 
 
-def test_names_follow_the_pattern_of_v1(tmp_path: Path) -> None:
+def test_checkpoint_names_equal_v1(tmp_path: Path) -> None:
     train(config(tmp_path))
     pattern = r"megatron_bert--val_loss=\d\.\d\d-step=(4|8)-consumed_samples=\d+(-last)?"
     assert len(saved(tmp_path)) == 3
@@ -85,24 +85,24 @@ def test_names_follow_the_pattern_of_v1(tmp_path: Path) -> None:
         assert int(match[1]) == step
     (consumed,) = re.findall(r"samples=(\d+)-last", last_checkpoint(tmp_path).name)
     assert int(consumed) == logged(tmp_path, "consumed_samples")[8]
-    value = checkpoint.manifest_of(last_checkpoint(tmp_path))["metrics"]["val_loss"]
+    value = checkpoint.load_manifest(last_checkpoint(tmp_path))["metrics"]["val_loss"]
     assert value == pytest.approx(logged(tmp_path, "val_loss")[8])
 
 
 def steps_of_saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     steps: list[int] = []
-    save = async_save.save_together
+    save = async_save.save_distributed
 
     def watched(path: Path, state: dict[str, Any], *others: Any) -> None:
         steps.append(state["global_step"])
         save(path, state, *others)
 
-    monkeypatch.setattr(async_save, "save_together", watched)
+    monkeypatch.setattr(async_save, "save_distributed", watched)
     return steps
 
 
 @pytest.mark.parametrize(("every", "expected"), [(3, [3, 4, 6, 8]), (0, [4, 8])])
-def test_saves_every_so_many_steps(
+def test_save_interval_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, expected: list[int]
 ) -> None:
     steps = steps_of_saves(monkeypatch)
@@ -110,28 +110,28 @@ def test_saves_every_so_many_steps(
     assert steps == expected  # 4 and 8 are validations
 
 
-def test_saves_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_interval_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = steps_of_saves(monkeypatch)
     train(config(tmp_path, f"{PARAMS}.train_time_interval='00:00:00:00'", "trainer.max_steps=3"))
     assert steps == [1, 2, 3]
-    with pytest.raises(UserError, match=r"train_time_interval is soon, expected a time: DD:HH:MM:SS"):
+    with pytest.raises(UserError, match=r"train_time_interval is soon, expected a duration: DD:HH:MM:SS"):
         train(config(tmp_path, f"{PARAMS}.train_time_interval=soon"))
 
 
-def test_no_checkpoint_is_written_when_none_is_wanted(tmp_path: Path) -> None:
+def test_checkpoints_can_be_disabled(tmp_path: Path) -> None:
     train(config(tmp_path, "exp_manager.create_checkpoint_callback=False"))
     assert saved(tmp_path) == {}
 
 
-def test_resume_if_exists_off_begins_anew(tmp_path: Path) -> None:
+def test_without_resume_if_exists_a_run_starts_from_scratch(tmp_path: Path) -> None:
     train(config(tmp_path, "trainer.max_steps=3"))
     train(config(tmp_path, "trainer.max_steps=3", "exp_manager.resume_if_exists=False"))
     losses = [file for file in tmp_path.glob("events.out.tfevents.*")]
     assert len(losses) == 2
-    assert list(logged(tmp_path, "reduced_train_loss")) == [1, 2, 3]  # twice the same
+    assert list(logged(tmp_path, "reduced_train_loss")) == [1, 2, 3]  # both runs are equal
 
 
-def test_no_checkpoint_to_resume_from_can_be_an_error(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_can_be_an_error(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     status, lines = run(directory, "exp_manager.resume_ignore_no_checkpoint=False")
     assert status == 1
@@ -143,18 +143,18 @@ def test_no_checkpoint_to_resume_from_can_be_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["exp_manager.resume_from_checkpoint", "model.resume_from_checkpoint"])
-def test_a_named_checkpoint_is_gone_on_from(tmp_path: Path, key: str) -> None:
+def test_resuming_from_a_given_checkpoint(tmp_path: Path, key: str) -> None:
     train(config(tmp_path / "first"))
     (at_4,) = (tmp_path / "first" / "checkpoints").glob("*step=4*")
     train(config(tmp_path / "second", f"{key}={at_4}"))
     assert list(logged(tmp_path / "second", "reduced_train_loss")) == [5, 6, 7, 8]
     assert fingerprint(tmp_path / "second") == fingerprint(tmp_path / "first")
-    with pytest.raises(UserError, match="there is no such checkpoint"):
+    with pytest.raises(UserError, match="this checkpoint directory does not exist"):
         train(config(tmp_path / "third", f"{key}=nowhere"))
     assert not (tmp_path / "third").exists()
 
 
-def test_checkpoints_can_lie_elsewhere(tmp_path: Path) -> None:
+def test_checkpoints_in_another_directory(tmp_path: Path) -> None:
     words = (f"{PARAMS}.dirpath={tmp_path / 'elsewhere' / 'checkpoints'}",)
     train(config(tmp_path / "run", *words, "trainer.max_steps=4", "model.optim.sched.max_steps=8"))
     train(config(tmp_path / "run", *words))
@@ -163,8 +163,8 @@ def test_checkpoints_can_lie_elsewhere(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_weights_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new run from old weights: same weights, but step, schedule and data begin anew."""
+def test_initial_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new run loads weights; step, schedule and data start from the beginning."""
     train(config(tmp_path / "first"))
     old = last_checkpoint(tmp_path / "first")
     begun_with: list[dict[str, torch.Tensor]] = []
@@ -176,7 +176,7 @@ def test_weights_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(TrainingModule, "on_train_start", watched)
     train(config(tmp_path / "second", f"restore_from_path={old}", "trainer.max_steps=2"))
-    weights = {f"model.{name}": values for name, values in weights_of(old).items()}
+    weights = {f"model.{name}": values for name, values in read_weights(old).items()}
     assert weights.keys() == begun_with[0].keys()
     assert all(torch.equal(weights[name], begun_with[0][name]) for name in weights)
     assert list(logged(tmp_path / "second", "lr").values()) == pytest.approx([4e-5, 4e-5 + 3.6e-4 / 2000])
@@ -186,17 +186,15 @@ def test_weights_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["restore_from_path=nowhere"], "restore_from_path=nowhere: there is no such directory"),
-        (["restore_from_path=x.nemo"], "x.nemo is not opened: there is no such file"),
-        (["restore_from_path={first}", "exp_manager.exp_dir={new}", "model.num_layers=1"], "there and not here"),
-        (["model.hidden_size=64"], "[128, 32] there and [128, 64] here"),
+        (["restore_from_path=nowhere"], "restore_from_path=nowhere: this directory does not exist"),
+        (["restore_from_path=x.nemo"], "x.nemo cannot be opened: the file does not exist"),
+        (["restore_from_path={first}", "exp_manager.exp_dir={new}", "model.num_layers=1"], "not part of this model"),
+        (["model.hidden_size=64"], "has shape [128, 32] and should have shape [128, 64]"),
         (["restore_from_path={empty}", "exp_manager.exp_dir={new}"], "manifest.json is missing"),
     ],
     ids=["missing", "nemo", "other model", "resume other model", "no checkpoint"],
 )  # fmt: skip
-def test_weights_that_do_not_fit_are_refused_in_one_line(
-    tmp_path: Path, trained: Path, words: list[str], expected: str
-) -> None:
+def test_weights_of_other_shapes_are_one_line(tmp_path: Path, trained: Path, words: list[str], expected: str) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     places = {"first": last_checkpoint(trained), "new": tmp_path / "new", "empty": empty}
@@ -216,7 +214,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["tensors-0.safetensors", "index.json", "state.json", "manifest.json"])
-def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path, name: str) -> None:
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_note(tmp_path: Path, name: str) -> None:
     directory = tmp_path / "run"
     train(config(directory))
     whole = fingerprint(directory)
@@ -227,17 +225,17 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path, nam
         (path / name).write_bytes(content)
     status, lines = run(directory)
     assert status == 0
-    notes = [line for line in lines if "passed over" in line]
+    notes = [line for line in lines if "skipped" in line]
     assert notes
     assert all("step=8" in line and name in line for line in notes)
-    assert any("continuing from" in line and "step=4" in line for line in lines)
+    assert any("resuming from" in line and "step=4" in line for line in lines)
     assert logged(directory, "reduced_train_loss").keys() == set(range(1, 9))
     assert fingerprint(directory) == whole
 
 
 @pytest.fixture
 def slurm_s(tmp_path: Path) -> Path:
-    """A run whose `-last` is of step 4, and beside its logs one of step 6."""
+    """Write a run whose `-last` is of step 4, with a checkpoint of step 6 in its log directory, as for Slurm."""
     words = ("trainer.max_steps={}", "model.optim.sched.max_steps=8")
     train(config(tmp_path / "4", *(word.format(4) for word in words)))
     shutil.copytree(tmp_path / "4", tmp_path / "6")
@@ -246,9 +244,9 @@ def slurm_s(tmp_path: Path) -> Path:
     return tmp_path / "4"
 
 
-def test_slurm_s_checkpoint_beside_the_logs_is_gone_on_from(slurm_s: Path, tmp_path: Path) -> None:
+def test_resuming_from_a_slurm_checkpoint_in_the_log_directory(slurm_s: Path, tmp_path: Path) -> None:
     _, lines = run(slurm_s)
-    assert any("continuing from" in line and "hpc_ckpt_1.ckpt" in line for line in lines), lines
+    assert any("resuming from" in line and "hpc_ckpt_1.ckpt" in line for line in lines), lines
     train(config(tmp_path / "whole"))
     assert fingerprint(slurm_s) == fingerprint(tmp_path / "whole")
 
@@ -257,25 +255,27 @@ SLURM = {"JOB_NAME": "job", "JOB_ID": "1", "NTASKS": "1", "PROCID": "0", "LOCALI
 SLURM = {f"SLURM_{key}": value for key, value in SLURM.items()}
 
 
-def test_slurm_s_checkpoint_is_verified_as_others_are(slurm_s: Path) -> None:
-    """Lightning would take it unseen where it finds itself under Slurm."""
+def test_slurm_checkpoints_are_verified_like_others(slurm_s: Path) -> None:
+    """Lightning would load it without verification when it detects Slurm."""
     (slurm_s / "hpc_ckpt_1.ckpt" / "state.json").write_text("{}")
     _, lines = run(slurm_s, **SLURM)
-    assert sum("hpc_ckpt_1.ckpt passed over: state.json has 2 bytes" in line for line in lines) == 1, lines
-    assert any("continuing from" in line and "step=4" in line for line in lines), lines
+    assert sum("hpc_ckpt_1.ckpt skipped: state.json has 2 bytes" in line for line in lines) == 1, lines
+    assert any("resuming from" in line and "step=4" in line for line in lines), lines
     assert saved(slurm_s)[last_checkpoint(slurm_s).name] == 8
 
 
 @pytest.mark.usefixtures("given_losses")
-def test_nothing_is_deleted_before_its_successor_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One by one: whatever is removed, a whole checkpoint of a later step is there, and the best stay."""
+def test_no_checkpoint_is_deleted_before_its_successor_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each deletion a complete checkpoint of a later step exists, and the best are kept."""
     remove, removed = checkpoint.remove, []
 
     def watched(path: Path) -> None:
-        step = checkpoint.manifest_of(path)["step"]
-        newest = checkpoint.newest([path.parent], lambda path, why: pytest.fail(why))
+        step = checkpoint.load_manifest(path)["step"]
+        newest = checkpoint.find_newest([path.parent], lambda path, why: pytest.fail(why))
         assert newest is not None
-        assert checkpoint.manifest_of(newest)["step"] > step
+        assert checkpoint.load_manifest(newest)["step"] > step
         removed.append(path.name.endswith("-last"))
         remove(path)
 
@@ -283,12 +283,10 @@ def test_nothing_is_deleted_before_its_successor_is_there(tmp_path: Path, monkey
     train(config(tmp_path, "trainer.val_check_interval=1", f"{PARAMS}.save_top_k=1"))
     assert best_steps(tmp_path) == [4]
     assert removed.count(True) == 7
-    assert removed.count(False) == 2  # 5.0 made way for 3.0, and that for 2.0
+    assert removed.count(False) == 2  # 5.0 was replaced by 3.0, and that by 2.0
 
 
-def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_to_a_full_disk_is_one_line_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = writer.write
 
     def full(path: Path, pieces: Any) -> str:
@@ -299,7 +297,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
 
     monkeypatch.setattr(writer, "write", full)
     directory = tmp_path / "run"
-    with pytest.raises(UserError, match=r"\(No space left on device\): make room") as caught:
+    with pytest.raises(UserError, match=r"\(No space left on device\): free disk space") as caught:
         train(config(directory))
     assert "\n" not in str(caught.value)
     assert {step for step in saved(directory).values()} == {4}
@@ -310,8 +308,8 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
 
 
 @pytest.mark.parametrize("every", [1, 100], ids=["logged", "not logged"])
-def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path, every: int) -> None:
-    """Whether the step is logged or only saved: the last good checkpoint stays the newest."""
+def test_nonfinite_weights_are_never_saved(tmp_path: Path, every: int) -> None:
+    """The last good checkpoint remains the newest, whether the step is logged or only saved."""
     directory = tmp_path / "run"
     train(config(directory, "trainer.max_steps=4"))
     words = ("model.optim.lr=1e38", "model.optim.sched.max_lr=1e38", f"trainer.log_every_n_steps={every}")
@@ -322,8 +320,8 @@ def test_weights_that_are_no_numbers_are_never_saved(tmp_path: Path, every: int)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_saves_the_step_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
-    """The same command then ends bitwise as if nothing had happened."""
+def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    """The resumed run equals an uninterrupted one bitwise."""
     directory = tmp_path / "run"
     words = (f"exp_manager.exp_dir={directory}", "trainer.max_steps=150", "trainer.val_check_interval=100")
     command = Command(tmp_path / "console", *words)
@@ -334,7 +332,7 @@ def test_a_signal_saves_the_step_and_leaves(tmp_path: Path, number: signal.Signa
     status, lines = command.end()
     assert status == 128 + number
     at = max(map(int, re.findall(r"step (\d+) of 150", "\n".join(lines))))
-    assert f"note: received {number.name}: saving step {at} and leaving" in lines
+    assert f"note: received {number.name}: saving step {at} and exiting" in lines
     assert list(saved(directory).values()) == [at]
     assert 5 <= at < 150
 
@@ -345,14 +343,14 @@ def test_a_signal_saves_the_step_and_leaves(tmp_path: Path, number: signal.Signa
 
 
 def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
-    """It saves and ends well; the next start has the whole time again."""
+    """The run saves and exits successfully; the next start has the full time again."""
     directory = tmp_path / "run"
     for start, step in enumerate((1, 2), 1):
         status, lines = run(directory, "exp_manager.max_time_per_run='00:00:00:00'")
         assert status == 0
-        assert f"note: exp_manager.max_time_per_run=00:00:00:00 is over: leaving at step {step}" in lines
+        assert f"note: exp_manager.max_time_per_run=00:00:00:00 is reached: exiting at step {step}" in lines
         assert saved(directory)[last_checkpoint(directory).name] == step == start
-    with pytest.raises(UserError, match=r"exp_manager\.max_time_per_run is 1h, expected a time"):
+    with pytest.raises(UserError, match=r"exp_manager\.max_time_per_run is 1h, expected a duration"):
         train(config(directory, "exp_manager.max_time_per_run=1h"))
 
 
@@ -360,11 +358,11 @@ def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
 def test_early_stopping(tmp_path: Path) -> None:
     words = ("create_early_stopping_callback=True", "early_stopping_callback_params.patience=3")
     train(config(tmp_path, "trainer.val_check_interval=1", *(f"exp_manager.{word}" for word in words)))
-    assert list(logged(tmp_path, "val_loss")) == [1, 2, 3, 4, 5, 6, 7]  # the best is 4
+    assert list(logged(tmp_path, "val_loss")) == [1, 2, 3, 4, 5, 6, 7]  # 4 is the best
     assert saved(tmp_path)[last_checkpoint(tmp_path).name] == 7
 
 
-def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> None:
+def test_restarting_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     train(config(tmp_path))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").glob("*/*")}
     train(config(tmp_path))
@@ -373,12 +371,12 @@ def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> None:
 
 def test_saving_a_step_twice_writes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = steps_of_saves(monkeypatch)
-    end = Checkpoints.on_train_end
+    end = CheckpointCallback.on_train_end
 
     def twice(*args: Any) -> None:
         end(*args)
         end(*args)
 
-    monkeypatch.setattr(Checkpoints, "on_train_end", twice)
+    monkeypatch.setattr(CheckpointCallback, "on_train_end", twice)
     train(config(tmp_path, "trainer.max_steps=2"))
     assert steps == [2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The deterministic mode, and saving behind the training: neither changes a bit of what is trained."""
+"""Deterministic mode and asynchronous saving do not change the trained weights."""
 
 import os
 from dataclasses import replace
@@ -10,29 +10,29 @@ import torch
 
 from bionemo.common.errors import UserError
 from bionemo.training.determinism import require_determinism
-from tests.training.runs import FAMILIES, config, fingerprint, logged, run, run_on_ranks, train
+from tests.support.runs import FAMILIES, config, fingerprint, logged, run, run_on_ranks, train
 
 
 @pytest.mark.parametrize("model", FAMILIES)
-def test_the_same_command_twice_gives_the_same_bits(tmp_path: Path, model: str) -> None:
-    """Once with the mode and once without: on a CPU nothing is left to chance anyway."""
+def test_equal_commands_give_bitwise_equal_weights(tmp_path: Path, model: str) -> None:
+    """With and without the mode: on a CPU all operations are deterministic."""
     for name, words in {"a": ["++trainer.deterministic=True"], "b": []}.items():
         status, lines = run(tmp_path / name, *words, model=model)
         assert status == 0, lines
     assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
 
 
-def test_what_torch_cannot_do_deterministically_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU there is next to nothing of that kind: one such operation is put into the objective."""
+def test_nondeterministic_operations_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU almost all operations are deterministic: a nondeterministic one is added to the loss."""
     from bionemo.training import module
 
-    forward = module.ParallelModel.norm
+    forward = module.ParallelModel.gradient_norm
 
     def norm(self: module.ParallelModel) -> torch.Tensor:
         torch.zeros(4).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))  # which of the two wins is not defined
         return forward(self)
 
-    monkeypatch.setattr(module.ParallelModel, "norm", norm)
+    monkeypatch.setattr(module.ParallelModel, "gradient_norm", norm)
     try:
         with pytest.raises(RuntimeError, match="deterministic"):
             train(config(tmp_path / "closed", "++trainer.deterministic=True"))
@@ -41,7 +41,9 @@ def test_what_torch_cannot_do_deterministically_ends_the_run(tmp_path: Path, mon
     train(config(tmp_path / "open"))
 
 
-def test_what_contradicts_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_that_contradict_deterministic_mode_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = config(tmp_path, "++trainer.deterministic=True").trainer
     with pytest.raises(UserError, match="benchmark=True"):
         require_determinism(replace(trainer, benchmark=True))
@@ -56,8 +58,8 @@ def test_what_contradicts_it_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_saving_behind_the_training_saves_the_same(tmp_path: Path, ranks: int) -> None:
-    """A save every step, each while the next step changes the weights it was asked to save."""
+def test_asynchronous_saves_equal_synchronous_ones(tmp_path: Path, ranks: int) -> None:
+    """Save at every step while the next step changes the weights that are being saved."""
     words = ("exp_manager.checkpoint_callback_params.every_n_train_steps=1",)
     behind = ("++exp_manager.checkpoint_callback_params.async_save=True",)
     for name, more in {"behind": behind, "at once": ()}.items():
@@ -70,7 +72,7 @@ def test_saving_behind_the_training_saves_the_same(tmp_path: Path, ranks: int) -
     assert names[0] == names[1]
 
 
-def test_a_disk_that_fills_behind_the_training_ends_it_with_one_line(tmp_path: Path) -> None:
+def test_a_failed_asynchronous_save_is_one_line(tmp_path: Path) -> None:
     words = ("exp_manager.checkpoint_callback_params.every_n_train_steps=2",)
     behind = "++exp_manager.checkpoint_callback_params.async_save=True"
     status, lines = run(tmp_path / "run", *words, behind, LARGEST_FILE="200000")
@@ -87,8 +89,8 @@ RECOMPUTED = [
 ]
 
 
-def test_activations_that_are_computed_again_change_no_bit(tmp_path: Path) -> None:
-    """With dropout, which has to be drawn again as it was."""
+def test_activation_recomputation_is_bitwise_equal(tmp_path: Path) -> None:
+    """With dropout, whose masks must be reproduced."""
     words = ("trainer.max_steps=3", "model.num_layers=3", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
     train(config(tmp_path / "kept", *words, model="esm1nv"))
     for number, keys in enumerate(RECOMPUTED):

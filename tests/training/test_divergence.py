@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state that is not finite never takes the place of a checkpoint, and ends the run in one line."""
+"""A state with NaN or infinity never replaces a checkpoint, and ends the run with one line."""
 
 import json
 import logging
@@ -15,20 +15,20 @@ import torch
 import bionemo
 from bionemo import checkpoint
 from bionemo.checkpoint import Checkpoint, tools
-from bionemo.checkpoint.tools import weights_of, write_weights
+from bionemo.checkpoint.tools import read_weights, write_weights
 from bionemo.common.errors import UserError
 from bionemo.common.lock import LOCK
 from bionemo.megatron.precision import LossScaler
 from bionemo.training import module as training_module
-from bionemo.training.checkpointing import Checkpoints
+from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.module import TrainingModule
-from tests.training.runs import config, last_checkpoint, run_on_ranks, train
+from tests.support.runs import config, last_checkpoint, run_on_ranks, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Of all files but the lock, which is there while a run is."""
+    """Return the content of all files except the lock, which exists during a run."""
     files = [path for path in directory.rglob("*") if path.is_file() and path.name != LOCK]
     return {str(path): path.read_bytes() for path in files}
 
@@ -43,7 +43,7 @@ def spoil_optimizer(module: TrainingModule) -> None:
 
 
 def spoil_metric(module: TrainingModule) -> None:
-    """The state is as it should be, and what the validation of this step gives is not."""
+    """Make the validation loss of this step NaN; the state remains finite."""
     losses = module._sums["loss"]
     losses.append(torch.tensor([math.nan, 1.0]))
 
@@ -64,18 +64,18 @@ def after_step(patch: pytest.MonkeyPatch, step: int, spoil: Callable[[TrainingMo
     [(spoil_weights, "the weights are not finite"), (spoil_optimizer, "the optimizer state is not finite")],
 )
 @pytest.mark.parametrize("words", [(), ("async_save=True",), ("save_weights_only=True",), ("always_save_nemo=True",)])
-def test_it_replaces_no_checkpoint_and_prunes_none(
+def test_nonfinite_states_replace_and_prune_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[TrainingModule], None], what: str,
     words: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """The loss of the step and its gradient norm are finite; so is every loss before."""
+    """Loss and gradient norm of the step are finite, like all earlier losses."""
     options = [f"{PARAMS}.save_top_k=1", f"{PARAMS}.every_n_train_steps=4", *(f"{PARAMS}.{word}" for word in words)]
     options += ["trainer.limit_val_batches=0", "trainer.log_every_n_steps=100"]
     before: dict[str, bytes] = {}
 
     def spoil_and_look(module: TrainingModule) -> None:
         strategy: Any = module.trainer.strategy
-        strategy.saver.wait()
+        strategy.checkpoint_writer.wait()
         before.update(contents(tmp_path / "checkpoints"))
         spoil(module)
 
@@ -90,15 +90,15 @@ def test_it_replaces_no_checkpoint_and_prunes_none(
 
 
 @pytest.mark.parametrize("create", [True, False], ids=["saving", "not saving"])
-def test_the_end_of_a_run_is_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, create: bool) -> None:
+def test_the_final_state_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, create: bool) -> None:
     after_step(monkeypatch, 2, spoil_weights)
     words = ("trainer.max_steps=2", "trainer.limit_val_batches=0", f"{PARAMS}.every_n_train_steps=100")
-    with pytest.raises(UserError, match=r"step 2: the weights are not finite.*no checkpoint has been saved before"):
+    with pytest.raises(UserError, match=r"step 2: the weights are not finite.*no checkpoint has been saved"):
         train(config(tmp_path, *words, f"exp_manager.create_checkpoint_callback={create}"))
     assert list((tmp_path / "checkpoints").glob("*")) == []
 
 
-def test_a_validation_without_a_number_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nonfinite_validation_loss_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = TrainingModule.on_validation_epoch_end
 
     def end(self: TrainingModule) -> None:
@@ -109,11 +109,11 @@ def test_a_validation_without_a_number_ends_the_run(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(TrainingModule, "on_validation_epoch_end", end)
     with pytest.raises(UserError, match=r"^step 8: val_loss is nan.*\(step 4\)"):
         train(config(tmp_path))
-    assert {checkpoint.manifest_of(path)["step"] for path in (tmp_path / "checkpoints").iterdir()} == {4}
+    assert {checkpoint.load_manifest(path)["step"] for path in (tmp_path / "checkpoints").iterdir()} == {4}
 
 
-def test_a_validation_that_asks_for_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its loss would be 0, the best of all."""
+def test_validation_without_targets_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loss would be 0, the lowest of all."""
     original = TrainingModule.on_validation_epoch_end
 
     def end(self: TrainingModule) -> None:
@@ -134,7 +134,7 @@ def test_a_large_loss_has_a_finite_perplexity(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(TrainingModule, "on_validation_epoch_end", end)
     train(config(tmp_path, f"{PARAMS}.monitor=val_perplexity", "trainer.max_steps=4"))
-    value = checkpoint.manifest_of(last_checkpoint(tmp_path))["metrics"]["val_perplexity"]
+    value = checkpoint.load_manifest(last_checkpoint(tmp_path))["metrics"]["val_perplexity"]
     assert 1e37 < value < math.inf
 
 
@@ -142,9 +142,7 @@ def scaled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(training_module.Precision, "needs_scaling", property(lambda self: True))
 
 
-def test_with_loss_scaling_a_loss_that_is_no_number_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_nan_loss_with_loss_scaling_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scaled(monkeypatch)
     after_step(monkeypatch, 4, lambda module: [each.data.fill_(math.nan) for each in module.parameters()])
     with pytest.raises(UserError, match=r"^step 5: the loss is nan.*trainer\.precision=bf16-mixed"):
@@ -153,11 +151,13 @@ def test_with_loss_scaling_a_loss_that_is_no_number_ends_the_run(
 
 
 def test_a_run_that_skips_every_update_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss is finite, the gradients never are, whatever the scale."""
+    """The loss is finite; the gradients are not, at any loss scale."""
     scaled(monkeypatch)
-    monkeypatch.setattr(training_module.ParallelModel, "norm", lambda self: torch.tensor(math.inf))
+    monkeypatch.setattr(training_module.ParallelModel, "gradient_norm", lambda self: torch.tensor(math.inf))
     words = ("model.native_amp_init_scale=4", "model.hysteresis=1", "trainer.max_steps=50")
-    with pytest.raises(UserError, match=r"the last 10 updates were skipped.*loss scale is at its minimum of 1"):
+    with pytest.raises(
+        UserError, match=r"the gradients of the last 10 updates are not finite.*loss scale is at its minimum of 1"
+    ):
         train(config(tmp_path, *words, "trainer.val_check_interval=50", "trainer.log_every_n_steps=100"))
 
 
@@ -173,19 +173,21 @@ def test_a_few_overflows_do_not_end_a_run() -> None:
     assert scaler.exhausted
 
 
-def test_checkpoints_of_no_number_are_never_the_best(tmp_path: Path) -> None:
-    """Those that an earlier version has left: NaN compares as false, so sorting would put it anywhere."""
+def test_checkpoints_with_a_nan_metric_are_never_the_best(tmp_path: Path) -> None:
+    """Earlier versions wrote such checkpoints; comparisons with NaN are false, so sorting would misplace them."""
     values = {1: 3.0, 2: math.nan, 3: 2.0, 4: -math.inf, 5: math.nan, 6: 2.5}
     for step, value in values.items():
         piece = checkpoint.Piece("weights/w", (1,), (0,), torch.ones(1))
         checkpoint.save(tmp_path / f"at-{step}", {"global_step": step, "metrics": {"val_loss": value}}, [piece])
-    callback = Checkpoints(tmp_path, config(tmp_path, f"{PARAMS}.monitor=val_loss", f"{PARAMS}.mode=min").exp_manager)
-    best = callback.best()
+    callback = CheckpointCallback(
+        tmp_path, config(tmp_path, f"{PARAMS}.monitor=val_loss", f"{PARAMS}.mode=min").exp_manager
+    )
+    best = callback.find_best()
     assert best is not None
     assert best.name == "at-3"
 
 
-def test_all_ranks_end_with_one_line_when_one_of_them_is_not_finite(tmp_path: Path) -> None:
+def test_a_nonfinite_state_on_one_rank_ends_all_with_one_line(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     words = ("model.optim.lr=1e38", "model.optim.sched.max_lr=1e38", "trainer.log_every_n_steps=100")
     ended = run_on_ranks(directory, *words, ranks=2)
@@ -199,11 +201,11 @@ def test_all_ranks_end_with_one_line_when_one_of_them_is_not_finite(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def spoiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A checkpoint of weights, and the same with one value that is no number."""
+    """Write a checkpoint of weights, and a copy with one NaN."""
     directory = tmp_path_factory.mktemp("spoiled")
     train(config(directory / "run", "trainer.max_steps=1"))
     good = last_checkpoint(directory / "run")
-    weights = weights_of(good)
+    weights = read_weights(good)
     name = "encoder.final_layernorm.weight"
     weights[name] = weights[name].clone()
     weights[name][3] = math.nan
@@ -212,7 +214,7 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_training_does_not_start_from_weights_that_are_not_finite(tmp_path: Path, spoiled: tuple[Path, Path]) -> None:
-    with pytest.raises(UserError, match=r"bad holds NaN or infinite values in encoder\.final_layernorm\.weight"):
+    with pytest.raises(UserError, match=r"bad has NaN or infinite values in encoder\.final_layernorm\.weight"):
         train(config(tmp_path / "run", f"restore_from_path={spoiled[1]}"))
 
 
@@ -225,16 +227,16 @@ def test_opening_a_model_that_is_not_finite_warns_in_one_line(
     bionemo.load(spoiled[0], device="cpu")
     bionemo.load(spoiled[1], device="cpu")
     (said,) = [each.getMessage() for each in records]
-    assert "bad holds NaN or infinite values in encoder.final_layernorm.weight" in said
+    assert "bad has NaN or infinite values in encoder.final_layernorm.weight" in said
     assert "\n" not in said
 
 
 def test_an_average_with_weights_that_are_not_finite_is_refused(tmp_path: Path, spoiled: tuple[Path, Path]) -> None:
-    with pytest.raises(UserError, match=r"bad holds NaN or infinite values in encoder\.final_layernorm\.weight"):
+    with pytest.raises(UserError, match=r"bad has NaN or infinite values in encoder\.final_layernorm\.weight"):
         tools.average(tmp_path / "mean", spoiled)
     assert not (tmp_path / "mean").exists()
 
 
 def test_manifests_hold_json_numbers(spoiled: tuple[Path, Path]) -> None:
-    """No NaN, which is no JSON."""
+    """JSON has no NaN."""
     json.loads((spoiled[0] / "manifest.json").read_text(), parse_constant=pytest.fail)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Out of a run and into the next one: .nemo files, averages, and the `bionemo checkpoint` command around them."""
+"""Reuse of trained weights: .nemo files, averages, and the `bionemo checkpoint` command."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,10 +13,10 @@ from bionemo.checkpoint import Checkpoint, TensorsInMemory
 from bionemo.common.errors import UserError
 from bionemo.interop import nemo_archive
 from bionemo.tokenizers import load_tokenizer
-from bionemo.training.identity import refuse_another_model
-from bionemo.training.resume import find_weights
+from bionemo.training.identity import check_same_model
+from bionemo.training.resume import open_initial_weights
 from tests.conftest import checkpoint_command
-from tests.training.runs import config, last_checkpoint, logged, run, train
+from tests.support.runs import config, last_checkpoint, logged, run, train
 
 NEMO = "exp_manager.checkpoint_callback_params"
 
@@ -36,24 +36,24 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, directory
 
 
-def test_a_run_ends_with_its_weights_as_a_nemo_file(trained: tuple[str, Path]) -> None:
+def test_a_run_writes_a_nemo_file(trained: tuple[str, Path]) -> None:
     _, directory = trained
     (archive,) = (directory / "checkpoints").glob("*.nemo")
     assert equal(nemo_archive.read(archive).weights, weights(Checkpoint(last_checkpoint(directory))))
 
 
 @pytest.mark.parametrize("through", ["nemo", "checkpoint", "converted"])
-def test_a_new_run_begins_with_them(
+def test_a_new_run_starts_from_exported_weights(
     tmp_path: Path, trained: tuple[str, Path], through: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first loss is that of the trained model, not of a random one, whichever way the weights went."""
+    """Its first loss is that of the trained model, for every format."""
     model, directory = trained
     last = last_checkpoint(directory)
     (archive,) = (directory / "checkpoints").glob("*.nemo")
     source = {"nemo": archive, "checkpoint": last, "converted": tmp_path / "converted"}[through]
     if through == "converted":
         assert checkpoint_command(monkeypatch, "convert", archive, source) == 0
-    found = find_weights(str(source))
+    found = open_initial_weights(str(source))
     assert isinstance(found, Checkpoint | TensorsInMemory)
     assert equal(weights(found), weights(Checkpoint(last)))
     once = ("trainer.max_steps=1", "model.optim.lr=1e-60", "model.optim.sched.min_lr=0.0")
@@ -64,7 +64,7 @@ def test_a_new_run_begins_with_them(
 
 
 @pytest.mark.parametrize("model", ["prott5nv", "megamolbart", "gpt3"])
-def test_other_families_end_and_begin_with_one(tmp_path: Path, model: str) -> None:
+def test_nemo_files_of_other_families(tmp_path: Path, model: str) -> None:
     train(config(tmp_path / "run", f"{NEMO}.save_nemo_on_train_end=True", model=model))
     (archive,) = (tmp_path / "run" / "checkpoints").glob("*.nemo")
     expected = weights(Checkpoint(last_checkpoint(tmp_path / "run")))
@@ -74,9 +74,22 @@ def test_other_families_end_and_begin_with_one(tmp_path: Path, model: str) -> No
     assert equal(weights(Checkpoint(last_checkpoint(tmp_path / "next"))), expected)
 
 
+def test_a_model_without_a_nemo_format_is_trained_to_the_end(tmp_path: Path) -> None:
+    """One note, no .nemo file, exit status 0."""
+    words = (f"{NEMO}.always_save_nemo=True", f"{NEMO}.save_nemo_on_train_end=True", "trainer.max_steps=4")
+    status, lines = run(tmp_path / "run", *words, "trainer.val_check_interval=2", model="esm1b")
+    assert status == 0, lines
+    assert sum("no .nemo file is written" in line and "ESM1b" in line for line in lines) == 1, lines
+    assert not list((tmp_path / "run").rglob("*.nemo*"))
+    assert "step=4" in last_checkpoint(tmp_path / "run").name
+    status, lines = run(tmp_path / "end", f"{NEMO}.save_nemo_on_train_end=True", "trainer.max_steps=1", model="esm1b")
+    assert status == 0, lines
+    assert sum("no .nemo file is written" in line for line in lines) == 1, lines
+
+
 @pytest.mark.parametrize("length", [32, 160])
-def test_learned_positions_are_fitted_to_another_length(tmp_path: Path, length: int) -> None:
-    """As in v1: of 64 positions a shorter model has the first, a longer one goes round again; all else stays."""
+def test_learned_positions_are_adapted_to_another_length(tmp_path: Path, length: int) -> None:
+    """Like in v1: a shorter model keeps the first of 64 positions, a longer one repeats them; the rest is equal."""
     train(config(tmp_path / "run", "trainer.max_steps=1", model="megamolbart"))
     last = last_checkpoint(tmp_path / "run")
     status, lines = run(
@@ -85,7 +98,7 @@ def test_learned_positions_are_fitted_to_another_length(tmp_path: Path, length: 
     )  # fmt: skip
     assert status == 0, lines
     (told,) = [line for line in lines if "learned positions" in line]
-    done = "cut" if length < 64 else "repeated"
+    done = "truncated" if length < 64 else "repeated"
     assert told.endswith(f"64 learned positions, {done} to model.max_position_embeddings={length}")
     before, after = weights(Checkpoint(last)), weights(Checkpoint(last_checkpoint(tmp_path / "next")))
     table, fitted = before.pop("position_embeddings.weight"), after.pop("position_embeddings.weight")
@@ -93,13 +106,13 @@ def test_learned_positions_are_fitted_to_another_length(tmp_path: Path, length: 
     assert equal(before, after)
 
 
-def test_every_save_replaces_it_when_asked(tmp_path: Path) -> None:
+def test_the_nemo_file_can_be_replaced_at_every_save(tmp_path: Path) -> None:
     words = (f"{NEMO}.always_save_nemo=True", f"++{NEMO}.save_best_model=True", f"{NEMO}.prefix=mine")
     train(config(tmp_path, *words, "exp_manager.checkpoint_callback_params.mode=max"))
     archive = nemo_archive.read(tmp_path / "checkpoints" / "mine.nemo")
     saved = {path.name: Checkpoint(path) for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()}
     best = max(saved.values(), key=lambda checkpoint: checkpoint.manifest["metrics"]["val_loss"])
-    assert best.manifest["step"] == 4  # the loss falls, and "max" was asked for
+    assert best.manifest["step"] == 4  # the loss falls, and the mode is "max"
     assert equal(archive.weights, weights(best))
 
 
@@ -111,10 +124,10 @@ def test_average_is_the_mean(tmp_path: Path, trained: tuple[str, Path], monkeypa
     mean, (one, other) = weights(Checkpoint(tmp_path / "mean")), [weights(Checkpoint(path)) for path in inputs]
     for name, values in mean.items():
         assert torch.equal(values, ((one[name].double() + other[name].double()) / 2).float()), name
-    assert find_weights(str(tmp_path / "mean"))
+    assert open_initial_weights(str(tmp_path / "mean"))
     status, lines = run(tmp_path / "next", f"exp_manager.resume_from_checkpoint={tmp_path / 'mean'}", model=model)
     assert status == 1
-    assert "holds weights alone" in lines[-1]
+    assert "contains weights only" in lines[-1]
     assert lines[-1].startswith("error: ")
 
 
@@ -130,13 +143,13 @@ def test_inspect_and_verify(
     assert f"{sum(tensor.numel() for tensor in weights(Checkpoint(last)).values()):,} in" in said
     assert "encoder.layers.1.mlp.linear_fc2.weight  32 x 128" in said
     assert checkpoint_command(monkeypatch, "verify", directory / "checkpoints") == 0
-    assert capsys.readouterr().out.count(": whole\n") == 3
+    assert capsys.readouterr().out.count(": valid\n") == 3
     (broken := tmp_path / "broken").mkdir()
     (broken / "manifest.json").write_text("{}")
     assert checkpoint_command(monkeypatch, "verify", last, broken) == 1
     out, error = capsys.readouterr()
-    assert "whole" in out
-    assert error == "error: 1 of these cannot be used\n"
+    assert "valid" in out
+    assert error == "error: 1 checkpoint cannot be used\n"
 
 
 @pytest.mark.parametrize(
@@ -145,8 +158,8 @@ def test_inspect_and_verify(
         (["convert", "{last}", "{tmp}/other"], "a checkpoint needs no conversion between layouts"),
         (["convert", "{tmp}/none.nemo", "{tmp}/other"], "none.nemo"),
         (["convert", "{tmp}/none", "{tmp}/x.nemo"], "manifest.json is missing"),
-        (["average", "{tmp}/mean", "{last}"], "two checkpoints at least"),
-        (["average", "{last}", "{last}", "{last}"], "exists: name another output"),
+        (["average", "{tmp}/mean", "{last}"], "at least two checkpoints"),
+        (["average", "{last}", "{last}", "{last}"], "exists: choose another output"),
         (["inspect", "{tmp}"], "manifest.json is missing"),
         (["verify", "{tmp}/none"], "cannot be used"),
     ],
@@ -165,19 +178,19 @@ def test_mistakes_are_one_line(
 
 
 def test_another_vocabulary_or_class_is_refused(tmp_path: Path, trained: tuple[str, Path]) -> None:
-    """The tables of both models have 128 rows: the shapes alone would not tell, were not positions among them."""
+    """The embeddings of both models have 128 rows, so only the position embeddings differ in shape."""
     model, directory = trained
     other = {"esm1nv": "esm2nv", "esm2nv": "esm1nv"}[model]
     status, lines = run(tmp_path / "next", f"restore_from_path={last_checkpoint(directory)}", model=other)
     assert status == 1
-    assert "the checkpoint is of another model: its model._target_ is bionemo.models." in lines[-1]
+    assert "the checkpoint belongs to another model: its model._target_ is bionemo.models." in lines[-1]
 
 
 @pytest.mark.parametrize(("words", "fits"), [(33, True), (None, True), (34, False)])
-def test_a_converted_checkpoint_knows_how_many_words_it_has(words: int | None, fits: bool) -> None:
+def test_a_converted_checkpoint_contains_the_vocabulary_size(words: int | None, fits: bool) -> None:
     alphabet = load_tokenizer("esm2nv")
     known = {"model._target_": "bionemo.models.esm2nv.ESM2nv", "vocabulary": alphabet.identity}
     model: Any = SimpleNamespace(identity=known, vocabulary=alphabet)
     saved = {"model._target_": known["model._target_"], "words": words}
-    with nullcontext() if fits else pytest.raises(UserError, match="its words is 34, not 33"):
-        refuse_another_model(saved, model)
+    with nullcontext() if fits else pytest.raises(UserError, match="its vocabulary size is 34, not 33"):
+        check_same_model(saved, model)

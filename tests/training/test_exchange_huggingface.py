@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Out of a run of GPT-3, through Hugging Face's form, into the next one."""
+"""Export of a GPT-3 run to the Hugging Face format, and a new run from it."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ from transformers import GPT2LMHeadModel
 
 from bionemo.checkpoint import Checkpoint, tools
 from bionemo.interop.convert import convert
-from bionemo.training.resume import find_weights
-from tests.training.runs import VOCABULARY, config, last_checkpoint, logged, run, train
+from bionemo.training.resume import open_initial_weights
+from tests.support.runs import VOCABULARY, config, last_checkpoint, logged, run, train
 
 WORDS = len(json.loads((VOCABULARY / "vocab.json").read_text()))
 ONCE = ("trainer.max_steps=1", "trainer.val_check_interval=1", "model.optim.lr=1e-60", "model.optim.sched.min_lr=0.0")
@@ -19,7 +19,7 @@ ONCE = ("trainer.max_steps=1", "trainer.val_check_interval=1", "model.optim.lr=1
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run's last checkpoint, and the same for Hugging Face."""
+    """Return the last checkpoint of a run, and its export to the Hugging Face format."""
     directory = tmp_path_factory.mktemp("gpt3")
     train(config(directory / "run", "model.optim.sched.warmup_steps=1", model="gpt3"))
     last = last_checkpoint(directory / "run")
@@ -27,22 +27,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return last, directory / "hf"
 
 
-def test_a_trained_model_opens_there(trained: tuple[Path, Path]) -> None:
+def test_transformers_open_a_trained_model(trained: tuple[Path, Path]) -> None:
     last, hf = trained
-    weights, theirs = tools.weights_of(last), GPT2LMHeadModel.from_pretrained(hf)
+    weights, theirs = tools.read_weights(last), GPT2LMHeadModel.from_pretrained(hf)
     assert torch.equal(theirs.transformer.wte.weight, weights["word_embeddings.weight"][:WORDS])
     assert torch.equal(theirs.transformer.h[1].mlp.c_fc.weight.T, weights["decoder.layers.1.mlp.linear_fc1.weight"])
 
 
 @pytest.mark.parametrize("through", ["converted", "directly"])
-def test_a_new_run_begins_with_it(tmp_path: Path, trained: tuple[Path, Path], through: str) -> None:
-    """Its weights are the trained ones, but for rows of no word; its first loss is not that of a random model."""
+def test_a_new_run_starts_from_a_hugging_face_model(tmp_path: Path, trained: tuple[Path, Path], through: str) -> None:
+    """Its weights equal the trained ones except for padding rows; its first loss is not that of a random model."""
     last, source = trained
     if through == "converted":
         convert(source, tmp_path / "weights")
         source = tmp_path / "weights"
     train(config(tmp_path / "next", f"restore_from_path={source}", *ONCE, model="gpt3"))
-    found, expected = (tools.weights_of(path) for path in (last_checkpoint(tmp_path / "next"), last))
+    found, expected = (tools.read_weights(path) for path in (last_checkpoint(tmp_path / "next"), last))
     expected["word_embeddings.weight"][WORDS:] = 0
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
@@ -53,10 +53,10 @@ def test_a_new_run_begins_with_it(tmp_path: Path, trained: tuple[Path, Path], th
 
 def test_another_model_is_refused(tmp_path: Path, trained: tuple[Path, Path]) -> None:
     convert(trained[1], tmp_path / "weights")
-    assert isinstance(find_weights(str(tmp_path / "weights")), Checkpoint)
+    assert isinstance(open_initial_weights(str(tmp_path / "weights")), Checkpoint)
     status, lines = run(tmp_path / "next", f"restore_from_path={tmp_path / 'weights'}", model="esm2nv")
     assert status == 1
     assert "its model._target_ is bionemo.models.gpt3.GPT3" in lines[-1]
     status, lines = run(tmp_path / "next", f"restore_from_path={trained[1]}", model="esm2nv")
     assert status == 1
-    assert lines[-1].startswith(f"error: the weights of {trained[1]} are those of another model")
+    assert lines[-1].startswith(f"error: the weights of {trained[1]} belong to another model")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is full at the start of a run, or becomes full while it runs: one line, no traceback, nothing lost."""
+"""A disk that is full or becomes full during a run causes a one-line error, no traceback and no loss of data."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.interop import nemo
-from tests.training.runs import config, logged, train
+from tests.support.runs import config, logged, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 LOGS = {"cmd-args.log", "git-info.log", "config.yaml", "hparams.yaml", "nemo_error_log.txt", "lightning_logs.txt"}
@@ -17,7 +17,7 @@ LOGS = {"cmd-args.log", "git-info.log", "config.yaml", "hparams.yaml", "nemo_err
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Gives a function that mounts a small file system, or changes its size."""
+    """Return a function that mounts a small file system, or changes its size."""
     place, mounted = tmp_path / "disk", False
     place.mkdir()
 
@@ -59,11 +59,11 @@ def test_a_full_disk_at_the_start(
 def test_a_disk_that_fills_up_while_a_run_starts(
     disk: Callable[[str], Path], size: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nemo, "_ROOM", 0)  # another program takes what there was
+    monkeypatch.setattr(nemo, "_MIN_SPACE", 0)  # another program uses the remaining space
     place = disk(size)
     with pytest.raises(UserError, match=r"\(No space left on device\): free disk space"):
         train(config(place / "run", "trainer.max_steps=1"))
-    assert not LOGS & {path.name for path in (place / "run").glob("*")}  # nothing half-written
+    assert not LOGS & {path.name for path in (place / "run").glob("*")}  # no incomplete file
     output = capfd.readouterr()
     assert "Traceback" not in output.err + output.out
     disk("64m")
@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_while_a_run_starts(
 def test_logs_that_cannot_be_written_do_not_end_a_run(
     disk: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nemo, "_ROOM", 0)
+    monkeypatch.setattr(nemo, "_MIN_SPACE", 0)
     place = disk("100k")
     train(config(place / "run", f"{PARAMS}.dirpath={tmp_path / 'checkpoints'}"))
     (last,) = (tmp_path / "checkpoints").glob("*-last")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss curve: a whole picture or the one before, and no reason to end a run."""
+"""The loss curve is replaced atomically, and errors in it do not end a run."""
 
 import logging
 from contextlib import nullcontext
@@ -24,18 +24,18 @@ def draw(curve: LossCurve) -> None:
     curve.on_validation_end(trainer, module)
 
 
-def test_it_is_drawn_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_the_figure_is_written_without_temporary_files(tmp_path: Path) -> None:
     draw(LossCurve(tmp_path, {"frequencies alone": 2.8}))
     assert [path.name for path in tmp_path.iterdir()] == ["loss_curve.png"]
     with Image.open(tmp_path / "loss_curve.png") as image:
         assert image.size == (840, 480)
 
 
-def test_a_directory_that_has_gone_ends_no_run(
+def test_a_missing_directory_does_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("bionemo"), "propagate", True)
     curve = LossCurve(tmp_path / "gone", {})
     draw(curve)
     assert curve.validation == [[10, 2.0]]
-    assert f"{tmp_path}/gone/loss_curve.png cannot be drawn (No such file or directory)" in caplog.text
+    assert f"{tmp_path}/gone/loss_curve.png cannot be written (No such file or directory)" in caplog.text

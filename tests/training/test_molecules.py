@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MegaMolBART from its command to what it writes."""
+"""MegaMolBART: from the training command to generated molecules."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.molecules import SHARED
-from tests.training.runs import config, logged, run, train
+from tests.support.molecules import SHARED
+from tests.support.runs import config, logged, run, train
 
 
-def test_a_validation_is_told_and_names_the_best_checkpoint(tmp_path: Path) -> None:
+def test_validation_metrics_are_logged_and_part_of_checkpoint_names(tmp_path: Path) -> None:
     status, lines = run(tmp_path / "run", "trainer.max_steps=4", model="megamolbart")
     assert status == 0, lines
     (told,) = [line for line in lines if line.startswith("step 4  val_loss")]
@@ -21,7 +21,7 @@ def test_a_validation_is_told_and_names_the_best_checkpoint(tmp_path: Path) -> N
     assert list((tmp_path / "run" / "checkpoints").glob("*val_molecular_accuracy=0.00*"))
 
 
-def test_molecules_that_cannot_be_used_are_said_and_left_out(tmp_path: Path) -> None:
+def test_unusable_molecules_are_dropped_with_a_note(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "x000.csv").write_text("zinc_id,smiles\n1,CCO\n2,c1cccc1\n3,C[Xx]C\n4,CCN\n")
@@ -32,7 +32,7 @@ def test_molecules_that_cannot_be_used_are_said_and_left_out(tmp_path: Path) -> 
     said = [line for line in lines if line.startswith("note: train data")]
     assert len(said) == 2
     assert "1 tokens in 1 of 4 records are outside the vocabulary" in said[0]
-    assert "RDKit cannot read 2 of 4 SMILES (the first is record 1, 'c1cccc1'); their records are left out" in said[1]
+    assert "RDKit cannot read 2 of 4 SMILES (the first is record 1, 'c1cccc1'); their records are dropped" in said[1]
     status, lines = run(tmp_path / "strict", *words, "model.data.on_invalid=error", model="megamolbart")
     assert status == 1
     assert lines[-1].startswith("error: train data: RDKit cannot read 2 of 4 SMILES")
@@ -40,8 +40,8 @@ def test_molecules_that_cannot_be_used_are_said_and_left_out(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_molecules_learned_by_heart_are_written_again(tmp_path: Path) -> None:
-    """Two hundred of ZINC, as they stand on both sides: nearly all are the same molecule, written greedily."""
+def test_a_model_reconstructs_its_training_molecules(tmp_path: Path) -> None:
+    """Train on 200 molecules of ZINC with equal input and output; greedy decoding reconstructs nearly all of them."""
     if not SHARED.is_dir():
         pytest.skip("needs ../shared/data")
     for split in ("train", "val"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run moves, replaces and deletes nothing but what it, or the run that it resumes, has written."""
+"""A run moves, replaces and deletes only files written by itself or by the run that it resumes."""
 
 import json
 import os
@@ -13,20 +13,20 @@ from bionemo import checkpoint
 from bionemo.common.errors import UserError
 from bionemo.common.lock import LOCK, run_lock
 from bionemo.config.compose import load
-from tests.training.runs import config, last_checkpoint, logged, run, train
+from tests.support.runs import config, last_checkpoint, logged, run, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 SHORT = ("trainer.max_steps=2", "trainer.val_check_interval=1", "model.optim.sched.max_steps=8")
 
 
 def kept(directory: Path) -> dict[str, int]:
-    """Names of checkpoints and their steps."""
-    found = {path: checkpoint.manifest_of(path) for path in directory.iterdir()}
+    """Return names of checkpoints and their steps."""
+    found = {path: checkpoint.load_manifest(path) for path in directory.iterdir()}
     return {path.name: manifest["step"] for path, manifest in found.items() if manifest}
 
 
-def test_files_of_the_user_in_the_log_directory_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with exp_manager.exp_dir=. in a directory with data."""
+def test_user_files_in_the_log_directory_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like with exp_manager.exp_dir=. in a directory with data."""
     monkeypatch.chdir(tmp_path)
     for name in ("train.fasta", "notes.txt", "head.safetensors"):
         (tmp_path / name).write_text(name)
@@ -36,7 +36,7 @@ def test_files_of_the_user_in_the_log_directory_stay(tmp_path: Path, monkeypatch
         assert (tmp_path / name).read_text() == name
 
 
-def test_logs_of_earlier_starts_are_kept_apart(tmp_path: Path) -> None:
+def test_logs_of_earlier_starts_are_moved_aside(tmp_path: Path) -> None:
     copied = tmp_path / "settings.json"
     copied.write_text("{}")
     directory = tmp_path / "run"
@@ -52,7 +52,7 @@ def test_logs_of_earlier_starts_are_kept_apart(tmp_path: Path) -> None:
     assert sorted(logged(directory, "reduced_train_loss")) == [1, 2, 3]
 
 
-def test_logs_that_an_earlier_version_wrote_are_kept_apart_too(tmp_path: Path) -> None:
+def test_logs_of_an_earlier_version_are_moved_aside(tmp_path: Path) -> None:
     train(config(tmp_path, *SHORT))
     (tmp_path / ".bionemo-run.json").unlink()
     train(config(tmp_path, *SHORT))
@@ -60,7 +60,7 @@ def test_logs_that_an_earlier_version_wrote_are_kept_apart_too(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "copied.txt"])
-def test_a_file_of_the_user_is_not_replaced(tmp_path: Path, name: str) -> None:
+def test_a_user_file_is_not_replaced(tmp_path: Path, name: str) -> None:
     directory, source = tmp_path / "run", tmp_path / "copied.txt"
     source.write_text("source")
     directory.mkdir()
@@ -72,8 +72,8 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path: Path, name: str) -> None:
     assert {path.name for path in directory.iterdir()} <= {name, "checkpoints"}
 
 
-def test_a_new_run_leaves_checkpoints_of_other_runs(tmp_path: Path) -> None:
-    """With resume_if_exists=False, and in a directory that runs share."""
+def test_a_new_run_keeps_checkpoints_of_other_runs(tmp_path: Path) -> None:
+    """With resume_if_exists=False, and in a shared directory."""
     shared = (f"{PARAMS}.dirpath={tmp_path / 'shared'}", f"{PARAMS}.save_top_k=1", *SHORT)
     train(config(tmp_path / "a", *shared))
     first = kept(tmp_path / "shared")
@@ -84,7 +84,7 @@ def test_a_new_run_leaves_checkpoints_of_other_runs(tmp_path: Path) -> None:
     after = kept(tmp_path / "shared")
     assert {name for name in after if not re.search(r"-v\d", name)} == first.keys()
     assert sum(name.endswith("-last") for name in after) == 3
-    assert len({checkpoint.run_of(tmp_path / "shared" / name) for name in after}) == 3
+    assert len({checkpoint.read_run_id(tmp_path / "shared" / name) for name in after}) == 3
 
 
 def test_a_run_resumes_from_its_own_checkpoints_in_a_shared_directory(tmp_path: Path) -> None:
@@ -98,30 +98,30 @@ def test_a_run_resumes_from_its_own_checkpoints_in_a_shared_directory(tmp_path: 
     train(config(tmp_path / "b", *shared, "trainer.max_steps=3"))
     assert list(logged(tmp_path / "b", "reduced_train_loss")) == [1, 2, 3]
     steps = [step for name, step in kept(tmp_path / "shared").items() if name.endswith("-last")]
-    assert sorted(steps) == [3, 4]  # of each run the last one, and no other
+    assert sorted(steps) == [3, 4]  # only the last one of each run
 
 
-def test_a_resumed_run_deletes_what_it_had_written_before(tmp_path: Path) -> None:
+def test_a_resumed_run_deletes_its_own_earlier_checkpoints(tmp_path: Path) -> None:
     words = ("trainer.val_check_interval=1", f"{PARAMS}.save_top_k=0", "model.optim.sched.max_steps=8")
     for steps in (1, 2, 3):
         train(config(tmp_path, *words, f"trainer.max_steps={steps}"))
     assert list(kept(tmp_path / "checkpoints").values()) == [3]
 
 
-def test_a_run_from_before_identities_goes_on_as_it_did(tmp_path: Path) -> None:
+def test_a_run_of_a_version_without_run_ids_is_resumed(tmp_path: Path) -> None:
     words = ("trainer.val_check_interval=1", f"{PARAMS}.save_top_k=0", "model.optim.sched.max_steps=8")
     train(config(tmp_path, *words, "trainer.max_steps=1"))
     path = last_checkpoint(tmp_path)
-    manifest = {key: value for key, value in checkpoint.manifest_of(path).items() if key != "run"}
-    (path / "manifest.json").write_text(checkpoint.manifest.sealed(manifest))
+    manifest = {key: value for key, value in checkpoint.load_manifest(path).items() if key != "run"}
+    (path / "manifest.json").write_text(checkpoint.manifest.seal(manifest))
     (tmp_path / ".bionemo-run.json").unlink()
-    assert checkpoint.defect(path) == ""
+    assert checkpoint.find_defect(path) == ""
     for steps in (2, 3):
         train(config(tmp_path, *words, f"trainer.max_steps={steps}"))
         assert list(kept(tmp_path / "checkpoints").values()) == [steps]
 
 
-def test_a_directory_of_another_kind_is_not_replaced(tmp_path: Path) -> None:
+def test_a_directory_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     words = (f"{PARAMS}.filename=model", *SHORT)
     for name in ("model", "model-last"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
@@ -139,14 +139,14 @@ def test_an_archive_of_another_run_is_not_replaced(tmp_path: Path) -> None:
     train(config(tmp_path, *words))
     own = (tmp_path / "checkpoints" / "model-v1.nemo").stat()
     train(config(tmp_path, *words[1:], "trainer.max_steps=3"))
-    assert (tmp_path / "checkpoints" / "model-v1.nemo").stat().st_ino != own.st_ino  # its own it replaces
+    assert (tmp_path / "checkpoints" / "model-v1.nemo").stat().st_ino != own.st_ino  # it replaces its own archive
     assert {path.name for path in tmp_path.glob("checkpoints/*.nemo")} == {"model.nemo", "model-v1.nemo"}
     assert (tmp_path / "checkpoints" / "model.nemo").read_text() == "precious"
 
 
 @pytest.mark.parametrize("place", ["run", "shared"])
 def test_two_runs_in_one_directory(tmp_path: Path, place: str) -> None:
-    """The second is refused in one line, and the first is not disturbed."""
+    """The second run is rejected in one line, and the first is not disturbed."""
     words = (f"{PARAMS}.dirpath={tmp_path / 'shared'}", *SHORT)
     with run_lock(tmp_path / place):
         before = (tmp_path / place / LOCK).read_text().splitlines()[0]
@@ -160,7 +160,7 @@ def test_two_runs_in_one_directory(tmp_path: Path, place: str) -> None:
     assert not (tmp_path / place / LOCK).exists()
 
 
-def test_a_run_whose_lock_was_taken_over_saves_nothing_more(tmp_path: Path) -> None:
+def test_a_run_that_lost_its_lock_saves_nothing(tmp_path: Path) -> None:
     from bionemo.training.module import TrainingModule
 
     original = TrainingModule.training_step
@@ -188,8 +188,8 @@ def test_a_run_whose_lock_was_taken_over_saves_nothing_more(tmp_path: Path) -> N
         (f"{PARAMS}.filename={{val_loss:d}}", r"\{val_loss:d\} does not format a number .*\{val_loss:\.2f\}"),
         (f"{PARAMS}.filename={{val_loss:/>9}}", "expected a name, without /"),
         (f"{PARAMS}.filename={{step:999999999}}", "it is too long"),
-        (f"{PARAMS}.filename=x-last", "does not end in -last"),
-        (f"{PARAMS}.filename={'x' * 250}", "makes 250 bytes, expected at most"),
+        (f"{PARAMS}.filename=x-last", "does not end in the reserved -last"),
+        (f"{PARAMS}.filename={'x' * 250}", "gives 250 bytes, expected at most"),
         (f"{PARAMS}.filename=..", "expected a name"),
         (f"{PARAMS}.save_top_k=-2", "save_top_k is -2, expected at least -1"),
         (f"{PARAMS}.prefix=a/b", "prefix is a/b, expected part of a file name"),
@@ -198,7 +198,7 @@ def test_a_run_whose_lock_was_taken_over_saves_nothing_more(tmp_path: Path) -> N
         ("exp_manager.version=/x", r"exp_manager\.version is /x, expected a name"),
     ],
 )
-def test_names_that_cannot_be_are_refused_before_anything_is_written(tmp_path: Path, word: str, said: str) -> None:
+def test_invalid_names_are_rejected_before_writing(tmp_path: Path, word: str, said: str) -> None:
     key, _, value = word.partition("=")
     with pytest.raises(UserError, match=said) as caught:
         config(tmp_path / "run", f"++{key}={value}" if value == "-2" else f'++{key}="{value}"')
@@ -211,9 +211,9 @@ def test_names_that_cannot_be_are_refused_before_anything_is_written(tmp_path: P
         (
             "esm2nv",
             f"{PARAMS}.monitor=val_los",
-            r"monitor=val_los: .* \(did you mean val_loss\?\); they give",
+            r"monitor=val_los: .* \(did you mean val_loss\?\); they compute",
         ),
-        ("esm2nv", f"{PARAMS}.monitor=reduced_train_loss", "they give val_loss, val_perplexity"),
+        ("esm2nv", f"{PARAMS}.monitor=reduced_train_loss", "they compute val_loss, val_perplexity"),
         ("megamolbart", f"{PARAMS}.monitor=val_accuracy", "val_character_accuracy, val_molecular_accuracy"),
         ("esm2nv", f'{PARAMS}.filename="{{val_los}}"', r"filename: \{val_los\}: .*step, global_step, epoch, consumed"),
         (
@@ -223,9 +223,7 @@ def test_names_that_cannot_be_are_refused_before_anything_is_written(tmp_path: P
         ),
     ],
 )
-def test_metrics_that_no_validation_gives_are_refused_before_anything_is_written(
-    tmp_path: Path, model: str, word: str, said: str
-) -> None:
+def test_unknown_metrics_are_rejected_before_writing(tmp_path: Path, model: str, word: str, said: str) -> None:
     words = (f"++{word}", "++exp_manager.create_early_stopping_callback=True")
     with pytest.raises(UserError, match=said) as caught:
         train(config(tmp_path / "run", *words, model=model))
@@ -234,15 +232,15 @@ def test_metrics_that_no_validation_gives_are_refused_before_anything_is_written
 
 
 @pytest.mark.parametrize("metric", ["val_loss", "val_perplexity"])
-def test_metrics_that_validations_give_are_accepted(tmp_path: Path, metric: str) -> None:
+def test_known_metrics_are_accepted(tmp_path: Path, metric: str) -> None:
     words = (f"{PARAMS}.monitor={metric}", f'{PARAMS}.filename="{{{metric}:.3f}}-{{step:06d}}-{{global_step}}"')
     train(config(tmp_path, *SHORT, *words))
-    assert checkpoint.manifest_of(last_checkpoint(tmp_path))["metrics"].keys() == {metric}
+    assert checkpoint.load_manifest(last_checkpoint(tmp_path))["metrics"].keys() == {metric}
     assert "step=000002-global_step=2-last" in last_checkpoint(tmp_path).name
 
 
-def test_shipped_configurations_pass(tmp_path: Path) -> None:
-    from tests.training.runs import MODELS, tiny
+def test_shipped_configurations_are_accepted(tmp_path: Path) -> None:
+    from tests.support.runs import MODELS, tiny
 
     for model, family in MODELS.items():
         load(family.name, tiny(model=model), family.directory / "conf")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks are one process with the same global batch."""
+"""Training on several ranks equals training in one process with the same global batch."""
 
 import os
 import re
@@ -14,11 +14,11 @@ import torch
 
 from bionemo.checkpoint import Checkpoint
 from tests.conftest import EXAMPLES
-from tests.training.runs import FAMILIES, config, last_checkpoint, logged, run, run_on_ranks, tiny, train
+from tests.support.runs import FAMILIES, config, last_checkpoint, logged, run, run_on_ranks, tiny, train
 
 NAME_OF_LOG = "nemo_log_globalrank-0_localrank-0.txt"
 KEYS = ("reduced_train_loss", "grad_norm", "lr", "consumed_samples")
-RATE = 4e-4  # the highest in these runs
+RATE = 4e-4  # the maximum in these runs
 LAYOUTS = {
     "TP=2": (2, ["model.tensor_model_parallel_size=2", "trainer.accumulate_grad_batches=2"]),
     "PP=2": (2, ["model.pipeline_model_parallel_size=2", "trainer.accumulate_grad_batches=2"]),
@@ -36,7 +36,7 @@ LAYOUTS = {
 
 
 def same_run(one: Path, other: Path, steps: int = 8, every: int = 4) -> None:
-    """Losses and norms within 1e-6; weights too, but for the rounding that Adam enlarges; what is counted, exactly."""
+    """Check losses and norms within 1e-6, weights up to rounding enlarged by Adam, and counters exactly."""
     for key in KEYS:
         found, expected = logged(one, key), logged(other, key)
         assert list(found) == list(expected) == list(range(1, steps + 1))
@@ -46,20 +46,20 @@ def same_run(one: Path, other: Path, steps: int = 8, every: int = 4) -> None:
     found, expected = weights_of(one, steps), weights_of(other, steps)
     assert found.keys() == expected.keys()
     for name in expected:
-        # Adam divides by the root of squares: where a gradient is rounding noise, so is the update's sign
+        # Adam normalizes by the root mean square: if a gradient is rounding noise, so is the sign of the update
         largest = 1e-6 * expected[name].abs().max() + steps * RATE * 1e-3
         assert (found[name] - expected[name]).abs().max() < largest, name
 
 
 def weights_of(directory: Path, step: int) -> dict[str, torch.Tensor]:
-    """All weights in the last checkpoint of a run, whatever its layout was."""
+    """Return all weights in the last checkpoint of a run, for any layout."""
     saved = Checkpoint(last_checkpoint(directory))
     assert saved.manifest["step"] == saved.state["global_step"] == step
     return {name: saved.read(f"weights/{name}") for name in saved.shapes("weights")}
 
 
 def spoken(consoles: list[tuple[int, list[str]]]) -> list[str]:
-    """See that all ended well and the first rank alone spoke; give its lines."""
+    """Check that all ranks succeeded and that only rank 0 printed; return its lines."""
     assert [status for status, _ in consoles] == [0] * len(consoles), consoles
     assert all(lines == [] for _, lines in consoles[1:])
     return consoles[0][1]
@@ -70,7 +70,7 @@ TWENTY = ("trainer.max_steps=20", "trainer.val_check_interval=10")
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Twenty steps of one process, two micro-batches each, once for each model."""
+    """Train each model once for 20 steps in one process, with two micro-batches per step."""
 
     @cache
     def directory(model: str) -> Path:
@@ -81,14 +81,14 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return directory
 
 
-ALWAYS = {  # in every run; the others are slow
+ALWAYS = {  # always run; the others are marked slow
     "esm1nv": {"TP=2", "PP=2 x DP=2, sharded", "accumulation 4", "one micro-batch"},
     "esm2nv": {"TP=2 x PP=2 + SP", "DP=2, sharded"},
     "prott5nv": {"TP=2 x DP=2"},
     "megamolbart": {"TP=2 + SP", "DP=2"},
     "gpt3": {"TP=2 + SP", "PP=2"},
 }
-UNDIVIDED = ("prott5nv", "megamolbart")  # an encoder and a decoder have no pipeline
+UNDIVIDED = ("prott5nv", "megamolbart")  # encoder-decoders do not support pipeline parallelism
 CASES = [
     pytest.param(layout, model, id=f"{model}-{layout}", marks=[] if layout in ALWAYS[model] else pytest.mark.slow)
     for model in FAMILIES
@@ -98,10 +98,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("layout", "model"), CASES)
-def test_every_layout_is_the_single_process(
+def test_every_layout_equals_a_single_process(
     tmp_path: Path, single: Callable[[str], Path], layout: str, model: str
 ) -> None:
-    """With dropout too: its masks belong to the tokens, not to the process or the micro-batch."""
+    """Also with dropout: its masks depend on the tokens, not on the process or the micro-batch."""
     ranks, words = LAYOUTS[layout]
     lines = spoken(run_on_ranks(tmp_path / "run", *TWENTY, *words, ranks=ranks, model=model))
     same_run(tmp_path / "run", single(model), steps=20, every=10)
@@ -112,7 +112,7 @@ def test_every_layout_is_the_single_process(
     assert all((tmp_path / "run" / NAME_OF_LOG.replace("0", str(rank))).exists() for rank in range(ranks))
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+def test_resuming_with_another_number_of_ranks(tmp_path: Path) -> None:
     stops = ("trainer.max_steps=4", "model.optim.sched.max_steps=8")
     spoken(run_on_ranks(tmp_path / "run", *stops, ranks=2))
     train(config(tmp_path / "run", "trainer.accumulate_grad_batches=2"))
@@ -121,7 +121,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
 
 
 def test_one_command_starts_all_devices(tmp_path: Path) -> None:
-    """Lightning starts the second process with the same words; the console is that of one run."""
+    """Lightning starts the second process with the same arguments; the console output is that of one run."""
     words = tiny(f"exp_manager.exp_dir={tmp_path}", "trainer.devices=2")
     environment = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "MASTER_PORT")}
     done = subprocess.run(
@@ -136,28 +136,28 @@ def test_one_command_starts_all_devices(tmp_path: Path) -> None:
     assert "arning" not in done.stdout
 
 
-def test_a_mistake_is_told_once_and_ends_every_rank(tmp_path: Path) -> None:
+def test_a_user_error_is_printed_once_and_ends_every_rank(tmp_path: Path) -> None:
     consoles = run_on_ranks(tmp_path / "run", "trainer.max_time=soon", ranks=2)
     assert [status for status, _ in consoles] == [1, 1]
     assert [len(lines) for _, lines in consoles] == [1, 0]
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_that_fit_no_rank_are_told_once(tmp_path: Path) -> None:
+def test_weights_of_other_shapes_are_reported_once(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     assert run(directory, "trainer.max_steps=1")[0] == 0
-    ended_by_one_line(run_on_ranks(directory, "model.hidden_size=64", ranks=2), "are those of another model")
+    ended_by_one_line(run_on_ranks(directory, "model.hidden_size=64", ranks=2), "belong to another model")
 
 
-def test_an_error_of_one_rank_ends_all_of_them(tmp_path: Path) -> None:
-    """The first rank cannot save: the other does not wait for it, and one line says why."""
+def test_an_error_of_one_rank_ends_all_ranks(tmp_path: Path) -> None:
+    """Rank 0 cannot save: the other rank does not wait for it, and one line gives the reason."""
     consoles = run_on_ranks(tmp_path / "run", ranks=2, LARGEST_FILE="60000")
     ended_by_one_line(consoles, "could not be written (")
     assert list((tmp_path / "run" / "checkpoints").glob("*")) == []
 
 
 def ended_by_one_line(consoles: list[tuple[int, list[str]]], said: str) -> None:
-    """The rank that failed first tells it, whichever it was."""
+    """Check that only the rank that failed first printed the error."""
     assert [status for status, _ in consoles] == [1, 1]
     (error,) = [line for _, lines in consoles for line in lines if line.startswith("error: ")]
     assert said in error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks must have in common: the first difference is named, by all alike, and no secret with it."""
+"""Consistency between ranks: all ranks report the first difference, without secrets."""
 
 import socket
 import threading
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from bionemo.common.errors import UserError
-from bionemo.training.rank_consistency import flat, same_everywhere
+from bionemo.training.rank_consistency import check_equal_on_all_ranks, flatten_config
 
 
 class World:
-    """Ranks that are threads: enough of Lightning's trainer to broadcast and reduce."""
+    """Ranks as threads, with the parts of Lightning's trainer that broadcast and reduce."""
 
     root_device = torch.device("cpu")
 
@@ -36,13 +36,13 @@ class World:
         return dict(self._slots)
 
     def compare(self) -> set[str]:
-        """What all ranks say of their facts."""
+        """Return the errors of all ranks for their values."""
 
         def compare(rank: int) -> str:
             self.here.rank = rank
             trainer: Any = SimpleNamespace(strategy=self, global_rank=rank, world_size=len(self._facts))
             try:
-                same_everywhere(trainer, self._facts[rank])
+                check_equal_on_all_ranks(trainer, self._facts[rank])
             except UserError as error:
                 return str(error).split(": all ranks")[0]
             return ""
@@ -51,7 +51,7 @@ class World:
             return set(pool.map(compare, range(len(self._facts))))
 
 
-def test_the_first_difference_is_told_by_all_ranks_alike() -> None:
+def test_all_ranks_report_the_first_difference() -> None:
     at = f"(host {socket.gethostname()})"
     same = {"a": "1", "b": "2"}
     assert World([same] * 4).compare() == {""}
@@ -61,9 +61,9 @@ def test_the_first_difference_is_told_by_all_ranks_alike() -> None:
     assert World([same, {**same, "c": "x"}]).compare() == {f"c is not set on rank 0, x on rank 1 {at}"}
 
 
-def test_secrets_are_compared_and_not_shown() -> None:
+def test_secrets_are_compared_but_not_printed() -> None:
     trees = [{"logger": {"api_key": key, "name": "x", "tags": ["y"]}} for key in ("open", "sesame")]
-    facts = [dict(flat(tree)) for tree in trees]
+    facts = [dict(flatten_config(tree)) for tree in trees]
     assert facts[0]["logger.name"] == "x"
     assert World(facts).compare() == {
         f"logger.api_key differs between rank 0 and rank 1 (host {socket.gethostname()})"

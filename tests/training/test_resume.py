@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that was interrupted and started again is the run that was not, bit for bit."""
+"""A run that was interrupted and resumed equals an uninterrupted one bitwise."""
 
 import os
 import random
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bionemo.checkpoint import complete, defect, manifest_of
-from bionemo.training.checkpointing import Checkpoints
-from tests.training.runs import FAMILIES, Command, config, fingerprint, last_checkpoint, logged, train
+from bionemo.checkpoint import find_defect, list_complete, load_manifest
+from bionemo.training.checkpointing import CheckpointCallback
+from tests.support.runs import FAMILIES, Command, config, fingerprint, last_checkpoint, logged, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 EVERY_3 = f"{PARAMS}.every_n_train_steps=3"
@@ -27,7 +27,7 @@ def uninterrupted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 
 def for_models(always: set[tuple[int, ...]], *others: tuple[int, ...]) -> list[Any]:
-    """Cases for every family: all of them in every run for one, for the rest those of `always`."""
+    """Return cases for every family; all but those of `always` are slow, except for ESM-2nv."""
     return [
         pytest.param(model, *case, marks=[] if model == "esm2nv" or case in always else pytest.mark.slow)
         for model in FAMILIES
@@ -40,7 +40,7 @@ def for_models(always: set[tuple[int, ...]], *others: tuple[int, ...]) -> list[A
     for_models({(0, 4), (2, 5)}, (0, 2), (0, 6), (0, 8)),
     indirect=["uninterrupted"],
 )
-def test_resumed_run_is_bitwise_the_uninterrupted_one(
+def test_a_resumed_run_is_bitwise_equal(
     uninterrupted: tuple[str, Path], tmp_path: Path, workers: int, stop: int
 ) -> None:
     model, whole = uninterrupted
@@ -62,18 +62,18 @@ def test_a_longer_run_continues_a_finished_one(uninterrupted: tuple[str, Path], 
 
 
 @pytest.mark.parametrize("uninterrupted", ["esm2nv"], indirect=True)
-def test_a_notice_before_the_first_step_is_heeded_after_it(
+def test_a_signal_before_the_first_step_takes_effect_after_it(
     uninterrupted: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that every start makes a step: a run that is told and queued again and again comes to its end."""
+    """Every start makes a step, so a run that is signalled and requeued again and again finishes."""
     model, whole = uninterrupted
     cfg = config(tmp_path, EVERY_3, model=model)
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "setup", lambda *_, **__: os.kill(os.getpid(), signal.SIGUSR1))
+        patch.setattr(CheckpointCallback, "setup", lambda *_, **__: os.kill(os.getpid(), signal.SIGUSR1))
         with pytest.raises(SystemExit) as end:
             train(cfg)
     assert end.value.code == 128 + signal.SIGUSR1
-    assert manifest_of(last_checkpoint(tmp_path))["step"] == 1
+    assert load_manifest(last_checkpoint(tmp_path))["step"] == 1
     train(config(tmp_path, EVERY_3, model=model))
     assert fingerprint(tmp_path) == fingerprint(whole)
 
@@ -85,7 +85,7 @@ OFTEN = (
 
 
 class Killable:
-    """A run that can be killed at any moment after it has begun to write, and started again."""
+    """A run that can be killed at any time after it has begun to write, and restarted."""
 
     def __init__(self, directory: Path, model: str, *words: str, workers: int = 0) -> None:
         self.directory, self.model = directory, model
@@ -93,7 +93,7 @@ class Killable:
         self._environment = {"PROCESSORS": str(workers)} if workers else {}
 
     def start(self) -> Command:
-        """Give the command when it has begun to write."""
+        """Start the command; return it when it has begun to write."""
         before = len(self._logs())
         console = self.directory.with_name(f"{self.directory.name}.console")
         command = Command(console, *self._words, model=self.model, **self._environment)
@@ -105,7 +105,7 @@ class Killable:
         return list(self.directory.glob("events.out.tfevents.*"))
 
     def kill_after(self, seconds: float, beyond: int = -1) -> bool:
-        """Start, and kill unless it has ended by then; the time begins with a checkpoint beyond a step."""
+        """Start, wait for a checkpoint beyond a step and some seconds, then kill; return whether it was running."""
         command = self.start()
         while command.process.is_alive() and self.steps() <= beyond:
             time.sleep(0.002)
@@ -116,7 +116,7 @@ class Killable:
         return bool(command.process.exitcode)
 
     def end(self) -> list[str]:
-        """Let it end; give the lines of the console."""
+        """Wait until it exits; return its console lines."""
         command = self.start()
         command.process.join(600)
         status, lines = command.end()
@@ -124,27 +124,27 @@ class Killable:
         return lines
 
     def steps(self) -> int:
-        """Of the newest checkpoint; the run may be removing older ones meanwhile."""
-        found = complete(self.directory / "checkpoints")
-        return max((int(manifest_of(path).get("step", 0)) for path in found), default=0)
+        """Return the step of the newest checkpoint; the run may remove older ones meanwhile."""
+        found = list_complete(self.directory / "checkpoints")
+        return max((int(load_manifest(path).get("step", 0)) for path in found), default=0)
 
     def ends_as(self, whole: Path) -> None:
-        """Let it end, and compare: what it holds to the bit, what it logged, what lies there."""
+        """Wait until it exits, and compare checkpoints (bitwise), logs and files."""
         lines = self.end()
-        assert not [line for line in lines if "passed over" in line or "arning" in line]
+        assert not [line for line in lines if "skipped" in line or "arning" in line]
         assert fingerprint(self.directory) == fingerprint(whole)
-        # a killed run takes with it what it had not written to its log yet
+        # a killed run loses what it had not written to its log yet
         assert logged(self.directory, "reduced_train_loss").items() <= logged(whole, "reduced_train_loss").items()
         assert logged(self.directory, "val_loss").items() <= logged(whole, "val_loss").items()
         assert last_checkpoint(self.directory).name == last_checkpoint(whole).name
         kept = list((self.directory / "checkpoints").iterdir())
-        assert set(complete(self.directory / "checkpoints")) == set(kept)  # no leftovers
+        assert set(list_complete(self.directory / "checkpoints")) == set(kept)  # no leftovers
         assert len(kept) <= 1 + int(OFTEN[-1].partition("=")[2])
-        assert [defect(path) for path in kept] == [""] * len(kept)
+        assert [find_defect(path) for path in kept] == [""] * len(kept)
 
 
 @pytest.mark.parametrize(("uninterrupted", "workers"), for_models({(2,)}, (0,)), indirect=["uninterrupted"])
-def test_a_killed_run_is_bitwise_the_uninterrupted_one(
+def test_a_killed_and_resumed_run_is_bitwise_equal(
     uninterrupted: tuple[str, Path], tmp_path: Path, workers: int
 ) -> None:
     model, whole = uninterrupted
@@ -157,7 +157,7 @@ def test_a_killed_run_is_bitwise_the_uninterrupted_one(
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def often(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, float]:
-    """A model, an uninterrupted run that saves at every other step, and how long it was writing."""
+    """Return a model, an uninterrupted run that saves at every other step, and its duration."""
     run = Killable(tmp_path_factory.mktemp(f"often-{request.param}") / "run", request.param, *OFTEN)
     command, begun = run.start(), time.monotonic()
     assert command.end()[0] == 0
@@ -166,7 +166,7 @@ def often(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
-def test_fifty_moments_to_be_killed_at(often: tuple[str, Path, float], tmp_path: Path, workers: int) -> None:
+def test_kills_at_fifty_times(often: tuple[str, Path, float], tmp_path: Path, workers: int) -> None:
     model, whole, seconds = often
     generator, reached, number = random.Random(f"{model} {workers}"), [], 0
     while len(reached) < 50:
@@ -183,7 +183,7 @@ def test_fifty_moments_to_be_killed_at(often: tuple[str, Path, float], tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", FAMILIES)
 def test_one_run_killed_a_hundred_times(tmp_path: Path, model: str) -> None:
-    """Two workers; one kill in four comes before the run has got any further, the others some steps later."""
+    """Two workers; one of four kills comes before any progress, the others some steps later."""
     words = ("trainer.max_steps=600", "trainer.val_check_interval=10", *OFTEN[2:])
     whole, killed = Killable(tmp_path / "whole", model, *words), Killable(tmp_path / "run", model, *words, workers=2)
     whole.end()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rates against the predecessor's formulas, written out a second time, and the values its logs show."""
+"""Learning rates, compared with a second implementation of v1's formulas and with the values in v1's logs."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ def shipped(model: str, config: str, *overrides: str) -> Schedule:
     return build_schedule(cfg.model.optim.sched, cfg.model.optim.lr, cfg.trainer.max_steps)
 
 
-# Learning rates in the logs of v1's own runs of 500 steps. Under fp16 17 of ESM-1nv's updates were skipped.
+# Learning rates in v1's logs of runs of 500 steps. In fp16, 17 of ESM-1nv's updates were skipped.
 @pytest.mark.parametrize(
     ("model", "config", "step", "logged"),
     [
@@ -30,10 +30,10 @@ def shipped(model: str, config: str, *overrides: str) -> Schedule:
         ("esm2nv", "pretrain_esm2_8M", 499, 1.2982e-4),
     ],
 )
-def test_shipped_files_give_the_rates_that_v1_logged(model: str, config: str, step: int, logged: float) -> None:
+def test_shipped_configurations_give_the_rates_logged_by_v1(model: str, config: str, step: int, logged: float) -> None:
     rate = shipped(model, config, "trainer.max_steps=500")
     assert rate(step) == pytest.approx(logged, rel=1e-4)
-    assert shipped(model, config)(step) == pytest.approx(logged, rel=1e-4)  # in the warm-up the end is of no account
+    assert shipped(model, config)(step) == pytest.approx(logged, rel=1e-4)  # during warm-up max_steps has no effect
 
 
 def test_warmup_decay_hold_values_of_the_v1_test() -> None:
@@ -44,7 +44,7 @@ def test_warmup_decay_hold_values_of_the_v1_test() -> None:
     assert {round(rate(s), 9) for s in range(60, 300)} == {0.05}
 
 
-def test_esm2_falls_to_a_tenth_and_stays() -> None:
+def test_esm2_decays_to_a_tenth_and_holds() -> None:
     rate = shipped("esm2nv", "pretrain_esm2_8M")  # 500,000 steps, 2,000 of them warm-up, 4e-5 to 4e-4
     assert (rate(0), rate(1000), rate(2000)) == pytest.approx((4e-5, 2.2e-4, 4e-4))
     assert rate(251_000) == pytest.approx(2e-4)
@@ -59,7 +59,7 @@ def test_cosine_with_constant_steps() -> None:
     for s in (501, 10_000, 500 + decay // 2, 900_000):
         expected = 2e-5 + 0.5 * (1 + math.cos(math.pi * (s - 500) / decay)) * (2e-4 - 2e-5)
         assert rate(s) == pytest.approx(expected, rel=1e-12)
-    assert rate(500 + decay // 2) == pytest.approx(1.1e-4, rel=1e-5)  # half-way between the two
+    assert rate(500 + decay // 2) == pytest.approx(1.1e-4, rel=1e-5)  # halfway between the two
     assert [rate(s) for s in (950_000, 999_999, 2_000_000)] == [2e-5] * 3
 
 
@@ -80,12 +80,12 @@ def test_cosine_without_constant_steps() -> None:
 
 
 def test_inverse_square_root() -> None:
-    rate = schedule("InverseSquareRootAnnealing", 0.3, 1000, warmup_ratio=0.0199)  # int: 19 steps
+    rate = schedule("InverseSquareRootAnnealing", 0.3, 1000, warmup_ratio=0.0199)  # rounded down to 19 steps
     assert [rate(s) for s in (0, 9, 18)] == pytest.approx([0.3 / 20, 0.15, 0.3 * 19 / 20])
-    assert [rate(s) for s in (19, 79, 319)] == pytest.approx([0.3, 0.15, 0.075])  # four times the steps, half of it
+    assert [rate(s) for s in (19, 79, 319)] == pytest.approx([0.3, 0.15, 0.075])  # four times the steps, half the rate
 
 
-def test_noam_has_its_peak_at_the_end_of_the_warmup_and_a_floor_only_after_it() -> None:
+def test_noam_peaks_after_the_warmup_and_has_a_floor_only_later() -> None:
     rate = schedule("NoamAnnealing", 2.0, 10**6, warmup_steps=100, d_model=64, min_lr=0.02)
     scale = 2.0 / 8  # lr is a multiplier: d_model ** -0.5 is an eighth
     assert rate(0) == rate(1) == pytest.approx(scale / 1000)  # below the floor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and a closed terminal: the step is saved, workers and other ranks do not die of it; twice ends at once."""
+"""Ctrl-C and a closed terminal save a checkpoint without killing workers or other ranks; a second signal exits."""
 
 import os
 import re
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.checkpoint import defect, manifest_of
+from bionemo.checkpoint import find_defect, load_manifest
 from bionemo.training.signals import Signals
 from tests.conftest import RANKS, ROOT
-from tests.training.runs import last_checkpoint, tiny
+from tests.support.runs import last_checkpoint, tiny
 
 LONG = ("trainer.max_steps=20000", "trainer.val_check_interval=20000")
 _START = """\
@@ -26,24 +26,24 @@ from bionemo.cli.pretrain import main
 main()
 """
 _SLOW_SAVE = (
-    "import time; from bionemo.megatron import saving\n"
-    "saving.save_together = lambda *_: (print('writing', flush=True), time.sleep(60))\n"
+    "import time; from bionemo.megatron import async_save\n"
+    "async_save.save_distributed = lambda *_: (print('writing', flush=True), time.sleep(60))\n"
 )
 
 
 class Terminal:
-    """A run in a process group of its own, as a shell starts it.
+    """A run in its own process group, as a shell starts it.
 
     Attributes:
-        directory: where it writes.
-        process: the first of the group.
+        directory: run directory.
+        process: leader of the group.
     """
 
     def __init__(self, directory: Path, *words: str, before: str = "") -> None:
         self.directory, self._console = directory / "run", directory / "console"
-        (script := directory / "script.py").write_text(before + _START)  # a file, so that it can be started again
+        (script := directory / "script.py").write_text(before + _START)  # a file, so that the run can be restarted
         words = (f"exp_manager.exp_dir={self.directory}", *LONG, *words)
-        environment = {name: value for name, value in os.environ.items() if name not in RANKS}  # of runs before
+        environment = {name: value for name, value in os.environ.items() if name not in RANKS}  # of earlier runs
         environment["PYTHONPATH"] = str(ROOT)
         with self._console.open("w") as console:
             self.process = subprocess.Popen(
@@ -55,14 +55,14 @@ class Terminal:
         return self._console.read_text().splitlines()
 
     def wait_for(self, text: str) -> None:
-        end = time.monotonic() + 400  # a busy machine
+        end = time.monotonic() + 400  # the machine may be busy
         while text not in self._console.read_text():
             assert self.process.poll() is None, self.lines()
             assert time.monotonic() < end, self.lines()
             time.sleep(0.01)
 
     def send(self, number: signal.Signals) -> None:
-        """As the terminal does, to all of the group."""
+        """Send a signal to the whole group, like a terminal."""
         os.killpg(self.process.pid, number)
 
     def end(self) -> int:
@@ -72,7 +72,7 @@ class Terminal:
 
 
 def group_is_gone(number: int) -> bool:
-    """Whether all processes of a group end within some seconds."""
+    """Return whether all processes of a group exit within some seconds."""
     for _ in range(100):
         try:
             os.killpg(number, 0)
@@ -98,10 +98,10 @@ def test_a_signal_to_all_processes_saves_the_step(
     run.wait_for("step 200 of")
     run.send(number)
     assert run.end() == 128 + number, run.lines()
-    (step,) = re.findall(rf"received {number.name}: saving step (\d+) and leaving", "\n".join(run.lines()))
+    (step,) = re.findall(rf"received {number.name}: saving step (\d+) and exiting", "\n".join(run.lines()))
     last = last_checkpoint(run.directory)
-    assert manifest_of(last)["step"] == int(step) >= 200
-    assert defect(last) == ""
+    assert load_manifest(last)["step"] == int(step) >= 200
+    assert find_defect(last) == ""
     assert not any(line.startswith("error") for line in run.lines())
     assert group_is_gone(run.process.pid)
 
@@ -109,7 +109,9 @@ def test_a_signal_to_all_processes_saves_the_step(
 @pytest.mark.parametrize(
     ("words", "seconds"), [((), 0.0), (("trainer.devices=2",), 1.0)], ids=["one rank", "waiting for another rank"]
 )
-def test_before_the_first_step_it_ends_at_once(tmp_path: Path, words: tuple[str, ...], seconds: float) -> None:
+def test_a_signal_before_the_first_step_ends_the_run_at_once(
+    tmp_path: Path, words: tuple[str, ...], seconds: float
+) -> None:
     run = Terminal(tmp_path, *words)
     run.wait_for("from the beginning")
     time.sleep(seconds)
@@ -123,11 +125,11 @@ def test_before_the_first_step_it_ends_at_once(tmp_path: Path, words: tuple[str,
     assert group_is_gone(run.process.pid)
 
 
-def test_a_second_one_ends_at_once_without_half_a_checkpoint(tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_run_without_an_incomplete_checkpoint(tmp_path: Path) -> None:
     run = Terminal(tmp_path, before=_SLOW_SAVE)
     run.wait_for("step 200 of")
     run.send(signal.SIGINT)
-    run.send(signal.SIGINT)  # the same key press, which a launcher has forwarded too
+    run.send(signal.SIGINT)  # the same key press, also forwarded by a launcher
     run.wait_for("writing")
     time.sleep(0.6)
     assert run.process.poll() is None
@@ -140,18 +142,18 @@ def test_a_second_one_ends_at_once_without_half_a_checkpoint(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
-def test_what_is_ignored_stays_ignored(name: str) -> None:
-    """As by nohup, and in the background jobs of a script."""
+def test_ignored_signals_remain_ignored(name: str) -> None:
+    """Like by nohup, and in background jobs of a script."""
     number = signal.Signals[name]
     before = signal.signal(number, signal.SIG_IGN)
     try:
         with Signals() as signals:
-            signals.saving = True
+            signals.save_on_interrupt = True
             signals.listen(signal.SIGHUP)
             assert signal.getsignal(number) == signal.SIG_IGN
             os.kill(os.getpid(), number)
             time.sleep(0.05)
-            assert signals.number == 0
+            assert signals.received == 0
         assert signal.getsignal(number) == signal.SIG_IGN
     finally:
         signal.signal(number, before)
@@ -162,7 +164,7 @@ def handlers() -> Callable[[], list[object]]:
     return lambda: [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)]
 
 
-def test_handlers_are_as_before_afterwards(handlers: Callable[[], list[object]]) -> None:
+def test_signal_handlers_are_restored(handlers: Callable[[], list[object]]) -> None:
     before = handlers()
     signals = Signals()
     signals.listen(signal.SIGUSR1)
@@ -173,19 +175,19 @@ def test_handlers_are_as_before_afterwards(handlers: Callable[[], list[object]])
     assert signal.set_wakeup_fd(-1) == -1
 
 
-def test_the_save_does_not_need_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal that is closed takes `| tee` with it; the next line that is printed must not end the run."""
+def test_saving_after_a_broken_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing a terminal also kills `| tee`; the next print must not end the run."""
     reader, writer = os.pipe()
     before = signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         with os.fdopen(writer, "w", buffering=1) as pipe, Signals() as signals:
             monkeypatch.setattr(sys, "stderr", pipe)
-            signals.saving = True
+            signals.save_on_interrupt = True
             signals.listen(signal.SIGHUP)
             os.close(reader)
             os.kill(os.getpid(), signal.SIGHUP)
             print("a line", file=sys.stderr, flush=True)
-            assert signals.number == signal.SIGHUP
+            assert signals.received == signal.SIGHUP
             os.dup2(os.open(os.devnull, os.O_WRONLY), writer)
     finally:
         signal.signal(signal.SIGHUP, before)

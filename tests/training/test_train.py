@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run as its user meets it: the command, the console, the files it leaves, and one line for every mistake."""
+"""User-visible behaviour of a run: command, console, files, and one line for every error."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bionemo.common.errors import UserError
 from bionemo.megatron.precision import cpu_has_bf16
 from tests.conftest import EXAMPLES, ROOT
-from tests.training.runs import FAMILIES, config, logged, run, train, write_shards
+from tests.support.runs import FAMILIES, config, logged, run, train, write_shards
 
 SECRETS = {"WANDB_API_KEY": "0123456789secretkeyinenvironment01234567"}
 PLANTED = "SECRET123"
@@ -44,7 +44,7 @@ SEED = """
 ++trainer.num_nodes=1 model.validation.validation_enabled=False model.micro_batch_size=8 ++trainer.max_steps=20
 ++trainer.val_check_interval=10 model.data.num_workers=0 ++model.tensor_model_parallel_size=1
 ++trainer.accumulate_grad_batches=1 ++exp_manager.checkpoint_callback_params.always_save_nemo=False
-"""  # a command of v1's users; only paths, steps and numbers of devices are ours
+"""  # a command of v1 users; only paths, steps and numbers of devices are changed
 
 
 def start(words: list[str], directory: Path) -> Done:
@@ -58,7 +58,7 @@ def start(words: list[str], directory: Path) -> Done:
 
 @pytest.fixture(scope="module")
 def seed_run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """The command as it stands, a small model in the place of the 44 M parameters, and a secret."""
+    """Run the command with a small model instead of 44 M parameters, and a secret."""
     out = tmp_path_factory.mktemp("seed")
     small = ["model.num_layers=1", "model.hidden_size=32", "model.num_attention_heads=2", "model.seq_length=128"]
     secret = [f"++exp_manager.wandb_logger_kwargs.config.api_key={PLANTED}", "trainer.log_every_n_steps=1"]
@@ -77,7 +77,7 @@ def test_the_seed_command_runs_at_full_size(shards: Path, tmp_path: Path) -> Non
     assert any("43,612,544 parameters" in line for line in done.console)
 
 
-def test_the_directory_holds_what_users_look_for(seed_run: Done) -> None:
+def test_files_in_the_run_directory(seed_run: Done) -> None:
     for pattern in (
         "cmd-args.log", "events.out.tfevents.*", "hparams.yaml", "lightning_logs.txt", "nemo_error_log.txt",
         "nemo_log_globalrank-0_localrank-0.txt", "config.yaml", "loss_curve.png", "checkpoints/*-last",
@@ -92,10 +92,10 @@ def test_the_directory_holds_what_users_look_for(seed_run: Done) -> None:
     assert "x_OP_000..009_CL_" in (seed_run.directory / "cmd-args.log").read_text()
     log = (seed_run.directory / "nemo_log_globalrank-0_localrank-0.txt").read_text()
     assert "from the beginning" in log
-    assert f"computing in {INSTEAD_OF_FP16} here" in log  # said before the file was there
+    assert f"using {INSTEAD_OF_FP16}" in log  # printed before the file existed
 
 
-def test_the_configuration_is_written_as_it_was_resolved(seed_run: Done) -> None:
+def test_the_resolved_configuration_is_written(seed_run: Done) -> None:
     for name in ("config.yaml", "hparams.yaml"):
         written = yaml.safe_load((seed_run.directory / name).read_text())
         assert written["model"]["micro_batch_size"] == 8
@@ -104,7 +104,7 @@ def test_the_configuration_is_written_as_it_was_resolved(seed_run: Done) -> None
         assert "${" not in (seed_run.directory / name).read_text()
 
 
-def test_what_is_logged(seed_run: Done) -> None:
+def test_logged_metrics(seed_run: Done) -> None:
     (events,) = seed_run.directory.glob("events.out.tfevents.*")
     scalars = EventAccumulator(str(events)).Reload()
     every_step = {
@@ -129,12 +129,12 @@ def test_no_secret_is_in_any_file(seed_run: Done) -> None:
     assert PLANTED not in "\n".join(seed_run.console)
 
 
-def test_the_console_is_readable(seed_run: Done) -> None:
+def test_console_output(seed_run: Done) -> None:
     text = "\n".join(seed_run.console)
     for noise in ("Warning", "WARNING", "warn", "wandb:", "[NeMo", "Megatron", "rank_zero", "GPU available"):
         assert noise not in text, text
-    assert len(seed_run.console) <= 20 + 2 + 3 + 2  # steps, validations, words before and after them
-    note = f"note: trainer.precision=16-mixed needs a GPU: computing in {INSTEAD_OF_FP16} here"
+    assert len(seed_run.console) <= 20 + 2 + 3 + 2  # steps, validations, lines before and after them
+    note = f"note: trainer.precision=16-mixed needs a GPU: using {INSTEAD_OF_FP16}"
     assert seed_run.console.count(note) == 1
     assert "residue frequencies alone" in seed_run.console[-2]
     assert seed_run.console[-1] == f"logs, checkpoints and the loss curve are in {seed_run.directory}"
@@ -165,7 +165,7 @@ def broken(shards: Path, content: bytes | None) -> list[str]:
     ],
     ids=["missing", "empty", "header-only", "few columns", "truncated", "not utf-8"],
 )
-def test_broken_data_is_one_line_and_leaves_no_directory(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_invalid_data_is_one_line_and_creates_no_directory(tmp_path: Path, content: bytes | None, said: str) -> None:
     status, lines = run(tmp_path / "run", *broken(tmp_path / "shards", content), model="esm1nv")
     assert (status, len(lines)) == (1, 1), lines
     assert lines[0].startswith("error: ")
@@ -184,9 +184,9 @@ def test_broken_data_is_one_line_and_leaves_no_directory(tmp_path: Path, content
         ("model.tensor_model_parallel_size=2 trainer.devices=auto trainer.accelerator=auto", "num_nodes=1 is not div"),
         ("model.global_batch_size=5 trainer.devices=auto trainer.accelerator=auto", "set it to 4 or to null"),
         ("model.activations_checkpoint_granularity=full", "full needs a method, uniform or block"),
-        ("+trainer.deterministic=True trainer.benchmark=True", "picks algorithms by timing"),
-        ("+exp_manager.ema.enable=True", "run with exp_manager.ema.enable=False"),
-        ("model.data.max_seq_length=32", "model.data.max_seq_length is 32, but rows and sequences are cut by"),
+        ("+trainer.deterministic=True trainer.benchmark=True", "chooses algorithms by timing"),
+        ("+exp_manager.ema.enable=True", "set exp_manager.ema.enable=False"),
+        ("model.data.max_seq_length=32", "model.data.max_seq_length is 32, but model.seq_length="),
         ("+exp_manager.create_clearml_logger=True", "install it"),
         ("+trainer.barebones=True", "trainer: `Trainer(barebones=True"),
         ("exp_manager.exp_dir=/proc/nowhere", "/proc/nowhere cannot be written"),
@@ -203,11 +203,11 @@ def test_mistakes_are_one_line(tmp_path: Path, word: str, said: str) -> None:
     assert status == 1, lines
     assert errors == lines[-1:], lines
     assert said in errors[0]
-    if not any(late in word for late in ("val_check_interval", "clearml")):  # found when Lightning or NeMo starts
+    if not any(late in word for late in ("val_check_interval", "clearml")):  # detected when Lightning or NeMo starts
         assert not (tmp_path / "run").exists()
 
 
-def test_shipped_files_for_several_gpus_still_compose() -> None:
+def test_shipped_configurations_for_several_gpus_compose() -> None:
     done = subprocess.run(
         [sys.executable, "pretrain.py", "--config-name=pretrain_esm2_3B", "--cfg", "job"],
         cwd=EXAMPLES / "esm2nv", capture_output=True, text=True, check=False,
@@ -216,7 +216,7 @@ def test_shipped_files_for_several_gpus_still_compose() -> None:
     assert "tensor_model_parallel_size: 2" in done.stdout
 
 
-def test_what_has_no_effect_is_said_once(tmp_path: Path) -> None:
+def test_keys_without_effect_are_noted_once(tmp_path: Path) -> None:
     params = "++exp_manager.checkpoint_callback_params"
     words = (f"{params}.every_n_epochs=1", f"{params}.save_last=False", "model.data.dataloader_type=cyclic")
     status, lines = run(tmp_path / "run", *words, "trainer.max_steps=1")
@@ -229,13 +229,13 @@ def test_what_has_no_effect_is_said_once(tmp_path: Path) -> None:
     ]
 
 
-def test_unknown_letters_are_counted_and_said_once(tmp_path: Path) -> None:
+def test_unknown_letters_are_counted_and_noted_once(tmp_path: Path) -> None:
     text = HEADER + "0,a,9,MKTAY?IAK\n1,b,9,MK*TAYIA*\n" + ROW
     words = broken(tmp_path / "shards", text.encode())
     status, lines = run(tmp_path / "run", *words, "trainer.max_steps=3", model="esm1nv")
     assert status == 0, lines
     said = [line for line in lines if "outside the alphabet" in line]
-    assert said == ["note: train data: 3 letters are outside the alphabet and count as unknown ('*' '?')"]
+    assert said == ["note: train data: 3 letters are outside the alphabet and become unknown tokens ('*' '?')"]
 
 
 def test_crlf_and_quotes_change_nothing(tmp_path: Path) -> None:
@@ -248,8 +248,8 @@ def test_crlf_and_quotes_change_nothing(tmp_path: Path) -> None:
     assert losses[0] == losses[1] == losses[2]
 
 
-def test_a_validation_set_smaller_than_a_batch_is_evaluated_whole(tmp_path: Path) -> None:
-    """Alone and beside fillers the same few sequences have the same loss."""
+def test_a_validation_set_smaller_than_a_batch_is_evaluated_completely(tmp_path: Path) -> None:
+    """With and without padding rows the same few sequences have the same loss."""
     words = ("model.data.mock.num_validation_sequences=3", "trainer.max_steps=2", "trainer.val_check_interval=1")
     train(config(tmp_path / "one", *words, "model.micro_batch_size=1"))
     train(config(tmp_path / "wide", *words, "model.micro_batch_size=1", "trainer.limit_val_batches=50"))
@@ -258,7 +258,7 @@ def test_a_validation_set_smaller_than_a_batch_is_evaluated_whole(tmp_path: Path
     assert list(logged(tmp_path / "large", "val_loss")) == [1, 2]
 
 
-def test_the_test_set_is_evaluated_when_asked(tmp_path: Path) -> None:
+def test_the_test_set_is_evaluated_if_configured(tmp_path: Path) -> None:
     _, lines = run(tmp_path, "do_testing=True", "trainer.max_steps=2")
     loss = logged(tmp_path, "test_loss")[2]
     assert lines[-1].startswith(f"test loss {loss:.4f}, test perplexity ")
@@ -266,13 +266,13 @@ def test_the_test_set_is_evaluated_when_asked(tmp_path: Path) -> None:
     assert again[-1] == lines[-1]
 
 
-def test_nothing_is_tested_that_was_not_trained(tmp_path: Path) -> None:
+def test_without_training_the_test_set_is_not_evaluated(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"do_testing=True without do_training: there is no checkpoint in .* to test"):
         train(config(tmp_path, "do_training=False", "do_testing=True"))
 
 
 def test_a_run_of_epochs(tmp_path: Path) -> None:
-    """Sixty sequences once, two a step at most; nothing is said of an end in steps."""
+    """Sixty sequences once, at most two per step; no note about a missing max_steps."""
     words = ("trainer.max_epochs=1", "trainer.max_steps=-1", "model.optim.sched.max_steps=100")
     _, lines = run(tmp_path, *words, "trainer.val_check_interval=1.0", "model.data.mock.num_sequences=60")
     steps = list(logged(tmp_path, "reduced_train_loss"))
@@ -285,10 +285,10 @@ def test_a_run_of_epochs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_the_loss_falls(tmp_path: Path, model: str) -> None:
-    """After twenty steps from ln 30 or so, or whatever words there are, most of the way to their frequencies."""
+    """In twenty steps it falls from the log of the vocabulary size most of the way to the unigram entropy."""
     words = ["trainer.max_steps=20", "trainer.val_check_interval=20", "model.optim.lr=0.02", "model.seq_length=128"]
     words += ["model.optim.sched.warmup_steps=5", "model.optim.sched.min_lr=1e-3", "model.micro_batch_size=8"]
-    words += {  # one has a share for its warm-up, one a multiplier for its rate
+    words += {  # one schedule has a warm-up ratio, one a rate multiplier
         "prott5nv": ["model.data.seq_length_dec=64", "model.optim.sched.warmup_ratio=null"],
         "megamolbart": ["model.optim.lr=0.3"],
     }.get(model, [])

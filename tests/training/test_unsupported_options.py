@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that ask for something that is not done are named once; default values are not."""
+"""Keys that request unsupported features are named once; default values are not."""
 
 import logging
 
@@ -7,17 +7,17 @@ import pytest
 
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
-from bionemo.training.unsupported_options import note_ineffective
-from tests.config.v1 import v1_overrides
+from bionemo.training.unsupported_options import warn_ignored_options
 from tests.conftest import RUNNABLE
+from tests.support.v1_configs import v1_overrides
 
 
 def noted(caplog: pytest.LogCaptureFixture, name: str, *words: str, schema: type | None = None) -> list[str]:
-    """Keys that are noted for a configuration."""
+    """Return the keys that are noted for a configuration."""
     cfg = load(name, words, schema=schema) if schema else load(name, words)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        note_ineffective(cfg)
+        warn_ignored_options(cfg)
     return [message.split()[0] for message in caplog.messages if "has no effect" in message]
 
 
@@ -36,30 +36,28 @@ def test_a_key_without_effect_is_named(word: str, caplog: pytest.LogCaptureFixtu
     assert key.partition("=")[0] == word.partition("=")[0]
 
 
-def test_of_molecules(caplog: pytest.LogCaptureFixture) -> None:
+def test_notes_about_molecules(caplog: pytest.LogCaptureFixture) -> None:
     found = noted(caplog, "pretrain_small_span_aug", "model.data.canonicalize_target_smile=False")
     assert found == ["model.data.canonicalize_target_smile=False"]
 
 
-def test_of_fine_tuning(caplog: pytest.LogCaptureFixture) -> None:
+def test_notes_about_fine_tuning(caplog: pytest.LogCaptureFixture) -> None:
     found = noted(caplog, "downstream_flip_sec_str", "trainer.logger=True", schema=DownstreamConfig)
     assert found == ["trainer.logger=True"]
 
 
 @pytest.mark.parametrize(("directory", "name"), RUNNABLE, ids=str)
-def test_shipped_files_ask_for_nothing_of_the_kind(
-    directory: str, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shipped_configurations_cause_no_notes(directory: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        note_ineffective(load(name, [], directory))
+        warn_ignored_options(load(name, [], directory))
     assert not caplog.messages
 
 
-def test_what_the_project_does_anyway_is_not_noted(caplog: pytest.LogCaptureFixture) -> None:
+def test_default_behaviour_is_not_noted(caplog: pytest.LogCaptureFixture) -> None:
     words = ["create_preemption_callback=True", "log_step_timing=True", "disable_validation_on_resume=True"]
     assert noted(caplog, "pretrain_esm2_8M", *(f"exp_manager.{word}" for word in words)) == []
 
 
-def test_the_defaults_of_v1_are_not_noted_but_for_files_it_had(caplog: pytest.LogCaptureFixture) -> None:
+def test_v1_defaults_cause_no_notes_except_for_missing_files(caplog: pytest.LogCaptureFixture) -> None:
     found = noted(caplog, "pretrain_gpt3_126m", *v1_overrides("gpt3"))
     assert not [key for key in found if "timing" in key or key.startswith("trainer.")]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types of every public key; the values live in `conf/`.
+# ruff: noqa: F401 - the names are re-exported
+"""Types of all configuration keys; their values are in `conf/`.
 
-A field without a default must come from YAML. A field of `X | None = None` is a key that nobody has to give.
+A field without a default must be set in YAML. A field `X | None = None` is optional.
 """
 
 from bionemo.config.schema.cluster import (
@@ -44,9 +45,9 @@ from bionemo.config.schema.model import (
     MegaMolBARTConfig,
     ModelConfig,
     ProtT5nvConfig,
+    RunConfig,
     TokenizerConfig,
 )
-from bionemo.config.schema.optim import OptimConfig, SchedConfig
 from bionemo.config.schema.preparation import (
     ClustersJob,
     FlipJob,
@@ -57,11 +58,10 @@ from bionemo.config.schema.preparation import (
     UsptoJob,
     ZincJob,
 )
-from bionemo.config.schema.run import RunConfig
-from bionemo.config.schema.trainer import TrainerConfig
+from bionemo.config.schema.training import OptimConfig, SchedConfig, TrainerConfig
 
-# Which dataclass types a node is looked up by its `_target_`, so that checking a config imports no torch.
-# A class that stands not here is imported and asked for the type of its `config` argument.
+# `_target_` -> dataclass, so that checking a configuration does not import torch. Other classes are imported, and the
+# annotation of their constructor's argument `config` is used.
 SCHEMAS: dict[str, type] = {
     "bionemo.models.esm1nv.ESM1nv": ESM1nvConfig,
     "bionemo.models.esm1b.ESM1b": ESM1bConfig,
@@ -82,58 +82,3 @@ SCHEMAS: dict[str, type] = {
     "bionemo.launch.bcp.Bcp": BcpConfig,
     "bionemo.launch.ray.Ray": RayConfig,
 }
-
-__all__ = [
-    "SCHEMAS",
-    "BcpConfig",
-    "ClusterConfig",
-    "ClustersJob",
-    "CsvConfig",
-    "CsvFieldsConfig",
-    "DataConfig",
-    "DataImplConfig",
-    "DownstreamConfig",
-    "ESM1bConfig",
-    "ESM1nvConfig",
-    "ESM2nvConfig",
-    "EncoderConfig",
-    "EncoderDecoderConfig",
-    "ExpManagerConfig",
-    "FastaConfig",
-    "FlipJob",
-    "GPT3Config",
-    "InferConfig",
-    "InferDataConfig",
-    "LoaderConfig",
-    "LocalConfig",
-    "MaskedDataConfig",
-    "MegaMolBARTConfig",
-    "MockConfig",
-    "MockTextConfig",
-    "ModelConfig",
-    "MoleculeDataConfig",
-    "MoleculeNetJob",
-    "MpiConfig",
-    "OptimConfig",
-    "PreparationConfig",
-    "ProtT5nvConfig",
-    "ProteinDataConfig",
-    "RayConfig",
-    "RunConfig",
-    "SamplingConfig",
-    "SchedConfig",
-    "SequencesJob",
-    "ShardDataConfig",
-    "SlurmConfig",
-    "SpanDataConfig",
-    "SplitConfig",
-    "TaskConfig",
-    "TextDataConfig",
-    "TextJob",
-    "TokenizerConfig",
-    "TrainSplitConfig",
-    "TrainerConfig",
-    "UF90Config",
-    "UsptoJob",
-    "ZincJob",
-]

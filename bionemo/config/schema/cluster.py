@@ -1,60 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cluster`: where `python -m bionemo.launch` sends a run, and how; a run itself does not look at it."""
+"""`cluster`: where and how `bionemo launch` submits a run. The run itself does not use it."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from bionemo.config.schema.ranges import NotNegative, NotNegativeFloat, Positive, Processes, Range
+from bionemo.config.schema.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, ProcessCount, Range
 
 
 @dataclass(kw_only=True)
 class ClusterConfig:
-    """What every kind of cluster has."""
+    """Keys of every cluster."""
 
-    _target_: str  # the kind: a class with `render` and `submit`
-    env_vars: dict[str, str]  # set for the run; secrets stay in the environment of who submits, or in the platform's
+    _target_: str  # a class with `render` and `submit`
+    env_vars: dict[str, str]  # environment of the run; not for secrets, which stay in the submitter's environment
 
 
 @dataclass(kw_only=True)
 class LocalConfig(ClusterConfig):
-    """This machine: torchrun starts a process for each of trainer.devices."""
+    """This machine: torchrun starts one process per device."""
 
 
 @dataclass(kw_only=True)
 class MpiConfig(ClusterConfig):
-    """Machines that mpirun reaches."""
+    """Machines started by mpirun."""
 
-    hostfile: str | None  # one `HOST slots=8` a line; None: what mpirun takes without
+    hostfile: str | None  # lines of `HOST slots=8`; None: mpirun's default
     mpirun_args: list[str]  # more options, such as --allow-run-as-root
 
 
 @dataclass(kw_only=True)
 class SlurmConfig(ClusterConfig):
-    """A cluster under Slurm, under the names of NeMo's launcher; None leaves a choice to Slurm."""
+    """Slurm, under the names of NeMo's launcher; None selects Slurm's default."""
 
     partition: str | None
     account: str | None
     exclusive: bool  # no other job on its nodes
-    gpus_per_task: Positive | None
-    gpus_per_node: Positive | Literal["auto"] | None  # auto: trainer.devices, or left out where gres is given
-    mem: NotNegative | NotNegativeFloat | str | None  # of a node, in GB where it is a number; 0: all of it
+    gpus_per_task: PositiveInt | None
+    gpus_per_node: PositiveInt | Literal["auto"] | None  # auto: trainer.devices, or omitted if gres is set
+    mem: NonNegativeInt | NonNegativeFloat | str | None  # per node; numbers are GB; 0: all memory
     job_name_prefix: str
-    gres: str | None  # auto: gpu:N with as many as gpus_per_node or, where that is None, trainer.devices
-    srun_args: list[str] | str  # those about containers count only where there is one
-    stderr_to_stdout: bool  # one log for both
-    time: str | None  # DD-HH:MM:SS; None: half an hour more than trainer.max_time, or the partition's
-    dependency: str | None  # singleton: one job of a name at a time, in the order they were submitted
-    signal: str | None  # NAME@SECONDS: notice before the time is over, at which a run saves
-    requeue: bool  # and goes on in the same job
-    additional_parameters: dict[str, str | int | bool | None]  # any other option of sbatch: {qos: high}
-    container_image: str | None  # for the Pyxis plugin: a .sqsh file, or the name of an image
-    container_mounts: list[str]  # SOURCE:TARGET[:FLAGS]; the directories of the run and of its data belong here
-    python: str | None  # None: the one that submits, or python3 in a container
+    gres: str | None  # auto: gpu:N with N = gpus_per_node or, if that is None, trainer.devices
+    srun_args: list[str] | str  # container options are used only with container_image
+    stderr_to_stdout: bool
+    time: str | None  # DD-HH:MM:SS; None: trainer.max_time plus half an hour, else the partition's limit
+    dependency: str | None  # singleton: run jobs of one name one after the other, in the order of submission
+    signal: str | None  # NAME@SECONDS: sent before the time limit; the run then saves a checkpoint
+    requeue: bool  # continue in the same job afterwards
+    additional_parameters: dict[str, str | int | bool | None]  # other options of sbatch, such as {qos: high}
+    container_image: str | None  # for the Pyxis plugin: a .sqsh file or the name of an image
+    container_mounts: list[str]  # SOURCE:TARGET[:FLAGS]; must include the directories of the run and its data
+    python: str | None  # None: the submitting interpreter, or python3 in a container
 
 
 @dataclass(kw_only=True)
 class BcpConfig(ClusterConfig):
-    """NVIDIA Base Command Platform, through the NGC CLI; None leaves a choice to it."""
+    """NVIDIA Base Command Platform through the NGC CLI; None selects the platform's default."""
 
     org: str | None
     team: str | None
@@ -65,7 +65,7 @@ class BcpConfig(ClusterConfig):
     total_runtime: str | None  # [nD][nH][nM][nS]
     preempt: Literal["RUNONCE", "RESTARTABLE", "RESUMABLE"]
     priority: Literal["HIGH", "NORMAL", "LOW"]
-    order: Annotated[int, Range(1, 99)] | None  # from 1 to 99 among the jobs of one user
+    order: Annotated[int, Range(1, 99)] | None  # among the jobs of one user
     result: str  # directory whose content is kept, for `ngc result download`
     datasets: list[str]  # ID:MOUNT, read-only
     workspaces: list[str]  # ID:MOUNT[:RW|RO]
@@ -73,13 +73,13 @@ class BcpConfig(ClusterConfig):
     labels: list[str]
     secrets: list[str]  # NAME[:KEY[:ALIAS]] of the platform's secrets
     workdir: str  # the checkout in the image
-    interactive: Literal["shell", "jupyter"] | None  # lend the machines, and start nothing on them
+    interactive: Literal["shell", "jupyter"] | None  # allocate the machines without starting a run
 
 
 @dataclass(kw_only=True)
 class RayConfig(ClusterConfig):
-    """A Ray cluster, which runs already, or is being started."""
+    """A Ray cluster that is running or starting."""
 
     address: str  # HOST:PORT of its head, or auto
-    cpus_per_worker: Processes
-    patience: NotNegative  # seconds to wait for it to be there, with all its machines
+    cpus_per_worker: ProcessCount
+    patience: NonNegativeInt  # seconds to wait until all machines have joined

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`model.data`: where sequences come from and how they become batches."""
+"""`model.data`: data files, and how their records become batches."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -7,60 +7,62 @@ from typing import Annotated, Literal
 from bionemo.config.schema.preparation import PreparationConfig
 from bionemo.config.schema.ranges import (
     Byte,
-    Column,
-    NotNegative,
-    NotNegativeFloat,
-    OpenShare,
-    Positive,
+    ColumnIndex,
+    Fraction,
+    FractionBetween,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
     Range,
     Seed,
-    Share,
-    Tokens,
-    Workers,
+    TokenCount,
+    WorkerCount,
 )
 
 DataImpl = Literal["csv_mmap", "csv_fields_mmap", "fasta_fields_mmap", "mock"]
 Files = str | list[str]  # a range such as x[000..049] or x_OP_000..049_CL_, or a list of them
+TaskType = Literal["token-level-classification", "classification", "regression"]  # a label per residue or per sequence
 
 
 @dataclass(kw_only=True)
-class CsvConfig:
-    """A text file of one record a line, of which one column is read."""
+class LinesConfig:
+    """Text files with one record per line."""
 
-    header_lines: NotNegative
-    newline_int: Byte  # byte that ends a record
-    workers: Workers | None  # processes that index the files
+    header_lines: NonNegativeInt
+    newline_int: Byte  # the byte that ends a record
+    workers: WorkerCount | None  # processes that index the files
     sort_dataset_paths: bool
     data_sep: str
-    data_col: Column  # column of the sequence, from 0
 
 
 @dataclass(kw_only=True)
-class CsvFieldsConfig:
-    """A text file of one record a line, of which several columns are read."""
+class CsvConfig(LinesConfig):
+    """CSV files of which one column is read."""
 
-    header_lines: NotNegative
-    newline_int: Byte
-    workers: Workers | None
-    sort_dataset_paths: bool
-    data_sep: str
-    data_fields: dict[str, Column]  # column of each field, from 0
+    data_col: ColumnIndex
+
+
+@dataclass(kw_only=True)
+class CsvFieldsConfig(LinesConfig):
+    """CSV files of which several columns are read."""
+
+    data_fields: dict[str, ColumnIndex]
 
 
 @dataclass(kw_only=True)
 class FastaConfig:
-    """A FASTA file; v1's line settings are accepted, the format itself decides."""
+    """FASTA files. v1's settings of lines are accepted and have no effect."""
 
-    data_fields: dict[str, Column] | None = None
-    header_lines: NotNegative | None = None
+    data_fields: dict[str, ColumnIndex] | None = None
+    header_lines: NonNegativeInt | None = None
     newline_int: Byte | None = None
-    workers: Workers | None = None
+    workers: WorkerCount | None = None
     sort_dataset_paths: bool | None = None
 
 
 @dataclass(kw_only=True)
 class DataImplConfig:
-    """Settings of each reader; `data_impl` says which one counts."""
+    """Settings of each reader; `data_impl` selects one."""
 
     csv_mmap: CsvConfig
     csv_fields_mmap: CsvFieldsConfig
@@ -69,22 +71,22 @@ class DataImplConfig:
 
 @dataclass(kw_only=True)
 class LoaderConfig:
-    """How the samples of one of train, val and test come. In YAML each key follows `model.data` until it is set."""
+    """One split (train, val or test). Keys that are not set refer to the same keys of `model.data` in YAML."""
 
-    use_upsampling: bool  # repeat the samples as often as the run needs them
-    num_workers: Workers
+    use_upsampling: bool  # repeat the samples as often as the run needs
+    num_workers: WorkerCount
     seed: Seed
 
 
 @dataclass(kw_only=True)
 class SplitConfig(LoaderConfig):
-    """One of train, val and test in files."""
+    """A split that is read from files."""
 
-    dataset_path: str | None  # directory that holds a folder with the name of the split
+    dataset_path: str | None  # parent of the directory train, val or test
     range: Files
     data_impl: DataImpl
     data_impl_kwargs: DataImplConfig
-    max_seq_length: Tokens
+    max_seq_length: TokenCount
     index_mapping_dir: str | None
 
 
@@ -104,7 +106,7 @@ class UF90ReaderConfig:
 
 @dataclass(kw_only=True)
 class UF90Config:
-    """The UniRef90 members of every UniRef50 cluster."""
+    """UniRef90 members of the UniRef50 clusters."""
 
     uniref90_path: str
     dataset: UF90RangeConfig
@@ -115,7 +117,7 @@ class UF90Config:
 
 @dataclass(kw_only=True)
 class ProteinSplitConfig(SplitConfig):
-    """One of train, val and test, of proteins."""
+    """A split of proteins."""
 
     custom_pretraining_fasta_path: str | None = None  # preparation: own sequences instead of UniRef
     uf50_datapath: str | None = None  # preparation: UniRef50 sequences
@@ -125,8 +127,8 @@ class ProteinSplitConfig(SplitConfig):
 class TrainSplitConfig(ProteinSplitConfig):
     """The training set of proteins, which may be sampled from clusters."""
 
-    sample_from_map: bool | None  # a random UniRef90 member for each UniRef50 cluster; None: if the data has clusters
-    sort_fastas: bool | None = None  # members are always put beside their cluster
+    sample_from_map: bool | None  # random UniRef90 member of each UniRef50 cluster; None: if the data has clusters
+    sort_fastas: bool | None = None  # members are always stored next to their cluster
     uf90_datapath: str | None = None  # preparation: UniRef90 sequences
     cluster_mapping_tsv: str | None = None  # preparation: UniRef50 id -> UniRef90 ids
     uf90: UF90Config | None = None
@@ -134,7 +136,7 @@ class TrainSplitConfig(ProteinSplitConfig):
 
 @dataclass(kw_only=True)
 class DatasetConfig:
-    """The files of each split."""
+    """Files of each split in the directories train, val and test."""
 
     train: Files
     val: Files
@@ -143,45 +145,45 @@ class DatasetConfig:
 
 @dataclass(kw_only=True)
 class MockConfig:
-    """An endless synthetic protein language whose best possible loss is known."""
+    """A synthetic protein language with known optimal loss."""
 
-    num_sequences: Positive  # in the training set
-    num_validation_sequences: Positive  # in the validation set, and in the test set
-    min_length: Tokens
-    max_length: Tokens
+    num_sequences: PositiveInt  # in the training set
+    num_validation_sequences: PositiveInt  # in the validation set, and in the test set
+    min_length: TokenCount
+    max_length: TokenCount
     seed: Seed
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """What all data have: how samples are put together, in which order, by which processes."""
+    """Keys of all data sources: batches, order and workers."""
 
     train: LoaderConfig
     val: LoaderConfig
     test: LoaderConfig
-    index_mapping_dir: str | None  # where indexes are kept; None: beside the data, else in the user's cache
+    index_mapping_dir: str | None  # directory of index files; None: beside the data, else in the user's cache
     # batches
-    packing: bool  # fill micro_batch_size x seq_length tokens with whole sequences; False: one sequence a row, padded
-    packing_window: Positive  # sequences whose packing is planned together
-    dynamic_padding: bool  # one sequence a row: as many tokens as there are, instead of seq_length for each
+    packing: bool  # concatenate sequences to micro_batch_size x seq_length tokens; False: one padded row per sequence
+    packing_window: PositiveInt  # sequences whose packing is planned together
+    dynamic_padding: bool  # without packing: pad to the longest sequence of the batch instead of seq_length
     # order
     shuffle: bool
     seed: Seed
     use_upsampling: bool
     dataloader_type: Literal["single", "cyclic"]
     drop_last: bool
-    # processes
-    num_workers: Workers
+    # workers
+    num_workers: WorkerCount
     pin_memory: bool
     # preparation
-    preprocessing: PreparationConfig | None  # None: there is nothing to prepare
+    preprocessing: PreparationConfig | None
     ngc_registry_target: str | None = None
     ngc_registry_version: str | None = None
 
 
 @dataclass(kw_only=True)
 class ShardDataConfig(DataConfig):
-    """Sequences in CSV or FASTA files, or made up."""
+    """Sequences in CSV or FASTA files, or mock data."""
 
     dataset_path: str | None
     dataset: DatasetConfig
@@ -190,7 +192,7 @@ class ShardDataConfig(DataConfig):
     train: SplitConfig
     val: SplitConfig
     test: SplitConfig
-    max_seq_length: Tokens
+    max_seq_length: TokenCount
 
 
 @dataclass(kw_only=True)
@@ -202,78 +204,75 @@ class ProteinDataConfig(ShardDataConfig):
     val: ProteinSplitConfig
     test: ProteinSplitConfig
     mock: MockConfig
-    long_sequences: Literal["crop", "truncate", "drop", "error"]  # crop: a random window, truncate: the beginning
+    long_sequences: Literal["crop", "truncate", "drop", "error"]  # crop: random window; truncate: first residues
     force_regen_sample_mapping: bool
 
 
 @dataclass(kw_only=True)
 class MaskedDataConfig(ProteinDataConfig):
-    """Residues to guess.
+    """Masked language modeling: the fractions of target positions, and of what replaces their tokens."""
 
-    modify_percent of them are asked for; of these, the other three say what stands there instead.
-    """
-
-    modify_percent: Share
-    mask_percent: Share
-    perturb_percent: Share
-    identity_percent: Share
-    mask_special_tokens: bool  # v1 also masked the tokens that begin and end a sequence
+    modify_percent: Fraction  # target positions
+    mask_percent: Fraction  # of these, <mask>
+    perturb_percent: Fraction  # of these, a random residue
+    identity_percent: Fraction  # of these, unchanged
+    mask_special_tokens: bool  # v1 also masked begin and end tokens
 
 
 @dataclass(kw_only=True)
 class SpanDataConfig(ProteinDataConfig):
-    """Residues behind sentinels, for an encoder-decoder to fill in."""
+    """Masked spans, which the decoder restores."""
 
-    seq_length_dec: Tokens  # tokens of a row of the decoder
-    masked_lm_prob: OpenShare  # share of the residues that are hidden
-    max_ngram_size: Positive  # residues behind one sentinel
+    seq_length_dec: TokenCount  # maximum length of the decoder
+    masked_lm_prob: FractionBetween  # fraction of masked residues
+    max_ngram_size: PositiveInt  # residues per span
 
 
 @dataclass(kw_only=True)
 class MoleculeDataConfig(ShardDataConfig):
-    """SMILES, each read in one form by the encoder and written in another by the decoder."""
+    """SMILES: the encoder reads one form of a molecule, the decoder writes the same or another form."""
 
     kind: Literal["molecules"]
-    # forms: as it stands, canonical, or random
-    encoder_augment: bool  # the encoder reads a random form, which the decoder writes unless the next ones say else
+    # forms: as in the file, canonical, or random
+    encoder_augment: bool  # random form for the encoder; also for the decoder unless the next keys change it
     canonicalize_encoder_input: bool
-    decoder_independent_augment: bool  # the decoder writes a random form of its own
+    decoder_independent_augment: bool  # another random form for the decoder
     canonicalize_decoder_output: bool
-    canonicalize_target_smile: bool  # what a validation compares with is canonical
-    # masking: walking along, with mask_prob one <MASK> takes the place of Poisson(span_lambda) tokens
+    canonicalize_target_smile: bool  # canonical targets in validation
+    # masking: from left to right, with mask_prob, <MASK> replaces Poisson(span_lambda) tokens
     encoder_mask: bool
     decoder_mask: bool
-    mask_prob: Share
+    mask_prob: Fraction
     span_lambda: Annotated[float, Range(0, 100)]
-    # reactions: the columns of what is read and what is written
+    # reactions: columns of input and target
     input_name: str | None
     target_name: str | None
-    links_file: str | None = None  # preparation: where the molecules are, a list of URLs for one
-    # what is not as it should be
+    links_file: str | None = None  # preparation: a file that lists URLs
+    # unusual records
     long_sequences: Literal["truncate", "drop", "error"]
-    on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit refuses
+    on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit cannot parse
     on_unknown: Literal["keep", "skip", "error"]  # tokens outside the vocabulary
 
 
 @dataclass(kw_only=True)
 class MockTextConfig:
-    """Made-up text whose best possible loss is known."""
+    """Synthetic text with known optimal loss."""
 
-    num_samples: Positive  # in the training set
-    num_validation_samples: Positive  # in the validation set, and in the test set
+    num_samples: PositiveInt  # in the training set
+    num_validation_samples: PositiveInt  # in the validation set, and in the test set
     seed: Seed
 
 
 @dataclass(kw_only=True)
 class TextDataConfig(DataConfig):
-    """Documents to go on with, in Megatron's indexed files."""
+    """Documents in Megatron's indexed files."""
 
     kind: Literal["text"]
     data_impl: Literal["mmap", "mock"]
-    data_prefix: str | list[str | NotNegativeFloat]  # paths less .bin and .idx, or weights and paths in turns
-    splits_string: str  # shares of train, val and test in the documents
+    data_prefix: str | list[str | NonNegativeFloat]  # paths without .bin and .idx, or alternating weights and paths
+    splits_string: str  # relative sizes of train, val and test
     mock: MockTextConfig
-    seq_length: Tokens
-    reset_position_ids: bool  # positions begin anew with every document
-    reset_attention_mask: bool  # a document attends to itself alone
-    eod_mask_loss: bool  # what follows the end of a document is not asked
+    seq_length: TokenCount
+    reset_position_ids: bool  # positions restart with every document
+    reset_attention_mask: bool  # documents attend only to themselves
+    eod_mask_loss: bool  # no loss for the token after the end of a document

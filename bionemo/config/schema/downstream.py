@@ -1,66 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of a downstream run: a pretrained model and a labelled task."""
+"""The root of a fine-tuning configuration: a pretrained model and a labelled task."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from bionemo.config.schema.data import Files
+from bionemo.config.schema.data import DatasetConfig, TaskType
 from bionemo.config.schema.exp_manager import ExpManagerConfig
-from bionemo.config.schema.optim import OptimConfig
 from bionemo.config.schema.preparation import PreparationConfig
-from bionemo.config.schema.ranges import LayerCount, Positive, PositiveFloat, Seed, ShareBelowOne, Tokens, Width
-from bionemo.config.schema.trainer import TrainerConfig
-
-TaskType = Literal["token-level-classification", "classification", "regression"]
-
-
-@dataclass(kw_only=True)
-class TaskFilesConfig:
-    """Files of the splits, in directories of their names: a range such as x[000..004], or a list."""
-
-    train: Files
-    val: Files
-    test: Files
+from bionemo.config.schema.ranges import (
+    Dimension,
+    FractionBelowOne,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    SignedLayerCount,
+    TokenCount,
+)
+from bionemo.config.schema.training import OptimConfig, TrainerConfig
 
 
 @dataclass(kw_only=True)
 class DownstreamDataConfig:
     """A labelled data set."""
 
-    task_name: str | list[str]  # several, or all, when data is only prepared
-    task_type: TaskType  # a class for each residue, or for each sequence, or a number
-    preprocessed_data_path: str  # directory that holds, or gets, a directory for each task
+    task_name: str | list[str]  # a list, or all, only to prepare data
+    task_type: TaskType
+    preprocessed_data_path: str  # directory with a directory per task
     dataset_path: str  # directory of the task
-    dataset: TaskFilesConfig
+    dataset: DatasetConfig
     sequence_column: str
     target_column: str | list[str]
-    target_sizes: list[Positive] | None  # classes of the target; None: as many as the training split has
-    mask_column: str | list[str] | None  # which residues are asked of: 1 or 0 for each
-    emb_batch_size: Width  # sequences embedded together, at most
+    target_sizes: list[PositiveInt] | None  # number of classes; None: counted in the training split
+    mask_column: str | list[str] | None  # 1 for each residue with a valid label, else 0
+    emb_batch_size: Dimension  # maximum number of sequences embedded together
     shuffle: bool
     preprocessing: PreparationConfig
 
 
 @dataclass(kw_only=True)
 class HeadConfig:
-    """What is trained on top."""
+    """The prediction head."""
 
-    cnn_dim: Width  # token-level: channels between the two convolutions
-    hidden_layer_size: Width | list[Width]  # of sequences: width of the layer between, or of several
-    dropout: ShareBelowOne
+    cnn_dim: Dimension  # token-level: channels between the two convolutions
+    hidden_layer_size: Dimension | list[Dimension]  # sequence-level: width of the hidden layer or layers
+    dropout: FractionBelowOne
 
 
 @dataclass(kw_only=True)
 class LoraConfig:
     """Low-rank adapters, under NeMo's names."""
 
-    adapter_dim: Width  # rank of each
-    target_modules: list[Literal["attention_qkv", "attention_dense", "mlp_fc1", "mlp_fc2"]]  # of each layer
+    adapter_dim: Dimension  # rank
+    target_modules: list[Literal["attention_qkv", "attention_dense", "mlp_fc1", "mlp_fc2"]]  # in each layer
 
 
 @dataclass(kw_only=True)
 class PeftConfig:
-    """Train few parameters beside the model's own, which stay."""
+    """Train adapters and keep the pretrained weights."""
 
     enabled: bool
     peft_scheme: Literal["lora"]
@@ -69,20 +65,20 @@ class PeftConfig:
 
 @dataclass(kw_only=True)
 class DownstreamModelConfig:
-    """What is trained, and on what."""
+    """Pretrained model, trained parts, and data."""
 
-    seq_length: Tokens | None  # tokens to read, if more than it was trained with; learned positions have no more
-    restore_encoder_path: str | None  # a .nemo archive, a checkpoint, or a directory of Hugging Face's
-    restore_head_path: str | None  # unfrozen: begin with head.safetensors of a run whose encoder was frozen
-    encoder_frozen: bool  # its vectors are computed once, and a head is trained on them
-    freeze_layers: LayerCount  # unfrozen: the first n layers stay, and the embedding; below 0: all but the last n
-    encoder_lr_scale: PositiveFloat  # unfrozen: learning rate of the pretrained weights, as a multiple of the head's
+    seq_length: TokenCount | None  # maximum length, if larger than in pretraining (rotary positions only)
+    restore_encoder_path: str | None  # a .nemo archive, a checkpoint, or a Hugging Face directory
+    restore_head_path: str | None  # head.safetensors of a run with encoder_frozen, to start from
+    encoder_frozen: bool  # train only a head, on embeddings computed once; the keys for "unfrozen" have no effect
+    freeze_layers: SignedLayerCount  # unfrozen: n > 0 freezes the embedding and n layers, n < 0 all but the last -n
+    encoder_lr_scale: PositiveFloat  # unfrozen: learning rate of pretrained weights relative to the head's
     peft: PeftConfig
-    tensor_model_parallel_size: Width
-    pipeline_model_parallel_size: Width
+    tensor_model_parallel_size: Dimension
+    pipeline_model_parallel_size: Dimension
     sequence_parallel: bool
-    micro_batch_size: Width  # sequences of an update on each device
-    global_batch_size: Positive | None  # unfrozen: of an update on all devices; None: as many as there are at once
+    micro_batch_size: Dimension  # sequences per device and step
+    global_batch_size: PositiveInt | None  # unfrozen: sequences per step on all devices; None: no accumulation
     seed: Seed
     downstream_task: HeadConfig
     data: DownstreamDataConfig
@@ -91,12 +87,12 @@ class DownstreamModelConfig:
 
 @dataclass(kw_only=True)
 class DownstreamConfig:
-    """Everything a downstream command can be told."""
+    """Configuration of fine-tuning."""
 
     name: str  # of the experiment
     do_preprocessing: bool  # prepare the data set
-    do_training: bool  # fine-tune; without it data is prepared, as in v1
-    do_testing: bool  # run the test set at the end
+    do_training: bool  # fine-tune; if False, prepare the data set, as in v1
+    do_testing: bool  # evaluate on the test set at the end
     trainer: TrainerConfig
     exp_manager: ExpManagerConfig
     model: DownstreamModelConfig

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`exp_manager`: directories, loggers and checkpoints of a run, under the names of NeMo's exp_manager.
 
-Only what our YAML gives is required; what is None is left to NeMo's own default.
+None selects NeMo's default.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from typing import Any, Literal
 from bionemo.config.schema.ranges import (
     DurationOrZero,
     DurationText,
-    NotNegative,
-    NotNegativeFloat,
-    Positive,
+    Fraction,
+    IntOrUnlimited,
+    NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
-    Share,
-    Steps,
-    Unlimited,
+    PositiveInt,
+    StepCount,
 )
 
 
 @dataclass(kw_only=True)
 class WandbLoggerConfig:
-    """Arguments of Lightning's WandbLogger and, through it, of wandb.init."""
+    """Arguments of Lightning's WandbLogger and of wandb.init."""
 
     project: str | None = None
     name: str | None = None
@@ -30,13 +30,13 @@ class WandbLoggerConfig:
     job_type: str | None = None
     notes: str | None = None
     tags: list[str] | None = None
-    offline: bool | None = None  # write to disk only; `wandb sync` uploads later
+    offline: bool | None = None  # write only to disk; upload later with `wandb sync`
     entity: str | None = None  # user or team
     id: str | None = None
     version: str | None = None  # the same as id
     dir: str | None = None
     save_dir: str | None = None
-    prefix: str | None = None  # put before every metric's name
+    prefix: str | None = None  # of metric names
     log_model: bool | Literal["all"] | None = None
     checkpoint_name: str | None = None
     resume: bool | str | None = None
@@ -49,7 +49,7 @@ class WandbLoggerConfig:
     save_code: bool | None = None
     sync_tensorboard: bool | None = None
     allow_val_change: bool | None = None
-    config: dict[str, Any] | None = None  # more values to show beside the run's own
+    config: dict[str, Any] | None = None  # additional values
     config_exclude_keys: list[str] | None = None
     config_include_keys: list[str] | None = None
     settings: dict[str, Any] | None = None
@@ -95,7 +95,7 @@ class ClearMLParams:
 
 @dataclass(kw_only=True)
 class CallbackParams:
-    """Which checkpoints are kept, when they are written and what they are called."""
+    """Names, frequency and number of checkpoints."""
 
     filepath: str | None = None
     dirpath: str | None = None
@@ -104,31 +104,31 @@ class CallbackParams:
     mode: Literal["min", "max"] | None = None
     verbose: bool | None = None
     save_last: bool | None = None
-    save_top_k: Unlimited | None = None
+    save_top_k: IntOrUnlimited | None = None
     save_weights_only: bool | None = None
     auto_insert_metric_name: bool | None = None
-    every_n_epochs: NotNegative | None = None
-    every_n_train_steps: Steps | None = None
+    every_n_epochs: NonNegativeInt | None = None
+    every_n_train_steps: StepCount | None = None
     train_time_interval: DurationOrZero | None = None
-    prefix: str | None = None  # of the .nemo file, exp_manager.name by default
-    postfix: str | None = None  # .nemo by default
-    save_best_model: bool | None = None  # the .nemo file is of the best checkpoint instead of the last
-    always_save_nemo: bool | None = None  # export a .nemo file at every save; the next one replaces it
+    prefix: str | None = None  # of the .nemo file; default: exp_manager.name
+    postfix: str | None = None  # of the .nemo file; default: .nemo
+    save_best_model: bool | None = None  # export the best checkpoint to .nemo instead of the last one
+    always_save_nemo: bool | None = None  # export to .nemo at every save, replacing the previous export
     save_nemo_on_train_end: bool | None = None
-    model_parallel_size: Positive | None = None
+    model_parallel_size: PositiveInt | None = None
     save_on_train_epoch_end: bool | None = None
-    async_save: bool | None = None  # write while training goes on; None: when it computes on a GPU
-    save_last_n_optim_states: Unlimited | None = None
+    async_save: bool | None = None  # write during training; None: if training uses a GPU
+    save_last_n_optim_states: IntOrUnlimited | None = None
 
 
 @dataclass(kw_only=True)
 class EarlyStoppingParams:
-    """When to stop because nothing improves."""
+    """Stop if a metric no longer improves."""
 
     monitor: str | None = None
     mode: Literal["min", "max"] | None = None
-    min_delta: NotNegativeFloat | None = None
-    patience: NotNegative | None = None  # validations without improvement
+    min_delta: NonNegativeFloat | None = None
+    patience: NonNegativeInt | None = None  # validations without improvement
     verbose: bool | None = None
     strict: bool | None = None
     check_finite: bool | None = None
@@ -140,48 +140,48 @@ class EarlyStoppingParams:
 
 @dataclass(kw_only=True)
 class IPLEpochStopperParams:
-    """When to stop for new pseudo-labels (speech models)."""
+    """Stop for new pseudo-labels (speech models)."""
 
     enable_stop: bool | None = None
-    stop_every_n_epochs: Positive | None = None
+    stop_every_n_epochs: PositiveInt | None = None
 
 
 @dataclass(kw_only=True)
 class StepTimingParams:
-    """How step times are averaged."""
+    """Averaging of step times."""
 
     reduction: str | None = None
     sync_cuda: bool | None = None
-    buffer_size: Positive | None = None
+    buffer_size: PositiveInt | None = None
 
 
 @dataclass(kw_only=True)
 class EMAParams:
-    """A moving average of the weights."""
+    """Exponential moving average of the weights."""
 
     enable: bool | None = None
-    decay: Share | None = None
+    decay: Fraction | None = None
     cpu_offload: bool | None = None
     validate_original_weights: bool | None = None
-    every_n_steps: Positive | None = None
+    every_n_steps: PositiveInt | None = None
 
 
 @dataclass(kw_only=True)
 class StragglerDetectionParams:
-    """How slow ranks are found."""
+    """Detection of slow ranks."""
 
     report_time_interval: PositiveFloat | None = None
     calc_relative_gpu_perf: bool | None = None
     calc_individual_gpu_perf: bool | None = None
-    num_gpu_perf_scores_to_log: NotNegative | None = None
-    gpu_relative_perf_threshold: Share | None = None
-    gpu_individual_perf_threshold: Share | None = None
+    num_gpu_perf_scores_to_log: NonNegativeInt | None = None
+    gpu_relative_perf_threshold: Fraction | None = None
+    gpu_individual_perf_threshold: Fraction | None = None
     stop_if_detected: bool | None = None
 
 
 @dataclass(kw_only=True)
 class FaultToleranceParams:
-    """How hung ranks are found and restarted."""
+    """Detection and restart of hung ranks."""
 
     workload_check_interval: PositiveFloat | None = None
     initial_rank_heartbeat_timeout: PositiveFloat | None = None
@@ -190,24 +190,24 @@ class FaultToleranceParams:
     safety_factor: PositiveFloat | None = None
     rank_termination_signal: str | None = None
     log_level: str | None = None
-    max_rank_restarts: NotNegative | None = None
-    max_subsequent_job_failures: NotNegative | None = None
+    max_rank_restarts: NonNegativeInt | None = None
+    max_subsequent_job_failures: NonNegativeInt | None = None
     additional_ft_launcher_args: str | None = None
     simulated_fault: dict[str, Any] | None = None
 
 
 @dataclass(kw_only=True)
 class ExpManagerConfig:
-    """Where a run writes, how it resumes, whom it tells."""
+    """Directories, resumption, loggers and callbacks of a run."""
 
     # directory and resumption
     name: str | None
     exp_dir: str | None
-    explicit_log_dir: str | None  # used as it stands when given; else exp_dir/name/version
+    explicit_log_dir: str | None  # None: exp_dir/name/version
     version: str | None = None
-    use_datetime_version: bool  # a directory per start: every rank must agree on it, so off
-    resume_if_exists: bool  # go on from the newest checkpoint of the same directory
-    resume_ignore_no_checkpoint: bool  # and start afresh when there is none
+    use_datetime_version: bool  # keep False: all ranks must use the same directory
+    resume_if_exists: bool  # from the newest checkpoint in the directory
+    resume_ignore_no_checkpoint: bool  # start a new run if there is none
     resume_past_end: bool | None = None
     resume_from_checkpoint: str | None = None
     # loggers
@@ -223,8 +223,8 @@ class ExpManagerConfig:
     clearml_logger_kwargs: ClearMLParams | None = None
     create_neptune_logger: bool | None = None
     neptune_logger_kwargs: dict[str, Any] | None = None
-    log_local_rank_0_only: bool | None = None  # of NeMo 1.23: one log file per node
-    log_global_rank_0_only: bool | None = None  # of NeMo 1.23: one log file in all
+    log_local_rank_0_only: bool | None = None  # NeMo 1.23: one log file per node
+    log_global_rank_0_only: bool | None = None  # NeMo 1.23: one log file
     # checkpoints
     create_checkpoint_callback: bool
     checkpoint_callback_params: CallbackParams
@@ -240,11 +240,11 @@ class ExpManagerConfig:
     straggler_detection_params: StragglerDetectionParams | None = None
     create_fault_tolerance_callback: bool | None = None
     fault_tolerance: FaultToleranceParams | None = None
-    # the rest
+    # other
     files_to_copy: list[str] | None = None
     log_step_timing: bool | None = None
     log_delta_step_timing: bool | None = None
     step_timing_kwargs: StepTimingParams | None = None
     log_tflops_per_sec_per_gpu: bool | None = None
-    max_time_per_run: DurationText | None = None  # DD:HH:MM:SS; saves and stops
-    seconds_to_sleep: NotNegativeFloat | None = None
+    max_time_per_run: DurationText | None = None  # DD:HH:MM:SS; the run saves a checkpoint and ends
+    seconds_to_sleep: NonNegativeFloat | None = None

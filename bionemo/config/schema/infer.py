@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The root of a prediction: a trained model, the sequences it reads, and the file that takes what it makes of them."""
+"""The root of a prediction configuration: a trained model, input sequences and an output file."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from bionemo.config.schema.data import CsvFieldsConfig, FastaConfig
 from bionemo.config.schema.ranges import (
-    Devices,
+    DeviceCount,
+    Dimension,
     Duration,
-    Machines,
-    NotNegative,
-    NotNegativeFloat,
+    Fraction,
+    NodeCount,
+    NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     Seed,
-    Share,
-    Tokens,
-    Width,
+    TokenCount,
 )
-from bionemo.config.schema.trainer import Precision
+from bionemo.config.schema.training import Precision
 
 Output = Literal["embeddings", "begin", "hiddens", "logits", "pseudo_perplexity", "reconstruction", "samples"]
 SamplingMethod = Literal[
@@ -31,43 +31,43 @@ SamplingMethod = Literal[
 
 @dataclass(kw_only=True)
 class InferTrainerConfig:
-    """Where it is computed."""
+    """Hardware."""
 
-    accelerator: Literal["auto", "cpu", "gpu", "cuda"]  # auto takes the GPU when there is one
-    devices: Devices | str  # of each node, each of which takes a share of the sequences; auto: all GPUs
-    num_nodes: Machines
+    accelerator: Literal["auto", "cpu", "gpu", "cuda"]  # auto: GPUs if there are any
+    devices: DeviceCount | str  # per node; the sequences are divided over them; auto: all GPUs
+    num_nodes: NodeCount
     precision: Precision
-    rank_timeout: Duration  # DD:HH:MM:SS that the first process waits for something new from the others
+    rank_timeout: Duration  # the run ends if the first process receives nothing from another one for longer
 
 
 @dataclass(kw_only=True)
 class SamplingConfig:
-    """How molecules near one that was read are drawn, in v1's words: noise on its vectors, then what is written."""
+    """Sampling of molecules similar to an input: noise is added to its hidden states, which are then decoded."""
 
     sampling_method: SamplingMethod
-    num_samples: Width  # perturbations; of single-sample: beams of one perturbation, all of which are kept
-    scaled_radius: NotNegativeFloat  # standard deviation of the noise; 0: none
-    top_k: NotNegative  # topkp: tokens are drawn from so many likeliest ones; 0: from all
-    top_p: Share  # topkp: and from the likeliest that together have this probability; 0: from all
-    temperature: PositiveFloat  # topkp: below 1 likely tokens become likelier
-    beam_size: Width  # of beam searches; perturbate-sample keeps all beams of every perturbation
-    beam_alpha: NotNegativeFloat  # length penalty of beam searches; 0: none
+    num_samples: Dimension  # perturbations; beam-search-single-sample: beams of one perturbation
+    scaled_radius: NonNegativeFloat  # standard deviation of the noise
+    top_k: NonNegativeInt  # topkp: sample from the k most likely tokens; 0: no limit
+    top_p: Fraction  # topkp: sample from the most likely tokens with this total probability; 0: no limit
+    temperature: PositiveFloat  # topkp
+    beam_size: Dimension  # beam searches; beam-search-perturbate-sample returns all beams
+    beam_alpha: NonNegativeFloat  # beam searches: length penalty; 0: none
     seed: Seed
 
 
 @dataclass(kw_only=True)
 class TaskConfig:
-    """What is asked of which model."""
+    """The model and its outputs."""
 
-    restore_from_path: str  # a .nemo archive, a checkpoint, or a directory of Hugging Face's
+    restore_from_path: str  # a .nemo archive, a checkpoint, or a Hugging Face directory
     outputs: list[Output]
-    reconstruction_beam_size: Width  # 1: greedy
+    reconstruction_beam_size: Dimension  # 1: greedy
     sampling: SamplingConfig
 
 
 @dataclass(kw_only=True)
 class InferDataImplConfig:
-    """Settings of each reader; `data_impl` says which one counts."""
+    """Settings of each reader; `data_impl` selects one."""
 
     csv_fields_mmap: CsvFieldsConfig
     fasta_fields_mmap: FastaConfig
@@ -75,24 +75,24 @@ class InferDataImplConfig:
 
 @dataclass(kw_only=True)
 class InferDataConfig:
-    """Sequences, and where what is made of them goes."""
+    """Input sequences and the output file."""
 
-    dataset_path: str | list[str]  # a file, a range of them such as x[000..004].csv, or a list
-    data_impl: Literal["", "csv_fields_mmap", "fasta_fields_mmap"]  # "": by the ending of the files
+    dataset_path: str | list[str]  # a file, a range such as x[000..004].csv, or a list
+    data_impl: Literal["", "csv_fields_mmap", "fasta_fields_mmap"]  # "": by the extension of the files
     data_impl_kwargs: InferDataImplConfig
-    data_fields_map: dict[str, str]  # names of the columns, where a CSV file has a header: {sequence: seq, id: name}
+    data_fields_map: dict[str, str]  # column names in the header of a CSV file: {sequence: seq, id: name}
     index_mapping_dir: str | None
-    batch_size: Width  # sequences computed together, at most; results do not depend on it
-    tokens_per_batch: Tokens  # and tokens
-    long_sequences: Literal["truncate", "split", "drop", "error"]  # what has more tokens than the model reads
-    output_fname: str  # "": the name of the first file, with another ending, in the current directory
-    output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl"] | None  # None: by the ending of output_fname
-    overwrite: bool  # replace a file that is there
+    batch_size: Dimension  # maximum number of sequences per batch; does not change the results
+    tokens_per_batch: TokenCount  # maximum number of tokens per batch
+    long_sequences: Literal["truncate", "split", "drop", "error"]  # longer than the model's maximum length
+    output_fname: str  # "": name of the first input file with another extension, in the current directory
+    output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl"] | None  # None: by output_fname
+    overwrite: bool  # replace an existing file
 
 
 @dataclass(kw_only=True)
 class InferModelConfig:
-    """A model and its data."""
+    """The model and its data."""
 
     downstream_task: TaskConfig
     data: InferDataConfig
@@ -100,7 +100,7 @@ class InferModelConfig:
 
 @dataclass(kw_only=True)
 class InferConfig:
-    """Everything a prediction can be told."""
+    """Configuration of a prediction."""
 
     name: str
     desc: str | None

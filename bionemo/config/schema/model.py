@@ -1,48 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`model`: architecture, parallel layout, and the groups that belong to a model."""
+"""The root of a pretraining configuration, and `model`: architecture, parallel layout and nested groups."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+from bionemo.config.schema.cluster import ClusterConfig
 from bionemo.config.schema.data import (
     DataConfig,
     Files,
     MaskedDataConfig,
     MoleculeDataConfig,
     SpanDataConfig,
+    TaskType,
     TextDataConfig,
 )
-from bionemo.config.schema.optim import OptimConfig
+from bionemo.config.schema.exp_manager import ExpManagerConfig
 from bionemo.config.schema.ranges import (
-    Layers,
-    NotNegative,
-    Positive,
+    Dimension,
+    FractionBelowOne,
+    LayerCount,
+    NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     Seed,
-    ShareBelowOne,
-    Tokens,
-    Width,
-    Workers,
+    TokenCount,
+    WorkerCount,
 )
+from bionemo.config.schema.training import OptimConfig, TrainerConfig
 
 
 @dataclass(kw_only=True)
 class TokenizerConfig:
-    """Which vocabulary; those of proteins and molecules are part of the package, GPT-2's is the user's to give."""
+    """Vocabulary. Those of proteins and molecules are part of the package; GPT-2's files come from the user."""
 
     library: Literal["sentencepiece", "huggingface", "megatron", "regex"]
     type: str | None = None
-    model: str | None = None  # a file of v1; None: the alphabet of the package
+    model: str | None = None  # a file of v1; ignored
     vocab_file: str | None = None
     merge_file: str | None = None
     model_name: str | None = None  # name on the Hugging Face hub
-    mask_id: NotNegative | None = None
-    num_sentinel_tokens: NotNegative | None = None  # ProtT5nv
+    mask_id: NonNegativeInt | None = None
+    num_sentinel_tokens: NonNegativeInt | None = None  # ProtT5nv
 
 
 @dataclass(kw_only=True)
 class ValidationConfig:
-    """The name that early releases gave to dwnstr_task_validation."""
+    """Former name of dwnstr_task_validation; must be off."""
 
     validation_enabled: bool
 
@@ -57,29 +60,29 @@ class DownstreamFilesConfig:
 
 @dataclass(kw_only=True)
 class DownstreamDatasetConfig:
-    """A small supervised task that is trained on the frozen model at every validation."""
+    """A small labelled task: at every validation a head is trained on the frozen model and tested."""
 
-    task_type: Literal["token-level-classification", "classification", "regression"]
+    task_type: TaskType
     task_name: str
     dataset_path: str
     dataset: DownstreamFilesConfig
     sequence_column: str
     target_column: str | list[str]
-    target_sizes: list[Positive] | None  # classes of each target; None: they are numbers
+    target_sizes: list[PositiveInt] | None  # number of classes of each target; None: regression
     mask_column: list[str] | None
-    max_seq_length: Tokens
-    emb_batch_size: Width
-    batch_size: Width
-    num_epochs: Positive
+    max_seq_length: TokenCount
+    emb_batch_size: Dimension
+    batch_size: Dimension
+    num_epochs: PositiveInt
     shuffle: bool
-    num_workers: Workers
+    num_workers: WorkerCount
     random_seed: Seed
     optim: OptimConfig
 
 
 @dataclass(kw_only=True)
 class DownstreamValidationConfig:
-    """Validation on a downstream task while the model trains."""
+    """Validation on a downstream task during pretraining."""
 
     enabled: bool
     dataset: DownstreamDatasetConfig
@@ -87,41 +90,40 @@ class DownstreamValidationConfig:
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """What every model has."""
+    """Keys of every model."""
 
     _target_: str  # import path of the model class
-    # batch and layout
-    micro_batch_size: Width  # sequences per device and forward pass; packed: x seq_length tokens
-    global_batch_size: Positive | None  # None: micro batch x data-parallel size x accumulation
-    tensor_model_parallel_size: Width
-    pipeline_model_parallel_size: Width
-    sequence_parallel: bool  # norms and dropout are split along the sequence too; needs tensor parallelism
+    # batch and parallel layout
+    micro_batch_size: Dimension  # sequences per device and forward pass; packed: x seq_length tokens
+    global_batch_size: PositiveInt | None  # None: micro-batch size x data-parallel size x accumulation
+    tensor_model_parallel_size: Dimension
+    pipeline_model_parallel_size: Dimension
+    sequence_parallel: bool  # divide norms and dropout along the sequence; needs tensor parallelism
     # architecture
-    seq_length: Tokens  # longest sequence, begin and end token included
-    encoder_seq_length: Tokens  # the same
-    max_position_embeddings: Tokens
-    num_layers: Layers  # of an encoder-decoder: of each
-    hidden_size: Width
-    ffn_hidden_size: Width
-    num_attention_heads: Width
-    kv_channels: Width | None  # size of a head; None: hidden_size / num_attention_heads
-    activation: Literal["gelu", "gelu_tanh"]  # by the error function, or GPT-2's approximation
-    hidden_dropout: ShareBelowOne
-    attention_dropout: ShareBelowOne
+    seq_length: TokenCount  # maximum length, including begin and end tokens
+    encoder_seq_length: TokenCount  # equal to seq_length
+    max_position_embeddings: TokenCount
+    num_layers: LayerCount  # of an encoder-decoder: of each
+    hidden_size: Dimension
+    ffn_hidden_size: Dimension
+    num_attention_heads: Dimension
+    kv_channels: Dimension | None  # size of a head; None: hidden_size / num_attention_heads
+    activation: Literal["gelu", "gelu_tanh"]  # exact, or GPT-2's approximation
+    hidden_dropout: FractionBelowOne
+    attention_dropout: FractionBelowOne
     layernorm_epsilon: PositiveFloat
     init_method_std: PositiveFloat
-    make_vocab_size_divisible_by: Width  # rows are added to the embedding table until it is
+    make_vocab_size_divisible_by: Dimension  # the embedding table is padded to a multiple
     # numerics and speed
     seed: Seed
     compile: bool  # torch.compile every layer
-    native_amp_init_scale: PositiveFloat  # 16-mixed: first loss scale,
-    native_amp_growth_interval: Positive  # doubled after this many good steps,
-    hysteresis: Positive  # halved after this many bad ones
+    native_amp_init_scale: PositiveFloat  # 16-mixed: first loss scale
+    native_amp_growth_interval: PositiveInt  # 16-mixed: steps without overflow until the scale is doubled
+    hysteresis: PositiveInt  # 16-mixed: overflows until the scale is halved
     activations_checkpoint_granularity: Literal["selective", "full"] | None
     activations_checkpoint_method: Literal["uniform", "block"] | None
-    activations_checkpoint_num_layers: Positive | None
-    # start
-    resume_from_checkpoint: str | None  # a checkpoint to go on from, instead of the newest of this run
+    activations_checkpoint_num_layers: PositiveInt | None
+    resume_from_checkpoint: str | None  # a checkpoint to resume from, instead of the newest one of this run
     # groups
     tokenizer: TokenizerConfig
     data: DataConfig
@@ -132,43 +134,43 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class EncoderConfig(ModelConfig):
-    """What every encoder has."""
+    """Keys of every encoder."""
 
     data: MaskedDataConfig
 
 
 @dataclass(kw_only=True)
 class ESM1nvConfig(EncoderConfig):
-    """ESM-1nv: learned positions."""
+    """Encoder with learned positions (ESM-1nv)."""
 
     position_embedding_type: Literal["learned_absolute"]
 
 
 @dataclass(kw_only=True)
 class ESM1bConfig(EncoderConfig):
-    """ESM-1b and ESM-1v: learned positions, token dropout."""
+    """Encoder with learned positions and token dropout (ESM-1b, ESM-1v)."""
 
     position_embedding_type: Literal["learned_absolute"]
-    embedding_token_dropout: bool  # as ESM-2nv's
-    embedding_layer_norm: bool  # before the first layer; ESM-1b has it, ESM-1v does not
+    embedding_token_dropout: bool  # see ESM2nvConfig
+    embedding_layer_norm: bool  # before the first layer: True for ESM-1b, False for ESM-1v
 
 
 @dataclass(kw_only=True)
 class ESM2nvConfig(EncoderConfig):
-    """ESM-2nv: rotary positions, token dropout."""
+    """Encoder with rotary positions and token dropout (ESM-2nv)."""
 
     position_embedding_type: Literal["rope"]
-    embedding_token_dropout: bool  # scale embeddings by the share of tokens that is not masked
-    mask_token_id: NotNegative
+    embedding_token_dropout: bool  # scale embeddings by the fraction of tokens that are not masked
+    mask_token_id: NonNegativeInt
     drop_last: bool
 
 
 @dataclass(kw_only=True)
 class EncoderDecoderConfig(ModelConfig):
-    """What every encoder-decoder has; the words that v1 had for its one architecture are taken, others are not."""
+    """Keys of every encoder-decoder. The values of v1's only architecture are accepted, others are not."""
 
     position_embedding_type: Literal["learned_absolute"]
-    share_decoder_tokens_head_embeddings: bool  # the word table is the last product's, too, with a bias for each word
+    share_decoder_tokens_head_embeddings: bool  # the output layer uses the embedding table and a bias per token
     normalization: Literal["layernorm"]
     transformer_block_type: Literal["pre_ln"]
     encoder_arch: Literal["transformer"]
@@ -177,25 +179,42 @@ class EncoderDecoderConfig(ModelConfig):
 
 @dataclass(kw_only=True)
 class ProtT5nvConfig(EncoderDecoderConfig):
-    """ProtT5nv: proteins, spans behind sentinels."""
+    """Proteins with masked spans (ProtT5nv)."""
 
     data: SpanDataConfig
 
 
 @dataclass(kw_only=True)
 class MegaMolBARTConfig(EncoderDecoderConfig):
-    """MegaMolBART: SMILES."""
+    """SMILES (MegaMolBART)."""
 
-    name: str  # of this size, for file names
-    restore_encoder_path: str | None  # what restore_from_path follows
+    name: str  # of this model size, for file names
+    restore_encoder_path: str | None  # the default of restore_from_path
     data: MoleculeDataConfig
 
 
 @dataclass(kw_only=True)
 class GPT3Config(ModelConfig):
-    """GPT-3: text."""
+    """Text (GPT-3)."""
 
     position_embedding_type: Literal["learned_absolute"]
     data: TextDataConfig
     normalization: Literal["layernorm"] | None = None
     transformer_block_type: Literal["pre_ln"] | None = None
+
+
+@dataclass(kw_only=True)
+class RunConfig:
+    """Configuration of pretraining, of `launch` and of `plan`."""
+
+    name: str  # of the experiment: part of directory and logger names
+    desc: str | None = None
+    do_preprocessing: bool  # prepare the data set; stop unless do_training
+    do_training: bool
+    do_testing: bool  # evaluate on the test set at the end
+    seed: Seed | None = None  # of the data, if model.data.seed refers to it (MegaMolBART); not model.seed
+    restore_from_path: str | None  # initial weights: a .nemo archive or a checkpoint
+    trainer: TrainerConfig
+    exp_manager: ExpManagerConfig
+    model: ModelConfig  # `model._target_` selects the subclass, see SCHEMAS
+    cluster: ClusterConfig  # used by `bionemo launch` only

@@ -1,62 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bionemo.preprocess`: what raw downloads become, one dataclass per kind of data set."""
+"""Configurations of `bionemo preprocess`, one dataclass per kind of data set."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from bionemo.config.schema.ranges import (
-    Column,
-    NotNegative,
-    NotNegativeFloat,
-    Positive,
-    Processes,
+    ColumnIndex,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ProcessCount,
     Seed,
-    Shards,
-    Tokens,
+    ShardCount,
+    TokenCount,
 )
 
-Size = NotNegative | NotNegativeFloat  # a count of records, or a share of them below 1
+Size = NonNegativeInt | NonNegativeFloat  # number of records; below 1: fraction of the records
 Strictness = Literal["error", "skip"]
 
 
 @dataclass(kw_only=True)
 class PreparationConfig:
-    """What every preparation is told."""
+    """Keys of every preparation."""
 
     _target_: str
     output: str  # directory of the result
-    force: bool  # prepare again what is there already
-    num_preprocess_workers: Processes  # processes, at most one per core
+    force: bool  # prepare again even if the result exists
+    num_preprocess_workers: ProcessCount  # at most one per core is used
 
 
 @dataclass(kw_only=True)
 class SplitSizes:
-    """How records are dealt to validation, test and training, as BioNeMo v1 dealt them."""
+    """Division of records into validation, test and training set, as in BioNeMo v1."""
 
     val_size: Size
     test_size: Size
     seed: Seed
-    num_csv_files: Shards  # shards of each split
+    num_csv_files: ShardCount  # per split
 
 
 @dataclass(kw_only=True)
 class SequencePolicies:
-    """What happens to a record that is not as it should be."""
+    """Treatment of unusual records."""
 
-    on_empty: Strictness  # no name, or no sequence
-    on_duplicate: Literal["error", "skip", "keep"]  # a name that has been seen before
-    on_letters: Literal["error", "skip", "strip", "keep"]  # letters beyond A to Z; strip removes `*`, `-`, `.`, spaces
+    on_empty: Strictness  # without name or sequence
+    on_duplicate: Literal["error", "skip", "keep"]  # with the name of an earlier record
+    on_letters: Literal["error", "skip", "strip", "keep"]  # outside A to Z; strip removes `*`, `-`, `.` and spaces
 
 
 @dataclass(kw_only=True)
 class SequencesJob(PreparationConfig, SplitSizes, SequencePolicies):
-    """FASTA or CSV files, plain or gzipped, to shards; UniRef50 is one of them."""
+    """FASTA or CSV files, plain or gzipped, to shards; also used for UniRef50."""
 
     source: str | list[str]  # files or URLs
-    checksum: str | None  # of the only source: md5:... or sha256:...
-    format: Literal["auto", "fasta", "csv"]  # auto: by the file's first letter
-    id_column: str | Column  # of a CSV: its name in the header, or its number from 0
-    sequence_column: str | Column
+    checksum: str | None  # md5:... or sha256:... if there is one source
+    format: Literal["auto", "fasta", "csv"]  # auto: by the first character of the file
+    id_column: str | ColumnIndex  # of a CSV file: name in the header, or index
+    sequence_column: str | ColumnIndex
     separator: str
 
 
@@ -64,46 +64,44 @@ class SequencesJob(PreparationConfig, SplitSizes, SequencePolicies):
 class ClustersJob(PreparationConfig, SequencePolicies):
     """UniRef50 clusters with their UniRef90 members."""
 
-    source: str | None  # directory in which the files below are looked for
-    uf50_datapath: str  # a sequence of each cluster
+    source: str | None  # directory of the files below
+    uf50_datapath: str  # one sequence per cluster
     val_datapath: str
     test_datapath: str
     uf90_datapath: str  # all members
     cluster_mapping_tsv: str
     on_duplicate: Strictness
-    num_csv_files: Shards
-    on_unknown: Strictness  # the mapping names a cluster or member that no FASTA holds
-    on_shared: Strictness  # a member of two clusters; skip keeps it in the first
-    custom_pretraining_fasta_path: dict[
-        str, str | None
-    ]  # own sequences for a split; if any is given, nothing else is made
+    num_csv_files: ShardCount
+    on_unknown: Strictness  # a cluster or member in the mapping without a sequence
+    on_shared: Strictness  # a member of two clusters; skip keeps it in the first one
+    custom_pretraining_fasta_path: dict[str, str | None]  # own FASTA file per split; if any is given, only those
 
 
 @dataclass(kw_only=True)
 class FlipJob(PreparationConfig):
-    """The FLIP benchmark: sequences with a label each, or with one per residue."""
+    """The FLIP benchmark: sequences with one label, or one label per residue."""
 
-    source: str  # base URL or directory; each task is a directory below it
+    source: str  # base URL or directory with a directory per task
     task_name: str | list[str]  # "all", or names
 
 
 @dataclass(kw_only=True)
 class ZincJob(PreparationConfig):
-    """ZINC15 tranches, or any directory of SMILES files, to shards of canonical SMILES."""
+    """ZINC15 tranches or any SMILES files to shards of canonical SMILES."""
 
     source: str  # a file that lists URLs, a directory of SMILES files, or one such file
-    max_smiles_length: Tokens
-    train_size: Positive  # molecules of a shard
-    val_size: NotNegative
-    test_size: NotNegative
+    max_smiles_length: TokenCount
+    train_size: PositiveInt  # molecules per shard
+    val_size: NonNegativeInt
+    test_size: NonNegativeInt
     seed: Seed
-    on_invalid: Strictness  # SMILES that RDKit cannot read
+    on_invalid: Strictness  # SMILES that RDKit cannot parse
     on_duplicate: Literal["skip", "keep", "error"]  # molecules with the same canonical SMILES
 
 
 @dataclass(kw_only=True)
 class MoleculeNetJob(PreparationConfig):
-    """MoleculeNet's measured properties: ESOL, FreeSolv, Lipophilicity."""
+    """Measured properties of molecules from MoleculeNet: ESOL, FreeSolv, Lipophilicity."""
 
     source: str  # base URL or directory
     task_name: str | list[str]
@@ -115,7 +113,7 @@ class MoleculeNetJob(PreparationConfig):
 
 @dataclass(kw_only=True)
 class UsptoJob(PreparationConfig):
-    """USPTO-50k: reactions for retrosynthesis."""
+    """Reactions of USPTO-50k for retrosynthesis."""
 
     source: str
     checksum: str | None
@@ -124,12 +122,12 @@ class UsptoJob(PreparationConfig):
 
 @dataclass(kw_only=True)
 class TextJob(PreparationConfig):
-    """Documents of JSON Lines files, tokenised for GPT: `output` is the path of two files without .bin and .idx."""
+    """JSON Lines files to Megatron's indexed tokens: `output` is the path of two files without .bin and .idx."""
 
     source: str | list[str]  # .jsonl files, plain or gzipped
-    json_key: str  # where in a line's object its text is
+    json_key: str  # key of the text in each line's object
     vocab_file: str | None  # GPT-2's vocab.json
-    merge_file: str | None  # and its merges.txt
-    append_eod: bool  # end every document with <|endoftext|>
-    on_empty: Strictness  # a document without text
-    on_invalid: Strictness  # a line that is no JSON object with a text
+    merge_file: str | None  # GPT-2's merges.txt
+    append_eod: bool  # append <|endoftext|> to every document
+    on_empty: Strictness  # documents without text
+    on_invalid: Strictness  # lines that are not a JSON object with a text

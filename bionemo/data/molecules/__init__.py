@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Molecules as samples: SMILES, the forms in which one is read and written, and spans hidden of it."""
+"""Molecule and reaction datasets: SMILES reader, SMILES augmentation and text infilling."""

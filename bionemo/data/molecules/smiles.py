@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Molecules as RDKit reads and writes them: canonical, or with their atoms in random order.
-
-RDKit is loaded when the first molecule is read; other models never pay for it.
-"""
+"""Parses SMILES and writes canonical and random SMILES with RDKit, which is imported on first use."""
 
 import re
 import sys
@@ -14,144 +11,143 @@ import numpy as np
 from bionemo.common.random_stream import draw_runs
 
 Molecule = Any
-"""An rdkit.Chem.Mol; RDKit has no types."""
+"""rdkit.Chem.Mol; RDKit has no type annotations."""
 
-_ENTRY = 150  # bytes that a dictionary takes for an entry, at most
-_SEEDS = 2**31 - 1  # of RDKit's generator; 0 would leave it as it is
-_STEREO_DONE = "_StereochemDone"  # RDKit's own mark of a molecule whose stereo centres it has looked through
-_ODD = re.compile(r"[^A-Za-z0-9()\[\]=#+.@%-]")  # bonds with sides, names, whatever is rare
-_ODD_CENTRE = re.compile(r"@[A-GI-Z]")  # other than tetrahedral
+_ENTRY_BYTES = 150  # upper bound of the size of a dictionary entry
+_MAX_SEED = 2**31 - 1  # of RDKit's generator; seed 0 would not seed it
+_STEREO_DONE = "_StereochemDone"  # RDKit's flag of a molecule whose stereocentres it has checked
+_UNUSUAL = re.compile(r"[^A-Za-z0-9()\[\]=#+@.%-]")  # bond stereo, names and rare symbols
+_UNUSUAL_CENTRE = re.compile(r"@[A-GI-Z]")  # non-tetrahedral stereocentres
 
 
-def read(text: str) -> Molecule | None:
-    """Read a SMILES; None if RDKit refuses it, or if it has no atoms.
+def parse_smiles(text: str) -> Molecule | None:
+    """Parse a SMILES; return None if RDKit rejects it or if it has no atoms.
 
-    RDKit parses, sanitises, removes hydrogen atoms and looks for false stereo centres. Of a simple text, which most
-    are, the last two are left out: it has no hydrogen atoms, and to write a molecule in random order no centre need be
-    looked at. Where there are centres, that is a third less time. A false one keeps its mark in random forms.
+    RDKit parses, sanitizes, removes hydrogen atoms and checks stereocentres. For a SMILES without hydrogen atoms and
+    unusual symbols the last two steps are skipped, which saves a third of the time if there are stereocentres: random
+    SMILES need no check, and `write_canonical` makes it later. Random SMILES keep the marks of false stereocentres.
     """
     rdkit = _rdkit()
     hydrogen = "[H" in text or "[#" in text or "[0" in text  # [H], [#1], [0H]
-    if not (hydrogen or _ODD.search(text) or _ODD_CENTRE.search(text)):
+    if not (hydrogen or _UNUSUAL.search(text) or _UNUSUAL_CENTRE.search(text)):
         molecule = rdkit.chem.MolFromSmiles(text, rdkit.parse_only)
         if molecule is None or rdkit.chem.SanitizeMol(molecule, catchErrors=True):
             return None
     elif molecule := rdkit.chem.MolFromSmiles(text):
-        molecule = restored(remembered(molecule))  # some notes get lost; so both lack the same, and write the same
+        molecule = unpack(pack(molecule))  # packing loses some properties; the result must not depend on the cache
     return molecule if molecule and molecule.GetNumAtoms() else None
 
 
-def remembered(molecule: Molecule) -> bytes:
-    """Pack a molecule; it takes a hundredth of the memory, and unpacking a third of the time of reading."""
-    return molecule.ToBinary(_rdkit().all_notes)  # centres that are not tetrahedral are among them
+def pack(molecule: Molecule) -> bytes:
+    """Serialize a molecule: 1 % of the memory, and unpacking takes a third of the time of parsing."""
+    return molecule.ToBinary(_rdkit().all_properties)  # non-tetrahedral stereocentres are properties
 
 
-def restored(data: bytes) -> Molecule:
-    """Unpack what `remembered` has packed."""
+def unpack(data: bytes) -> Molecule:
+    """Restore a molecule from `pack`."""
     return _rdkit().chem.Mol(data)
 
 
-def canonical(molecule: Molecule) -> str:
-    """Write a molecule the one way that RDKit chooses, whatever SMILES it was read from."""
+def write_canonical(molecule: Molecule) -> str:
+    """Return RDKit's canonical SMILES."""
     molecule.ClearProp(_STEREO_DONE)
     return _rdkit().chem.MolToSmiles(molecule)
 
 
-def randomised(molecule: Molecule, key: int) -> str:
-    """Write a molecule with its atoms, branches and fragments in random order, as a pure function of a 64-bit key.
+def write_random(molecule: Molecule, key: int) -> str:
+    """Return a random SMILES as a function of a 64-bit key.
 
-    It may begin at any atom and take the neighbours of each in any order ("unrestricted" randomised SMILES, Arus-Pous
-    et al. 2019).
+    The order of atoms, branches and fragments is random ("unrestricted" randomized SMILES, Arus-Pous et al. 2019).
 
     Raises:
-        RuntimeError: by RDKit, which in rare cases cannot write a molecule in some order.
+        RuntimeError: from RDKit, which in rare cases cannot write a molecule in the selected order.
     """
-    molecule.SetIntProp(_STEREO_DONE, 1)  # or false centres would be looked for, which costs as much as writing
-    text: str = _rdkit().chem.MolToRandomSmilesVect(molecule, 1, randomSeed=key % _SEEDS + 1)[0]
-    if "." in text:  # RDKit keeps the order of fragments
+    molecule.SetIntProp(_STEREO_DONE, 1)  # skips the check of stereocentres, which takes as long as writing
+    text: str = _rdkit().chem.MolToRandomSmilesVect(molecule, 1, randomSeed=key % _MAX_SEED + 1)[0]
+    if "." in text:  # RDKit does not shuffle fragments
         fragments = text.split(".")
         order = draw_runs(np.array([key], np.uint64), np.array([len(fragments)])).argsort()
         text = ".".join(fragments[i] for i in order)
     return text
 
 
-def same_molecule(written: str, wanted: str) -> bool | None:
-    """Say whether two SMILES are of the same molecule; None if RDKit refuses the first."""
-    molecule = read(written)
+def same_molecule(generated: str, target: str) -> bool | None:
+    """Return whether two SMILES denote the same molecule; None if RDKit rejects the first."""
+    molecule = parse_smiles(generated)
     if molecule is None:
         return None
-    if written == wanted:
+    if generated == target:
         return True
-    other = read(wanted)
-    return other is not None and canonical(molecule) == canonical(other)
+    other = parse_smiles(target)
+    return other is not None and write_canonical(molecule) == write_canonical(other)
 
 
-class Molecules:
-    """Writes SMILES anew, and remembers of those it has read what is costly, as long as there is room.
+class SmilesRewriter:
+    """Rewrites SMILES, with a cache of parsed molecules.
 
-    Nothing is thrown out for something new: when every molecule comes once in an epoch, what came last comes again
-    last, and throwing out the oldest would throw out what is wanted next.
+    When the cache is full, nothing is evicted: every molecule occurs once per epoch, so the least recently used
+    entry is the one needed next.
     """
 
-    def __init__(self, room: int = 64 << 20) -> None:
-        """`room`: bytes for what is remembered, in each process."""
-        self._room = room
+    def __init__(self, cache_bytes: int = 64 << 20) -> None:
+        """Set the size of the cache in each process."""
+        self._free_bytes = cache_bytes
         self._packed: dict[str, bytes] = {}
         self._canonical: dict[str, str] = {}
-        self._last: tuple[str, Molecule | None] = "", None  # for a second form of the same molecule
+        self._last: tuple[str, Molecule | None] = "", None  # often rewritten twice, for encoder and decoder
 
-    def canonical(self, text: str) -> str | None:
-        """Write a SMILES as RDKit does; None if RDKit refuses it."""
+    def canonicalize(self, text: str) -> str | None:
+        """Return the canonical SMILES; None if RDKit rejects it."""
         written = self._canonical.get(text)
         if written is None:
-            molecule = self._molecule(text)
-            written = canonical(molecule) if molecule else ""
-            if self._fits(text, written):
+            molecule = self._parse(text)
+            written = write_canonical(molecule) if molecule else ""
+            if self._reserve(text, written):
                 self._canonical[text] = written
         return written or None
 
-    def randomised(self, text: str, key: int) -> str | None:
-        """Write a SMILES in an order drawn by a key; None if RDKit refuses it."""
-        molecule = self._molecule(text)
-        if self._room > 0 and text not in self._packed:
-            packed = remembered(molecule) if molecule else b""
-            if self._fits(text, packed):
+    def randomize(self, text: str, key: int) -> str | None:
+        """Return a random SMILES, or the canonical one if RDKit fails to write it; None if RDKit rejects it."""
+        molecule = self._parse(text)
+        if self._free_bytes > 0 and text not in self._packed:
+            packed = pack(molecule) if molecule else b""
+            if self._reserve(text, packed):
                 self._packed[text] = packed
         try:
-            return randomised(molecule, key) if molecule else None
+            return write_random(molecule, key) if molecule else None
         except RuntimeError:
-            return canonical(molecule)
+            return write_canonical(molecule)
 
-    def _molecule(self, text: str) -> Molecule | None:
+    def _parse(self, text: str) -> Molecule | None:
         if text != self._last[0]:
             packed = self._packed.get(text)
-            self._last = text, read(text) if packed is None else restored(packed) if packed else None
+            self._last = text, parse_smiles(text) if packed is None else unpack(packed) if packed else None
         return self._last[1]
 
-    def _fits(self, *new: str | bytes) -> bool:
-        """Say whether something new is to be remembered, and count it."""
-        self._room -= sum(map(sys.getsizeof, new)) + _ENTRY
-        return self._room >= 0
+    def _reserve(self, *objects: str | bytes) -> bool:
+        """Reserve memory in the cache; return False if it is full."""
+        self._free_bytes -= sum(map(sys.getsizeof, objects)) + _ENTRY_BYTES
+        return self._free_bytes >= 0
 
 
 class _RDKit(NamedTuple):
     chem: Any
     parse_only: Any
-    all_notes: int
+    all_properties: int
 
 
 @cache
 def _rdkit() -> _RDKit:
     from rdkit import Chem, rdBase
 
-    rdBase.DisableLog("rdApp.*")  # RDKit's complaints name neither file nor record; ours do
+    rdBase.DisableLog("rdApp.*")  # its messages contain neither file nor record
     parse_only: Any = Chem.SmilesParserParams()
     parse_only.sanitize = parse_only.removeHs = False
     return _RDKit(Chem, parse_only, int(Chem.PropertyPickleOptions.AllProps))
 
 
 def rdkit_version() -> str:
-    """Which RDKit writes: with another one, forms may differ."""
+    """Return the version of RDKit; rewritten SMILES may differ between versions."""
     from rdkit import rdBase
 
     return str(rdBase.rdkitVersion)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proteins as samples: sequences of a split, cut to rows, with residues masked or behind sentinels."""
+"""Protein datasets for masked language modelling and span corruption, and synthetic proteins."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The span objective: residues behind sentinels, which a decoder says one after the other (Raffel et al. 2020, 3.1.4).
+"""T5's span corruption for proteins (Raffel et al. 2020, section 3.1.4), with spans of one residue as in BioNeMo v1.
 
-As in the predecessor each span is a single residue. Of n residues, round(n x masked_lm_prob), but at least one, are
-chosen; in the encoder's input the i-th of them is replaced by sentinel i, and the decoder is to say
-`sentinel 0, residue, sentinel 1, residue, ..., end`. Neither end is marked for the encoder.
+Of n residues, round(n x masked_lm_prob), but at least one, are selected. In the encoder input, the i-th of them is
+replaced by sentinel i. The decoder's target is `sentinel 0, residue, sentinel 1, residue, ..., EOS`. The encoder input
+has no BOS and EOS.
 """
 
 from collections.abc import Iterable
@@ -14,113 +14,102 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.random_stream import Words, draw_runs, purpose_key, sample_keys
+from bionemo.common.random_stream import RandomBits, draw_runs
 from bionemo.config.schema import ProtT5nvConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.data.dataset import RowSize, Sequences, Tokens
+from bionemo.data.dataset import MaxLengths, TokenizedBatch, TokenSequences
 from bionemo.data.files import SplitName
-from bionemo.data.proteins.residues import ProteinSamples, Residues
+from bionemo.data.proteins.dataset import ProteinDataset
+from bionemo.data.proteins.splits import Split, open_split
 from bionemo.tokenizers import Alphabet
 
 
 @dataclass(frozen=True)
-class Spans:
-    """How to hide.
+class SpanCorruption:
+    """Replaces residues by sentinels.
 
     Attributes:
-        alphabet: has the sentinels behind all other tokens.
-        share: of the residues that are hidden.
+        alphabet: alphabet whose last tokens are the sentinels.
+        fraction: fraction of residues to replace.
     """
 
     alphabet: Alphabet
-    share: float
+    fraction: float
 
     @cached_property
     def first_sentinel(self) -> int:
         """Id of the first sentinel."""
         return self.alphabet.tokens.index("<extra_id_0>")
 
-    def hidden(self, lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """How many of each sequence's residues are hidden, [N]: Python's rounding, to even."""
-        wanted = np.maximum(np.rint(lengths * self.share), 1).astype(np.int64)
-        return np.minimum(wanted, lengths)
+    def count_spans(self, lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Return the number of replaced residues of each sequence, [N]; halves are rounded to even."""
+        counts = np.maximum(np.rint(lengths * self.fraction), 1).astype(np.int64)
+        return np.minimum(counts, lengths)
 
-    def __call__(self, tokens: NDArray[np.integer[Any]], keys: Words, lengths: NDArray[np.int64]) -> Sequences:
-        """Hide residues in place.
+    def __call__(
+        self, tokens: NDArray[np.integer[Any]], keys: RandomBits, lengths: NDArray[np.int64]
+    ) -> TokenSequences:
+        """Replace residues in place.
 
         Args:
-            tokens: [n] ids of all sequences end to end; changed in place.
+            tokens: [n] ids of concatenated sequences; changed in place.
             keys: [N] random key of each sequence.
-            lengths: [N] tokens of each.
+            lengths: [N] number of tokens of each sequence.
 
         Returns:
-            What the decoder is to say of each sequence: two tokens for each hidden one, and the end.
+            The decoder's targets: two tokens for each replaced residue, and EOS.
         """
-        hidden = self.hidden(lengths)
-        chosen = _lowest(draw_runs(keys, lengths), lengths, hidden)
-        sentinels = self.first_sentinel + _count_up(hidden)
-        said = np.empty(2 * len(chosen) + len(lengths), np.uint8)
-        ends = (2 * hidden + 1).cumsum() - 1
-        said[ends] = self.alphabet.eos_id
-        pair = 2 * np.arange(len(chosen)) + np.repeat(np.arange(len(lengths)), hidden)
-        said[pair], said[pair + 1] = sentinels, tokens[chosen]
-        tokens[chosen] = sentinels
-        return Sequences(said, 2 * hidden + 1)
+        counts = self.count_spans(lengths)
+        # the residues with the lowest bits of each sequence: every selection is equally likely
+        order = np.lexsort((draw_runs(keys, lengths), np.repeat(np.arange(len(lengths)), lengths)))
+        selected = np.sort(order[np.repeat(lengths.cumsum() - lengths, counts) + _ramps(counts)])
+        sentinels = self.first_sentinel + _ramps(counts)
+        targets = np.empty(2 * len(selected) + len(lengths), np.uint8)
+        targets[(2 * counts + 1).cumsum() - 1] = self.alphabet.eos_id
+        pairs = 2 * np.arange(len(selected)) + np.repeat(np.arange(len(lengths)), counts)
+        targets[pairs], targets[pairs + 1] = sentinels, tokens[selected]
+        tokens[selected] = sentinels
+        return TokenSequences(targets, 2 * counts + 1)
 
 
-def _count_up(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... count - 1 for each count, end to end."""
+def _ramps(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return 0, 1, ... count - 1 for each count, concatenated."""
     return np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
 
 
-def _lowest(words: Words, lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places, ascending, of the `count` lowest words of each sequence: every choice is equally likely."""
-    order = np.lexsort((words, np.repeat(np.arange(len(lengths)), lengths)))
-    return np.sort(order[np.repeat(lengths.cumsum() - lengths, counts) + _count_up(counts)])
+class SpanDataset(ProteinDataset):
+    """Proteins with residues replaced by sentinels, for an encoder-decoder."""
 
-
-@dataclass(frozen=True)
-class SpanSamples(ProteinSamples):
-    """Proteins, some of their residues behind sentinels."""
-
-    spans: Spans
-    row: RowSize
+    def __init__(self, split: Split, corruption: SpanCorruption, max_source: int, max_target: int) -> None:
+        super().__init__(split, corruption.alphabet, max_source)
+        self.corruption, self.max_lengths = corruption, MaxLengths(max_target, max_source)
+        targets = 2 * corruption.count_spans(self.token_counts) + 1
+        # if the decoder's packed sequence fills up first, its equivalent in encoder tokens
+        self.lengths = np.maximum(self.token_counts, -(-targets * max_source // max_target))
+        self.fingerprint["model.data.masked_lm_prob"] = corruption.fraction
 
     @classmethod
-    def open(cls, config: ProtT5nvConfig, vocabulary: Alphabet, name: SplitName) -> "SpanSamples":
-        """Open a split; see Samples."""
-        data = config.data
-        residues = Residues.open(data, vocabulary, name, config.seq_length, ends=False)
-        return cls(residues, Spans(vocabulary, data.masked_lm_prob), RowSize(data.seq_length_dec, config.seq_length))
+    def open(cls, config: ProtT5nvConfig, vocabulary: Alphabet, name: SplitName) -> "SpanDataset":
+        """See DatasetFactory."""
+        split = open_split(config.data, name, config.seq_length, vocabulary)
+        corruption = SpanCorruption(vocabulary, config.data.masked_lm_prob)
+        return cls(split, corruption, config.seq_length, config.data.seq_length_dec)
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What tells this data from other data."""
-        return super().identity | {"model.data.masked_lm_prob": self.spans.share}
-
-    @cached_property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of the encoder's row or, where the decoder's row is the sooner full, their equivalent."""
-        assert self.row.source is not None
-        read = self.counted
-        said = 2 * self.spans.hidden(read) + 1
-        return np.maximum(read, -(-said * self.row.source // self.row.inputs))
-
-    def build(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> Tokens:
-        """Tokenise and hide; see Samples."""
-        source, unknown = self.residues.tokens(epochs, records)
-        keys = sample_keys(purpose_key(self.residues.seed, "mask"), epochs, records)
-        said = self.spans(source.ids, keys, source.lengths)
-        begins = said.lengths.cumsum() - said.lengths
-        inputs = np.empty_like(said.ids)
-        inputs[1:] = said.ids[:-1]
-        inputs[begins] = self.residues.alphabet.bos_id
-        dropout = sample_keys(purpose_key(self.residues.seed, "dropout"), epochs, records)
-        return Tokens(Sequences(inputs, said.lengths), np.arange(len(inputs)), said.ids, dropout, unknown, source)
+    def tokenize(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> TokenizedBatch:
+        """See Dataset."""
+        source, unknown = self.read_tokens(epochs, records)
+        targets = self.corruption(source.ids, self.keys("mask", epochs, records), source.lengths)
+        inputs = np.empty_like(targets.ids)
+        inputs[1:] = targets.ids[:-1]
+        inputs[targets.lengths.cumsum() - targets.lengths] = self.alphabet.bos_id
+        return TokenizedBatch(
+            TokenSequences(inputs, targets.lengths), np.arange(len(inputs)), targets.ids,
+            self.keys("dropout", epochs, records), unknown, source,
+        )  # fmt: skip
 
     @staticmethod
-    def reference_losses(train: "SpanSamples", val: "SpanSamples", batches: Iterable[PackedBatch]) -> dict[str, float]:
-        """What the residues' frequencies alone give: sentinels and ends follow from what was said before."""
-        hidden = val.spans.hidden(val.counted)
-        share = hidden.sum() / (2 * hidden + 1).sum()
-        return {"residue frequencies alone": train.residues.split.unigram_entropy * float(share)}
+    def reference_losses(train: "SpanDataset", val: "SpanDataset", batches: Iterable[PackedBatch]) -> dict[str, float]:
+        """See DatasetFactory; sentinels and EOS are predictable and count as 0 nats."""
+        counts = val.corruption.count_spans(val.token_counts)
+        fraction = counts.sum() / (2 * counts + 1).sum()
+        return {"residue frequencies alone": train.split.unigram_entropy * float(fraction)}

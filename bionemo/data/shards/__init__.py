@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of records: which they are, where records lie in them, and those read in place."""
+"""CSV and FASTA files: file name patterns, indexes and random access to sequences."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequences in FASTA files, on one line each or wrapped, read in place."""
+"""FASTA shards: sequences on one line or wrapped, read in place."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -8,145 +8,136 @@ from pathlib import Path
 import numpy as np
 
 from bionemo.common.errors import UserError
-from bionemo.data.shards.blocks import BYTE_ORDER_MARK, Block, blocks, line_number
-from bionemo.data.shards.index import Table
-from bionemo.data.shards.text_shards import Advance, TextShards
+from bionemo.data.shards.blocks import BYTE_ORDER_MARK, RecordBlock, line_number, read_blocks
+from bionemo.data.shards.index import RecordIndex
+from bionemo.data.shards.text_shards import ProgressCallback, TextShards
 
-_NEWLINE, _RETURN, _MARK = b"\n\r>"
-RAN_TOGETHER = "a '>' within a sequence: put a line end before the record that begins there"
-_TOP = 1 << 20  # bytes in which the first record must begin
-_NOTE = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")  # `n=3 Tax=Bacillus subtilis TaxID=1423`
+_NEWLINE, _RETURN, _MARKER = b"\n\r>"
+MARKER_IN_SEQUENCE = "a '>' within a sequence: put a line end before the record that begins there"
+_TOP_BYTES = 1 << 20  # size of the beginning of a file that must contain the start of the first record
+_HEADER_ENTRY = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")  # `n=3 Tax=Bacillus subtilis TaxID=1423`
 
 
 class FastaSource(TextShards):
-    """FASTA shards as one source.
+    """Records of FASTA files.
 
-    A record begins with a line whose first byte is '>'; the rest of that line is its header, the header's first word
-    its id. Line ends, LF or CR LF, and blank lines do not count as letters.
+    A record begins with a line whose first byte is '>'. The rest of that line is the header, whose first word is the
+    id. Line ends (LF or CR LF) and blank lines are not part of the sequence.
     """
 
     def __init__(
-        self,
-        paths: Sequence[str | Path],
-        *,
-        index_mapping_dir: str | Path | None = None,
-        workers: int | None = None,
+        self, paths: Sequence[str | Path], *, index_mapping_dir: str | Path | None = None, workers: int | None = None
     ) -> None:
-        super().__init__(
-            paths, {"format": "fasta", "fields": ["header", "sequence"], "sequence": 1}, index_mapping_dir, workers
-        )
+        spec = {"format": "fasta", "fields": ["header", "sequence"], "sequence": 1}
+        super().__init__(paths, spec, index_mapping_dir, workers)
 
     def header(self, record: int) -> str:
-        """Give the header line of a record, less its '>'."""
+        """Return the header line of a record, without its '>'."""
         return self._cell(*self._locate(record), 0).decode()
 
     def fields(self, record: int) -> dict[str, str]:
-        """Give `id`, `sequence`, and each `key=value` of the header; a value runs up to the next key."""
+        """Return `id`, `sequence` and each `key=value` of the header; a value ends at the next key."""
         name, *rest = self.header(record).split(None, 1) or [""]
-        notes = dict(_NOTE.findall(rest[0])) if rest else {}
-        return {**notes, "id": name, "sequence": self.text(record)}
+        entries = dict(_HEADER_ENTRY.findall(rest[0])) if rest else {}
+        return {**entries, "id": name, "sequence": self.text(record)}
 
     def _decode(self, raw: bytes) -> bytes:
         return raw.translate(None, b"\r\n")
 
-    def _scan(self, path: Path, advance: Advance) -> Iterator[Table]:
+    def _scan(self, path: Path, progress: ProgressCallback) -> Iterator[RecordIndex]:
         crlf = None
-        for block in blocks(path, whole_records, start=first_record(path)):
+        for block in read_blocks(path, whole_records, start=find_first_record(path)):
             if crlf is None:
                 crlf = block.data[block.data.index(b"\n") - 1] == _RETURN
-            yield _table(path, block, crlf)
-            advance(block.end)
+            yield _index_block(path, block, crlf)
+            progress(block.end)
 
 
 def whole_records(data: bytes) -> int:
-    """Say how many of some bytes, the first of which begins a record, are whole records; 0 if none is."""
+    """Return how many bytes of `data`, which begins with a record, are in whole records."""
     return data.rfind(b"\n>") + 1
 
 
-def first_record(path: Path, shown: str | None = None) -> int:
-    """Find the first '>', which nothing but blank lines may precede.
+def find_first_record(path: Path, shown: str | None = None) -> int:
+    """Return the offset of the first '>', which may follow blank lines only.
 
     Args:
         path: the file.
-        shown: what the user calls it, if that is not the path.
+        shown: name of the file in error messages; None: the path.
 
     Raises:
-        UserError: there is none, or text before it.
+        UserError: if there is no '>', or there is text before it.
     """
     with path.open("rb") as file:
-        top = file.read(_TOP)
+        top = file.read(_TOP_BYTES)
     text = top.removeprefix(BYTE_ORDER_MARK).lstrip(b"\r\n")
-    place = len(top) - len(text)
+    offset = len(top) - len(text)
     if top and not text:
         raise UserError(f"{shown or path} holds no records: write it again, or leave it out of the range of files")
     if text and not text.startswith(b">"):
-        line = line_number(path, place)
+        line = line_number(path, offset)
         raise UserError(f"{shown or path}:{line}: text before the first '>': is this a FASTA file?")
-    return place
+    return offset
 
 
-def mark_in_sequence(
-    text: np.ndarray, start: np.ndarray, header: np.ndarray, scratch: np.ndarray | None = None
+def find_marker_in_sequence(
+    text: np.ndarray, starts: np.ndarray, headers: np.ndarray, scratch: np.ndarray | None = None
 ) -> int | None:
-    """Find a '>' within a line of a sequence: the line end before its record is missing.
+    """Return the offset of the first '>' within a sequence line, where a line end is missing; None if there is none.
 
     Args:
         text: uint8 [n], whole lines.
-        start: integer [k], where each begins.
-        header: integer [h], which of them are headers; these may hold more of them.
-        scratch: bool [n] to write over, which spares fresh memory.
-
-    Returns:
-        Place of the first; None: there is none.
+        starts: integer [k], offset of each line.
+        headers: integer [h], indices of the header lines, which may contain '>'.
+        scratch: bool [n], overwritten; avoids an allocation.
     """
-    marks = np.equal(text, _MARK, out=scratch)
-    marks[start[header]] = False
-    if not marks.any():
+    markers = np.equal(text, _MARKER, out=scratch)
+    markers[starts[headers]] = False
+    if not markers.any():
         return None
-    places = np.flatnonzero(marks)
-    line = np.searchsorted(start, places, side="right") - 1
-    inside = places[~np.isin(line, header)]
+    offsets = np.flatnonzero(markers)
+    lines = np.searchsorted(starts, offsets, side="right") - 1
+    inside = offsets[~np.isin(lines, headers)]
     return int(inside[0]) if len(inside) else None
 
 
-def _table(path: Path, block: Block, crlf: bool) -> Table:
-    """Find the records of a block; everything is computed per line, and there is one line in about 60 bytes."""
+def _index_block(path: Path, block: RecordBlock, crlf: bool) -> RecordIndex:
+    """Index the records of a block with array operations per line, not per byte."""
 
-    def fail(place: int, problem: str) -> UserError:
-        return UserError(f"{path}:{line_number(path, block.base + int(place))}: {problem}")
+    def error(offset: int, problem: str) -> UserError:
+        return UserError(f"{path}:{line_number(path, block.base + int(offset))}: {problem}")
 
-    text = block.letters
-    found = text == _NEWLINE
-    stop = np.flatnonzero(found)
+    text = block.array
+    scratch = text == _NEWLINE
+    stop = np.flatnonzero(scratch)
     start = np.empty_like(stop)
     start[0], start[1:] = 0, stop[:-1] + 1
-    is_header = text[start] == _MARK
-    if block.has(b"\r"):
+    is_header = text[start] == _MARKER
+    if block.contains(b"\r"):
         returns = (text[stop - 1] == _RETURN) & (stop > start)
         if returns.sum() != np.count_nonzero(text == _RETURN):
             inside = text == _RETURN
             inside[stop[returns] - 1] = False
-            raise fail(np.flatnonzero(inside)[0], "a carriage return inside a line: write the file with LF line ends")
+            raise error(np.flatnonzero(inside)[0], "a carriage return inside a line: write the file with LF line ends")
         stop = stop - returns
     else:
         returns = np.zeros(1, bool)
     size = stop - start
 
     header = np.flatnonzero(is_header)
-    if (place := mark_in_sequence(text, start, header, found)) is not None:
-        raise fail(place, RAN_TOGETHER)
-    del found  # its memory is taken again below
-    after = np.append(header[1:], len(start))  # line of the next header
+    if (offset := find_marker_in_sequence(text, start, header, scratch)) is not None:
+        raise error(offset, MARKER_IN_SEQUENCE)
+    del scratch  # frees its memory for the arrays below
+    next_header = np.append(header[1:], len(start))
     total = np.cumsum(size)
-    letters = total[after - 1] - total[header]
+    letters = total[next_header - 1] - total[header]
     if not letters.all():
-        raise fail(
-            start[header[np.flatnonzero(letters == 0)[0]]], "a record without a sequence: remove or complete it"
-        )
+        empty = start[header[np.flatnonzero(letters == 0)[0]]]
+        raise error(empty, "a record without a sequence: remove or complete it")
     if text.max() >= 128:
-        _check_bytes(text, block, start, is_header, fail)
+        _check_non_ascii(text, block, start, is_header, error)
 
-    # Lines are even if each is as long as the one before it, or shorter and the last of its record.
+    # Lines are even if each is as long as the previous one, or shorter and the last of its record.
     inner = ~(is_header[1:] | is_header[:-1])
     last = np.append(is_header[2:], True)
     shorter = last & (size[1:] < size[:-1]) & (size[1:] > 0)
@@ -157,25 +148,29 @@ def _table(path: Path, block: Block, crlf: bool) -> Table:
     width[np.searchsorted(header, np.flatnonzero(uneven), side="right") - 1] = 0
 
     begin = start[header + 1]
-    return Table(
+    return RecordIndex(
         offset=[block.base + start[header] + 1, block.base + begin],
-        length=[(size[header] - 1).astype(np.int32), (stop[after - 1] - begin).astype(np.int32)],
+        length=[(size[header] - 1).astype(np.int32), (stop[next_header - 1] - begin).astype(np.int32)],
         letters=letters.astype(np.int32),
         width=width.astype(np.int32),
         crlf=crlf,
     )
 
 
-def _check_bytes(
-    text: np.ndarray, block: Block, start: np.ndarray, is_header: np.ndarray, fail: Callable[[int, str], UserError]
+def _check_non_ascii(
+    text: np.ndarray,
+    block: RecordBlock,
+    start: np.ndarray,
+    is_header: np.ndarray,
+    error: Callable[[int, str], UserError],
 ) -> None:
-    """Allow bytes beyond ASCII in headers, as UTF-8, and nowhere else."""
+    """Raise an error for non-ASCII bytes, except UTF-8 in headers."""
     beyond = np.flatnonzero(text >= 128)
     in_header = is_header[np.searchsorted(start, beyond, side="right") - 1]
     if not in_header.all():
-        place = int(beyond[~in_header][0])
-        raise fail(place, f"byte 0x{text[place]:02x} in a sequence: only ASCII letters stand for residues")
+        offset = int(beyond[~in_header][0])
+        raise error(offset, f"byte 0x{text[offset]:02x} in a sequence: only ASCII letters stand for residues")
     try:
         block.data[: block.end].decode()
-    except UnicodeDecodeError as error:
-        raise fail(error.start, "a header that is not UTF-8: convert the file, as with iconv -t UTF-8") from error
+    except UnicodeDecodeError as failure:
+        raise error(failure.start, "a header that is not UTF-8: convert the file, as with iconv -t UTF-8") from failure

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file that says where the records of one text shard are.
+"""Index file of a text shard: the offsets and lengths of its records.
 
-It has the layout of a safetensors file (8-byte header length, JSON header, raw little-endian arrays), so reading it
-executes nothing and any safetensors reader shows what is in it. Its header is a pure function of what was asked for
-and of the state of the data; a reader renders that header anew and compares bytes, so an index of another file, of
-another state of the file, for other columns or by another version is never mistaken for the one wanted.
+The format is that of safetensors (8-byte header length, JSON header, raw little-endian arrays), so reading it executes
+no code and any safetensors reader can display it. The header is a function of the index specification and the state of
+the data file. A reader renders the expected header and compares the bytes, so it never accepts an index of another
+file, another state of the file, other columns or another version.
 """
 
 import hashlib
@@ -23,79 +23,79 @@ import xxhash
 
 from bionemo.common.mapped import MappedFile
 
-VERSION = 3  # since 2, no sequence of a FASTA file holds a '>'; since 3, the content of the data is hashed
+VERSION = 3  # since 2, '>' in a FASTA sequence is an error; since 3, the index contains a hash of the data
 UNWRAPPED = int(np.iinfo(np.int32).max)
-_SAMPLES = 18  # head, tail and sixteen between
+_SAMPLES = 18  # the beginning, the end, and sixteen between
 _SAMPLE_BYTES = 16 << 10
-_MAX_HEADER = 1 << 20
-_MOST_TIMES = 256  # status change times that an index remembers
-_CHECKED = 1 << 20  # records checked at a time
-_HASHED = 4 << 20  # bytes hashed at a time
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_CTIMES = 256  # status change times in an index
+_RECORDS_PER_CHECK = 1 << 20
+_HASH_BYTES = 4 << 20  # bytes per read
 
-Spec = dict[str, Any]
-"""What the index is of: the format of the text and the columns wanted, as plain JSON values."""
+IndexSpec = dict[str, Any]
+"""The text format and the columns to index, as JSON values."""
 
 
-class Fingerprint(NamedTuple):
-    """The state of a data file, as far as it can be told without reading all of it."""
+class FileState(NamedTuple):
+    """Size, modification time and hash of samples of a data file."""
 
     size: int
     mtime_ns: int
     blake2b: str
 
     @classmethod
-    def of(cls, path: Path) -> "Fingerprint":
-        """Take the size, the time of change and the hash of 18 evenly spread samples of 16 KiB.
+    def of(cls, path: Path) -> "FileState":
+        """Read the state of a file, with a hash of 18 evenly spaced samples of 16 KiB.
 
-        What this notices: any change of size or of modification time, and any change at all to a file of up to
-        288 KiB, to the first or last 16 KiB of a larger one, or to a sample between. What it does not: bytes
-        overwritten between samples by something that also puts the old modification time back. `load_index` notices
-        those too, by the status change time and, where that is another one, by a hash of the whole file.
+        The state changes with the size, the modification time, any byte of a file of up to 288 KiB, and any byte of
+        the samples of a larger one. It does not change if bytes between the samples are overwritten and the old
+        modification time is restored. `load_index` also compares the status change time and, if that differs, a hash
+        of the whole file.
         """
         with path.open("rb", buffering=0) as file:
             state = os.fstat(file.fileno())
             digest = hashlib.blake2b(digest_size=16)
             last = max(0, state.st_size - _SAMPLE_BYTES)
-            for place in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
-                digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, place))
+            for offset in sorted({last * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
+                digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, offset))
         return cls(state.st_size, state.st_mtime_ns, digest.hexdigest())
 
 
 class ContentHash:
-    """The hash of a whole file, computed piece by piece while something else reads it."""
+    """Hash of a whole file, computed in parts while the file is indexed."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._place, self._hash = path, 0, xxhash.xxh3_128()
+        self._path, self._offset, self._hash = path, 0, xxhash.xxh3_128()
 
     def advance(self, count: int) -> None:
-        """Hash the next bytes, which were just read and so are in the page cache."""
+        """Hash the next bytes, which are in the page cache because they have just been read."""
         with self._path.open("rb", buffering=0) as file:
-            while count > 0 and (data := os.pread(file.fileno(), min(count, _HASHED), self._place)):
+            while count > 0 and (data := os.pread(file.fileno(), min(count, _HASH_BYTES), self._offset)):
                 self._hash.update(data)
-                self._place, count = self._place + len(data), count - len(data)
+                self._offset, count = self._offset + len(data), count - len(data)
 
     def digest(self) -> str:
-        """Hash what is left of the file, and give the hash in hexadecimal."""
+        """Hash the rest of the file and return the hash in hexadecimal."""
         self.advance(1 << 62)
         return self._hash.hexdigest()
 
 
 @dataclass
-class Table:
-    """Places of the n records of a shard, each of F fields, one of which is the sequence.
+class RecordIndex:
+    """Offsets of the n records of a shard. Each has F fields, one of which is the sequence.
 
     Attributes:
-        offset: F arrays int64 [n], first byte of the field.
-        length: F arrays int32 [n], bytes of the field as it stands in the file.
+        offset: F arrays int64 [n], offset of the field in the file.
+        length: F arrays int32 [n], bytes of the field in the file.
         letters: int32 [n], letters of the sequence.
-        width: int32 [n], letters per line of the sequence; 0 where its lines are uneven or it must be decoded as a
-            whole. Empty if `wrap` says it for all of them.
+        width: int32 [n], letters per line of the sequence; 0 if its lines are uneven or it must be decoded as a whole.
+            Empty if `wrap` is not 0.
         crlf: whether lines end in CR LF.
-        wrap: letters per line in all of the shard (UNWRAPPED if each sequence is one line); 0 if that differs.
-        content: hash of the whole data file, see `ContentHash`; "": unknown.
-        ctimes_ns: status change times that the data file had when it was known to have this content: that of copies
-            differ.
-        file: the mapped index that the arrays are views of; None: they are in memory.
+        wrap: letters per line in the whole shard (UNWRAPPED if each sequence is one line); 0 if they differ.
+        content: hash of the whole data file, see `ContentHash`; "" if unknown.
+        ctimes_ns: status change times at which the data file was known to have this content; copies of a file have
+            different ones.
+        file: the mapped index file of the arrays; None if they are in memory.
     """
 
     offset: list[np.ndarray]
@@ -109,12 +109,11 @@ class Table:
     file: MappedFile | None = None
 
     def __len__(self) -> int:
-        """Give the number of records."""
         return len(self.letters)
 
     @classmethod
-    def join(cls, parts: Sequence["Table"]) -> "Table":
-        """Put tables of successive parts of a shard one behind the other."""
+    def join(cls, parts: Sequence["RecordIndex"]) -> "RecordIndex":
+        """Concatenate the indexes of consecutive parts of a shard."""
         letters = np.concatenate([part.letters for part in parts])
         width = np.concatenate([part.width for part in parts])
         on_one_line = width == letters
@@ -133,31 +132,31 @@ class Table:
         )
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """Give the arrays in the order of the file."""
+        """Yield the arrays in the order of the file."""
         yield from (*self.offset, *self.length, self.letters, self.width)
 
 
-def write_index(path: Path, spec: Spec, fingerprint: Fingerprint, table: Table) -> None:
-    """Write an index so that it appears under its name whole or not at all.
+def write_index(path: Path, spec: IndexSpec, state: FileState, index: RecordIndex) -> None:
+    """Write an index file atomically.
 
     Raises:
-        OSError: the place cannot be written; nothing is left behind there.
+        OSError: if the directory cannot be written; nothing is left behind.
     """
     about = {
-        "records": len(table),
-        "crlf": table.crlf,
-        "wrap": table.wrap,
-        "content": table.content,
-        "ctimes_ns": table.ctimes_ns[-_MOST_TIMES:],
+        "records": len(index),
+        "crlf": index.crlf,
+        "wrap": index.wrap,
+        "content": index.content,
+        "ctimes_ns": index.ctimes_ns[-_MAX_CTIMES:],
     }
-    checksum = zlib.crc32(_header(spec, fingerprint, about, checksum=0))
-    for array in table.arrays():
+    checksum = zlib.crc32(_render_header(spec, state, about, checksum=0))
+    for array in index.arrays():
         checksum = zlib.crc32(array.data, checksum)
     temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(_header(spec, fingerprint, about, checksum))
-            for array in table.arrays():
+            file.write(_render_header(spec, state, about, checksum))
+            for array in index.arrays():
                 file.write(array.data)
             file.flush()
             os.fsync(file.fileno())
@@ -166,66 +165,66 @@ def write_index(path: Path, spec: Spec, fingerprint: Fingerprint, table: Table) 
         temporary.unlink(missing_ok=True)
 
 
-def read_index(path: Path, spec: Spec, fingerprint: Fingerprint) -> Table | None:
-    """Map an index into memory.
+def read_index(path: Path, spec: IndexSpec, state: FileState) -> RecordIndex | None:
+    """Map an index file into memory.
 
     Returns:
-        The table, its arrays read-only views of the file; None if there is no index, or not for this data in this
-        state, if a single bit of it is wrong, or if it names places outside the data.
+        The index, with read-only views of the file; None if there is no index, it belongs to another state of the
+        data, it is damaged, or an offset is outside the data.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError), path.open("rb") as file:
-        start = 8 + min(int.from_bytes(file.read(8), "little"), _MAX_HEADER)
+        start = 8 + min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES)
         file.seek(0)
         header = file.read(start)
-        notes = json.loads(header[8:])["__metadata__"]
-        about, checksum = json.loads(notes["about"]), int(notes["checksum"])
-        if header != _header(spec, fingerprint, about, checksum):
+        metadata = json.loads(header[8:])["__metadata__"]
+        about, checksum = json.loads(metadata["about"]), int(metadata["checksum"])
+        if header != _render_header(spec, state, about, checksum):
             return None
-        layout = _layout(len(spec["fields"]), about)
+        layout = _array_layout(len(spec["fields"]), about)
         mapped = MappedFile(path)
         if mapped.data[:start] != header:
-            return None  # replaced since it was opened
+            return None  # the file was replaced after it was opened
         view = memoryview(mapped.data)
-        if len(view) != start + sum(4 * n if kind == "I32" else 8 * n for _, kind, n in layout):
+        if len(view) != start + sum(4 * n if dtype == "I32" else 8 * n for _, dtype, n in layout):
             return None
-        if zlib.crc32(view[start:], zlib.crc32(_header(spec, fingerprint, about, checksum=0))) != checksum:
+        if zlib.crc32(view[start:], zlib.crc32(_render_header(spec, state, about, checksum=0))) != checksum:
             return None
         arrays = []
-        for _, kind, count in layout:
-            dtype = np.dtype("<i8" if kind == "I64" else "<i4")
+        for _, name, count in layout:
+            dtype = np.dtype("<i8" if name == "I64" else "<i4")
             arrays.append(np.frombuffer(view, dtype, count, start))
             start += count * dtype.itemsize
         *columns, letters, width = arrays
         half = len(columns) // 2
-        table = Table(
+        index = RecordIndex(
             columns[:half], columns[half:], letters, width, bool(about["crlf"]), int(about["wrap"]),
             str(about["content"]), tuple(map(int, about["ctimes_ns"])), mapped,
         )  # fmt: skip
-        return table if _within(table, fingerprint.size, spec["sequence"]) else None
+        return index if _is_within(index, state.size, spec["sequence"]) else None
     return None
 
 
-def _within(table: Table, size: int, sequence: int) -> bool:
-    """Whether all places lie in a file of `size` bytes, and no sequence has more letters than bytes.
+def _is_within(index: RecordIndex, size: int, sequence: int) -> bool:
+    """Return whether all fields are within a file of `size` bytes, and no sequence has more letters than bytes.
 
-    A checksum tells of damage, but not of an index that somebody wrote by hand.
+    The checksum detects damage, but not a forged index.
     """
-    if not 0 <= table.wrap <= UNWRAPPED:
+    if not 0 <= index.wrap <= UNWRAPPED:
         return False
-    for first in range(0, len(table), _CHECKED):
-        part = slice(first, first + _CHECKED)
-        for offset, length in zip(table.offset, table.length, strict=True):
+    for first in range(0, len(index), _RECORDS_PER_CHECK):
+        part = slice(first, first + _RECORDS_PER_CHECK)
+        for offset, length in zip(index.offset, index.length, strict=True):
             begin, count = offset[part], length[part]
             if begin.min() < 0 or begin.max() > size or count.min() < 0 or (begin + count).max() > size:
                 return False
-        letters = table.letters[part]
-        if letters.min() < 0 or (letters > table.length[sequence][part]).any():
+        letters = index.letters[part]
+        if letters.min() < 0 or (letters > index.length[sequence][part]).any():
             return False
-    return not len(table.width) or bool(table.width.min() >= 0)
+    return not len(index.width) or bool(index.width.min() >= 0)
 
 
-def _layout(fields: int, about: dict[str, Any]) -> list[tuple[str, str, int]]:
-    """Name, type and number of entries of each array, in the order of the file."""
+def _array_layout(fields: int, about: dict[str, Any]) -> list[tuple[str, str, int]]:
+    """Return the name, type and size of each array, in the order of the file."""
     records = about["records"]
     return [
         *((f"offset.{field}", "I64", records) for field in range(fields)),
@@ -235,22 +234,22 @@ def _layout(fields: int, about: dict[str, Any]) -> list[tuple[str, str, int]]:
     ]
 
 
-def _header(spec: Spec, fingerprint: Fingerprint, about: dict[str, Any], checksum: int) -> bytes:
-    """Render the header behind its 8-byte length; the checksum is taken of a header with 0 in it, then the arrays."""
-    notes = {
+def _render_header(spec: IndexSpec, state: FileState, about: dict[str, Any], checksum: int) -> bytes:
+    """Return the header with its 8-byte length. The checksum is that of a header with checksum 0 and of the arrays."""
+    metadata = {
         "format": "bionemo-index",
         "version": str(VERSION),
         "spec": json.dumps(spec, sort_keys=True),
-        "data": json.dumps(fingerprint._asdict()),
+        "data": json.dumps(state._asdict()),
         "about": json.dumps(about),
         "checksum": str(checksum),
     }
-    header: dict[str, Any] = {"__metadata__": notes}
-    place = 0
-    for name, kind, count in _layout(len(spec["fields"]), about):
-        end = place + count * (8 if kind == "I64" else 4)
-        header[name] = {"dtype": kind, "shape": [count], "data_offsets": [place, end]}
-        place = end
+    header: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for name, dtype, count in _array_layout(len(spec["fields"]), about):
+        end = offset + count * (8 if dtype == "I64" else 4)
+        header[name] = {"dtype": dtype, "shape": [count], "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the arrays are aligned
+    text += b" " * (-len(text) % 8)  # aligns the arrays
     return len(text).to_bytes(8, "little") + text

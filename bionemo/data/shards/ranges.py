@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of data shards: `x[000..049]` stands for fifty files.
+"""Expand shard patterns: `x[000..049]` expands to fifty files.
 
-Brackets of any kind open a set: `[]`, `()`, `<>`, `{}`, and the words `_OP_` and `_CL_`, which need no quoting in a
-shell or on a Hydra command line. A set is a range (`000..049`, `a..c`, `3..0`), a range with a step (`0..8..2`) or a
-list (`000,003`); sets nest, and several in one name give every combination, the leftmost turning slowest.
+A set is written in any brackets: `[]`, `()`, `<>`, `{}`, or `_OP_` and `_CL_`, which need no quotes in a shell or on a
+Hydra command line. It is a range (`000..049`, `a..c`, `3..0`), a range with a step (`0..8..2`) or a
+list (`000,003`). Sets can be nested, and several in one name give every combination, the leftmost varying slowest.
 """
 
 import re
@@ -18,25 +18,25 @@ from bionemo.common.errors import UserError
 _OPENING = ("_OP_", "(", "[", "<", "{")
 _CLOSING = ("_CL_", ")", "]", ">", "}")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-_MAX_FILES = 100_000  # a slip such as x[0..99999999] must not fill the memory
+_MAX_FILES = 100_000  # a typing error such as x[0..99999999] must not fill the memory
 _BOUNDS = re.compile(r"(-?\d+)\.\.(-?\d+)")
-_SHOWN = 10
+_MAX_LISTED = 10
 
 
 def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
     """Expand a shard pattern, or several, into file names.
 
-    Only the last component of a path is expanded: brackets in the name of a directory are part of that name.
+    Only the last component of a path is expanded; brackets in directory names are literal.
 
     Args:
-        pattern: one pattern (`x[000..049]`, `/data/run(1)/x000.csv`) or a list of them, whose results are joined.
-        extension: ends every name, for example `.csv`; added where it is not there yet.
+        pattern: one pattern (`x[000..049]`, `/data/run(1)/x000.csv`) or a list of them.
+        extension: extension such as `.csv`, added to names that do not end with it.
 
     Returns:
-        File names (with the directory part, if the pattern had one) in the order of the pattern.
+        File names in the order of the pattern, with its directory part if there is one.
 
     Raises:
-        UserError: unbalanced or empty brackets, compressed files, no text at all.
+        UserError: if brackets are unbalanced or empty, a file is compressed, or the pattern is empty or not text.
     """
     if isinstance(pattern, Sequence) and not isinstance(pattern, str):
         return [name for each in pattern for name in expand_range(each, extension)]
@@ -45,13 +45,13 @@ def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
             f"{pattern!r} is not a range of files: write text such as 'x000' or 'x[000..049]', or a list of it"
         )
     directory, slash, name = pattern.strip().rpartition("/")
-    braces = _with_braces(name, pattern)
-    # braceexpand makes a list of each single range before it gives its first name
-    longest = max((abs(int(last) - int(first)) for first, last in _BOUNDS.findall(braces)), default=0)
-    stems = [] if longest > _MAX_FILES else list(islice(braceexpand(braces, escape=False), _MAX_FILES + 1))
-    if longest > _MAX_FILES or len(stems) > _MAX_FILES:
+    braces = _convert_brackets(name, pattern)
+    # braceexpand builds a list of every range before it yields the first name
+    largest = max((abs(int(last) - int(first)) for first, last in _BOUNDS.findall(braces)), default=0)
+    stems = [] if largest > _MAX_FILES else list(islice(braceexpand(braces, escape=False), _MAX_FILES + 1))
+    if largest > _MAX_FILES or len(stems) > _MAX_FILES:
         raise UserError(f"the range '{pattern}' stands for more than {_MAX_FILES:,} files: check its bounds")
-    # braceexpand keeps the braces of a set of one; x[0] is the one file x0
+    # braceexpand keeps the braces of a set with one element; x[0] is the file x0
     stems = [stem.replace("{", "").replace("}", "") for stem in stems]
     names = [stem if stem.endswith(extension) else stem + extension for stem in stems]
     for stem in stems:
@@ -65,19 +65,19 @@ def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
 def shard_paths(
     dataset_path: str | Path, split: str, pattern: str | Sequence[str], extension: str = ".csv"
 ) -> list[Path]:
-    """Find the files of one split: `dataset_path/split/pattern`.
+    """Return the files of one split: `dataset_path/split/pattern`.
 
     Args:
-        dataset_path: root of the data set.
-        split: directory below it, such as `train`; empty if there is none.
-        pattern: what `expand_range` takes; an absolute pattern is used as it is.
-        extension: of the files, with its dot.
+        dataset_path: root directory of the data set.
+        split: subdirectory such as `train`, or "".
+        pattern: see `expand_range`; an absolute pattern replaces the directories.
+        extension: extension of the files, with its dot.
 
     Returns:
-        Paths in the order of the pattern; all of them exist.
+        Existing paths in the order of the pattern.
 
     Raises:
-        UserError: naming every missing file (the first ten, and how many) and what the directory holds instead.
+        UserError: if files are missing; lists the first ten of them and the content of the directory.
     """
     paths = [Path(dataset_path, split, name) for name in expand_range(pattern, extension)]
     missing = [path for path in paths if not path.exists()]
@@ -86,18 +86,19 @@ def shard_paths(
         elsewhere = any(path.parent != folder for path in missing)
         named = [str(path) if elsewhere else path.name for path in missing]
         raise UserError(
-            f"{len(missing)} of {len(paths)} data files not found in {folder}: {_shorten(named)}; {_contents(folder)}"
+            f"{len(missing)} of {len(paths)} data files not found in {folder}: {_list_names(named)}; "
+            f"{_describe_directory(folder)}"
         )
     return paths
 
 
-def _with_braces(name: str, pattern: str) -> str:
-    """Turn every kind of bracket into braces, and refuse those that do not pair."""
-    text, opened, at = "", [], 0
-    while at < len(name):
-        bracket = next((token for token in _OPENING + _CLOSING if name.startswith(token, at)), None)
+def _convert_brackets(name: str, pattern: str) -> str:
+    """Convert all brackets to braces, and check that they are balanced and not empty."""
+    text, opened, offset = "", [], 0
+    while offset < len(name):
+        bracket = next((token for token in _OPENING + _CLOSING if name.startswith(token, offset)), None)
         if bracket is None:
-            text += name[at]
+            text += name[offset]
         elif bracket in _OPENING:
             text += "{"
             opened.append(bracket)
@@ -110,23 +111,22 @@ def _with_braces(name: str, pattern: str) -> str:
                 )
             text += "}"
             opened.pop()
-        at += len(bracket or " ")
+        offset += len(bracket or " ")
     if opened:
         raise UserError(f"unbalanced '{opened[-1]}' in the range '{pattern}': nothing closes it")
     return text
 
 
-def _shorten(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _list_names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _contents(folder: Path) -> str:
-    """Say in words what a directory holds."""
+def _describe_directory(folder: Path) -> str:
     try:
-        names = sorted(entry.name for entry in folder.iterdir() if ".idx-" not in entry.name)  # indexes of ours
+        names = sorted(entry.name for entry in folder.iterdir() if ".idx-" not in entry.name)  # not our indexes
     except FileNotFoundError:
         return "that directory does not exist"
     except OSError as error:
         return f"that directory cannot be read ({error.strerror})"
-    return f"it holds {_shorten(names)}" if names else "it is empty"
+    return f"it holds {_list_names(names)}" if names else "it is empty"

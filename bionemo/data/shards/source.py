@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every source of sequences offers, and how those kept in text files are opened."""
+"""Interface of sequence sources; opens the files of a split with the configured reader and finds duplicate files."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -9,13 +10,14 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import SplitConfig, UF90Config
-from bionemo.data.shards.columns import CsvLayout, SequenceKind, check_columns
+from bionemo.data.shards.columns import CsvColumns, SequenceFormat, check_columns
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.index import FileState
 
 
 class SequenceSource(Protocol):
-    """Numbered sequences of letters, read at random.
+    """Random access to numbered sequences.
 
     Attributes:
         lengths: int32 [n], letters (residues, or bytes of text) of each record.
@@ -24,7 +26,7 @@ class SequenceSource(Protocol):
     lengths: np.ndarray
 
     def __len__(self) -> int:
-        """Give the number of records."""
+        """Return the number of records."""
 
     def gather(
         self, records: np.ndarray, starts: np.ndarray, counts: np.ndarray, out: np.ndarray, positions: np.ndarray
@@ -32,67 +34,18 @@ class SequenceSource(Protocol):
         """Copy letters [start, start + count) of each record into out[position : position + count].
 
         Args:
-            records: integer [k], numbers of the records; any order, repeats allowed.
-            starts: integer [k], first letter wanted of each.
-            counts: integer [k], how many letters of each.
-            out: uint8 [m], contiguous; only the places named are written.
-            positions: integer [k], where in `out` each piece goes.
+            records: integer [k], record numbers in any order; repetitions are allowed.
+            starts: integer [k], first letter to copy.
+            counts: integer [k], number of letters to copy.
+            out: uint8 [m], contiguous.
+            positions: integer [k], offset in `out`.
         """
 
     def text(self, record: int) -> str:
-        """Give a whole sequence."""
+        """Return a whole sequence."""
 
     def fields(self, record: int) -> dict[str, str]:
-        """Give everything known of a record; its sequence is among it."""
-
-
-def open_source(
-    data_impl: str,
-    paths: Sequence[str | Path],
-    *,
-    data_col: int | None = None,
-    data_fields: Mapping[str, int] | None = None,
-    data_sep: str = ",",
-    header_lines: int = 1,
-    newline_int: int = 10,
-    index_mapping_dir: str | Path | None = None,
-    workers: int | None = None,
-) -> CsvSource | FastaSource:
-    """Open text shards as one source of sequences, indexing those that have no valid index yet.
-
-    Args:
-        data_impl: `csv_mmap` (one column), `csv_fields_mmap` (several named columns) or `fasta_fields_mmap`.
-        paths: the shards; their records follow one another in this order.
-        data_col: csv_mmap: column of the sequence, counted from 0.
-        data_fields: csv_fields_mmap: column of each field; the sequence is the field `sequence`, else the first.
-        data_sep: one ASCII character between the columns.
-        header_lines: lines to leave out at the top of each CSV shard.
-        newline_int: code of the character that ends a CSV record.
-        index_mapping_dir: where indexes are kept; None: beside the data, or in the user's cache if that is read-only.
-        workers: shards opened at a time; None: half of the cores.
-
-    Raises:
-        UserError: an unknown `data_impl`, a missing option, or data that cannot be read as described.
-    """
-    if data_impl == "fasta_fields_mmap":
-        return FastaSource(paths, index_mapping_dir=index_mapping_dir, workers=workers)
-    if data_impl == "csv_mmap":
-        if data_col is None:
-            raise UserError("data_impl=csv_mmap needs data_col: say which column (from 0) holds the sequence")
-        data_fields = {"sequence": data_col}
-    elif data_impl != "csv_fields_mmap":
-        raise UserError(f"data_impl={data_impl} is unknown: use csv_mmap, csv_fields_mmap or fasta_fields_mmap")
-    elif not data_fields:
-        raise UserError("data_impl=csv_fields_mmap needs data_fields: name its columns, as in {sequence: 3, id: 1}")
-    return CsvSource(
-        paths,
-        columns=dict(data_fields),
-        separator=data_sep,
-        header_lines=header_lines,
-        newline=newline_int,
-        index_mapping_dir=index_mapping_dir,
-        workers=workers,
-    )
+        """Return all fields of a record, including its sequence."""
 
 
 def open_shards(
@@ -100,41 +53,98 @@ def open_shards(
     paths: list[Path],
     *,
     keys: str,
-    kind: SequenceKind | None,
+    expected: SequenceFormat | None,
     sequences: Sequence[str] | None = None,
-) -> SequenceSource:
-    """Open the files of a split with the reader that its configuration names.
+) -> CsvSource | FastaSource:
+    """Open the files of a split with the configured reader, and index those without a valid index.
 
     Args:
-        split: the configuration.
-        paths: of the files.
-        keys: where the configuration is, such as `model.data.train`, for messages.
-        kind: of the sequences: the header and the first records of each CSV file are compared with it; None: the
-            sequences are not read, and nothing is compared.
+        split: configuration of the split.
+        paths: its files; their records are numbered consecutively in this order.
+        keys: prefix of the configuration keys in error messages, such as `model.data.train`.
+        expected: kind of sequences, with which the first records of CSV files are compared; None: no check, because
+            the sequences are not read.
         sequences: csv_fields_mmap: the fields that hold sequences; None: `sequence`, else the first field.
 
     Raises:
-        UserError: for files that cannot be read as described.
+        UserError: if the files cannot be read with the configured reader.
     """
     if split.data_impl == "fasta_fields_mmap":
-        return open_source(split.data_impl, paths, index_mapping_dir=split.index_mapping_dir)
-    reader = getattr(split.data_impl_kwargs, split.data_impl)
-    fields = split.data_impl == "csv_fields_mmap"
-    column = {"data_fields": reader.data_fields} if fields else {"data_col": reader.data_col}
-    if kind is not None:
-        columns = dict(reader.data_fields) if fields else {"sequence": reader.data_col}
+        return FastaSource(paths, index_mapping_dir=split.index_mapping_dir)
+    key, reader = f"{keys}.data_impl_kwargs.{split.data_impl}", getattr(split.data_impl_kwargs, split.data_impl)
+    columns = {"sequence": reader.data_col} if split.data_impl == "csv_mmap" else dict(reader.data_fields)
+    if not columns:
+        raise UserError(f"{key}.data_fields is empty: name its columns, as in {{sequence: 3, id: 1}}")
+    if expected is not None:
         names = sequences or [name for name in columns if name == "sequence"] or list(columns)[:1]
-        held = {name: columns[name] for name in names if name in columns}
-        key = f"{keys}.data_impl_kwargs.{split.data_impl}"
-        layout = CsvLayout(key, held, reader.data_sep, chr(reader.newline_int), reader.header_lines)
-        check_columns(paths, layout, kind)
-    return open_source(
-        split.data_impl,
+        checked = {name: columns[name] for name in names if name in columns}
+        settings = CsvColumns(key, checked, reader.data_sep, chr(reader.newline_int), reader.header_lines)
+        check_columns(paths, settings, expected)
+    return CsvSource(
         paths,
-        data_sep=reader.data_sep,
+        columns=columns,
+        separator=reader.data_sep,
         header_lines=reader.header_lines,
-        newline_int=reader.newline_int,
+        newline=reader.newline_int,
         index_mapping_dir=split.index_mapping_dir,
         workers=reader.workers or None,
-        **column,
     )
+
+
+def duplicate_notes(name: str, paths: Sequence[Path], training: Sequence[Path]) -> list[str]:
+    """Return notes about files of a split with the same content as each other or as training files.
+
+    Args:
+        name: name of the split.
+        paths: its files.
+        training: files of the training split; empty if that is the split itself.
+    """
+    notes = []
+    if pairs := _find_duplicates(paths):
+        file, other = pairs[0]
+        notes.append(f"{name} data: {file} has the same content as {other}{_more(pairs)}: its records count twice")
+    if training and (pairs := _find_duplicates(paths, training)):
+        file, other = pairs[0]
+        notes.append(
+            f"{name} data: {file} has the same content as {other}{_more(pairs)}, which the model is trained on: the "
+            f"{name} loss does not show how well it predicts new sequences"
+        )
+    return notes
+
+
+def _find_duplicates(paths: Sequence[Path], others: Sequence[Path] | None = None) -> list[tuple[Path, Path]]:
+    """Return each file with its duplicate among the others; None: among each other.
+
+    Duplicates are links to the same file, or files with the same size and the same hash of samples (see `FileState`).
+    Only files of equal size are opened. Unreadable files have no duplicates.
+    """
+    by_size: dict[int, list[Path]] = {}
+    found = []
+    for path in others or ():
+        by_size.setdefault(_size(path), []).append(path)
+    for path in paths:
+        size = _size(path)
+        same_size = by_size.get(size, []) if size > 0 else []
+        if match := next((other for other in same_size if _is_same(path, other)), None):
+            found.append((path, match))
+        elif others is None:
+            by_size.setdefault(size, []).append(path)
+    return found
+
+
+def _more(pairs: Sequence[tuple[Path, Path]]) -> str:
+    return f" (and {len(pairs) - 1} more files)" if len(pairs) > 1 else ""
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other) or FileState.of(path).blake2b == FileState.of(other).blake2b
+    except OSError:
+        return False

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text as samples: indexed corpora, several by weight, cut into rows; or text that is made up."""
+"""Text dataset for causal language models: Megatron's indexed data sets, blended by weight, or synthetic text."""

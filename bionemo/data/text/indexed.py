@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron's indexed data sets: `<prefix>.bin`, token ids end to end, and `<prefix>.idx`, where documents begin.
+"""Reader of Megatron's indexed data sets: `<prefix>.bin` with token ids, `<prefix>.idx` with document boundaries.
 
-The index, little-endian: the magic, version 1 (u64), a code for the type of ids (u8), the number of sequences n (u64)
-and of document bounds m (u64); then the tokens of each sequence (i32 [n]), the byte of the .bin file where each begins
-(i64 [n]), and the sequence with which each document begins, and n behind the last (i64 [m]). Files of GPT have one
-sequence for each document. Both files are mapped into memory, and nothing in them is believed unchecked: a file of
-another kind, or one that was cut off on the way, is told in one line.
+Index, little-endian: magic, version 1 (u64), code of the id type (u8), number of sequences n (u64) and of document
+bounds m (u64); length of each sequence in tokens (i32 [n]), its byte offset in the .bin file (i64 [n]), and the first
+sequence of each document, then n (i64 [m]). GPT data has one sequence per document. Both files are memory-mapped, and
+all entries of the index are checked.
 """
 
 import struct
@@ -17,24 +16,22 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.common.mapped import MappedFile
-from bionemo.data.shards.index import Fingerprint
+from bionemo.data.shards.index import FileState
 
 _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
 _HEADER = struct.Struct("<9sQBQQ")
 _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-_FLOATS = (6, 7)
-_CHECKED = 1 << 20  # entries that are checked at a time
+_FLOAT_TYPES = (6, 7)
+_BATCH = 1 << 20  # entries checked at a time; an index can be larger than memory
 
 
 class IndexedTokens:
-    """All tokens of an indexed data set, in the order of the file.
-
-    Pickles as its name: another process maps the files again.
+    """All tokens of an indexed data set in file order. Pickles as its prefix; the copy maps the files again.
 
     Attributes:
         prefix: path of the two files without `.bin` and `.idx`.
-        tokens: [n] ids as they stand in the file, which maps them; integers of the file's type.
-        documents: number of documents, empty ones among them.
+        tokens: [n] memory-mapped ids, with the integer type of the file.
+        documents: number of documents, including empty ones.
     """
 
     tokens: NDArray[np.integer[Any]]
@@ -44,45 +41,47 @@ class IndexedTokens:
 
         Args:
             prefix: path without `.bin` and `.idx`.
-            check: look at every entry of the index; without it, only at the header and the sizes.
+            check: check every entry of the index; otherwise check only the header and the sizes.
 
         Raises:
-            UserError: files that are not there, or not what they should be.
+            UserError: if a file is missing or invalid.
         """
         self.prefix = str(prefix)
+        self._bin, self._idx = f"{prefix}.bin", f"{prefix}.idx"
         self._files: list[MappedFile] = []
-        self._index = self._mapped(self._idx)
-        if len(self._index) < _HEADER.size:
-            self._wrong("is too short")
-        magic, version, code, sequences, bounds = _HEADER.unpack(self._index[: _HEADER.size].tobytes())
+        index = self._map(self._idx)
+        if len(index) < _HEADER.size:
+            self._fail("is too short")
+        magic, version, code, sequences, bounds = _HEADER.unpack(index[: _HEADER.size].tobytes())
         if magic != _MAGIC:
-            self._wrong("does not begin with MMIDIDX")
+            self._fail("does not begin with MMIDIDX")
         if version != _VERSION:
-            self._wrong(f"has version {version}, not {_VERSION}")
+            self._fail(f"has version {version}, not {_VERSION}")
         if code not in _TYPES:
-            self._wrong("holds floating-point numbers, not ids" if code in _FLOATS else f"has the unknown type {code}")
-        if len(self._index) != _HEADER.size + 12 * sequences + 8 * bounds:
-            self._wrong(f"has {len(self._index):,} bytes, which are not {sequences:,} sequences, {bounds:,} bounds")
+            floats = code in _FLOAT_TYPES
+            self._fail("contains floating-point numbers, not ids" if floats else f"has the unknown type {code}")
+        if len(index) != _HEADER.size + 12 * sequences + 8 * bounds:
+            self._fail(f"has {len(index):,} bytes, which is wrong for {sequences:,} sequences and {bounds:,} bounds")
 
-        self._lengths = np.frombuffer(self._index, "<i4", sequences, _HEADER.size)
-        self._pointers = np.frombuffer(self._index, "<i8", sequences, _HEADER.size + 4 * sequences)
-        self._bounds = np.frombuffer(self._index, "<i8", bounds, _HEADER.size + 12 * sequences)
+        self._lengths = np.frombuffer(index, "<i4", sequences, _HEADER.size)
+        self._pointers = np.frombuffer(index, "<i8", sequences, _HEADER.size + 4 * sequences)
+        self._bounds = np.frombuffer(index, "<i8", bounds, _HEADER.size + 12 * sequences)
         self.documents = bounds - 1
-        data, dtype = self._mapped(self._bin), np.dtype(_TYPES[code])
+        data, dtype = self._map(self._bin), np.dtype(_TYPES[code])
         if check:
-            self._check(len(data), dtype.itemsize)
+            self._check_index(len(data), dtype.itemsize)
         if len(data) % dtype.itemsize:
-            self._wrong(f"is of other data: {self._bin} is cut off")
+            self._fail(f"belongs to other data: {self._bin} is truncated")
         self.tokens = data.view(dtype)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _mapped_again, (self.prefix,)
+        return _open_unchecked, (self.prefix,)
 
     def check(self) -> None:
-        """See that the files are as long as they were when they were mapped; call it before reading `tokens`.
+        """Check that the files have not been truncated since they were mapped; call it before reading `tokens`.
 
         Raises:
             UserError: see `MappedFile.check`.
@@ -90,69 +89,56 @@ class IndexedTokens:
         for file in self._files:
             file.check()
 
-    def document_begins(self, document: int) -> int:
-        """Token with which a document begins; behind the last, the number of all tokens."""
+    def document_start(self, document: int) -> int:
+        """Return the index of the first token of a document; the number of tokens for the end of the last one."""
         self.check()
         sequence = int(self._bounds[document])
         return len(self) if sequence == len(self._pointers) else int(self._pointers[sequence]) // self.tokens.itemsize
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What tells this data set from others: its size, and hashes of samples of both files."""
-        hashes = [Fingerprint.of(Path(path)).blake2b for path in (self._bin, self._idx)]
+    def fingerprint(self) -> dict[str, Any]:
+        """Sizes, and hashes of samples of both files."""
+        hashes = [FileState.of(Path(path)).blake2b for path in (self._bin, self._idx)]
         return {"tokens": len(self), "documents": self.documents, "hashes": hashes}
 
-    @property
-    def _idx(self) -> str:
-        return f"{self.prefix}.idx"
-
-    @property
-    def _bin(self) -> str:
-        return f"{self.prefix}.bin"
-
-    def _mapped(self, path: str) -> NDArray[np.uint8]:
-        """Bytes of a file."""
+    def _map(self, path: str) -> NDArray[np.uint8]:
         try:
             file = MappedFile(path)
         except ValueError:  # an empty file cannot be mapped
             return np.zeros(0, np.uint8)
         except OSError as error:
             raise UserError(
-                f"{path} cannot be read ({error.strerror}): name the data by its path without .bin and .idx"
+                f"{path} cannot be read ({error.strerror}): give the path of the data without .bin and .idx"
             ) from error
         self._files.append(file)
         return np.frombuffer(file.data, np.uint8)
 
-    def _wrong(self, what: str) -> NoReturn:
-        raise UserError(f"{self._idx} is not the index of a Megatron data set ({what}): prepare the data again")
+    def _fail(self, problem: str) -> NoReturn:
+        raise UserError(f"{self._idx} is not the index of a Megatron data set (it {problem}): prepare the data again")
 
-    def _check(self, size: int, itemsize: int) -> None:
-        """Look at every entry, some of them at a time: an index may be larger than memory.
-
-        Args:
-            size: bytes of the .bin file.
-            itemsize: bytes of an id.
-        """
+    def _check_index(self, size: int, itemsize: int) -> None:
+        """Check every entry against the size of the .bin file and of an id in bytes."""
         sequences, end = len(self._lengths), 0
-        for first in range(0, sequences, _CHECKED):
-            lengths = self._lengths[first : first + _CHECKED]
+        for first in range(0, sequences, _BATCH):
+            lengths = self._lengths[first : first + _BATCH]
             if lengths.min() < 0:
-                self._wrong(f"sequence {first + int((lengths < 0).argmax())} has a negative length")
+                self._fail(f"has a negative length for sequence {first + int((lengths < 0).argmax())}")
             ends = end + lengths.cumsum(dtype=np.int64) * itemsize
-            if (other := self._pointers[first : first + _CHECKED] != ends - lengths.astype(np.int64) * itemsize).any():
-                self._wrong(f"sequence {first + int(other.argmax())} does not begin where the one before it ends")
+            wrong = self._pointers[first : first + _BATCH] != ends - lengths.astype(np.int64) * itemsize
+            if wrong.any():
+                self._fail(f"has a gap or an overlap before sequence {first + int(wrong.argmax())}")
             end = int(ends[-1])
         if not len(self._bounds) or self._bounds[0] != 0 or self._bounds[-1] != sequences:
-            self._wrong("its documents are not all of its sequences")
-        for first in range(0, len(self._bounds), _CHECKED):
-            if (np.diff(self._bounds[first : first + _CHECKED + 1]) < 0).any():
-                self._wrong("its documents are not in order")
+            self._fail("has documents that do not cover all sequences")
+        for first in range(0, len(self._bounds), _BATCH):
+            if (np.diff(self._bounds[first : first + _BATCH + 1]) < 0).any():
+                self._fail("has documents that are not in order")
         if end != size:
             raise UserError(
-                f"{self._bin} has {size:,} bytes, but {self._idx} is of one of {end:,}: one of them was cut off, or "
-                "they are of different data; prepare them again"
+                f"{self._bin} has {size:,} bytes, but {self._idx} describes {end:,}: a file is truncated, or they "
+                "belong to different data; prepare the data again"
             )
 
 
-def _mapped_again(prefix: str) -> IndexedTokens:
+def _open_unchecked(prefix: str) -> IndexedTokens:
     return IndexedTokens(prefix, check=False)

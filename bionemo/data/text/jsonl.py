@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of JSON Lines files, some lines at a time, to the ids of their texts."""
+"""Tokenizes the documents of JSON Lines files."""
 
 import json
 from collections import Counter
@@ -10,70 +10,70 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bionemo.common.errors import UserError
-from bionemo.data.dataset import Sequences, end_to_end
+from bionemo.data.dataset import TokenSequences, concatenate_sequences
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK
 from bionemo.tokenizers.gpt2 import read_gpt2
 
-Strictness = Literal["error", "skip"]
+Policy = Literal["error", "skip"]
 
 
-class Lines(NamedTuple):
-    """Some whole lines of a file.
+class LineBlock(NamedTuple):
+    """Complete lines of a file.
 
     Attributes:
-        shown: what the user calls the file.
+        path: name of the file in messages.
         first: number of the first line, from 1.
         data: the lines.
-        size: bytes of the file, as it lies on the disk, that are done with these.
+        size: number of bytes of the (possibly compressed) file that the lines account for, for progress.
     """
 
-    shown: str
+    path: str
     first: int
     data: bytes
     size: int
 
 
-class Documents(NamedTuple):
-    """What became of some lines.
+class TokenizedDocuments(NamedTuple):
+    """Result of tokenizing a block of lines.
 
     Attributes:
-        tokens: documents that are kept.
-        read: how many there were.
-        dropped: how many were left out, by reason.
-        size: of the lines.
+        tokens: tokens of the documents that are kept.
+        read: number of documents.
+        dropped: number of dropped documents by reason.
+        size: `LineBlock.size`.
     """
 
-    tokens: Sequences
+    tokens: TokenSequences
     read: int
     dropped: Counter[str]
     size: int
 
 
 @dataclass(frozen=True)
-class TextRules:
-    """How documents become tokens.
+class DocumentTokenizer:
+    """Tokenizes documents with GPT-2's tokenizer.
 
     Attributes:
-        vocab_file: of GPT-2's tokenizer.
-        merge_file: of the same.
-        json_key: where in the object of a line its text is.
-        append_eod: end each document with the end token.
-        on_empty: a text without tokens.
-        on_invalid: a line that is no JSON object with a text.
+        vocab_file: path of the vocabulary.
+        merge_file: path of the merges.
+        json_key: key of the text in the JSON object of a line.
+        append_eod: append the end-of-document token to each document.
+        on_empty: policy for texts without tokens.
+        on_invalid: policy for lines that are not a JSON object with a text.
     """
 
     vocab_file: str | None
     merge_file: str | None
     json_key: str
     append_eod: bool
-    on_empty: Strictness
-    on_invalid: Strictness
+    on_empty: Policy
+    on_invalid: Policy
 
-    def tokenise(self, lines: Lines) -> Documents:
-        """Tokenise the documents of some lines; blank lines are none.
+    def tokenize(self, lines: LineBlock) -> TokenizedDocuments:
+        """Tokenize the documents of a block of lines; skip blank lines.
 
         Raises:
-            UserError: at a document that a policy calls an error.
+            UserError: if a policy is "error" and rejects a document.
         """
         tokenizer = read_gpt2(self.vocab_file, self.merge_file)
         dropped: Counter[str] = Counter()
@@ -81,14 +81,14 @@ class TextRules:
         read = 0
         for number, line in _numbered(lines):
             read += 1
-            text, problem = _text(line, self.json_key)
+            text, problem = _parse(line, self.json_key)
             if not problem:
                 texts.append(text)
                 numbers.append(number)
             elif self.on_invalid == "skip":
                 dropped["invalid"] += 1
             else:
-                raise UserError(f"{lines.shown}:{number}: {problem}: correct it, or set on_invalid=skip")
+                raise UserError(f"{lines.path}:{number}: {problem}: correct it, or set on_invalid=skip")
         end = np.array([tokenizer.eod_id] if self.append_eod else [], tokenizer.dtype)
         kept = []
         for number, ids in zip(numbers, tokenizer.encode_all(texts), strict=True):
@@ -97,38 +97,32 @@ class TextRules:
             elif self.on_empty == "skip":
                 dropped["empty"] += 1
             else:
-                raise UserError(f"{lines.shown}:{number}: a document without text: remove it, or set on_empty=skip")
-        return Documents(end_to_end(kept, tokenizer.dtype), read, dropped, lines.size)
+                raise UserError(f"{lines.path}:{number}: a document without text: remove it, or set on_empty=skip")
+        return TokenizedDocuments(concatenate_sequences(kept, tokenizer.dtype), read, dropped, lines.size)
 
 
-def _numbered(lines: Lines) -> Iterator[tuple[int, bytes]]:
-    data = lines.data
-    if lines.first == 1 and data.startswith(BYTE_ORDER_MARK):
-        data = data[len(BYTE_ORDER_MARK) :]
+def _numbered(lines: LineBlock) -> Iterator[tuple[int, bytes]]:
+    data = lines.data.removeprefix(BYTE_ORDER_MARK) if lines.first == 1 else lines.data
     for number, line in enumerate(data.split(b"\n"), lines.first):
         if line.strip():
             yield number, line
 
 
-def _text(line: bytes, key: str) -> tuple[str, str]:
-    """The text of a line, and what is wrong with it, "" if nothing is."""
+def _parse(line: bytes, key: str) -> tuple[str, str]:
+    """Return the text of a line and an error message, one of which is empty."""
     try:
         content = json.loads(line.decode())
+        if not isinstance(content, dict):
+            return "", "a line that is not a JSON object"
+        if key not in content:
+            return "", f"no key {key!r}"
+        if not isinstance(content[key], str):
+            return "", f"the {key!r} is not a string"
+        content[key].encode()
     except UnicodeDecodeError:
         return "", "text that is not UTF-8"
-    except (ValueError, RecursionError):
-        return "", "a line that is not JSON"
-    if not isinstance(content, dict):
-        return "", "a line that is not a JSON object"
-    if key not in content:
-        return "", f"no key {key!r}"
-    text = content[key]
-    if not isinstance(text, str):
-        return "", f"the {key!r} is not a string"
-    if text.isascii():
-        return text, ""
-    try:
-        text.encode()
     except UnicodeEncodeError:
         return "", f"the {key!r} has half a surrogate pair"
-    return text, ""
+    except (ValueError, RecursionError):
+        return "", "a line that is not JSON"
+    return content[key], ""

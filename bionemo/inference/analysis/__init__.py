@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trained model tells of proteins: `variants` without measurements, `contacts`, and `maps` of many."""
+"""Analysis of proteins with a trained model: zero-shot scores of variants, contacts, and maps of embeddings."""

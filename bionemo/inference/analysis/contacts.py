@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which residues touch, read off the attention of a masked language model by a logistic regression.
+"""Contacts between residues, predicted from the attention of a masked language model by a logistic regression.
 
 Rao et al. 2020, "Transformer protein language models are unsupervised structure learners", sections 3 and 4.
 Shapes: n residues, L layers, H heads, d head size, P pairs of residues.
 """
 
+import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,33 +17,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bionemo.common.errors import UserError
-from bionemo.inference.analysis.residues import read_protein
+from bionemo.inference.analysis.files import staged_file
+from bionemo.inference.analysis.protein import tokenize_protein
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
-from bionemo.inference.progress import Advance, silent
+from bionemo.inference.progress import Advance, no_progress
 from bionemo.interop.huggingface.contacts import ContactHead
-from bionemo.megatron.attention import PackedAttention, Segments, rotate
+from bionemo.megatron.attention import PackedAttention, PackedSequences, apply_rotary
 
-SEPARATION = 6  # residues between i and j of the pairs that a regression is fitted to
-LONG_RANGE = 24  # and of those that tell a fold
-_STRENGTH = 0.15  # inverse, of the L1 penalty: as the authors of the paper took it (facebookresearch/esm, issue 249)
+SEPARATION = 6  # minimum |i - j| of the pairs that the regression is fitted to
+LONG_RANGE = 24  # minimum |i - j| of long-range pairs, on which precision is reported
+_INVERSE_L1 = 0.15  # inverse strength of the L1 penalty, as chosen by the authors (facebookresearch/esm, issue 249)
 
 
 def predict_contacts(
     model: TrainedModel, sequence: str, head: ContactHead | None = None, name: str = "the sequence"
 ) -> Floats:
-    """Probability that two residues touch (C-beta atoms less than 8 A apart), [n, n] fp32.
+    """Return the probability that two residues are in contact (C-beta atoms less than 8 A apart), [n, n] fp32.
 
-    Args:
-        model: a masked language model.
-        sequence: a protein.
-        head: see `fit_contact_head`; None: the model's own.
-        name: what the sequence is called in messages.
+    `head` is by default the contact head of the checkpoint; `name` identifies the sequence in errors.
 
     Raises:
-        UserError: when there is no head, or it is another model's; for a model or a sequence that cannot be used.
+        UserError: if there is no head, or it belongs to another model; see also `tokenize_protein`.
     """
-    weights_LH, bias = _of(model, head)
+    weights_LH, bias = _head_tensors(model, head)
     maps_LHnn = corrected_attention(model, sequence, name)
     logits = torch.tensor(bias, device=model.device)
     for w_H, x_Hnn in zip(weights_LH, maps_LHnn, strict=True):
@@ -51,77 +50,72 @@ def predict_contacts(
 
 
 def corrected_attention(model: TrainedModel, sequence: str, name: str = "the sequence") -> Iterator[Tensor]:
-    """Attention between residues, symmetrised and corrected for their averages, layer by layer.
-
-    Args:
-        model: a masked language model.
-        sequence: a protein.
-        name: what the sequence is called in messages.
+    """Compute the symmetrized, average-product-corrected attention between residues.
 
     Yields:
-        [H, n, n] fp32, the first layer's first.
+        [H, n, n] fp32 for each layer, in order.
 
     Raises:
-        UserError: for a model or a sequence that cannot be used.
+        UserError: see `tokenize_protein`.
     """
-    tokens = len(read_protein(model, sequence, name).ids) + 2
+    tokens = len(tokenize_protein(model, sequence, name).ids) + 2
     for q_THd, k_THd, scale in _queries_and_keys(model, sequence):
         q_HTd, k_HTd = (x[:tokens].transpose(0, 1).float() for x in (q_THd, k_THd))
-        inside_Hnn = (q_HTd @ k_HTd.mT * scale).softmax(-1)[:, 1:-1, 1:-1]
-        yield average_product_corrected(inside_Hnn + inside_Hnn.mT)
+        inner_Hnn = (q_HTd @ k_HTd.mT * scale).softmax(-1)[:, 1:-1, 1:-1]
+        yield average_product_corrected(inner_Hnn + inner_Hnn.mT)
 
 
 def average_product_corrected(x_Hnn: Tensor) -> Tensor:
-    """Take from each entry what its row and its column let expect: x_ij - sum_i x_ij sum_j x_ij / sum_ij x_ij.
+    """Return x_ij - sum_i x_ij sum_j x_ij / sum_ij x_ij.
 
-    Dunn et al. 2008, "Mutual information without the influence of phylogeny or entropy", equation 4, with sums for
-    means.
+    Dunn et al. 2008, "Mutual information without the influence of phylogeny or entropy", equation 4, with sums
+    instead of means.
     """
-    rows, columns, all_of_it = x_Hnn.sum(-1, keepdim=True), x_Hnn.sum(-2, keepdim=True), x_Hnn.sum((-2, -1), True)
-    return x_Hnn - rows * columns / all_of_it.clamp_min(torch.finfo(x_Hnn.dtype).tiny)  # a head may look at none
+    rows, columns, total = x_Hnn.sum(-1, keepdim=True), x_Hnn.sum(-2, keepdim=True), x_Hnn.sum((-2, -1), True)
+    return x_Hnn - rows * columns / total.clamp_min(torch.finfo(x_Hnn.dtype).tiny)  # the total of a head may be 0
 
 
 def _queries_and_keys(model: TrainedModel, sequence: str) -> list[tuple[Tensor, Tensor, float]]:
-    """What the layers compare, [T, H, d] each, turned by position where the model does so; and their scale."""
-    seen: list[tuple[Tensor, Tensor, float]] = []
+    """Return the queries and keys [T, H, d] of each layer, after rotary positions, and their scale."""
+    found: list[tuple[Tensor, Tensor, float]] = []
 
-    def keep(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def record(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert isinstance(module, PackedAttention)
-        segments: Segments = named["packed_seq_params"]
+        sequences: PackedSequences = named["packed_seq_params"]
         query, key = (x.squeeze(1) for x in inputs[:2])
-        if segments.rotary is not None:
-            query, key = rotate(query, *segments.rotary), rotate(key, *segments.rotary)
-        seen.append((query, key, module.scale))
+        if sequences.rotary is not None:
+            query, key = apply_rotary(query, *sequences.rotary), apply_rotary(key, *sequences.rotary)
+        found.append((query, key, module.scale))
 
-    places = [module for module in model.network.modules() if isinstance(module, PackedAttention)]
-    hooks = [module.register_forward_pre_hook(keep, with_kwargs=True) for module in places]
+    modules = [module for module in model.network.modules() if isinstance(module, PackedAttention)]
+    hooks = [module.register_forward_pre_hook(record, with_kwargs=True) for module in modules]
     try:
         model.hiddens([sequence])
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return found
 
 
 def fit_contact_head(
-    model: TrainedModel, sequences: Sequence[str], maps: Sequence[NDArray[Any]], advance: Advance = silent
+    model: TrainedModel, sequences: Sequence[str], maps: Sequence[NDArray[Any]], advance: Advance = no_progress
 ) -> ContactHead:
-    """Fit the regression: on pairs six and more residues apart, with an L1 penalty; twenty proteins were enough.
+    """Fit the regression, with an L1 penalty, to pairs at least SEPARATION residues apart.
 
-    All features of all pairs are held at once: 4 L H bytes for each.
+    The authors used twenty proteins. The features of all pairs are held in memory: 4 L H bytes for each pair.
 
     Args:
-        model: a masked language model.
+        model: masked language model.
         sequences: proteins of known structure.
-        maps: of each, [n, n]: 1 for a contact, 0 for none, nan where it is not known.
-        advance: told of every protein.
+        maps: contacts of each protein, [n, n]: 1 for a contact, 0 for none, nan if unknown.
+        advance: called after every protein.
 
     Returns:
-        Weights [L * H] and bias, as Hugging Face's ESM-2 has them.
+        Weights [L * H] and bias, as in Hugging Face's ESM-2.
 
     Raises:
-        UserError: when maps and sequences do not agree, or hold no contacts, or no attention head tells contacts; as
-            `corrected_attention`.
+        UserError: if maps and sequences do not match, there are no contacts, or no attention head correlates with
+            them; see `tokenize_protein`.
     """
     from sklearn import __version__ as version
     from sklearn.linear_model import LogisticRegression
@@ -129,7 +123,7 @@ def fit_contact_head(
     features, targets = [], []
     for number, (sequence, known) in enumerate(zip(sequences, maps, strict=True), 1):
         x_Fnn = torch.cat(list(corrected_attention(model, sequence, f"sequence {number}")))
-        i, j = _pairs(as_contacts(known, x_Fnn.shape[-1], f"map {number}"), SEPARATION)
+        i, j = _known_pairs(check_contact_map(known, x_Fnn.shape[-1], f"map {number}"), SEPARATION)
         features.append(x_Fnn[:, i, j].T.cpu().numpy())
         targets.append(np.asarray(known)[i, j] > 0)
         advance(1)
@@ -137,73 +131,97 @@ def fit_contact_head(
     if target_P.all() or not target_P.any():
         raise UserError(
             f"of {len(target_P):,} known pairs {SEPARATION} and more residues apart {target_P.sum():,} are contacts: "
-            "give maps with contacts and others"
+            "provide maps with contacts and other pairs"
         )
-    modern = tuple(map(int, version.split(".")[:2])) >= (1, 8)  # which says L1 in another way
-    lasso: dict[str, Any] = {"l1_ratio": 1.0} if modern else {"penalty": "l1"}
-    fitted = LogisticRegression(C=_STRENGTH, solver="liblinear", random_state=0, **lasso)
+    new_api = tuple(map(int, version.split(".")[:2])) >= (1, 8)
+    lasso: dict[str, Any] = {"l1_ratio": 1.0} if new_api else {"penalty": "l1"}
+    fitted = LogisticRegression(C=_INVERSE_L1, solver="liblinear", random_state=0, **lasso)
     fitted.fit(np.concatenate(features), target_P)
     if not fitted.coef_.any():
         raise UserError(
-            f"none of the model's {fitted.coef_.size} attention heads tells the {target_P.sum():,} contacts among "
-            f"{len(target_P):,} known pairs: give more proteins, and check that the maps are those of the sequences"
+            f"none of the model's {fitted.coef_.size} attention heads predicts the {target_P.sum():,} contacts among "
+            f"{len(target_P):,} known pairs: add proteins, and check that the maps belong to the sequences"
         )
     return {"weight": fitted.coef_[0].tolist(), "bias": float(fitted.intercept_[0])}
 
 
 def precision(predicted: Floats, known: NDArray[Any], divisor: int = 1) -> float:
-    """Share of contacts among the n / divisor likeliest pairs 24 and more residues apart; nan where there are none.
+    """Return the share of contacts among the n / divisor most likely long-range pairs; nan if no pair is known.
 
     Args:
         predicted: [n, n] probabilities.
-        known: [n, n]: see `fit_contact_head`.
+        known: [n, n], see `fit_contact_head`.
         divisor: 1 for the precision of the top L, 5 for that of the top L/5.
     """
-    i, j = _pairs(np.asarray(known, np.float32), LONG_RANGE)
+    i, j = _known_pairs(np.asarray(known, np.float32), LONG_RANGE)
     best = np.argsort(-predicted[i, j], kind="stable")[: max(1, len(known) // divisor)]
     return float((np.asarray(known)[i, j][best] > 0).mean()) if len(best) else math.nan
 
 
-def as_contacts(known: NDArray[Any], residues: int, name: str) -> Floats:
-    """See that a map is one of contacts.
-
-    Args:
-        known: [n, n].
-        residues: n, as the sequence has them.
-        name: of the map, for messages.
+def check_contact_map(known: NDArray[Any], residues: int, name: str) -> Floats:
+    """Return a contact map as fp32.
 
     Raises:
-        UserError: when it has another shape, or other values than 0, 1 and nan.
+        UserError: if its shape is not [residues, residues], or it has values other than 0, 1 and nan.
     """
     if np.shape(known) != (residues, residues):
-        raise UserError(f"{name} is of shape {np.shape(known)}, its sequence has {residues} residues: give [n, n]")
+        raise UserError(f"{name} is of shape {np.shape(known)}, its sequence has {residues} residues: expected [n, n]")
     if np.asarray(known).dtype.kind not in "buif":
-        raise UserError(f"{name} holds no numbers: give 1 for a contact, 0 for none, nan where it is not known")
+        raise UserError(f"{name} has no numbers: expected 1 for a contact, 0 for none, nan if unknown")
     contacts = np.asarray(known, np.float32)
-    if strange := set(np.unique(contacts[~np.isnan(contacts)])) - {0, 1}:
-        raise UserError(f"{name} holds {min(strange):g}: give 1 for a contact, 0 for none, nan where it is not known")
+    if other := set(np.unique(contacts[~np.isnan(contacts)])) - {0, 1}:
+        raise UserError(f"{name} holds {min(other):g}: expected 1 for a contact, 0 for none, nan if unknown")
     return contacts
 
 
-def _pairs(known: Floats, separation: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs i < j so far apart of which something is known."""
+def _known_pairs(known: Floats, separation: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the known pairs i < j with at least this separation."""
     i, j = np.triu_indices(len(known), separation)
-    there = ~np.isnan(known[i, j])
-    return i[there], j[there]
+    is_known = ~np.isnan(known[i, j])
+    return i[is_known], j[is_known]
 
 
-def _of(model: TrainedModel, head: ContactHead | None) -> tuple[Tensor, float]:
-    """Weights [L, H] and bias."""
+def _head_tensors(model: TrainedModel, head: ContactHead | None) -> tuple[Tensor, float]:
+    """Return the weights [L, H] and the bias."""
     head = model.contact_head if head is None else head
     if head is None:
         raise UserError(
-            f"{model.path} has no contact head: fit one (`python -m bionemo.analysis contacts-fit`), give it with "
-            "--head, or take a model that was imported from Hugging Face with its own"
+            f"{model.path} has no contact head: fit one (`python -m bionemo.analysis contacts-fit`) and pass it with "
+            "--head, or use a model that was imported from Hugging Face with its own"
         )
     config = model.network.config
     layers, heads, found = config.num_layers, config.num_attention_heads, len(head["weight"])
     if found != layers * heads:
         raise UserError(
-            f"the contact head has {found} weights, the model {layers} layers of {heads} heads: it is another's"
+            f"the contact head has {found} weights, the model {layers} layers of {heads} heads: it belongs to another "
+            "model"
         )
     return torch.tensor(head["weight"], device=model.device).view(layers, heads), float(head["bias"])
+
+
+def write_contact_head(path: Path, head: ContactHead) -> None:
+    """Write a head as JSON: {"weight": [one for each attention head], "bias": number}.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
+    with staged_file(path) as file:
+        file.write_text(json.dumps({"weight": list(head["weight"]), "bias": head["bias"]}) + "\n")
+
+
+def read_contact_head(path: Path) -> ContactHead:
+    """Read a head written by `write_contact_head`.
+
+    Raises:
+        UserError: if the file is missing or invalid.
+    """
+    try:
+        head = json.loads(path.read_text())
+        numbers = np.array([*head["weight"], head["bias"]], np.float64)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f'{path} is not a contact head, {{"weight": [numbers], "bias": number}}') from error
+    if not np.isfinite(numbers).all():
+        raise UserError(f"{path} holds a number that is not finite: fit the head again")
+    return {"weight": numbers[:-1].tolist(), "bias": float(numbers[-1])}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands of `python -m bionemo.analysis` read, and how what they write comes to its name."""
+"""Input and output files of the commands of `bionemo analysis`."""
 
 import csv
 import re
@@ -15,15 +15,15 @@ from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.table import Table, read_table
 
 
-def read_filled(path: Path) -> Table:
-    """Read a table that has rows.
+def read_nonempty_table(path: Path) -> Table:
+    """Read a table with at least one row.
 
     Raises:
-        UserError: as `read_table`, and when there are none.
+        UserError: see `read_table`; also if there are no rows.
     """
     table = read_table(path)
     if not table.rows:
-        raise UserError(f"{path} has no rows below a header: is that the file?")
+        raise UserError(f"{path} has no rows below a header: check the path")
     return table
 
 
@@ -36,10 +36,10 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]
 
 
 def is_fasta(path: Path) -> bool:
-    """Whether a file begins as FASTA files do.
+    """Return whether a file begins as FASTA files do.
 
     Raises:
-        UserError: when it cannot be read.
+        UserError: if it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -49,13 +49,13 @@ def is_fasta(path: Path) -> bool:
 
 
 def read_fasta(path: Path) -> list[dict[str, str]]:
-    """Read `id` (its number, if there is none), `sequence` and each `key=value` of the headers.
+    """Read the `id` (by default the number), the `sequence` and each `key=value` in the header of every record.
 
     Raises:
-        UserError: when it cannot be read, or is no FASTA file.
+        UserError: if it cannot be read or is not a FASTA file.
     """
-    with TemporaryDirectory() as aside:  # an index beside the file would serve one reading
-        source = FastaSource([path], index_mapping_dir=aside)
+    with TemporaryDirectory() as index_directory:  # an index beside the file would be used only once
+        source = FastaSource([path], index_mapping_dir=index_directory)
         records = [source.fields(number) for number in range(len(source))]
     for number, record in enumerate(records, 1):
         record["id"] = record["id"] or str(number)
@@ -63,31 +63,33 @@ def read_fasta(path: Path) -> list[dict[str, str]]:
     return records
 
 
-def read_sequence(given: str) -> str:
-    """Read the one sequence that a command is given, as a FASTA file or as it is.
+def read_sequence(argument: str) -> str:
+    """Return the sequence of a command line argument: that of a FASTA file, or the letters themselves.
 
     Raises:
-        UserError: when it is neither, or the file has several.
+        UserError: if it is neither, or the file has several sequences.
     """
-    path = Path(given).expanduser()
-    if len(given) < 256 and path.is_file():
+    path = Path(argument).expanduser()
+    if len(argument) < 256 and path.is_file():
         if not is_fasta(path):
             raise UserError(f"{path} does not begin with '>': give a FASTA file, or the sequence itself")
         records = read_fasta(path)
         if len(records) != 1:
-            raise UserError(f"{path} holds {len(records):,} sequences: give a file with the wild type alone")
+            raise UserError(f"{path} holds {len(records):,} sequences: give a file with the wild type only")
         return records[0]["sequence"]
-    if not re.fullmatch("[A-Za-z]+", given):
-        raise UserError(f"{given[:60]!r} is neither a file that is there nor a sequence of letters")
-    return given
+    if not re.fullmatch("[A-Za-z]+", argument):
+        raise UserError(f"{argument[:60]!r} is neither an existing file nor a sequence of letters")
+    return argument
 
 
 @contextmanager
-def finished(path: Path) -> Iterator[Path]:
-    """Give a name beside a file's own, which becomes that when all is written, and goes when something fails.
+def staged_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary file that is renamed to `path` at the end, or removed after an error.
+
+    It is created at once, so an output that cannot be written is detected before anything is computed.
 
     Raises:
-        UserError: when the file cannot be written, which is found out before anything is computed for it.
+        UserError: if the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,17 +97,19 @@ def finished(path: Path) -> Iterator[Path]:
             new.touch()
             yield new
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror or error}): make room or name another") from error
+        raise UserError(
+            f"{path} cannot be written ({error.strerror or error}): free disk space or choose another path"
+        ) from error
 
 
 def refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
-    """Refuse outputs that exist, unless they are to be replaced.
+    """Check that outputs do not exist, or may be replaced.
 
     Raises:
-        UserError: naming the first.
+        UserError: if one is a directory, or exists and `overwrite` is false.
     """
     for path in paths:
         if path.is_dir():
             raise UserError(f"{path} is a directory: name a file in it")
         if path.exists() and not overwrite:
-            raise UserError(f"{path} exists: name another --output, or give --overwrite")
+            raise UserError(f"{path} exists: choose another --output, or add --overwrite")

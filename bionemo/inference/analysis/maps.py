@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many sequences as a map: their embeddings brought to two dimensions.
+"""Embeddings of many sequences projected to two dimensions.
 
 Shapes: N sequences, D hidden size.
 """
@@ -16,42 +16,44 @@ from bionemo.common.errors import UserError
 from bionemo.inference.outputs import Floats
 
 METHODS = ("umap", "pca")
-_FEWEST = 4  # sequences: UMAP's first guess needs two eigenvectors beside the constant one
+_MIN_SEQUENCES = 4  # UMAP's initialization needs two eigenvectors besides the constant one
 
 
 def to_plane(embeddings: Floats, method: str = "umap", neighbors: int = 15, seed: int = 0) -> Floats:
-    """Bring embeddings to two dimensions, the same ones for the same seed.
+    """Project embeddings to two dimensions, reproducibly for the same seed.
 
     Args:
         embeddings: [N, D].
-        method: `umap` (McInnes et al. 2018), which keeps neighbours together, or `pca`, which keeps distances.
-        neighbors: umap: how many of each sequence count.
-        seed: umap: of what is drawn.
+        method: `umap` (McInnes et al. 2018), which preserves neighborhoods, or `pca`, which preserves distances.
+        neighbors: number of neighbors of each sequence (umap).
+        seed: random seed (umap).
 
     Returns:
         [N, 2] fp32.
 
     Raises:
-        UserError: as `reducer`; for too few sequences, or values that are not finite.
+        UserError: see `make_reducer`; also if there are too few sequences, or values are not finite.
     """
-    reduce = reducer(method, neighbors, seed)
-    if embeddings.ndim != 2 or len(embeddings) < _FEWEST or embeddings.shape[1] < 2:
-        raise UserError(f"embeddings of shape {embeddings.shape}: a map needs [N, D], N of {_FEWEST} or more, D of 2")
+    reducer = make_reducer(method, neighbors, seed)
+    if embeddings.ndim != 2 or len(embeddings) < _MIN_SEQUENCES or embeddings.shape[1] < 2:
+        raise UserError(
+            f"embeddings of shape {embeddings.shape}: a map needs [N, D], N of {_MIN_SEQUENCES} or more, D of 2"
+        )
     if len(bad := np.flatnonzero(~np.isfinite(embeddings).all(1))):
-        raise UserError(f"the embedding of sequence {bad[0] + 1:,} is not finite: leave it out")
+        raise UserError(f"the embedding of sequence {bad[0] + 1:,} is not finite: remove it")
     if method == "umap":
-        reduce.n_neighbors = min(neighbors, len(embeddings) - 1)  # there are no more
-    return np.asarray(reduce.fit_transform(embeddings), np.float32)
+        reducer.n_neighbors = min(neighbors, len(embeddings) - 1)
+    return np.asarray(reducer.fit_transform(embeddings), np.float32)
 
 
-def reducer(method: str = "umap", neighbors: int = 15, seed: int = 0) -> Any:
-    """Make what does so, with scikit-learn's `fit_transform`.
+def make_reducer(method: str = "umap", neighbors: int = 15, seed: int = 0) -> Any:
+    """Return an estimator with scikit-learn's `fit_transform`.
 
     Raises:
-        UserError: when UMAP is not installed, or cannot count so few neighbours.
+        UserError: if UMAP is not installed, or there are too few neighbors.
     """
     if method not in METHODS:
-        raise UserError(f"method={method!r} is unknown: choose of {', '.join(METHODS)}")
+        raise UserError(f"method={method!r} is unknown: choose from {', '.join(METHODS)}")
     if method == "pca":
         from sklearn.decomposition import PCA
 
@@ -62,27 +64,27 @@ def reducer(method: str = "umap", neighbors: int = 15, seed: int = 0) -> Any:
         from umap import UMAP
     except ImportError as error:
         raise UserError(
-            f"UMAP is not installed ({error}): pip install 'bionemo[analysis]', or choose the method pca"
+            f"UMAP is not installed ({error}): pip install 'bionemo[analysis]', or use the method pca"
         ) from error
-    return UMAP(n_neighbors=neighbors, random_state=seed, n_jobs=1)  # a seed leaves UMAP one thread
+    return UMAP(n_neighbors=neighbors, random_state=seed, n_jobs=1)  # UMAP with a seed uses one thread
 
 
 def read_embeddings(path: Path, color: str | None = None) -> tuple[list[str], Floats, list[str] | None]:
-    """Read arrays `id` [N] and `embeddings` [N, D] of a .npz file, and one more [N] to colour by.
+    """Read the arrays `id` [N] and `embeddings` [N, D] of a .npz file, and optionally one more [N] for the colors.
 
     Raises:
-        UserError: when the file cannot be read, or lacks one of them.
+        UserError: if the file cannot be read or an array is missing.
     """
     wanted = ("id", "embeddings", *([color] if color else []))
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            there = set(archive.namelist())
-            arrays = {name: npy.read_array(archive.open(f"{name}.npy")) for name in wanted if f"{name}.npy" in there}
+            names = set(archive.namelist())
+            arrays = {name: npy.read_array(archive.open(f"{name}.npy")) for name in wanted if f"{name}.npy" in names}
         embeddings = arrays.get("embeddings", np.zeros(0)).astype(np.float32)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the path") from error
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is no .npz file of plain arrays ({error})") from error
+        raise UserError(f"{path} is not a .npz file of plain arrays ({error})") from error
     for name in wanted:
         if name not in arrays:
             raise UserError(f"{path} has no array {name!r}: `python -m bionemo.predict` writes id and embeddings")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants of a protein in files, and what was measured of them."""
+"""Files of protein variants and their measured scores."""
 
 import math
 from collections.abc import Sequence
@@ -10,32 +10,32 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.data.table import Table
-from bionemo.inference.analysis.files import is_fasta, read_fasta, read_filled
-from bionemo.inference.analysis.variants import mutations, place_of
+from bionemo.inference.analysis.files import is_fasta, read_fasta, read_nonempty_table
+from bionemo.inference.analysis.variants import index_of, parse_mutations
 from bionemo.inference.outputs import Floats
 
-Measured = NDArray[np.float64]
+Scores = NDArray[np.float64]
 _FASTA_COLUMNS = ["index", "name", "variant", "score"]
-_NOT_MEASURED = ("", "na", "nan")
+_MISSING = ("", "na", "nan")
 
 
 def read_variants(path: Path) -> tuple[Table, list[str] | None]:
-    """Read a table of variants, and their sequences where it is a FASTA file.
+    """Read a table of variants, and their sequences if it is a FASTA file.
 
-    Headers of a FASTA file are `index|name_VARIANT|score`, as in `2810|beta-lactamase_R63P|0.873`; they become the
+    Headers of a FASTA file are `index|name_VARIANT|score`, as in `2810|beta-lactamase_R63P|0.873`. They become the
     columns `index`, `name`, `variant` and `score`.
 
     Raises:
-        UserError: when the file cannot be read, or a header is another.
+        UserError: if the file cannot be read, or a header has another form.
     """
     if not is_fasta(path):
-        return read_filled(path), None
+        return read_nonempty_table(path), None
     records = read_fasta(path)
     rows, places = [], []
     for record in records:
         index, _, rest = record["id"].partition("|")
-        called, _, score = rest.partition("|")
-        name, mark, variant = called.rpartition("_")
+        label, _, score = rest.partition("|")
+        name, mark, variant = label.rpartition("_")
         if not mark or not variant:
             raise UserError(f"{path}: record {record['id']!r}: expected a header such as >2810|name_R63P|0.873")
         rows.append([index, name, variant, score])
@@ -43,57 +43,57 @@ def read_variants(path: Path) -> tuple[Table, list[str] | None]:
     return Table(path, _FASTA_COLUMNS, rows, places), [record["sequence"] for record in records]
 
 
-def wild_type(sequences: Sequence[str], variants: Sequence[str], places: Sequence[str], offset: int = 0) -> str:
-    """Find what all variants are of: the first with its mutations undone, which all others must agree with.
+def infer_wild_type(sequences: Sequence[str], variants: Sequence[str], places: Sequence[str], offset: int = 0) -> str:
+    """Return the wild type: the first sequence with its mutations reverted. Check it against all other sequences.
 
     Args:
-        sequences: of the variants.
-        variants: their mutations.
-        places: where they stand, for messages.
-        offset: added to positions.
+        sequences: sequences of the variants.
+        variants: mutations of the variants.
+        places: locations of the variants, for error messages.
+        offset: the first residue has the number 1 + offset.
 
     Raises:
-        UserError: naming the variant that does not agree.
+        UserError: if a variant contradicts the wild type; names the first one.
     """
-    found = _changed(sequences[0], variants[0], offset, places[0], undo=True)
+    found = _mutate(sequences[0], variants[0], offset, places[0], revert=True)
     for sequence, variant, place in zip(sequences, variants, places, strict=True):
-        if _changed(found, variant, offset, place) != sequence:
+        if _mutate(found, variant, offset, place) != sequence:
             raise UserError(
-                f"{place}: its sequence is not the wild type with {variant or 'no mutation'}, as the first record has "
-                "it: mend one of the two, or give the wild type with --sequence"
+                f"{place}: its sequence is not the wild type with {variant or 'no mutation'}, as inferred from the "
+                "first record: correct one of the two, or give the wild type with --sequence"
             )
     return found
 
 
-def _changed(sequence: str, variant: str, offset: int, name: str, undo: bool = False) -> str:
+def _mutate(sequence: str, variant: str, offset: int, name: str, revert: bool = False) -> str:
     letters = list(sequence)
-    for each in mutations(variant, name):
-        letters[place_of(each, sequence, offset, name)] = each.wild if undo else each.mutant
+    for mutation in parse_mutations(variant, name):
+        letters[index_of(mutation, sequence, offset, name)] = mutation.wild if revert else mutation.mutant
     return "".join(letters)
 
 
-def measured(table: Table, cells: Sequence[str]) -> Measured:
-    """Numbers that were measured, fp64, nan where a cell is empty, `NA` or `nan`.
+def parse_scores(table: Table, cells: Sequence[str]) -> Scores:
+    """Return measured scores, fp64, nan for cells that are empty, `NA` or `nan`.
 
     Raises:
-        UserError: naming the row of one that is no number.
+        UserError: if a cell is not a number; names its row.
     """
     values = []
-    for cell, place in zip(cells, table.places, strict=True):
+    for cell, place in zip(cells, table.locations, strict=True):
         try:
-            values.append(math.nan if cell.strip().lower() in _NOT_MEASURED else float(cell))
+            values.append(math.nan if cell.strip().lower() in _MISSING else float(cell))
         except ValueError as error:
             raise UserError(
-                f"{place}: the score {cell!r} is no number: leave the cell empty, or name another column "
+                f"{place}: the score {cell!r} is not a number: leave the cell empty, or name another column "
                 "with --score-column"
             ) from error
     return np.array(values, np.float64)
 
 
-def rank_correlation(scores: Floats, values: Measured) -> tuple[float, int]:
-    """Spearman's rho between scores and what was measured, and of how many; nan where it has no meaning."""
+def rank_correlation(scores: Floats, measured: Scores) -> tuple[float, int]:
+    """Return Spearman's rho between scores and measured scores (nan if undefined), and the number of pairs."""
     from scipy.stats import spearmanr
 
-    there = ~np.isnan(values)
-    many = len(set(scores[there])) > 1 and len(set(values[there])) > 1
-    return float(spearmanr(scores[there], values[there]).statistic) if many else math.nan, int(there.sum())
+    known = ~np.isnan(measured)
+    defined = len(set(scores[known])) > 1 and len(set(measured[known])) > 1
+    return float(spearmanr(scores[known], measured[known]).statistic) if defined else math.nan, int(known.sum())

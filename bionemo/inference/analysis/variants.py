@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a masked language model rates variants of a protein, without having seen a measurement (ESM-1v).
+"""Zero-shot scores of protein variants from a masked language model (ESM-1v).
 
 Meier et al. 2021, "Language models enable zero-shot prediction of the effects of mutations on protein function",
-section 3. Shapes: n residues, k of them asked about, V vocabulary.
+section 3. Shapes: n residues, k mutated residues, V vocabulary.
 """
 
 import re
@@ -13,25 +13,19 @@ import numpy as np
 import torch
 
 from bionemo.common.errors import UserError
-from bionemo.inference.analysis.residues import Protein, read_protein
+from bionemo.inference.analysis.protein import Protein, tokenize_protein
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
-from bionemo.inference.progress import Advance, silent
+from bionemo.inference.progress import Advance, no_progress
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 METHODS = ("masked-marginal", "wild-type-marginal")
-_SYNONYMS = ("", "wt", "wild-type")
+_WILD_TYPE = ("", "wt", "wild-type")
 _MUTATION = re.compile(r"(\S)(-?\d{1,9})(\S)")
 
 
 class Mutation(NamedTuple):
-    """One residue in the place of another.
-
-    Attributes:
-        wild: letter of the wild type.
-        position: as the user counts.
-        mutant: letter of the variant.
-    """
+    """A substitution: letter of the wild type, position in the user's numbering, letter of the variant."""
 
     wild: str
     position: int
@@ -48,133 +42,126 @@ def score_variants(
     method: str = "masked-marginal",
     offset: int = 0,
     names: Sequence[str] | None = None,
-    advance: Advance = silent,
+    advance: Advance = no_progress,
 ) -> Floats:
-    """Score variants: sum over the mutations of log p(mutant) - log p(wild type), in nats; above 0 is likelier.
+    """Score variants: the sum over mutations of log p(mutant) - log p(wild type), in nats; above 0 is likelier.
 
-    `masked-marginal` asks the model about each mutated residue while it is masked in the wild type, one pass for each
-    such residue, however many variants share it; `wild-type-marginal` takes one pass of the wild type as it is.
+    `masked-marginal` masks each mutated residue in the wild type, in one pass for each such residue, however many
+    variants share it. `wild-type-marginal` needs one pass of the unmasked wild type.
 
     Args:
-        model: a masked language model.
-        sequence: of the wild type.
-        variants: such as `A24G`, or `A24G:K30R` (`,` does as well); `wt` or nothing is the wild type, which scores 0.
+        model: masked language model.
+        sequence: wild type.
+        variants: such as `A24G` or `A24G:K30R` (or with `,`); `wt` or "" is the wild type, with score 0.
         method: one of METHODS.
-        offset: added to positions: the first residue has the number 1 + offset.
-        names: what the variants are called in messages; None: `variant 1`, ...
-        advance: told how many residues are done.
+        offset: the first residue has the number 1 + offset.
+        names: names of the variants in error messages; None: `variant 1`, ...
+        advance: called with the number of finished residues.
 
     Returns:
         [variants] fp32.
 
     Raises:
-        UserError: for a model of another kind, a sequence too long for it, and a variant that is none of this one.
+        UserError: see `tokenize_protein`; if a variant does not match the sequence.
     """
-    protein = read_protein(model, sequence)
-    called = names or [f"variant {number}" for number in range(1, len(variants) + 1)]
-    known = {protein.alphabet.tokens[i]: int(i) for i in protein.alphabet.residue_ids}
+    protein = tokenize_protein(model, sequence)
+    names = names or [f"variant {number}" for number in range(1, len(variants) + 1)]
+    token_of = {protein.alphabet.tokens[i]: int(i) for i in protein.alphabet.residue_ids}
     found = [
-        (number, *each)
-        for number, (text, name) in enumerate(zip(variants, called, strict=True))
-        for each in _tokens(text, name, protein.letters, known, offset)
+        (number, *mutation)
+        for number, (text, name) in enumerate(zip(variants, names, strict=True))
+        for mutation in _mutation_tokens(text, name, protein.letters, token_of, offset)
     ]
-    number, place, wild, mutant = np.array(found, np.int64).reshape(-1, 4).T
-    places, row = np.unique(place, return_inverse=True)
-    said = _log_probabilities(model, protein, places, method, advance)
-    gains = said[row, mutant] - said[row, wild]
-    return np.bincount(number, gains, minlength=len(variants)).astype(np.float32)
+    number, index, wild, mutant = np.array(found, np.int64).reshape(-1, 4).T
+    indices, row = np.unique(index, return_inverse=True)
+    log_probabilities_kV = _log_probabilities(model, protein, indices, method, advance)
+    scores = log_probabilities_kV[row, mutant] - log_probabilities_kV[row, wild]
+    return np.bincount(number, scores, minlength=len(variants)).astype(np.float32)
 
 
-def scan(model: TrainedModel, sequence: str, method: str = "masked-marginal", advance: Advance = silent) -> Floats:
-    """Score every amino acid at every position, [n, 20] fp32, in the order of AMINO_ACIDS; 0 for the wild type's own.
-
-    Args:
-        model: a masked language model.
-        sequence: of the wild type.
-        method: one of METHODS.
-        advance: told how many residues are done.
+def scan(
+    model: TrainedModel, sequence: str, method: str = "masked-marginal", advance: Advance = no_progress
+) -> Floats:
+    """Score every substitution at every position, [n, 20] fp32, in the order of AMINO_ACIDS; 0 for the wild type.
 
     Raises:
-        UserError: as `score_variants`.
+        UserError: see `score_variants`.
     """
-    protein = read_protein(model, sequence)
-    said = _log_probabilities(model, protein, np.arange(len(protein.ids)), method, advance)
-    twenty = protein.alphabet.table[np.frombuffer(AMINO_ACIDS.encode(), np.uint8)]
-    return said[:, twenty] - np.take_along_axis(said, protein.ids[:, None].astype(np.int64), 1)
+    protein = tokenize_protein(model, sequence)
+    log_probabilities_nV = _log_probabilities(model, protein, np.arange(len(protein.ids)), method, advance)
+    amino_acids = protein.alphabet.table[np.frombuffer(AMINO_ACIDS.encode(), np.uint8)]
+    wild_type = np.take_along_axis(log_probabilities_nV, protein.ids[:, None].astype(np.int64), 1)
+    return log_probabilities_nV[:, amino_acids] - wild_type
 
 
-def mutations(variant: str, name: str) -> list[Mutation]:
-    """Read the mutations of a variant; none is the wild type.
-
-    Args:
-        variant: see `score_variants`.
-        name: what it is called in messages.
+def parse_mutations(variant: str, name: str) -> list[Mutation]:
+    """Parse the mutations of a variant, see `score_variants`; [] for the wild type.
 
     Raises:
-        UserError: when it is not written so, or mutates a residue twice.
+        UserError: if the format is wrong, or a residue is mutated twice.
     """
-    if variant.strip().lower() in _SYNONYMS:
+    if variant.strip().lower() in _WILD_TYPE:
         return []
     found = []
     for part in re.split("[:,]", variant):
         match = _MUTATION.fullmatch(part.strip())
         if not match:
             raise UserError(
-                f"{name}, {variant}: expected a residue, its position and what is there instead, as in A24G, several "
+                f"{name}, {variant}: expected a residue, its position and its replacement, as in A24G, several "
                 "joined by ':'"
             )
         found.append(Mutation(match[1], int(match[2]), match[3]))
-    positions = [each.position for each in found]
+    positions = [mutation.position for mutation in found]
     for position in positions:
         if positions.count(position) > 1:
-            raise UserError(f"{name}, {variant}: residue {position} is mutated twice: leave one of the two")
+            raise UserError(f"{name}, {variant}: residue {position} is mutated twice: remove one of the two")
     return found
 
 
-def place_of(mutation: Mutation, letters: str, offset: int, name: str) -> int:
-    """Find what is mutated, from 0.
+def index_of(mutation: Mutation, letters: str, offset: int, name: str) -> int:
+    """Return the index of the mutated residue, from 0.
 
     Raises:
-        UserError: when the sequence has no such residue there.
+        UserError: if the sequence has no residue there.
     """
-    place = mutation.position - 1 - offset
-    if not 0 <= place < len(letters):
+    index = mutation.position - 1 - offset
+    if not 0 <= index < len(letters):
         raise UserError(
             f"{name}, {mutation}: the sequence has residues {1 + offset} to {len(letters) + offset}: check position "
             "and offset"
         )
-    return place
+    return index
 
 
-def _tokens(
-    variant: str, name: str, letters: str, known: Mapping[str, int], offset: int
+def _mutation_tokens(
+    variant: str, name: str, letters: str, token_of: Mapping[str, int], offset: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Place, token of the wild type, and token of the variant for each mutation."""
-    for each in mutations(variant, name):
-        for letter in (each.wild, each.mutant):
-            if not letter.isalpha() or letter not in known:
-                raise UserError(f"{name}, {each}: {letter!r} is no residue that the model knows: leave it out")
-        place = place_of(each, letters, offset, name)
-        if letters[place] != each.wild:
+    """Yield the index, the token of the wild type and the token of the variant for each mutation."""
+    for mutation in parse_mutations(variant, name):
+        for letter in (mutation.wild, mutation.mutant):
+            if not letter.isalpha() or letter not in token_of:
+                raise UserError(f"{name}, {mutation}: {letter!r} is not a residue of the vocabulary: remove it")
+        index = index_of(mutation, letters, offset, name)
+        if letters[index] != mutation.wild:
             raise UserError(
-                f"{name}, {each}: residue {each.position} is {letters[place]}, not {each.wild}: check the "
+                f"{name}, {mutation}: residue {mutation.position} is {letters[index]}, not {mutation.wild}: check the "
                 "sequence and the offset"
             )
-        yield place, known[each.wild], known[each.mutant]
+        yield index, token_of[mutation.wild], token_of[mutation.mutant]
 
 
 def _log_probabilities(
-    model: TrainedModel, protein: Protein, places: np.ndarray, method: str, advance: Advance
+    model: TrainedModel, protein: Protein, indices: np.ndarray, method: str, advance: Advance
 ) -> Floats:
-    """What the model says of some residues, [k, V]."""
+    """Return log-probabilities at some residues, [k, V]."""
     if method not in METHODS:
-        raise UserError(f"method={method!r} is unknown: choose of {', '.join(METHODS)}")
+        raise UserError(f"method={method!r} is unknown: choose from {', '.join(METHODS)}")
     if method == "wild-type-marginal":
-        logits = torch.from_numpy(model.logits([protein.letters])[0][places])
-        advance(len(places))
+        logits = torch.from_numpy(model.logits([protein.letters])[0][indices])
+        advance(len(indices))
         return logits.log_softmax(-1).numpy()
-    said = [np.zeros((0, protein.alphabet.vocab_size), np.float32)]
-    for part in model.masked_log_probabilities(protein.ids, places):
-        said.append(part.cpu().numpy())
+    found = [np.zeros((0, protein.alphabet.vocab_size), np.float32)]
+    for part in model.masked_log_probabilities(protein.ids, indices):
+        found.append(part.cpu().numpy())
         advance(len(part))
-    return np.concatenate(said)
+    return np.concatenate(found)

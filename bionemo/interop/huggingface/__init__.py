@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in the form of Hugging Face's transformers, read and written without them.
+"""Models in the format of Hugging Face's transformers, read and written without that library.
 
-`names` says how weights correspond, `esm` and `gpt2` are kinds of models, `directory` the files.
+The tables in `esm` and `gpt2` can be imported without torch.
 """
-
-from bionemo.interop.huggingface.contacts import ContactHead, checked
-from bionemo.interop.huggingface.directory import ARCHITECTURES, HuggingFaceModel, is_directory, write
-
-__all__ = ["ARCHITECTURES", "ContactHead", "HuggingFaceModel", "checked", "is_directory", "write"]

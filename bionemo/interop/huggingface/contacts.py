@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The regression on attention by which ESM-2 tells contacts: transformers keep it among the weights.
+"""The logistic regression on attention maps with which ESM-2 predicts contacts.
 
-It is no part of the network here: of a checkpoint it is a part of what is known of its model.
+transformers stores it among the weights. Here it is not part of the network, but an entry of a checkpoint's state.
 """
 
 import math
@@ -13,49 +13,46 @@ from torch import Tensor
 
 from bionemo.checkpoint import Piece
 from bionemo.common.errors import UserError
-from bionemo.interop.shape_check import MOST_LAYERS, Shape, size_of
+from bionemo.interop.shape_check import MAX_LAYERS, Shape, get_size
 
-ContactHead = Mapping[str, Any]  # {"weight": of the heads of the first layer, the second, ..., "bias"}
+ContactHead = Mapping[
+    str, Any
+]  # {"weight": numbers for the heads of the first layer, the second, ..., "bias": number}
 
 
 def contact_shapes(name: str, config: Mapping[str, Any]) -> dict[str, Shape]:
-    """What it is called there, and how large it is for a model of our configuration.
-
-    Args:
-        name: before `.weight` and `.bias`; "": there is none.
-        config: the model section.
-    """
-    if not name:
-        return {}
-    heads = size_of(config, "num_layers", MOST_LAYERS) * size_of(config, "num_attention_heads")
-    return {f"{name}.weight": (1, heads), f"{name}.bias": (1,)}
+    """Return the names and shapes of the tensors `name.weight` and `name.bias`; empty if name is ""."""
+    return {f"{name}.weight": (1, _count_heads(config)), f"{name}.bias": (1,)} if name else {}
 
 
-def to_head(weight: Tensor, bias: Tensor) -> ContactHead:
-    """Plain numbers, in which every value of fp32, fp16 and bf16 is exact."""
+def to_contact_head(weight: Tensor, bias: Tensor) -> ContactHead:
+    """Convert tensors to Python floats, which represent every value of fp32, fp16 and bf16 exactly."""
     return {"weight": weight.float().flatten().tolist(), "bias": bias.float().item()}
 
 
-def checked(head: object, config: Mapping[str, Any]) -> ContactHead | None:
-    """What a checkpoint says is one, of whoever's making.
+def check_contact_head(head: object, config: Mapping[str, Any]) -> ContactHead | None:
+    """Check the contact head in the state of a checkpoint, which may come from an untrusted source.
 
     Raises:
-        UserError: when it is none for a model of this configuration.
+        UserError: if it is not a contact head of a model with this configuration.
     """
     if head is None:
         return None
     match head:
-        case {"weight": list(weight), "bias": float(bias)}:
-            heads = size_of(config, "num_layers", MOST_LAYERS) * size_of(config, "num_attention_heads")
-            if len(weight) == heads and all(type(each) is float and math.isfinite(each) for each in [*weight, bias]):
+        case {"weight": list(weight), "bias": float(bias)} if len(weight) == _count_heads(config):
+            if all(type(each) is float and math.isfinite(each) for each in [*weight, bias]):
                 return {"weight": weight, "bias": bias}
-    raise UserError("its contact head is none of a weight for each head of each layer, and a bias")
+    raise UserError("its contact head must have one finite weight for each head of each layer, and a bias")
 
 
 def to_pieces(shapes: Mapping[str, Shape], head: ContactHead | None, dtype: torch.dtype) -> list[Piece]:
-    """What is written; zeros for one that is not there, which finds every contact as likely as not."""
+    """Convert a contact head to tensors; zeros replace a missing one, with which every contact has probability 0.5."""
     values = (head["weight"], head["bias"]) if head else (0.0, 0.0)
     return [
         Piece(name, shape, (0,) * len(shape), torch.empty(shape, dtype=dtype).copy_(torch.tensor(value)))
         for (name, shape), value in zip(shapes.items(), values, strict=False)
     ]
+
+
+def _count_heads(config: Mapping[str, Any]) -> int:
+    return get_size(config, "num_layers", MAX_LAYERS) * get_size(config, "num_attention_heads")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories in which Hugging Face's transformers keep a trained model.
+"""Directories in which Hugging Face's transformers store a trained model.
 
-    config.json                        what kind of model it is, and its sizes
-    model.safetensors                  its weights,
-    model.safetensors.index.json       or which of several files of that format hold them
-    README.md                          the model card
-    vocab.txt, ...                     the tokenizer
+    config.json                        architecture and sizes
+    model.safetensors                  weights,
+    model.safetensors.index.json       or a list of several safetensors files that contain them
+    README.md                          model card
+    vocab.txt, ...                     tokenizer
 
-Reading runs nothing that such a directory holds: only JSON and safetensors are opened.
+Reading executes nothing that a directory contains: only JSON and safetensors files are opened.
 """
 
 import json
@@ -22,128 +22,132 @@ from torch import Tensor
 
 from bionemo.checkpoint import Piece, TensorSource
 from bionemo.checkpoint.directory import delete, publish, unfinished
+from bionemo.checkpoint.source import read_block
 from bionemo.checkpoint.tensors import write as write_tensors
 from bionemo.checkpoint.tensors import write_text
 from bionemo.common.errors import UserError
-from bionemo.common.regular import require_regular
-from bionemo.interop.huggingface.contacts import ContactHead, contact_shapes, to_head, to_pieces
+from bionemo.common.regular import load_json, require_regular
+from bionemo.interop import model_card
+from bionemo.interop.huggingface.architecture import Architecture
+from bionemo.interop.huggingface.contacts import ContactHead, contact_shapes, to_contact_head, to_pieces
 from bionemo.interop.huggingface.esm import ESM1B, ESM2
 from bionemo.interop.huggingface.gpt2 import GPT2
-from bionemo.interop.huggingface.names import Architecture
-from bionemo.interop.model_card import card
-from bionemo.interop.shape_check import Shape, compare, first_few, short
+from bionemo.interop.shape_check import MAX_LAYERS, Shape, check_shapes, format_names, get_size, shorten
+from bionemo.interop.weight_names import head_size
 
 ARCHITECTURES = (ESM2, ESM1B, GPT2)
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CARD = "README.md"
 _WRITTEN = r"README\.md|(config|tokenizer_config|vocab)\.json|(vocab|merges)\.txt|model\.safetensors"
-_PICKLED = "pytorch_model*.bin*"
-_SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")  # no path, so nothing outside is ever opened
-_MOST_JSON = 1 << 24  # bytes; the index of the largest models takes a tenth of that
+_SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")  # no separators, so no file outside the directory is opened
+_MAX_JSON = 1 << 24  # bytes; the index of the largest models takes a tenth of that
 _GROUP = "weights/"
-_OLD = {"gamma": "weight", "beta": "bias"}  # what transformers call those of layer norms in some versions
+_OLD_KINDS = {"gamma": "weight", "beta": "bias"}  # names of layer norm weights in old versions of transformers
 
 
 def is_directory(path: Path) -> bool:
-    """Whether there is such a directory, by what is in it."""
+    """Return whether a path is a directory of a Hugging Face model."""
     return (path / CONFIG).is_file()
 
 
-class _Place(NamedTuple):
+class _StoredTensor(NamedTuple):
     file: Any  # opened by safetensors
-    name: str  # of the tensor in it
+    name: str
+
+    def read(self) -> Tensor:
+        tensor: Tensor = self.file.get_tensor(self.name)
+        return tensor
+
+    def shape(self) -> list[int]:
+        return list(self.file.get_slice(self.name).get_shape())
+
+    def dtype(self) -> str:
+        return str(self.file.get_slice(self.name).get_dtype())
 
 
 class HuggingFaceModel:
-    """A TensorSource out of a directory that has been looked through; a tensor is read when it is asked for.
+    """A TensorSource that reads a directory; names, shapes and types are checked first, tensors are read on demand.
 
     Attributes:
-        path: of the directory.
-        architecture: what kind of model it is.
-        config: the model section of our configuration, as far as it follows from config.json.
-        words: size of the vocabulary, without padding.
-        contact_head: if there is one; it is no part of the network.
+        path: the directory.
+        architecture: architecture of the model.
+        config: `model` section of our configuration, as far as config.json determines it.
+        vocabulary_size: number of tokens, without padding.
+        contact_head: contact regression, which is not part of the network; None if there is none.
 
     Raises:
-        UserError: when it cannot be read, is of no kind that is known, or its weights are not those that its
-            config.json tells of.
+        UserError: if the directory cannot be read, the architecture is not supported, or the weights do not match
+            config.json.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.contact_head: ContactHead | None = None
         try:
-            settings = _json(path / CONFIG)
-            self.architecture = _to_read(settings)
-            self.config, self.words = self.architecture.to_config(settings)
+            settings = _load_json(path / CONFIG)
+            self.architecture = _find_readable(settings)
+            self.config, self.vocabulary_size = self.architecture.to_config(settings)
             self.config |= self.architecture.read_tokenizer(path)
-            self.contact_head: ContactHead | None = None
-            self._table = self.architecture.table(self.config, self.words)
-            self._places = self._look_through()
+            self._weights = self.architecture.names.weights(self.config, self.vocabulary_size)
+            self._stored = self._check_tensors()
         except UserError as error:
-            raise UserError(f"{path} is not opened: {error}") from error
+            raise UserError(f"{path} cannot be opened: {error}") from error
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
     def shapes(self, group: str = "") -> dict[str, Shape]:
         """See TensorSource."""
         prefix = "" if group else _GROUP
-        return {prefix + name: weight.shape for name, weight in self._table.items()}
+        return {prefix + name: weight.shape for name, weight in self._weights.items()}
 
     def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
         """See TensorSource."""
-        whole = self._table[name.removeprefix(_GROUP)].to_ours(self._tensor)
-        if offset is None or shape is None:
-            return whole
-        return whole[tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))]
+        weight = self._weights[name.removeprefix(_GROUP)]
+        return read_block(weight.to_ours(lambda theirs: self._stored[theirs].read()), offset, shape)
 
-    def _tensor(self, theirs: str) -> Tensor:
-        file, name = self._places[theirs]
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
-
-    def _look_through(self) -> dict[str, _Place]:
-        """Find the tensor of each of their names, and see that it is what it should be."""
-        places: dict[str, _Place] = {}
-        copies: dict[str, _Place] = {}
-        architecture = self.architecture
-        expected = {name: shape for each in self._table.values() for name, shape in each.their_shapes().items()}
-        for file in _files(self.path):
+    def _check_tensors(self) -> dict[str, _StoredTensor]:
+        """Find the tensors of all files, check them, and read the contact head."""
+        names, architecture = self.architecture.names, self.architecture
+        expected = {name: shape for weight in self._weights.values() for name, shape in weight.their_shapes().items()}
+        stored: dict[str, _StoredTensor] = {}
+        copies: dict[str, _StoredTensor] = {}
+        for file in _weight_files(self.path):
             try:
                 require_regular(self.path / file)
                 opened = safe_open(self.path / file, framework="pt")
-            except Exception as error:  # whatever the library makes of hostile bytes
-                raise UserError(f"its {file} cannot be read ({short(error)})") from error
+            except Exception as error:  # safetensors raises various types for malformed files
+                raise UserError(f"its {file} cannot be read ({shorten(error)})") from error
             for name in list(opened.keys()):
-                bare = _today(name).removeprefix(architecture.prefix)
-                if any(re.fullmatch(pattern, bare) for pattern in architecture.computed):
+                module, _, kind = name.rpartition(".")
+                bare = f"{module}.{_OLD_KINDS.get(kind, kind)}".removeprefix(architecture.prefix)
+                if any(re.fullmatch(pattern, bare) for pattern in architecture.ignored):
                     continue
-                known = copies if bare in architecture.copies else places
-                whole = bare if known is copies or bare in expected else architecture.prefix + bare
-                if known.setdefault(whole, place := _Place(opened, name)) is not place:
-                    raise UserError(f"it has {first_few([whole])} twice")
-        shapes = contact_shapes(architecture.contacts, self.config)
-        contacts = {name: places.pop(name) for name in shapes if name in places}
-        compare(expected, {name: file.get_slice(key).get_shape() for name, (file, key) in places.items()})
-        for name, (file, key) in places.items():
-            if (dtype := file.get_slice(key).get_dtype()) not in ("F32", "F16", "BF16"):
-                raise UserError(f"its {name} is of type {dtype}; F32, F16 and BF16 are read")
-        for name, (file, key) in copies.items():
-            original = architecture.copies[name]
-            one, other = places[original].file.get_tensor(places[original].name), file.get_tensor(key)
-            if one.dtype != other.dtype or not torch.equal(one, other):
-                raise UserError(
-                    f"its {name} is not its {original}: a table of its own for the last product is not read"
-                )
-        if contacts:
-            compare(shapes, {name: file.get_slice(key).get_shape() for name, (file, key) in contacts.items()})
-            self.contact_head = to_head(*(contacts[name].file.get_tensor(contacts[name].name) for name in shapes))
-        return places
+                found = copies if bare in names.copies else stored
+                full = bare if found is copies or bare in expected else architecture.prefix + bare
+                if full in found:
+                    raise UserError(f"it contains {format_names([full])} twice")
+                found[full] = _StoredTensor(opened, name)
+        contact = contact_shapes(architecture.contact_head, self.config)
+        contact_tensors = {name: stored.pop(name) for name in contact if name in stored}
+        check_shapes(expected, {name: tensor.shape() for name, tensor in stored.items()})
+        for name, tensor in stored.items():
+            if tensor.dtype() not in ("F32", "F16", "BF16"):
+                raise UserError(f"{name} is of type {tensor.dtype()}; supported are F32, F16 and BF16")
+        for name, tensor in copies.items():
+            original = names.copies[name]
+            first, second = stored[original].read(), tensor.read()
+            if first.dtype != second.dtype or not torch.equal(first, second):
+                raise UserError(f"{name} differs from {original}; separate output embeddings are not supported")
+        if contact_tensors:
+            check_shapes(contact, {name: tensor.shape() for name, tensor in contact_tensors.items()})
+            self.contact_head = to_contact_head(*(contact_tensors[name].read() for name in contact))
+        return stored
 
 
 def write(
     path: Path,
     config: Mapping[str, Any],
-    words: int,
+    vocabulary_size: int,
     source: TensorSource,
     contact_head: ContactHead | None = None,
     history: Mapping[str, str] | None = None,
@@ -151,105 +155,106 @@ def write(
     """Write a directory that transformers' `from_pretrained` opens; it appears when it is complete.
 
     Args:
-        path: of the directory; what is there is replaced.
-        config: the model section of our configuration, of plain values.
-        words: size of the vocabulary, without padding.
-        source: of the whole model's weights; each is in memory once.
-        contact_head: a regression on attention, if there is one; zeros stand for it, which find every contact as
-            likely as not.
-        history: of its training, for the model card.
+        path: the directory; an existing Hugging Face model is replaced.
+        config: `model` section of our configuration, of plain values.
+        vocabulary_size: number of tokens, without padding.
+        source: weights of the whole model; all of them are held in memory.
+        contact_head: contact regression; None: zeros, with which every contact has probability 0.5.
+        history: facts about the training, for the model card.
 
     Raises:
-        UserError: when there is no such model there, the weights are not those of the configuration, or there is no
-            room; what was there before is untouched.
+        UserError: if the architecture is not supported, the weights do not match the configuration, or the disk is
+            full; existing files stay as they were.
     """
     new = unfinished(path)
     try:
-        [architecture] = _architectures("it is of the class", "ours", config.get("_target_"))
-        table = architecture.table(config, words)
-        settings = architecture.to_settings(config, words)
-        compare({name: weight.shape for name, weight in table.items()}, source.shapes("weights"))
-        pieces = [
-            Piece(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
-            for ours, weight in table.items()
+        [architecture] = _find_architectures("the class", "our_class", config.get("_target_"))
+        weights = architecture.names.weights(config, vocabulary_size)
+        settings = architecture.to_settings(config, vocabulary_size)
+        check_shapes({name: weight.shape for name, weight in weights.items()}, source.shapes("weights"))
+        tensors = {
+            name: tensor
+            for ours, weight in weights.items()
             for name, tensor in weight.to_theirs(source.read(_GROUP + ours)).items()
-        ]
-        if len(types := {piece.values.dtype for piece in pieces}) == 1:
-            settings["torch_dtype"] = str(next(iter(types))).removeprefix("torch.")
-        dtype = types.pop() if len(types) == 1 else torch.float32
-        pieces += to_pieces(contact_shapes(architecture.contacts, config), contact_head, dtype)
-        pieces += architecture.computed_pieces(config, dtype)
-        texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **architecture.tokenizer(config)}
-        texts[CARD] = card(path.name, config, words, source, history or {}, architecture.howto(path.name))
+        }
+        types = {tensor.dtype for tensor in tensors.values()}
+        dtype = types.pop() if len(types) == 1 else None
+        if dtype is not None:
+            settings["torch_dtype"] = str(dtype).removeprefix("torch.")
+        pieces = [Piece.whole(name, tensor) for name, tensor in tensors.items()]
+        pieces += to_pieces(contact_shapes(architecture.contact_head, config), contact_head, dtype or torch.float32)
+        pieces += _inverse_frequencies(architecture.inverse_frequencies, config, dtype or torch.float32)
+        texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **architecture.write_tokenizer(config)}
+        name = architecture.class_name
+        usage = f"from transformers import {name}\n\nmodel = {name}.from_pretrained({path.name!r})"
+        texts[CARD] = model_card.render(path.name, config, vocabulary_size, source, history or {}, usage)
         path.parent.mkdir(parents=True, exist_ok=True)
         delete(new, _WRITTEN)
         new.mkdir()
-        write_tensors(new / WEIGHTS, pieces, {"format": "pt"})  # transformers refuse a file that does not say so
-        for name, text in texts.items():
-            write_text(new / name, text)
+        write_tensors(new / WEIGHTS, pieces, {"format": "pt"})  # transformers require this entry
+        for file, text in texts.items():
+            write_text(new / file, text)
         publish(path, is_directory, _WRITTEN)
     except UserError as error:
-        raise UserError(f"{path} is not written: {error}") from error
+        raise UserError(f"{path} cannot be written: {error}") from error
     except OSError as error:
         raise UserError(
-            f"{path} could not be written ({error.strerror or error}): make room or choose another path"
+            f"{path} could not be written ({error.strerror or error}): free disk space or choose another path"
         ) from error
     finally:
         delete(new, _WRITTEN)
 
 
-def _today(name: str) -> str:
-    """A weight's name as it is today."""
-    module, _, kind = name.rpartition(".")
-    return f"{module}.{_OLD.get(kind, kind)}"
+def _inverse_frequencies(pattern: str, config: Mapping[str, Any], dtype: torch.dtype) -> list[Piece]:
+    """Return the rotary frequencies of each layer."""
+    size = head_size(config)
+    values = (1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)).to(dtype)
+    layers = range(get_size(config, "num_layers", MAX_LAYERS)) if pattern else ()
+    return [Piece.whole(pattern.format(layer), values) for layer in layers]
 
 
-def _architectures(says: str, key: str, value: object) -> list[Architecture]:
-    if found := [architecture for architecture in ARCHITECTURES if getattr(architecture, key) == value]:
+def _find_architectures(what: str, attribute: str, value: object) -> list[Architecture]:
+    if found := [architecture for architecture in ARCHITECTURES if getattr(architecture, attribute) == value]:
         return found
-    known = ", ".join(dict.fromkeys(getattr(architecture, key) for architecture in ARCHITECTURES))
-    raise UserError(f"{says} {str(value)[:100]!r}; what can be converted is {known}")
+    supported = ", ".join(dict.fromkeys(getattr(architecture, attribute) for architecture in ARCHITECTURES))
+    raise UserError(f"{what} {str(value)[:100]!r} has no Hugging Face format here; supported: {supported}")
 
 
-def _to_read(settings: Mapping[str, Any]) -> Architecture:
-    found = _architectures("its model_type is", "model_type", settings.get("model_type"))
-    kind = settings.get("position_embedding_type", "absolute")  # what is meant when nothing is said
+def _find_readable(settings: Mapping[str, Any]) -> Architecture:
+    found = _find_architectures("the model_type", "model_type", settings.get("model_type"))
+    positions = settings.get("position_embedding_type", "absolute")  # the default of transformers
     for architecture in found:
-        if architecture.positions in ("", kind):
+        if architecture.position_type in ("", positions):
             return architecture
-    known = " and ".join(architecture.positions for architecture in found)
-    raise UserError(f"its position_embedding_type is {str(kind)[:50]!r}: {known} are read")
+    supported = " and ".join(architecture.position_type for architecture in found)
+    raise UserError(f"position_embedding_type is {str(positions)[:50]!r}; supported are {supported}")
 
 
-def _files(path: Path) -> list[str]:
-    """Names of the files that hold the weights."""
+def _weight_files(path: Path) -> list[str]:
     if (path / WEIGHTS).is_file():
         return [WEIGHTS]
     if (path / INDEX).is_file():
-        shards = _json(path / INDEX).get("weight_map")
+        shards = _load_json(path / INDEX).get("weight_map")
         names = list(shards.values()) if isinstance(shards, dict) else []
         if not names or not all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names):
-            raise UserError(f"its {INDEX} does not name files of weights")
+            raise UserError(f"its {INDEX} does not name safetensors files")
         for name in sorted(set(names)):
             if not (path / name).is_file():
-                raise UserError(f"it has no {name}, which its {INDEX} names")
+                raise UserError(f"{name}, which its {INDEX} names, is missing")
         return sorted(set(names))
-    if pickled := sorted(path.glob(_PICKLED)):
+    if pickled := sorted(path.glob("pytorch_model*.bin*")):
         raise UserError(
-            f"{pickled[0].name} could run code when it is read: have transformers, where you trust it, open the model "
-            f"and save it anew with save_pretrained, which writes {WEIGHTS}"
+            f"{pickled[0].name} is a pickle, which can run code when it is read: if you trust it, open the model with "
+            f"transformers and call save_pretrained, which writes {WEIGHTS}"
         )
-    raise UserError(f"it has neither {WEIGHTS} nor {INDEX}")
+    raise UserError(f"it contains neither {WEIGHTS} nor {INDEX}")
 
 
-def _json(path: Path) -> dict[str, Any]:
-    require_regular(path)
-    with path.open("rb") as file:
-        data = file.read(_MOST_JSON + 1)
+def _load_json(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(data) if len(data) <= _MOST_JSON else None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"its {path.name} is not JSON ({short(error)})") from error
+        settings = load_json(path, _MAX_JSON)
+    except ValueError as error:
+        raise UserError(f"its {path.name} cannot be read as JSON ({shorten(error)})") from error
     if not isinstance(settings, dict):
-        raise UserError(f"its {path.name} is no object of keys and values, or too long to be one")
+        raise UserError(f"its {path.name} is not a JSON object")
     return settings

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watching over several ranks: each has a line to rank 0, whose roll call knows when one is gone or stuck."""
+"""Health monitoring of distributed runs: all ranks end with one error message if a rank fails, dies or hangs."""

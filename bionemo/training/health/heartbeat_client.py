@@ -1,148 +1,161 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is there: what the ranks say of themselves, and the verdict when one has failed, is gone or is waited for.
+"""Connection of a rank to the heartbeat server: sends the rank's status and receives the diagnosis."""
 
-Ranks wait for each other in collective operations, and each counts those that it has begun, for every process group
-it belongs to (torch does so anyway). When nothing moves any more, the rank to blame is behind the others of some group
-and ahead in none: it is the one that waits for nobody.
-"""
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
 
-import signal
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import torch.distributed as dist
 
-PATIENCE = 1.0  # seconds that a lost connection has to come back
-_TOGETHER = 0.5  # seconds in which ranks fail by one error
-_NAMED = 3
+from bionemo.training.health.heartbeat_server import close_on_fork
+from bionemo.training.health.rank_status import RECONNECT_SECONDS, Diagnosis, RankStatus
 
-
-@dataclass
-class Presence:
-    """A rank as it was last heard of; times are seconds of one clock.
-
-    Attributes:
-        moved: when what it says last changed.
-        heard: when it last said anything; None: never.
-        lost: when its connection broke, or its process ended.
-        status: with which its process ended, negative for a signal; known of those that this process has started.
-        begun: number of collective operations begun, by process group.
-        megabytes: read and written so far: a long save is no standstill.
-        doing: the phase of the run, such as `in step 17`.
-        place: of its main thread, in the source.
-        failed: the error that it ends with, and when this was heard.
-        left: whether it has done its part.
-    """
-
-    rank: int
-    moved: float = 0.0
-    heard: float | None = None
-    lost: float | None = None
-    status: int | None = None
-    host: str = ""
-    process: int = 0
-    begun: dict[str, int] = field(default_factory=dict)
-    megabytes: int = 0
-    doing: str = "before the start"
-    place: str = ""
-    failed: tuple[str, float] | None = None
-    left: bool = False
-
-    def update(self, said: dict[str, Any], now: float) -> None:
-        """Take in what the rank says of itself, under the names of the attributes."""
-        moving = ("process", "begun", "megabytes", "doing", "left")
-        if any(getattr(self, key) != said[key] for key in moving):
-            self.moved = now
-        error = said.pop("failed")
-        if error is not None and self.failed is None:
-            self.failed = error, now
-        vars(self).update(said, heard=now, lost=None)
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}" + (f" (host {self.host}, process {self.process})" if self.process else "")
+_STORE_KEY = "bionemo/heartbeat"
+_MAX_UNANSWERED = 3  # after so many unanswered heartbeats the client only listens
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Why all ranks have to leave.
-
-    Attributes:
-        kind: `failed` with an error of its own, `gone` without one, or `stuck`, together with all that wait for it.
-        rank: the first of those to blame.
-        line: for the user.
-    """
-
-    kind: Literal["failed", "gone", "stuck"]
-    rank: int
-    line: str
+class _PortUnreachable(OSError):
+    """Rank 0 runs, but its heartbeat port cannot be reached, for example because of a firewall."""
 
 
-def judge(ranks: Sequence[Presence], now: float, limit: float, interval: float) -> Verdict | None:
-    """Say who is to blame, once that is certain; None while all is well.
+class HeartbeatClient(threading.Thread):
+    """Thread that sends heartbeats until there is a diagnosis or the run is complete.
 
     Args:
-        ranks: all of them, in order.
-        now: by the clock of the presences.
-        limit: seconds in which some rank has to move.
-        interval: seconds between two words of a rank.
+        get_status: returns the heartbeat, with the names of attributes of RankStatus as keys.
+        on_diagnosis: called with the diagnosis, and whether this rank made it because rank 0 does not answer.
+        store_address: host and port of torch.distributed's store, which tells the heartbeat port.
+        server_port: port of the heartbeat server on rank 0; None on other ranks.
+        timeout: seconds after which a rank 0 that does not answer is hung.
+        interval: seconds between heartbeats.
     """
-    failed = [(rank.failed, rank.rank) for rank in ranks if rank.failed]
-    if failed and now - min(at for (_, at), _ in failed) >= _TOGETHER:
-        (error, _), number = failed[0]
-        return Verdict("failed", number, error)
-    lost = [rank for rank in ranks if rank.lost is not None and not rank.failed and not rank.left]
-    if lost and now - min(rank.lost or now for rank in lost) >= PATIENCE:
-        return Verdict("gone", lost[0].rank, _listed(lost, how_it_ended))
-    idle = now - max(rank.moved for rank in ranks)
-    if idle <= limit or all(rank.left for rank in ranks):
+
+    def __init__(
+        self,
+        get_status: Callable[[], dict[str, Any]],
+        on_diagnosis: Callable[[Diagnosis, bool], None],
+        store_address: tuple[str, int],
+        server_port: int | None,
+        timeout: float,
+        interval: float,
+    ) -> None:
+        super().__init__(name="heartbeat client", daemon=True)
+        self._get_status, self._on_diagnosis = get_status, on_diagnosis
+        self._store_address, self._port, self._is_rank_0 = store_address, server_port, server_port is not None
+        self._timeout, self._interval = timeout, interval
+        self._rank_0 = RankStatus(0)  # as known from the server's answers
+        if self._is_rank_0:
+            self._rank_0.host, self._rank_0.pid = socket.gethostname(), os.getpid()
+        self._connection: socket.socket | None = None
+        self._send_lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def send(self) -> None:
+        """Send a heartbeat immediately; any thread may call this."""
+        with self._send_lock, suppress(OSError):  # the receiving thread gets the same error
+            if self._connection is not None:
+                self._connection.sendall(json.dumps(self._get_status()).encode() + b"\n")
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Exchange messages with the server."""
+        try:
+            store = self._publish_port() if self._is_rank_0 else None  # must live as long as ranks may connect
+        except RuntimeError as error:  # the main thread gets the same error
+            log.info("no health monitoring: %s", error)
+            return
+        result = self._wait_for_diagnosis()
+        del store
+        if result is not None and not self._stopped.is_set():
+            self._on_diagnosis(*result)
+
+    def _wait_for_diagnosis(self) -> tuple[Diagnosis, bool] | None:
+        """Connect, and reconnect when the connection is lost; return the arguments of `on_diagnosis`."""
+        lost = time.monotonic()
+        while not self._stopped.is_set():
+            try:
+                self._connection = self._connect()
+                return self._exchange(self._connection)
+            except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: of torch's store
+                if self._connection is not None:
+                    self._rank_0.disconnected = lost = time.monotonic()
+                seconds = time.monotonic() - lost
+                if isinstance(error, _PortUnreachable):
+                    if seconds > self._timeout:
+                        log.warning("health monitoring is not available on this rank: %s", error)
+                        return None
+                elif seconds > (RECONNECT_SECONDS if self._rank_0.pid else self._timeout):
+                    if self._rank_0.pid:
+                        return Diagnosis("died", 0, f"{self._rank_0} {self._rank_0.describe_exit()}"), True
+                    return Diagnosis("hung", 0, f"{self._rank_0} {self._rank_0.describe_silence(seconds)}"), True
+            finally:
+                with self._send_lock:
+                    if self._connection is not None:
+                        self._connection.close()
+                        self._connection = None
+            self._stopped.wait(RECONNECT_SECONDS / 10)
         return None
-    present = [rank for rank in ranks if not rank.left]
-    late = limit / 2 + interval
-    if silent := [rank for rank in present if rank.heard is None or now - rank.heard > late]:
-        return Verdict("stuck", silent[0].rank, _listed(silent, lambda rank: silence(rank, idle)))
-    seldom = Counter(rank.place for rank in ranks)
-    by_place = sorted(ranks, key=lambda rank: seldom[rank.place])  # many wait in one place, few hang in another
-    if behind := _behind(by_place):
-        return Verdict("stuck", behind[0].rank, f"{_listed(behind, _where)}: others have waited for {idle:.0f} s")
-    line = f"all ranks wait for each other, for {idle:.0f} s now: {_listed(by_place, _where)}"
-    return Verdict("stuck", by_place[0].rank, line)
 
+    def _publish_port(self) -> dist.TCPStore:
+        """Create the store, which torch's process group will share, and write the heartbeat port to it."""
+        store = self._open_store(is_master=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+        store.set(_STORE_KEY, json.dumps([self._port, self._rank_0.host, self._rank_0.pid]))
+        return store
 
-def how_it_ended(rank: Presence) -> str:
-    """Say how a process has ended, as far as its status is known."""
-    how = "ended without a word"
-    if rank.status is not None:
-        how = f"was ended by {signal.Signals(-rank.status).name}" if rank.status < 0 else f"left with {rank.status}"
-    before = f", {rank.lost - rank.heard:.1f} s before" if rank.lost is not None and rank.heard is not None else ""
-    return f"{how}, last seen {rank.doing}{before}"
+    def _open_store(self, is_master: bool = False) -> dist.TCPStore:
+        timeout = timedelta(seconds=self._timeout)
+        return dist.TCPStore(
+            *self._store_address, is_master=is_master, timeout=timeout, wait_for_workers=False, multi_tenant=True
+        )
 
+    def _connect(self) -> socket.socket:
+        host = self._store_address[0]
+        if self._rank_0.last_heartbeat is None and not self._is_rank_0:
+            # Test the address first: torch's store logs many lines if nobody listens.
+            socket.create_connection(self._store_address, RECONNECT_SECONDS).close()
+            self._port, self._rank_0.host, self._rank_0.pid = json.loads(self._open_store().get(_STORE_KEY))
+        try:
+            return close_on_fork(socket.create_connection((host, self._port or 0), RECONNECT_SECONDS))
+        except OSError as error:
+            if self._rank_0.last_heartbeat is None:  # although the store of rank 0 was reachable
+                raise _PortUnreachable(f"port {self._port} of {host} cannot be reached") from error
+            raise
 
-def silence(rank: Presence, seconds: float) -> str:
-    """Say that a rank says nothing any more, or never did."""
-    if rank.heard is None:
-        return f"has not come for {seconds:.0f} s"
-    return f"has not answered for {seconds:.0f} s (stopped, or its machine is), last seen {rank.doing}"
-
-
-def _where(rank: Presence) -> str:
-    return "has left" if rank.left else f"is {rank.doing}" + (f", {rank.place}" if rank.place else "")
-
-
-def _listed(ranks: Sequence[Presence], what: Callable[[Presence], str]) -> str:
-    named = "; ".join(f"{rank} {what(rank)}" for rank in ranks[:_NAMED])
-    return named + (f"; {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else "")
-
-
-def _behind(ranks: Sequence[Presence]) -> list[Presence]:
-    """Those that others wait for and that wait for nobody."""
-    counts: dict[str, list[int]] = {}
-    for rank in ranks:
-        for group, count in rank.begun.items():
-            counts.setdefault(group, []).append(count)
-    least, most = ({group: of(found) for group, found in counts.items()} for of in (min, max))
-    return [
-        rank
-        for rank in ranks
-        if any(count < most[group] for group, count in rank.begun.items())
-        and all(count == least[group] for group, count in rank.begun.items())
-    ]
+    def _exchange(self, connection: socket.socket) -> tuple[Diagnosis, bool] | None:
+        """Send heartbeats and process answers until the connection is lost."""
+        unanswered, received = 0, b""
+        while not self._stopped.is_set():
+            if unanswered < _MAX_UNANSWERED:
+                self.send()
+            unanswered += 1  # a count instead of a time: the time during which this process was stopped is not counted
+            next_heartbeat = time.monotonic() + self._interval
+            while (remaining := next_heartbeat - time.monotonic()) > 0:
+                connection.settimeout(remaining)
+                try:
+                    data = connection.recv(1 << 16)
+                except TimeoutError:
+                    break
+                if not data:
+                    raise ConnectionResetError
+                *lines, received = (received + data).split(b"\n")
+                for line in lines:
+                    answer, unanswered = json.loads(line), 0
+                    vars(self._rank_0).update(answer["rank_0"], last_heartbeat=time.monotonic())
+                    if answer["diagnosis"]:
+                        return Diagnosis(**answer["diagnosis"]), False
+                    if answer["finished"]:
+                        return None
+            if (seconds := unanswered * self._interval) > self._timeout:
+                return Diagnosis("hung", 0, f"{self._rank_0} {self._rank_0.describe_silence(seconds)}"), True
+        return None

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 0 listens to what all ranks say of themselves, answers each, and tells all of them when they have to leave."""
+"""Heartbeat server on rank 0: receives the status of all ranks, answers each heartbeat and sends the diagnosis.
 
+Each rank has one TCP connection. Messages are JSON objects, one per line.
+"""
+
+import asyncio
 import json
 import os
-import selectors
 import socket
 import threading
 import time
@@ -12,128 +15,112 @@ from contextlib import suppress
 from dataclasses import asdict
 from subprocess import Popen
 from typing import Any
+from weakref import WeakSet
 
-from bionemo.training.health.heartbeat_client import PATIENCE, Presence, Verdict, judge
+from bionemo.training.health.rank_status import RECONNECT_SECONDS, Diagnosis, RankStatus, diagnose
 
-_inherited: set[socket.socket] = set()
+_sockets: WeakSet[socket.socket] = WeakSet()
 
 
-def keep(connection: socket.socket) -> socket.socket:
-    """Close a connection in workers, which inherit it: with one end left there it would outlive its rank."""
-    _inherited.add(connection)
+def close_on_fork(connection: socket.socket) -> socket.socket:
+    """Close a socket in forked processes: a data loader worker could otherwise keep a dead rank's connection open."""
+    _sockets.add(connection)
     return connection
 
 
-def drop(connection: socket.socket) -> None:
-    """Close a connection."""
-    _inherited.discard(connection)
-    connection.close()
+os.register_at_fork(after_in_child=lambda: [connection.close() for connection in list(_sockets)])  # type: ignore[func-returns-value]
 
 
-os.register_at_fork(after_in_child=lambda: [connection.close() for connection in list(_inherited)])  # type: ignore[func-returns-value]
+class HeartbeatServer(threading.Thread):
+    """Thread that runs the server until there is a diagnosis or the run is complete.
 
-
-class RollCall(threading.Thread):
-    """Keeps the list of ranks, each by one connection; a line is a JSON object, and so is its answer.
+    Args:
+        num_ranks: number of ranks.
+        timeout: seconds within which some rank must make progress.
+        interval: seconds between heartbeats of a rank.
+        child_processes: returns the processes of ranks 1, 2, ... that this process has started.
 
     Attributes:
-        ranks: all of them, in order.
-        port: where they find it.
+        ranks: status of all ranks, in order.
+        port: TCP port.
     """
 
     def __init__(
-        self, ranks: int, limit: float, interval: float, children: Callable[[], Sequence[Popen[Any]]]
+        self, num_ranks: int, timeout: float, interval: float, child_processes: Callable[[], Sequence[Popen[Any]]]
     ) -> None:
-        """Begin to listen.
-
-        Args:
-            ranks: how many there are.
-            limit: seconds in which some rank has to move.
-            interval: seconds between two words of a rank.
-            children: gives the processes of ranks 1, 2, ..., as far as this one has started them.
-        """
-        super().__init__(name="roll call", daemon=True)
-        self.ranks = [Presence(number) for number in range(ranks)]
-        self._limit, self._interval, self._children = limit, interval, children
-        self._verdict: Verdict | None = None
-        self._over = False
-        self._unread: dict[socket.socket, bytes] = {}
-        self._connections: dict[int, socket.socket] = {}
-        self._listener = keep(_listener())
+        super().__init__(name="heartbeat server", daemon=True)
+        self.ranks = [RankStatus(rank) for rank in range(num_ranks)]
+        self._timeout, self._interval, self._child_processes = timeout, interval, child_processes
+        self._diagnosis: Diagnosis | None = None
+        self._finished = False
+        self._now = 0.0
+        self._connections: dict[asyncio.StreamWriter, int | None] = {}  # open connections and their ranks
+        self._listener = close_on_fork(_listen())
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
 
     def finish(self) -> None:
-        """Tell all that nothing has to be watched any more, and see that they have heard it."""
-        self._over = True
-        self.join(PATIENCE + self._interval)
+        """Tell all ranks that the run is complete, and wait until they have disconnected."""
+        self._finished = True
+        self.join(RECONNECT_SECONDS + self._interval)
 
     def run(self) -> None:
-        """Listen until all have gone."""
-        now, before, told = 0.0, time.monotonic(), None
-        while told is None or (self._unread and now - told < PATIENCE):
-            time.sleep(min(self._interval / 4, 0.5))  # what has come meanwhile is taken at once
-            elapsed, before = time.monotonic() - before, time.monotonic()
-            now += min(elapsed, self._interval)  # while this process was stopped, nobody was late
-            for key, _ in self._selector.select(0):
-                self._accept() if key.fileobj is self._listener else self._hear(key.fileobj, now)  # type: ignore[arg-type]
-            for number, child in enumerate(self._children(), 1):
-                rank = self.ranks[number]
-                if child.poll() is not None and rank.status is None:
-                    rank.status, rank.lost = child.returncode, now
-            if told is None:
-                self._verdict = judge(self.ranks, now, self._limit, self._interval)
-                if self._verdict or self._over:
-                    told = now
-                    for connection in self._unread:
-                        self._answer(connection)
-        for connection in [self._listener, *self._unread]:
-            drop(connection)
+        """Run the server."""
+        asyncio.run(self._serve())
 
-    def _accept(self) -> None:
-        """Take all calls that have come."""
-        with suppress(BlockingIOError):
-            while True:
-                connection = keep(self._listener.accept()[0])
-                connection.setblocking(False)
-                self._unread[connection] = b""
-                self._selector.register(connection, selectors.EVENT_READ)
+    async def _serve(self) -> None:
+        acceptor = asyncio.create_task(self._accept())
+        previous = time.monotonic()
+        while self._diagnosis is None and not self._finished:
+            await asyncio.sleep(min(self._interval / 4, 0.5))
+            elapsed, previous = time.monotonic() - previous, time.monotonic()
+            self._now += min(elapsed, self._interval)  # the time during which this process was stopped does not count
+            for status, process in zip(self.ranks[1:], self._child_processes(), strict=False):
+                if process.poll() is not None and status.exit_code is None:
+                    status.exit_code, status.disconnected = process.returncode, self._now
+            self._diagnosis = diagnose(self.ranks, self._now, self._timeout, self._interval)
+        for writer in self._connections:
+            self._answer(writer)
+        deadline = time.monotonic() + RECONNECT_SECONDS
+        while self._connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        acceptor.cancel()
+        self._listener.close()
 
-    def _hear(self, connection: socket.socket, now: float) -> None:
-        """Take in what has come on a connection."""
-        try:
-            received = connection.recv(1 << 16)
-            *lines, self._unread[connection] = (self._unread[connection] + received).split(b"\n")
-            for line in lines:
-                said = json.loads(line)
-                self._connections[said["rank"]] = connection
-                self.ranks[said["rank"]].update(said, now)
-                self._answer(connection)
-        except (OSError, ValueError, LookupError, TypeError):  # broken, or none of ours
-            received = b""
-        if not received:
-            self._selector.unregister(connection)
-            del self._unread[connection]
-            drop(connection)
-            for number, used in self._connections.items():
-                if used is connection:
-                    self.ranks[number].lost = now
+    async def _accept(self) -> None:
+        tasks = set()
+        while True:
+            connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+            tasks.add(asyncio.create_task(self._receive(close_on_fork(connection))))  # asyncio keeps weak references
 
-    def _answer(self, connection: socket.socket) -> None:
-        first = self.ranks[0]
+    async def _receive(self, connection: socket.socket) -> None:
+        """Process the heartbeats of one connection until it is closed."""
+        reader, writer = await asyncio.open_connection(sock=connection)
+        self._connections[writer] = None
+        with suppress(OSError, ValueError, LookupError, TypeError):  # connection lost, or not one of our ranks
+            while line := await reader.readline():
+                heartbeat = json.loads(line)
+                rank = heartbeat["rank"]
+                self.ranks[rank].update(heartbeat, self._now)
+                self._connections[writer] = rank
+                self._answer(writer)
+        rank = self._connections.pop(writer)
+        writer.close()
+        if rank is not None and rank not in self._connections.values():
+            self.ranks[rank].disconnected = self._now
+
+    def _answer(self, writer: asyncio.StreamWriter) -> None:
+        rank_0 = self.ranks[0]
         answer = {
-            "first": {"host": first.host, "process": first.process, "doing": first.doing},
-            "verdict": asdict(self._verdict) if self._verdict else None,
-            "over": self._over,
+            "rank_0": {"host": rank_0.host, "pid": rank_0.pid, "phase": rank_0.phase},
+            "diagnosis": asdict(self._diagnosis) if self._diagnosis else None,
+            "finished": self._finished,
         }
-        with suppress(OSError):  # reading meets it too
-            connection.send(json.dumps(answer).encode() + b"\n")
+        writer.write(json.dumps(answer).encode() + b"\n")
 
 
-def _listener() -> socket.socket:
-    """Any free port, over IPv6 and IPv4 where the host has both."""
+def _listen() -> socket.socket:
+    """Listen on any free port, over IPv6 and IPv4 if the host has both."""
     with suppress(OSError):
         if socket.has_dualstack_ipv6():
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A benchmark under Slurm: GPT-3 on made-up text, without validation or checkpoints. Further arguments are overrides.
+# Benchmark GPT-3 on mock text on a Slurm cluster, without validation and checkpoints. Arguments are overrides.
 #
 #   MODEL_SIZE         126m, 350m, 760m, 1.3b, 2.7b or 5b (126m)
-#   NUM_NODES          (2)
-#   MAX_STEPS          (40)
-#   WORKSPACE          below which results/gpt3_SIZE appears (here)
-#   UNIQUE_OUTPUT_DIR  1: results-TIME/gpt3_SIZE instead, another one every time
+#   NUM_NODES          number of nodes (2)
+#   MAX_STEPS          number of steps (40)
+#   WORKSPACE          directory of results/gpt3_SIZE (the current directory)
+#   UNIQUE_OUTPUT_DIR  1: results-TIME/gpt3_SIZE instead
 set -euo pipefail
 
 : "${MODEL_SIZE:=126m}" "${NUM_NODES:=2}" "${MAX_STEPS:=40}" "${WORKSPACE:=$PWD}"

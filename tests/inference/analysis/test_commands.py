@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bionemo.analysis`: files in, tables and pictures out; a mistake is one line and leaves nothing."""
+"""`python -m bionemo.analysis` writes tables and figures; a user error is one line and leaves no files."""
 
 import csv
 import json
@@ -14,11 +14,11 @@ from scipy.stats import spearmanr
 
 import bionemo
 from bionemo.cli import analysis as command
-from bionemo.cli import analysis_commands
+from bionemo.inference import load as loading
 from bionemo.inference.analysis.contacts import fit_contact_head, predict_contacts
 from bionemo.inference.analysis.variants import AMINO_ACIDS, scan, score_variants
 from bionemo.inference.model import TrainedModel
-from tests.interop.test_huggingface_esm import theirs
+from tests.support.huggingface import theirs
 
 WILD_TYPE = "MKTAYIAKQRQISFVKSHFS"
 VARIANTS = ["K2A", "M1A:K2W", "A4G", "S20C", "A4A", "F14L", "H18R"]
@@ -40,9 +40,9 @@ def model(path: Path) -> TrainedModel:
 
 @pytest.fixture
 def run(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Say a command in a directory of its own; gives what it prints, or the one line of a mistake."""
+    """Run a command in its own directory; return its output, or its one-line error."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(analysis_commands, "load", load_once)
+    monkeypatch.setattr(loading, "load", load_once)
 
     def say(*words: object) -> str:
         monkeypatch.setattr(sys, "argv", ["bionemo.inference.analysis", *map(str, words)])
@@ -68,7 +68,7 @@ def is_picture(path: Path) -> bool:
 
 
 def fasta_of(variants: dict[str, float]) -> str:
-    """As the beta-lactamase set has it."""
+    """Return the file in the format of the beta-lactamase set."""
     text = ""
     for number, (variant, score) in enumerate(variants.items()):
         letters = list(WILD_TYPE)
@@ -78,7 +78,7 @@ def fasta_of(variants: dict[str, float]) -> str:
 
 
 def test_variants_of_a_table(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
-    """All columns come back as they were; rho is that of the measured rows."""
+    """All columns are copied unchanged; rho is computed over the measured rows."""
     values = ["0.50", "NA", "1.5", "2", "", "-3e-1", "0.7"]
     cells = [[f"a, {n}", variant, value] for n, (variant, value) in enumerate(zip(VARIANTS, values, strict=True))]
     with (tmp_path / "x.csv").open("w", newline="") as file:
@@ -101,7 +101,7 @@ def test_variants_of_a_table(run: Run, tmp_path: Path, path: Path, model: Traine
 
 
 def test_variants_of_a_fasta_file(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
-    """The wild type is found from them, whichever comes first."""
+    """The wild type is derived from the variants, in any order."""
     variants = {"K2A": 0.5, "A4A": 1.0, "S20C": 0.1, "F14L": 0.9}
     (tmp_path / "x.fasta").write_text(fasta_of(variants))
     told = run("variants", "--model", path, "--variants", "x.fasta", "--method", "wild-type-marginal", "--output",
@@ -116,7 +116,7 @@ def test_variants_of_a_fasta_file(run: Run, tmp_path: Path, path: Path, model: T
     assert "with 4 measured values of 'score': scores.png" in told
 
 
-def test_variants_that_nobody_measured(run: Run, tmp_path: Path, path: Path) -> None:
+def test_variants_without_measurements(run: Run, tmp_path: Path, path: Path) -> None:
     (tmp_path / "x.tsv").write_text("\ufeffvariant\tnote\nK32A\t\n\nwt\tnone\n")
     told = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.tsv", "--offset", 30, "--output",
                "scores.csv")  # fmt: skip
@@ -142,18 +142,18 @@ TABLE = "variant,score\nK2A,1\n"
 @pytest.mark.parametrize(
     ("text", "words", "told"),
     [
-        (TABLE, ["--variants", "x"], "the wild type is not known: give it with --sequence"),
+        (TABLE, ["--variants", "x"], "the wild type is unknown: give it with --sequence"),
         (TABLE, [], "give either --variants FILE or --scan"),
         (TABLE, ["--variants", "x", "--scan"], "give either --variants FILE or --scan"),
         (TABLE, ["--scan"], "--scan needs the wild type"),
         (TABLE, ["--variants", "none"], "none cannot be read (No such file or directory): check the path"),
-        (TABLE, ["--variants", "x", "--sequence", "none.fasta"], "'none.fasta' is neither a file that is there nor"),
+        (TABLE, ["--variants", "x", "--sequence", "none.fasta"], "'none.fasta' is neither an existing file nor"),
         (TABLE, ["--variants", "x", "--sequence", "x"], "x does not begin with '>': give a FASTA file, or"),
         (TABLE, ["--variants", "x", "--column", "mutant"], "x has no column 'mutant', but 'variant', 'score': "
          "name one with --column"),
         (TABLE, ["--variants", "x", "--score-column", "fitness"], "x has no column 'fitness', but 'variant', 'score': "
          "name one with --score-column"),
-        ("variant,score\nK2A,high\n", ["--variants", "x"], "x:2: the score 'high' is no number: leave the cell empty"),
+        ("variant,score\nK2A,high\n", ["--variants", "x"], "x:2: the score 'high' is not a number: leave"),
         ("variant\nA4G\n\nK3A\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:4, K3A: residue 3 is T, not K"),
         ("variant\nA4\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:2, A4: expected a residue, its position"),
         ("variant,zero_shot\nA4G,1\n", ["--variants", "x"], "x has a column 'zero_shot' already"),
@@ -165,7 +165,7 @@ TABLE = "variant,score\nK2A,1\n"
         (">1|a_K2A|1\nMA\n>b\nMK\n", ["--variants", "x"], "x: record 'b': expected a header such as >2810|name_R63P|"),
         (">1|a_K2A|1\nMA>2|a_M1A|1\nAK\n", ["--variants", "x"], "x:2: a '>' within a sequence: put a line end before"),
         (">1|a_K2A|1\nMA\n>2|a_M1A|1\nAA\n", ["--variants", "x"], "x: 2|a_M1A|1: its sequence is not the wild type "
-         "with M1A, as the first record has it"),
+         "with M1A, as inferred from the first record"),
         (">1|a_K3A|1\nMA\n", ["--variants", "x"], "x: 1|a_K3A|1, K3A: the sequence has residues 1 to 2"),
         (">1|a_K2A|1\nMA\n>2|a_M1A|1\nAK\n", ["--scan", "--sequence", "x"], "x holds 2 sequences: give a file with"),
         (TABLE, ["--variants", "x", "--output", "y.png"], "--output y.png is the table: name it .csv"),
@@ -174,7 +174,7 @@ TABLE = "variant,score\nK2A,1\n"
         (TABLE, ["--variants", "x", "--sequence", WILD_TYPE, "--model", "none"], "none: there is no such checkpoint"),
     ],
 )  # fmt: skip
-def test_mistakes_about_variants(text: str, words: list[str], told: str, run: Run, tmp_path: Path, path: Path) -> None:
+def test_user_errors_of_variants(text: str, words: list[str], told: str, run: Run, tmp_path: Path, path: Path) -> None:
     (tmp_path / "x").write_text(text)
     (tmp_path / "d").mkdir()
     found = run("variants", "--model", path, "--output", "out.csv", *words)
@@ -187,8 +187,8 @@ RECORDS = {"sp|P1|ONE": WILD_TYPE * 3, "a/b": WILD_TYPE, "short": "MK"}
 
 def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "bionemo.inference.analysis.contacts._STRENGTH", 1e5
-    )  # the attention of random weights tells little
+        "bionemo.inference.analysis.contacts._INVERSE_L1", 1e5
+    )  # the attention of random weights contains little information
     (tmp_path / "x.fasta").write_text("".join(f">{name} more\n{text}\n" for name, text in RECORDS.items()))
     maps = tmp_path / "maps"
     maps.mkdir()
@@ -214,7 +214,7 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
     head = json.loads((tmp_path / "head.json").read_text())
     known = [np.load(maps / f"{name}.npy") for name in ("sp|P1|ONE", "a_b", "short")]
     assert head == fit_contact_head(model, list(RECORDS.values()), known)
-    assert told == f"{sum(weight != 0 for weight in head['weight'])} of 8 heads count: head.json\n"
+    assert told == f"{sum(weight != 0 for weight in head['weight'])} of 8 attention heads have a weight: head.json\n"
     run("contacts", "--model", path, "--input", "x.fasta", "--head", "head.json", "--output", "again")
     again = np.array([float(row[2]) for row in rows_of(tmp_path / "again" / "a_b.csv")[1:]])
     fitted = predict_contacts(model, WILD_TYPE, head)
@@ -224,17 +224,17 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
 @pytest.mark.parametrize(
     ("text", "words", "told"),
     [
-        (">a/b\nMK\n>a_b\nMK\n", [], "x: several records would be written as 'a_b': give each an id of its own"),
+        (">a/b\nMK\n>a_b\nMK\n", [], "x: several records would be written as 'a_b': give each a different id"),
         (">..\nMK\n", [], "x: several records would be written as ''"),
         (">a\nMK\n>b\n" + "A" * 95 + "\n", [], "b has 95 residues, the model reads 94 at most"),
         (">a\nMK\n", ["--head", "none"], "none cannot be read"),
         (">a\nMK\n", ["--maps", "d"], "d/a.npy cannot be read (No such file or directory): each record needs a map"),
         (">b\nMK\n", ["--maps", "maps"], "the map b.npy is of shape (3, 3), its sequence has 2 residues"),
-        (">c\nMK\n", ["--maps", "maps"], "maps/c.npy is no .npy file of numbers"),
+        (">c\nMK\n", ["--maps", "maps"], "maps/c.npy is not a .npy file of numbers"),
         ("MK\n", [], "x:1: text before the first '>': is this a FASTA file?"),
     ],
 )
-def test_mistakes_about_contacts(text: str, words: list[str], told: str, run: Run, tmp_path: Path, path: Path) -> None:
+def test_user_errors_of_contacts(text: str, words: list[str], told: str, run: Run, tmp_path: Path, path: Path) -> None:
     (tmp_path / "x").write_text(text)
     (tmp_path / "maps").mkdir()
     np.save(tmp_path / "maps" / "b.npy", np.zeros((3, 3)))
@@ -245,7 +245,7 @@ def test_mistakes_about_contacts(text: str, words: list[str], told: str, run: Ru
 
 @pytest.fixture
 def proteins(tmp_path: Path) -> list[str]:
-    """Six proteins in x.fasta, of two taxa."""
+    """Write six proteins with two taxa to x.fasta."""
     texts = [WILD_TYPE[n:] + WILD_TYPE[: 2 * n] for n in range(6)]
     records = [f">p{n} n={n} Tax=kind {n % 2} TaxID={n}\n{text}\n" for n, text in enumerate(texts)]
     (tmp_path / "x.fasta").write_text("".join(records))
@@ -253,7 +253,7 @@ def proteins(tmp_path: Path) -> list[str]:
 
 
 def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, proteins: list[str]) -> None:
-    """Of sequences, and of their embeddings in a file, it is the same."""
+    """Sequences and their saved embeddings give the same map."""
     told = run("map", "--model", path, "--input", "x.fasta", "--method", "pca", "--color", "Tax", "--output", "a.csv")
     assert told == "6 sequences: a.csv, a.png\n"
     header, *rows = rows_of(tmp_path / "a.csv")
@@ -275,15 +275,15 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--input", "x.fasta"], "x.fasta holds sequences: give --model, which embeds them"),
+        (["--input", "x.fasta"], "x.fasta holds sequences: add --model, which embeds them"),
         (["--input", "none", "--method", "umap"], "UMAP is not installed"),
         (["--input", "none"], "none cannot be read"),
-        (["--input", "kinds.csv"], "kinds.csv is no .npz file of plain arrays"),
+        (["--input", "kinds.csv"], "kinds.csv is not a .npz file of plain arrays"),
         (["--input", "x.fasta", "--model", "M", "--color", "Rep"], "x.fasta: no header has Rep=...: name another key"),
         (["--input", "x.fasta", "--model", "M", "--color", "Rep", "--table", "kinds.csv"], "kinds.csv has no column "
          "'Rep', but 'id', 'kind': name one with --color"),
         (["--input", "x.fasta", "--model", "M", "--color", "kind", "--table", "kinds.csv"], "kinds.csv: none of its "
-         "ids is in x.fasta: do both name the same?"),
+         "ids is in x.fasta: use the same ids in both"),
         (["--input", "x.fasta", "--table", "kinds.csv"], "--table needs --color"),
         (["--input", "long.fasta", "--model", "M"], "b has 95 tokens, the model reads 94 at most: embed the file with "
          "`python -m bionemo.predict`"),
@@ -291,7 +291,7 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
         (["--input", "x.fasta", "--output", "a.png"], "--output a.png is the table"),
     ],
 )  # fmt: skip
-def test_mistakes_about_maps(
+def test_user_errors_of_maps(
     words: list[str], told: str, run: Run, tmp_path: Path, path: Path, proteins: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -306,8 +306,8 @@ def test_mistakes_about_maps(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["few.fasta", "kinds.csv", "long.fasta", "x.fasta"]
 
 
-def test_contacts_that_no_head_tells(run: Run, tmp_path: Path, path: Path) -> None:
-    """Maps of chance: nothing is written, and the status is that of an error."""
+def test_contacts_that_cannot_be_predicted(run: Run, tmp_path: Path, path: Path) -> None:
+    """The attention does not predict the known contacts: nothing is written, and the command fails."""
     (tmp_path / "x.fasta").write_text(f">a\n{WILD_TYPE}\n")
     (tmp_path / "maps").mkdir()
     n = len(WILD_TYPE)
@@ -315,24 +315,26 @@ def test_contacts_that_no_head_tells(run: Run, tmp_path: Path, path: Path) -> No
     known[0, 10] = known[10, 0] = 1
     np.save(tmp_path / "maps" / "a.npy", known)
     told = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
-    assert told.startswith("error: none of the model's 8 attention heads tells the 1 contacts among 105 known pairs")
+    assert told.startswith(
+        "error: none of the model's 8 attention heads predicts the 1 contacts among 105 known pairs"
+    )
     assert not (tmp_path / "head.json").exists()
 
 
-def test_existing_files_stay(run: Run, tmp_path: Path, path: Path) -> None:
-    """The picture's name is not on the command line; what has it stays as well."""
+def test_existing_files_are_kept(run: Run, tmp_path: Path, path: Path) -> None:
+    """The name of the figure is not on the command line; an existing file of that name is kept as well."""
     (tmp_path / "scan.png").write_text("mine")
     words = ["variants", "--model", path, "--sequence", WILD_TYPE, "--scan", "--output", "scan.csv"]
-    assert run(*words) == "error: scan.png exists: name another --output, or give --overwrite\n"
+    assert run(*words) == "error: scan.png exists: choose another --output, or add --overwrite\n"
     assert [file.name for file in tmp_path.iterdir()] == ["scan.png"]
     assert (tmp_path / "scan.png").read_text() == "mine"
     assert run(*words, "--overwrite") == "20 residues: scan.csv, scan.png\n"
-    assert run(*words) == "error: scan.csv exists: name another --output, or give --overwrite\n"
+    assert run(*words) == "error: scan.csv exists: choose another --output, or add --overwrite\n"
     (tmp_path / "x.fasta").write_text(f">a\n{WILD_TYPE}\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.csv").write_text("mine")
     told = run("contacts", "--model", path, "--input", "x.fasta", "--output", "out")
-    assert told == "error: out/a.csv exists: name another --output, or give --overwrite\n"
+    assert told == "error: out/a.csv exists: choose another --output, or add --overwrite\n"
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.csv"]
 
 
@@ -345,11 +347,11 @@ def test_files_without_records(command_words: list[str], run: Run, tmp_path: Pat
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.fasta"]
 
 
-def test_scores_that_are_none(run: Run, tmp_path: Path, path: Path) -> None:
+def test_invalid_scores(run: Run, tmp_path: Path, path: Path) -> None:
     (tmp_path / "x.csv").write_text("variant,note\nK2A,NA\n")
     told = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.csv", "--score-column", "note",
                "--output", "out.csv")  # fmt: skip
-    assert told == "error: x.csv: column 'note' holds no number: name another with --score-column\n"
+    assert told == "error: x.csv: column 'note' has no number: name another with --score-column\n"
     assert not (tmp_path / "out.csv").exists()
 
 

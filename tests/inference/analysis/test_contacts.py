@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contacts: those that transformers' ESM-2 predicts with the same head; attention of ESM-1nv against torch's own."""
+"""Contacts equal those of transformers' ESM-2 with the same head; attention of ESM-1nv equals torch's own."""
 
 import json
 import math
@@ -15,26 +15,27 @@ from transformers import EsmForMaskedLM
 
 import bionemo
 from bionemo.common.errors import UserError
-from bionemo.inference.analysis.contact_heads import read_head, write_head
 from bionemo.inference.analysis.contacts import (
     average_product_corrected,
     corrected_attention,
     fit_contact_head,
     precision,
     predict_contacts,
+    read_contact_head,
+    write_contact_head,
 )
 from bionemo.inference.model import TrainedModel
 from bionemo.interop.convert import convert
-from tests.interop.test_huggingface_esm import theirs
-from tests.models.reference import TorchBert, to_torch_bert
-from tests.models.test_parity import ours
+from tests.support.huggingface import theirs
+from tests.support.models import build_model
+from tests.support.reference_models import TorchBert, to_torch_bert
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSG", "GG", "M", "ACDEFGHIKLMNPQRSTVWYXBUZO" * 3]
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose attention is sharp enough to tell residues apart, with a head."""
+    """Save a model whose attention is sharp enough to distinguish residues, with a contact head."""
     path = tmp_path_factory.mktemp("model")
     model = theirs(path, layers=3)
     with torch.no_grad():
@@ -53,7 +54,7 @@ def model(path: Path) -> TrainedModel:
 
 
 @pytest.mark.parametrize("sequence", SEQUENCES)
-def test_contacts_are_those_of_transformers(sequence: str, path: Path, model: TrainedModel) -> None:
+def test_contacts_equal_those_of_transformers(sequence: str, path: Path, model: TrainedModel) -> None:
     reference = EsmForMaskedLM.from_pretrained(path, attn_implementation="eager").eval()
     tokens = torch.tensor([[0, *model.ids([sequence])[0].tolist(), 2]])
     with torch.no_grad():
@@ -61,7 +62,7 @@ def test_contacts_are_those_of_transformers(sequence: str, path: Path, model: Tr
     found = predict_contacts(model, sequence)
     assert found.dtype == np.float32
     assert found.shape == (len(sequence),) * 2
-    assert len(sequence) < 3 or expected.std() > 0.05  # a map that says something
+    assert len(sequence) < 3 or expected.std() > 0.05  # the map is not constant
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     np.testing.assert_allclose(found, found.T, rtol=0, atol=1e-6)
     attention = next(module for name, module in model.network.named_modules() if name.endswith("core_attention"))
@@ -69,7 +70,7 @@ def test_contacts_are_those_of_transformers(sequence: str, path: Path, model: Tr
 
 
 def test_attention_of_a_model_without_rotary_positions() -> None:
-    network = ours("esm1nv").eval()
+    network = build_model("esm1nv").eval()
     model, config, words = TrainedModel(network, Path("x")), network.config, network.vocabulary.vocab_size
     reference = TorchBert(config, words).eval()
     shape = (config.num_layers, config.num_attention_heads, words)
@@ -86,7 +87,7 @@ def test_attention_of_a_model_without_rotary_positions() -> None:
             x_ND = layer(x_ND[None])[0]
 
 
-def test_what_is_left_of_a_product_is_nothing() -> None:
+def test_average_product_correction_of_a_product_is_zero() -> None:
     row, column = torch.rand(2, 1, 7, 1), torch.rand(2, 1, 1, 7)
     product = (row[0] * column[0])[None]
     assert average_product_corrected(product).abs().max() < 1e-6
@@ -96,15 +97,15 @@ def test_what_is_left_of_a_product_is_nothing() -> None:
 
 
 def known_map(model: TrainedModel, sequence: str, head: dict[str, Any]) -> np.ndarray:
-    """Contacts that a head of ours would find, the likeliest tenth of all pairs; the last residue is not known."""
+    """Return the likeliest tenth of all pairs predicted with a head as contacts; the last residue is unknown."""
     predicted = predict_contacts(model, sequence, head)
     contacts = (predicted > np.quantile(predicted, 0.9)).astype(np.float32)
     contacts[-1] = contacts[:, -1] = np.nan
     return contacts
 
 
-def test_a_head_that_is_fitted(model: TrainedModel) -> None:
-    """As scikit-learn fits it to features that are gathered pair by pair; and it finds what it was shown."""
+def test_fitting_a_head(model: TrainedModel) -> None:
+    """Compare with scikit-learn on features gathered pair by pair; the head recovers the training contacts."""
     assert model.contact_head is not None
     sequences = [SEQUENCES[0], SEQUENCES[3]]
     maps = [known_map(model, sequence, dict(model.contact_head)) for sequence in sequences]
@@ -126,11 +127,11 @@ def test_a_head_that_is_fitted(model: TrainedModel) -> None:
         assert precision(predict_contacts(model, sequence, head), contacts, 5) > 0.8
 
 
-def test_precision_counts_long_range_pairs_alone() -> None:
+def test_precision_counts_long_range_pairs_only() -> None:
     known = np.zeros((30, 30), np.float32)
     predicted = np.random.default_rng(0).random((30, 30)).astype(np.float32) / 2
-    predicted[0, 5], known[0, 5] = 1, 1  # too near
-    predicted[2, 29], known[2, 29] = 1, np.nan  # not known
+    predicted[0, 5], known[0, 5] = 1, 1  # too close in sequence
+    predicted[2, 29], known[2, 29] = 1, np.nan  # unknown residue
     for j, is_contact in ((24, 1), (25, 1), (26, 1), (27, 1), (28, 0), (29, 0)):
         predicted[0, j], known[0, j] = 0.9 - j / 100, is_contact
     assert precision(predicted, known, 5) == pytest.approx(4 / 6)
@@ -139,10 +140,10 @@ def test_precision_counts_long_range_pairs_alone() -> None:
     assert math.isnan(precision(predicted[:24, :24], known[:24, :24]))
 
 
-def test_a_head_as_a_file(tmp_path: Path, model: TrainedModel) -> None:
+def test_saving_and_loading_a_head(tmp_path: Path, model: TrainedModel) -> None:
     assert model.contact_head is not None
-    write_head(tmp_path / "new" / "head.json", model.contact_head)
-    assert read_head(tmp_path / "new" / "head.json") == model.contact_head
+    write_contact_head(tmp_path / "new" / "head.json", model.contact_head)
+    assert read_contact_head(tmp_path / "new" / "head.json") == model.contact_head
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["head.json"]
 
 
@@ -150,10 +151,10 @@ def test_a_head_as_a_file(tmp_path: Path, model: TrainedModel) -> None:
     "text", ["", "[]", "{}", '{"weight": 3, "bias": 0}', '{"weight": ["a"], "bias": 0}', '{"weight": [1]}', "\xff",
              '{"weight": [[1]], "bias": 0}'],
 )  # fmt: skip
-def test_files_that_hold_no_head(text: str, tmp_path: Path) -> None:
+def test_files_without_a_head(text: str, tmp_path: Path) -> None:
     (tmp_path / "head.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match=r"head.json is no contact head, which is \{\"weight\""):
-        read_head(tmp_path / "head.json")
+    with pytest.raises(UserError, match=r"head.json is not a contact head, \{\"weight\""):
+        read_contact_head(tmp_path / "head.json")
 
 
 def test_heads_that_cannot_be_used(tmp_path: Path, path: Path, model: TrainedModel) -> None:
@@ -163,10 +164,10 @@ def test_heads_that_cannot_be_used(tmp_path: Path, path: Path, model: TrainedMod
     with pytest.raises(UserError, match="the contact head has 4 weights, the model 3 layers of 4 heads"):
         predict_contacts(model, "MKTAYIAKQR", {"weight": [0.0] * 4, "bias": 0.0})
     with pytest.raises(UserError, match="cannot be read"):
-        read_head(tmp_path / "none.json")
+        read_contact_head(tmp_path / "none.json")
     (tmp_path / "head.json").write_text(json.dumps({"weight": [1.0, math.nan], "bias": 0}))
     with pytest.raises(UserError, match="not finite"):
-        read_head(tmp_path / "head.json")
+        read_contact_head(tmp_path / "head.json")
 
 
 SQUARE = np.zeros((10, 10))
@@ -176,9 +177,9 @@ SQUARE = np.zeros((10, 10))
     ("known", "told"),
     [
         (SQUARE[:9], "map 1 is of shape .9, 10., its sequence has 10 residues"),
-        (SQUARE - 1, "map 1 holds -1: give 1 for a contact, 0 for none, nan"),
+        (SQUARE - 1, "map 1 holds -1: expected 1 for a contact, 0 for none, nan"),
         (SQUARE + 8.5, "map 1 holds 8.5"),
-        (np.full((10, 10), "a"), "map 1 holds no numbers"),
+        (np.full((10, 10), "a"), "map 1 has no numbers"),
         (SQUARE, "of 10 known pairs 6 and more residues apart 0 are contacts"),
         (SQUARE + 1, "of 10 known pairs 6 and more residues apart 10 are contacts"),
         (SQUARE * np.nan, "of 0 known pairs"),
@@ -192,14 +193,14 @@ def test_maps_that_cannot_be_fitted(known: np.ndarray, told: str, model: Trained
 def test_sequences_and_models_that_cannot_be_used(model: TrainedModel) -> None:
     with pytest.raises(UserError, match="P1 has 97 residues, the model reads 94 at most"):
         predict_contacts(model, "A" * 97, name="P1")
-    with pytest.raises(UserError, match="x is of ProtT5nv, no masked language model"):
+    with pytest.raises(UserError, match="x is a ProtT5nv, not a masked language model"):
         head = {"weight": [0.0] * 12, "bias": 0.0}
-        predict_contacts(TrainedModel(ours("prott5nv"), Path("x")), "MKTA", head)
+        predict_contacts(TrainedModel(build_model("prott5nv"), Path("x")), "MKTA", head)
     with pytest.raises(UserError, match="of 0 known pairs"):
         fit_contact_head(model, [], [])
 
 
-def test_half_precision_is_near(path: Path, model: TrainedModel) -> None:
+def test_half_precision_is_close(path: Path, model: TrainedModel) -> None:
     half: Any = bionemo.load(path, "cpu", "bf16-mixed")
     difference: Tensor = torch.from_numpy(predict_contacts(half, SEQUENCES[0]) - predict_contacts(model, SEQUENCES[0]))
     assert 0 < difference.abs().mean() < 0.02

@@ -14,14 +14,14 @@ from bionemo.inference.analysis.maps import read_embeddings, to_plane
 
 
 def clouds(number: int, size: int = 16) -> np.ndarray:
-    """Three clouds far apart, one after the other."""
+    """Return three distant clusters, one after the other."""
     generator = np.random.default_rng(0)
     middles = 10 * generator.normal(size=(3, 1, size))
     return (middles + generator.normal(size=(3, number, size))).reshape(-1, size).astype(np.float32)
 
 
 def test_principal_components() -> None:
-    """What a singular value decomposition gives, up to signs."""
+    """Compare with a singular value decomposition, up to signs."""
     x_ND = clouds(20)
     found = to_plane(x_ND, "pca")
     assert found.dtype == np.float32
@@ -30,7 +30,7 @@ def test_principal_components() -> None:
     assert (to_plane(x_ND, "pca") == found).all()
 
 
-def test_umap_is_told_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_passed_to_umap(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
 
     class Reducer:
@@ -48,11 +48,11 @@ def test_umap_is_told_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.dtype == np.float32
     assert (found == x_ND[:, :2]).all()
     to_plane(x_ND[:5])
-    assert told["n_neighbors"] == 4  # there are no more
+    assert told["n_neighbors"] == 4  # there are not more samples
 
 
 @pytest.mark.slow
-def test_umap_itself() -> None:
+def test_umap() -> None:
     pytest.importorskip("umap")
     x_ND = clouds(30)
     found = to_plane(x_ND)
@@ -79,11 +79,11 @@ def test_umap_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
             {"method": "pca"},
             "the embedding of sequence 8 is not finite",
         ),
-        (clouds(5), {"method": "tsne"}, "method='tsne' is unknown: choose of umap, pca"),
+        (clouds(5), {"method": "tsne"}, "method='tsne' is unknown: choose from umap, pca"),
         (clouds(5), {"neighbors": 1}, "neighbors=1: UMAP needs 2 or more"),
     ],
 )
-def test_what_makes_no_map(x_ND: np.ndarray, options: dict[str, Any], told: str) -> None:
+def test_invalid_embeddings(x_ND: np.ndarray, options: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
         to_plane(x_ND, **options)
 
@@ -104,12 +104,12 @@ def test_embeddings_in_a_file(tmp_path: Path) -> None:
     [
         ({"id": np.array(["a"])}, "has no array 'embeddings': `python -m bionemo.predict` writes"),
         ({"id": np.array(["a"]), "embeddings": np.zeros((2, 4))}, r"embeddings is of shape \(2, 4\), id of \(1,\)"),
-        ({"id": np.array(["a"], object), "embeddings": np.zeros((1, 4))}, "is no .npz file of plain arrays"),
-        ({"id": np.array(["a"]), "embeddings": np.array([["x"]])}, "is no .npz file of plain arrays"),
+        ({"id": np.array(["a"], object), "embeddings": np.zeros((1, 4))}, "is not a .npz file of plain arrays"),
+        ({"id": np.array(["a"]), "embeddings": np.array([["x"]])}, "is not a .npz file of plain arrays"),
         ({"id": np.array("a"), "embeddings": np.zeros((1, 4))}, r"of shape \(1, 4\), id of \(\)"),
     ],
 )
-def test_files_that_hold_no_embeddings(arrays: dict[str, np.ndarray], told: str, tmp_path: Path) -> None:
+def test_files_without_embeddings(arrays: dict[str, np.ndarray], told: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(UserError, match=told):
         read_embeddings(tmp_path / "x.npz")
@@ -122,5 +122,5 @@ def test_files_that_are_no_archives(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no archive")
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
     for name in ("x.npy", "text", "cut.npz"):
-        with pytest.raises(UserError, match=r"is no .npz file of plain arrays"):
+        with pytest.raises(UserError, match=r"is not a .npz file of plain arrays"):
             read_embeddings(tmp_path / name)

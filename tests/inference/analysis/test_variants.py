@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of variants: those that transformers' ESM-2 gives, asked one masked residue at a time."""
+"""Variant scores equal those of transformers' ESM-2, computed one masked residue at a time."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ import bionemo
 from bionemo.common.errors import UserError
 from bionemo.inference.analysis.variants import AMINO_ACIDS, METHODS, scan, score_variants
 from bionemo.inference.model import TrainedModel
-from tests.interop.test_huggingface_esm import theirs
-from tests.models.test_parity import ours
+from tests.support.huggingface import theirs
+from tests.support.models import build_model
 
 SEQUENCE = "MKTAYIAKQRXQISFVKSHF"
 ALPHABET = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-"]
@@ -41,7 +41,7 @@ def log_probabilities(model: EsmForMaskedLM, place: int, masked: bool) -> Tensor
 
 
 def expected(model: EsmForMaskedLM, masked: bool, *mutations: tuple[str, int, str]) -> float:
-    """By hand: sum of log p(mutant) - log p(wild type)."""
+    """Compute the sum of log p(mutant) - log p(wild type) directly."""
     total = 0.0
     for wild, position, mutant in mutations:
         said = log_probabilities(model, position - 1, masked)
@@ -50,7 +50,7 @@ def expected(model: EsmForMaskedLM, masked: bool, *mutations: tuple[str, int, st
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_scores_are_those_of_transformers(method: str, models: tuple[TrainedModel, EsmForMaskedLM]) -> None:
+def test_scores_equal_those_of_transformers(method: str, models: tuple[TrainedModel, EsmForMaskedLM]) -> None:
     model, reference = models
     texts = ["K2A", "M1A:K2W", "F20C, K2A ,A4G", "wt", "", "A4A", "K2A", "X11W"]
     by_hand = [
@@ -68,7 +68,7 @@ def test_scores_are_those_of_transformers(method: str, models: tuple[TrainedMode
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_scan_holds_every_substitution(method: str, model: TrainedModel) -> None:
+def test_a_scan_contains_every_substitution(method: str, model: TrainedModel) -> None:
     table = scan(model, SEQUENCE, method)
     assert table.shape == (len(SEQUENCE), 20)
     texts = [f"{wild}{position}{mutant}" for position, wild in enumerate(SEQUENCE, 1) for mutant in AMINO_ACIDS]
@@ -103,37 +103,37 @@ def test_positions_count_from_an_offset(model: TrainedModel) -> None:
         ("K3A", "variant 2, K3A: residue 3 is T, not K: check"),
         ("A4G:K21A", "variant 2, K21A: the sequence has residues 1 to 20"),
         ("K0A", "variant 2, K0A: the sequence has residues 1 to 20"),
-        ("K2J", "variant 2, K2J: 'J' is no residue that the model knows"),
-        ("K2*", "variant 2, K2*: '*' is no residue"),
-        ("K2-", "variant 2, K2-: '-' is no residue"),
-        ("k2A", "variant 2, k2A: 'k' is no residue"),
+        ("K2J", "variant 2, K2J: 'J' is not a residue of the vocabulary"),
+        ("K2*", "variant 2, K2*: '*' is not a residue"),
+        ("K2-", "variant 2, K2-: '-' is not a residue"),
+        ("k2A", "variant 2, k2A: 'k' is not a residue"),
         ("K2", "variant 2, K2: expected a residue, its position"),
         ("A4G:", "variant 2, A4G:: expected a residue"),
         ("p.Lys2Ala", "variant 2, p.Lys2Ala: expected"),
         ("K2A:A4G:K2R", "variant 2, K2A:A4G:K2R: residue 2 is mutated twice"),
     ],
 )
-def test_variants_that_are_none(variant: str, told: str, model: TrainedModel) -> None:
+def test_invalid_variants(variant: str, told: str, model: TrainedModel) -> None:
     with pytest.raises(UserError) as caught:
         score_variants(model, SEQUENCE, ["A4G", variant])
     assert told in str(caught.value)
 
 
-def test_what_cannot_be_scored(model: TrainedModel) -> None:
+def test_unsupported_models_and_sequences(model: TrainedModel) -> None:
     with pytest.raises(UserError, match="the sequence has 97 residues, the model reads 94 at most"):
         score_variants(model, "A" * 97, ["A1G"])
     with pytest.raises(UserError, match="the sequence is empty"):
         scan(model, " ")
     with pytest.raises(UserError, match="the sequence has no letter that the model knows"):
         scan(model, "123")
-    with pytest.raises(UserError, match="method='esm' is unknown: choose of masked-marginal, wild-type-marginal"):
+    with pytest.raises(UserError, match="method='esm' is unknown: choose from masked-marginal, wild-type-marginal"):
         scan(model, SEQUENCE, "esm")
-    with pytest.raises(UserError, match="x is of GPT3, no masked language model: take one of ESM1nv, ESM1b or ESM2nv"):
-        scan(TrainedModel(ours("gpt3"), Path("x")), SEQUENCE)
+    with pytest.raises(UserError, match="x is a GPT3, not a masked language model: use ESM1nv, ESM1b or ESM2nv"):
+        scan(TrainedModel(build_model("gpt3"), Path("x")), SEQUENCE)
 
 
-def test_esm1nv_is_one_too() -> None:
-    network = ours("esm1nv").eval()
+def test_esm1nv_scores() -> None:
+    network = build_model("esm1nv").eval()
     model = TrainedModel(network, Path("x"))
     ids = torch.tensor(model.ids([SEQUENCE])[0].astype(int))
     ids[1] = network.vocabulary.mask_id

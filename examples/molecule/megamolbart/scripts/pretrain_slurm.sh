@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Pretrains MegaMolBART under Slurm; scripts/pretrain_on_slurm.sh says what can be set.
+# Pretrain MegaMolBART on a Slurm cluster; settings: scripts/pretrain_on_slurm.sh.
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 exec bash "$here/../../../scripts/pretrain_on_slurm.sh" "$here" pretrain_small_span_aug "$@"

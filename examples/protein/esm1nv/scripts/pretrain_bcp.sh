@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Pretrains ESM-1nv on Base Command Platform; scripts/pretrain_on_bcp.sh says what can be set.
+# Pretrain ESM-1nv on Base Command Platform; settings: scripts/pretrain_on_bcp.sh.
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 exec bash "$here/../../../scripts/pretrain_on_bcp.sh" "$here" pretrain_small "$@"

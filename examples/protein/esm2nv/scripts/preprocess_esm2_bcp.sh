@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Copies the raw UniRef50/90 data to the local disk, prepares it there, and copies the result back.
+# Copy the raw UniRef50/90 data to the local disk, prepare them there, and copy the result back.
 #
 #   DATASET_DIR            name of the directory of raw data, such as uniref50_90_202104_esm2nv_v1.0
-#   DATA_DIR_IN_REMOTE_HD  where that directory is, such as /ngc_workspace_mount/data_from_ngc
-#   DATA_DIR_IN_LOCAL_HD   a place on the local disk, such as /workspace/data_from_ngc
-#   DRY_RUN                True: say what would be done, and do nothing
-#   BIONEMO_HOME           the checkout; by default the one this script is in
+#   DATA_DIR_IN_REMOTE_HD  parent of that directory, such as /ngc_workspace_mount/data_from_ngc
+#   DATA_DIR_IN_LOCAL_HD   directory on the local disk, such as /workspace/data_from_ngc
+#   DRY_RUN                True: print what would be done
+#   BIONEMO_HOME           the checkout (default: the one that contains this script)
 #
 # Arguments are overrides of the configuration, such as model.data.preprocessing.on_unknown=skip.
-# The last line printed is the place of the result, ${DATA_DIR_IN_REMOTE_HD}/${DATASET_DIR}_preproc.
+# The last line of the output is the path of the result, ${DATA_DIR_IN_REMOTE_HD}/${DATASET_DIR}_preproc.
 set -euo pipefail
 
 : "${DATASET_DIR:?set it to the name of the directory of raw data}"
@@ -29,7 +29,7 @@ run() {
 
 copy() { # whole or not at all: what was interrupted is copied again
     if [[ -d "$2" ]]; then
-        echo "$2 is there already"
+        echo "$2 exists"
         return
     fi
     echo "copying $1 to $2"
@@ -39,7 +39,7 @@ copy() { # whole or not at all: what was interrupted is copied again
     run mv "$2.partial" "$2"
 }
 
-[[ -d "${raw}" ]] || { echo "error: ${raw} is no directory: check DATA_DIR_IN_REMOTE_HD and DATASET_DIR" >&2; exit 1; }
+[[ -d "${raw}" ]] || { echo "error: ${raw} is not a directory: check DATA_DIR_IN_REMOTE_HD and DATASET_DIR" >&2; exit 1; }
 if [[ ! -d "${result}" ]]; then
     copy "${raw}" "${work}"
     run python "${BIONEMO_HOME}/examples/protein/esm2nv/pretrain.py" --config-name=pretrain_esm2_8M \

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Pretrains ESM-2nv under Slurm; scripts/pretrain_on_slurm.sh says what can be set.
+# Pretrain ESM-2nv on a Slurm cluster; settings: scripts/pretrain_on_slurm.sh.
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 exec bash "$here/../../../scripts/pretrain_on_slurm.sh" "$here" pretrain_esm2_650M "$@"

@@ -1,9 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""`python -m bionemo.analysis`: the same as `bionemo analysis`."""
-
-from bionemo.cli.analysis import main
-
-__all__ = ["main"]
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point of every command: parse the flags, compose and check the configuration, run the task.
+
+Hydra composes the configuration and handles its own flags (--cfg, --info). Its output directory, its logging and its
+change of directory are not used. sys.argv is left unchanged, because Lightning starts the same command line for other
+devices.
+"""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from bionemo.common.console import notify, one_line_errors
+from bionemo.common.errors import UserError
+from bionemo.common.redaction import redact_arguments, redact_text
+from bionemo.config.help import PRETRAINING, CommandSpec, help_text
+from bionemo.config.paths import CONF_DIR, ConfigSource, find_source
+
+if TYPE_CHECKING:  # --help and wrong flags must not wait for the import of Hydra
+    from omegaconf import DictConfig
+
+_LOCATION_FLAGS = ("config-name", "config-path", "config-dir")
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+def run(
+    task: Callable[[Any], None],
+    config_name: str,
+    config_dir: str | Path | None = None,
+    spec: CommandSpec = PRETRAINING,
+) -> None:
+    """Compose and check the configuration given by sys.argv, then pass it to the task.
+
+    Args:
+        task: function that receives the typed configuration.
+        config_name: default of `--config-name`.
+        config_dir: directory of that file. By default `conf` beside the running script, else the package's own.
+        spec: schema and `--help` text of the command.
+    """
+    with one_line_errors():
+        flags = parse_flags(sys.argv[1:])
+        if flags.help:
+            source = find_source(config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir)
+            print(help_text(_program(), config_name, source.directory, CONF_DIR, spec), end="")
+        elif flags.version:
+            from bionemo.common.version import __version__
+
+            print(f"bionemo {__version__}")
+        else:
+            source = find_source(
+                config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir, flags.trust_config
+            )
+            _run(task, flags, source, spec.schema)
+
+
+def _run(task: Callable[[Any], None], flags: argparse.Namespace, source: ConfigSource, schema: type) -> None:
+    from bionemo.config.compose import compose_typed, expand_sweep, rewrite_overrides
+
+    queries = _hydra_arguments(flags)
+    if flags.shell_completion or flags.hydra_help:
+        _run_hydra(source, [*queries, *flags.overrides])
+        return
+    overrides = rewrite_overrides(source, flags.overrides, sweep=flags.multirun)
+    jobs = expand_sweep(source, overrides) if flags.multirun else [overrides]
+    # check all jobs before the first one runs
+    checked: list[tuple[Any, list[str]]] = [compose_typed(source, job, schema) for job in jobs]
+    if queries:
+        _run_hydra(source, [*queries, *overrides])
+    elif flags.multirun:
+        for number, (job, (cfg, notes)) in enumerate(zip(jobs, checked, strict=True), 1):
+            notify(f"run {number} of {len(jobs)}: {' '.join(redact_arguments(job))}", *notes)
+            with _command_line([*_location_arguments(flags), *job]):
+                task(cfg)
+    else:
+        [(cfg, notes)] = checked
+        notify(*notes)
+        task(cfg)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}: see --help")
+
+
+def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line into flags and `overrides`.
+
+    Raises:
+        UserError: if a flag does not exist.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    for names in (["--config-name", "-cn"], ["--config-path", "-cp"], ["--config-dir", "-cd"], ["--package", "-p"]):
+        parser.add_argument(*names)
+    for names in (["--help", "-h"], ["--multirun", "-m"], ["--shell-completion", "-sc"]):
+        parser.add_argument(*names, action="store_true")
+    for name in ("--trust-config", "--hydra-help", "--version", "--resolve"):
+        parser.add_argument(name, action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--info", "-i", nargs="?", const="all", choices=_INFO)
+    flags = parser.parse_intermixed_args(arguments)
+    if (flags.resolve or flags.package) and not flags.cfg:
+        parser.error("--resolve and --package need --cfg job")
+    return flags
+
+
+def _hydra_arguments(flags: argparse.Namespace) -> list[str]:
+    """Return the flags that Hydra handles; none in a normal run."""
+    arguments = [f"--{name}" for name in ("hydra-help", "shell-completion") if getattr(flags, name.replace("-", "_"))]
+    for name in ("cfg", "package", "info"):
+        arguments += [f"--{name}", getattr(flags, name)] if getattr(flags, name) else []
+    return [*arguments, "--resolve"] if flags.resolve else arguments
+
+
+def _location_arguments(flags: argparse.Namespace) -> list[str]:
+    values = {name: getattr(flags, name.replace("-", "_")) for name in _LOCATION_FLAGS}
+    arguments = [f"--{name}={value}" for name, value in values.items() if value]
+    return [*arguments, "--trust-config"] if flags.trust_config else arguments
+
+
+def _run_hydra(source: ConfigSource, arguments: Sequence[str]) -> None:
+    """Run Hydra for its own flags, and print its output with secrets redacted."""
+    import hydra
+
+    from bionemo.config.hydra_setup import configure_hydra
+
+    def unreachable(cfg: "DictConfig") -> None:
+        raise AssertionError("Hydra was called to answer a flag, not to run a task")
+
+    configure_hydra(source, arguments)
+    output = io.StringIO()
+    try:
+        with _command_line(arguments), redirect_stdout(output):
+            hydra.main(version_base="1.3", config_path=str(source.directory), config_name=source.name)(unreachable)()
+    finally:
+        print(redact_text(output.getvalue()), end="")
+
+
+@contextmanager
+def _command_line(arguments: Sequence[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [before[0], *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _program() -> str:
+    """Return the command that starts this program, for `--help`."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    if module is not None:
+        return f"python -m {module.name.removesuffix('.__main__')}"
+    script = sys.argv[0]
+    return f"python {os.path.relpath(script)}" if script.endswith(".py") else os.path.basename(script)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`trainer`: arguments of Lightning's Trainer under Lightning's names. `optim`: optimizer and schedule."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bionemo.config.schema.ranges import (
+    DeviceCount,
+    Dimension,
+    Duration,
+    Fraction,
+    FractionAboveZero,
+    FractionBelowOne,
+    IntOrUnlimited,
+    NodeCount,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StepCount,
+    StepLimit,
+)
+
+Precision = Literal["32", "bf16-mixed", "16-mixed", "32-true", "bf16", "16"]
+
+
+@dataclass(kw_only=True)
+class TrainerConfig:
+    """Hardware, length and frequency of a run; None selects Lightning's default.
+
+    `strategy`, `plugins`, `callbacks` and `model_registry` are missing: the command creates these objects.
+    """
+
+    accelerator: Literal["auto", "cpu", "gpu", "cuda"]  # auto: GPUs if there are any
+    devices: DeviceCount | str | list[NonNegativeInt]  # per node: a number, "auto", or indices of devices
+    num_nodes: NodeCount
+    precision: Precision
+    rank_timeout: Duration  # the run ends if a rank hangs for longer
+    # length
+    max_steps: StepLimit  # optimizer steps; -1: limited only by max_epochs or max_time
+    max_epochs: IntOrUnlimited | None
+    min_steps: StepCount | None = None
+    min_epochs: NonNegativeInt | None = None
+    max_time: Duration | None = None
+    limit_train_batches: NonNegativeInt | Fraction | None = None  # a count, or a fraction of the batches
+    fast_dev_run: bool | NonNegativeInt | None = None  # run few batches of each kind without loggers and checkpoints
+    overfit_batches: NonNegativeInt | Fraction | None = None  # train on the same few batches repeatedly
+    # validation and test
+    val_check_interval: PositiveInt | FractionAboveZero | None  # training batches, or a fraction of an epoch
+    check_val_every_n_epoch: PositiveInt | None = None
+    limit_val_batches: NonNegativeInt | Fraction  # per validation; a count, or a fraction of the validation set
+    limit_test_batches: NonNegativeInt | Fraction
+    limit_predict_batches: NonNegativeInt | Fraction | None = None
+    num_sanity_val_steps: IntOrUnlimited | None = None  # validation batches before the first step
+    # optimization
+    accumulate_grad_batches: PositiveInt | None  # micro-batches per step; None: derived from model.global_batch_size
+    gradient_clip_val: NonNegativeFloat | None  # maximum norm over all gradients
+    gradient_clip_algorithm: Literal["norm"] | None = None
+    # reporting
+    log_every_n_steps: PositiveInt
+    logger: bool  # keep False: exp_manager creates the loggers
+    enable_checkpointing: bool  # keep False: exp_manager configures the checkpoints
+    enable_progress_bar: bool | None = None
+    enable_model_summary: bool | None = None
+    profiler: Literal["simple", "advanced", "pytorch"] | None = None
+    default_root_dir: str | None = None
+    # other
+    use_distributed_sampler: bool  # keep False: our sampler divides the samples over the ranks
+    benchmark: bool | None  # let cuDNN select the fastest algorithms by measurement
+    deterministic: bool | Literal["warn"] | None = None
+    inference_mode: bool | None = None
+    detect_anomaly: bool | None = None
+    barebones: bool | None = None  # disable everything optional, to measure the speed
+    sync_batchnorm: bool | None = None
+    reload_dataloaders_every_n_epochs: NonNegativeInt | None = None
+
+
+@dataclass(kw_only=True)
+class SchedConfig:
+    """A learning-rate schedule; its name determines which keys are used."""
+
+    name: Literal[
+        "CosineAnnealing", "WarmupAnnealDecayHold", "InverseSquareRootAnnealing", "NoamAnnealing", "WarmupAnnealing"
+    ]
+    warmup_steps: StepCount | None = None
+    warmup_ratio: Fraction | None = None  # of max_steps; alternative to warmup_steps
+    constant_steps: StepCount | None = None  # CosineAnnealing: steps at min_lr at the end
+    min_lr: NonNegativeFloat | None = None
+    max_lr: PositiveFloat | None = None  # WarmupAnnealDecayHold: peak; replaces optim.lr
+    max_steps: StepLimit | None = None  # None: trainer.max_steps
+    anneal_percentage: Fraction | None = None  # WarmupAnnealDecayHold: final learning rate as a fraction of max_lr
+    d_model: Dimension | None = None  # NoamAnnealing: hidden size
+    last_epoch: StepLimit | None = None  # schedule step to continue from; -1: start
+
+
+@dataclass(kw_only=True)
+class OptimConfig:
+    """An optimizer. `adam` adds weight decay to the gradient; the others are AdamW.
+
+    distributed_fused_adam divides its state over the data-parallel ranks (ZeRO-1).
+    """
+
+    name: Literal["fused_adam", "distributed_fused_adam", "adamw", "adam"]
+    lr: PositiveFloat
+    weight_decay: NonNegativeFloat
+    betas: list[FractionBelowOne]
+    eps: PositiveFloat
+    sched: SchedConfig

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies for long, empty, invalid and unknown SMILES, checked on a sample of the records before training."""
+
+import re
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bionemo.common.errors import UserError
+from bionemo.data.dataset import TokenSequences
+from bionemo.data.molecules.reader import BATCH, SmilesReader
+from bionemo.data.molecules.smiles import parse_smiles
+from bionemo.tokenizers import SmilesTokenizer
+
+_SAMPLED_TEXTS = 1_000  # examined for nucleotides and proteins
+_SAMPLED_TOKENS = 50_000  # tokenized, which takes a tenth of a second
+_SAMPLED_MOLECULES = 2_000  # parsed, which takes half a second
+_NUCLEOTIDES = re.compile(r"[ACGTUN]{10,}")
+_PROTEIN = re.compile(r"(?=.*[ADEGHKLMQRTVWY])[ABCDEFGHIKLMNOPQRSTUVWXYZ*]{10,}")  # with a letter that is no atom
+
+
+def apply_length_policy(
+    reader: SmilesReader, tokenizer: SmilesTokenizer, max_tokens: int, policy: str, label: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
+    """Apply the policy for SMILES of more than `max_tokens` tokens: `truncate`, `drop` or `error`.
+
+    Returns:
+        Records in use and long records, both int64, and a note about the long ones ("" if there are none).
+
+    Raises:
+        UserError: if the policy is `error` and there are long SMILES, or if no record remains.
+    """
+    total = len(reader.sizes)
+    candidates = np.flatnonzero(reader.sizes > max_tokens)
+    tokens = np.zeros(len(candidates), np.int64)
+    for i in range(0, len(candidates), BATCH):
+        part = slice(i, i + BATCH)
+        tokens[part] = np.max([tokenizer.encode_all(side)[1] for side in reader.read(candidates[part])], axis=0)
+    long, tokens = candidates[tokens > max_tokens], tokens[tokens > max_tokens]
+    if policy == "error" and len(long):
+        raise UserError(
+            f"{label}: {len(long):,} of {total:,} SMILES are longer than {max_tokens} tokens (the first is record "
+            f"{long[0]:,} with {tokens[0]:,}): raise model.seq_length, or set model.data.long_sequences to truncate "
+            "or drop"
+        )
+    records = np.arange(total)
+    if policy == "drop":
+        records = np.delete(records, long)
+    if not len(records):
+        raise UserError(
+            f"{label}: no SMILES of at most {max_tokens} tokens is left: raise model.seq_length, or set "
+            "model.data.long_sequences to truncate"
+        )
+    action = "dropped" if policy == "drop" else "truncated"
+    count = f"{len(long):,} of {total:,} SMILES ({len(long) / total:.1%})"
+    note = f"{label}: {count} are longer than {max_tokens} tokens and are {action}"
+    return records, long, note if len(long) else ""
+
+
+def drop_empty(reader: SmilesReader, records: NDArray[np.int64], label: str) -> tuple[NDArray[np.int64], str]:
+    """Remove records with an empty SMILES; return the remaining records and a note ("" if none is empty).
+
+    Raises:
+        UserError: if all are empty.
+    """
+    kept = records[~reader.is_empty[records]]
+    empty = len(records) - len(kept)
+    if not len(kept):
+        raise UserError(f"{label}: all {empty:,} SMILES are empty: check the files and the SMILES columns")
+    return (
+        kept,
+        f"{label}: {empty:,} of {len(records):,} records have an empty SMILES and are dropped" if empty else "",
+    )
+
+
+def check_content(reader: SmilesReader, records: NDArray[np.int64], label: str) -> list[str]:
+    """Return a warning if the data looks like nucleotides or proteins."""
+    texts = [text for side in reader.read(spread_evenly(records, _SAMPLED_TEXTS)) for text in side]
+    for name, pattern in {"DNA or RNA": _NUCLEOTIDES, "protein sequences": _PROTEIN}.items():
+        matches = sum(pattern.fullmatch(text) is not None for text in texts)
+        if 2 * matches > len(texts):
+            return [f"{label}: {matches:,} of {len(texts):,} sampled records look like {name}, not like SMILES"]
+    return []
+
+
+def check_unknown_tokens(
+    reader: SmilesReader, records: NDArray[np.int64], tokenizer: SmilesTokenizer, policy: str, label: str
+) -> list[str]:
+    """Return a note about tokens outside the vocabulary in a sample of the records.
+
+    Raises:
+        UserError: if the policy is `error` and there are such tokens.
+    """
+    sampled = spread_evenly(records, _SAMPLED_TOKENS)
+    affected, found = 0, Counter[str]()
+    for i in range(0, len(sampled), BATCH):
+        sides = reader.read(sampled[i : i + BATCH])
+        unknown = [count_unknown(TokenSequences(*tokenizer.encode_all(side)), tokenizer.unk_id) for side in sides]
+        indices = np.flatnonzero(np.any(unknown, axis=0))
+        affected += len(indices)
+        found.update(piece for side in sides for j in indices for piece in tokenizer.find_unknown(side[j]))
+    if not affected:
+        return []
+    examples = ", ".join(shorten(piece) for piece, _ in found.most_common(5)) + (" ..." if len(found) > 5 else "")
+    problem = (
+        f"{label}: {found.total():,} tokens in {affected:,} of {len(sampled):,} records are outside the vocabulary"
+    )
+    if policy == "error":
+        raise UserError(f"{problem} ({examples}): correct them, or set model.data.on_unknown to skip or keep")
+    return [f"{problem} and {'their records are dropped' if policy == 'skip' else 'become unknown'} ({examples})"]
+
+
+def check_validity(
+    reader: SmilesReader,
+    records: NDArray[np.int64],
+    long: NDArray[np.int64],
+    sides: list[int],
+    policy: str,
+    label: str,
+) -> list[str]:
+    """Return a note about SMILES in a sample of the records that RDKit rejects.
+
+    Args:
+        reader: reads the records.
+        records: int64 [k], records in use.
+        long: int64, records that are too long for RDKit.
+        sides: sides of a record that are parsed.
+        policy: `skip`, `keep` or `error`.
+        label: name of the data in messages.
+
+    Raises:
+        UserError: if the policy is `error` and there are invalid SMILES.
+    """
+    sampled = np.setdiff1d(spread_evenly(records, _SAMPLED_MOLECULES), long)
+    texts = reader.read(sampled)
+    invalid = [(i, side) for i in range(len(sampled)) for side in sides if not parse_smiles(texts[side][i])]
+    if not invalid:
+        return []
+    i, side = invalid[0]
+    first = f"(the first is record {sampled[i]:,}, {shorten(texts[side][i])})"
+    problem = f"{label}: RDKit cannot read {len(invalid):,} of {len(sides) * len(sampled):,} SMILES {first}"
+    if policy == "error":
+        raise UserError(f"{problem}: correct them, or set model.data.on_invalid to skip or keep")
+    return [f"{problem}; {'their records are dropped' if policy == 'skip' else 'they are used unchanged'}"]
+
+
+def count_unknown(sequences: TokenSequences, unk_id: int) -> NDArray[np.int64]:
+    """Return the number of unknown tokens in each sequence, int64 [N]."""
+    positions = np.flatnonzero(sequences.ids == unk_id)
+    return np.diff(positions.searchsorted(sequences.lengths.cumsum()), prepend=0)
+
+
+def shorten(text: str) -> str:
+    """Return a quoted text of at most 40 characters for messages."""
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def spread_evenly(records: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return at most `count` of the records, evenly spaced."""
+    return records[np.arange(min(count, len(records))) * len(records) // min(count, len(records))]

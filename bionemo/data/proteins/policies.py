@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies for long, empty and unsuitable sequences, and warnings about data that does not look like proteins."""
+
+import string
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bionemo.common.errors import UserError
+from bionemo.data.shards.source import SequenceSource
+from bionemo.tokenizers import Alphabet
+
+WHITE_SPACE = b" \t\n\v\f\r\x1c\x1d\x1e\x1f"
+_UPPER, _LOWER = list(string.ascii_uppercase.encode()), list(string.ascii_lowercase.encode())
+_SMILES_SYMBOLS = b"()[]=#@+/\\%0123456789"
+_SAMPLED_SEQUENCES, _SAMPLED_LETTERS = 1_000, 256  # examined for sequences of X only
+_MIN_LETTERS = 50  # minimum number of letters for checks of the content
+
+
+def apply_length_policy(
+    lengths: NDArray[np.integer[Any]], max_residues: int, policy: str, label: str
+) -> tuple[NDArray[np.int64], str]:
+    """Apply the policy for sequences of more than `max_residues` residues: `crop`, `truncate`, `drop` or `error`.
+
+    Returns:
+        Records in use, int64, and a note about the long sequences ("" if there are none).
+
+    Raises:
+        UserError: if the policy is `error` and there are long sequences, or if no record remains.
+    """
+    long = np.flatnonzero(lengths > max_residues)
+    records = np.flatnonzero(lengths <= max_residues) if policy == "drop" else np.arange(len(lengths))
+    if policy == "error" and len(long):
+        raise UserError(
+            f"{label}: {len(long):,} of {len(lengths):,} sequences are longer than {max_residues} residues "
+            f"(the first is record {long[0]:,} with {lengths[long[0]]:,}): raise model.seq_length, or set "
+            "model.data.long_sequences to crop, truncate or drop"
+        )
+    if not len(records):
+        raise UserError(
+            f"{label}: no sequence of at most {max_residues} residues is left: raise model.seq_length, or set "
+            "model.data.long_sequences to crop or truncate"
+        )
+    if not len(long):
+        return records, ""
+    action = {"crop": "cropped at a random position", "truncate": "truncated", "drop": "dropped"}[policy]
+    count = f"{len(long):,} of {len(lengths):,} sequences ({len(long) / len(lengths):.1%})"
+    return records, f"{label}: {count} are longer than {max_residues} residues and are {action}"
+
+
+def drop_empty(
+    lengths: NDArray[np.integer[Any]], records: NDArray[np.int64], label: str
+) -> tuple[NDArray[np.int64], str]:
+    """Remove records with empty sequences; return the remaining records and a note ("" if none is empty).
+
+    Raises:
+        UserError: if all sequences are empty.
+    """
+    kept = records[lengths[records] > 0]
+    empty = len(records) - len(kept)
+    if not len(kept):
+        raise UserError(f"{label}: all {empty:,} sequences are empty: check the files and the column of the sequence")
+    return kept, f"{label}: {empty:,} of {len(records):,} sequences are empty and are dropped" if empty else ""
+
+
+def letter_ids(alphabet: Alphabet) -> NDArray[np.uint8]:
+    """Return the token id of every byte, uint8 [256]; white space that the alphabet skips maps to `pad_id`."""
+    table = alphabet.table.copy()
+    if alphabet.skips_space:
+        table[list(WHITE_SPACE)] = alphabet.pad_id
+    return table
+
+
+def note_unknown_letters(counts: NDArray[np.int64], alphabet: Alphabet, label: str) -> str:
+    """Return a note about letters outside the alphabet ("" if there are none); `check_content` covers lower case."""
+    unknown = counts * (letter_ids(alphabet) == alphabet.unk_id)
+    unknown[_LOWER] = 0
+    letters = np.flatnonzero(unknown)
+    names = " ".join(repr(chr(letter)) for letter in letters[:8])
+    note = f"{label}: {int(unknown.sum()):,} letters are outside the alphabet and become unknown tokens ({names})"
+    return note if len(letters) else ""
+
+
+def check_content(source: SequenceSource, counts: NDArray[np.int64], alphabet: Alphabet, label: str) -> Iterator[str]:
+    """Yield warnings if the data looks like SMILES, nucleotides, lower case letters or masked sequences.
+
+    `counts` contains the occurrences of each byte, int64 [256].
+    """
+    total = int(counts.sum())
+    letters = dict(zip(string.ascii_uppercase, (counts[_UPPER] + counts[_LOWER]).tolist(), strict=True))
+    bases = [letters[base] for base in "ACGTU"]
+    nucleotides = (sum(bases) + letters["N"]) / total
+    symbols = counts[list(_SMILES_SYMBOLS)].sum() / total
+    if total >= _MIN_LETTERS and symbols > 0.05:
+        yield (
+            f"{label}: {symbols:.0%} of the letters are brackets, bonds and digits: the sequences look like SMILES, "
+            "not like proteins"
+        )
+    elif total >= _MIN_LETTERS and nucleotides > 0.95 and np.count_nonzero(bases) >= 3:
+        yield (
+            f"{label}: {nucleotides:.1%} of the letters are A, C, G, T, U or N: the sequences look like DNA or RNA, "
+            "not like proteins"
+        )
+    lower = int(counts[_LOWER].sum())
+    if lower and (alphabet.table[_LOWER] == alphabet.unk_id).all() and symbols <= 0.05:
+        yield (
+            f"{label}: {lower:,} of {total:,} letters are lower case, which the vocabulary does not contain: each run "
+            "of them becomes one unknown token; write the sequences in upper case"
+        )
+    records = np.arange(min(_SAMPLED_SEQUENCES, len(source))) * len(source) // min(_SAMPLED_SEQUENCES, len(source))
+    records = records[source.lengths[records] > 0]
+    sampled, starts = read_prefixes(source, records, _SAMPLED_LETTERS)
+    known = (sampled != ord("X")) & (sampled != ord("x"))
+    masked = int((np.add.reduceat(known, starts) == 0).sum()) if len(records) else 0
+    if masked:
+        yield f"{label}: {masked:,} of {len(records):,} sampled sequences consist of X only: remove them"
+
+
+def read_prefixes(
+    source: SequenceSource, records: NDArray[np.int64], max_letters: int | None = None
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Read the first letters of records; return all letters, concatenated, and the start of each record [k]."""
+    counts = source.lengths[records].astype(np.int64)
+    counts = counts if max_letters is None else np.minimum(counts, max_letters)
+    starts = counts.cumsum() - counts
+    letters = np.empty(int(counts.sum()), np.uint8)
+    source.gather(records, np.zeros_like(counts), counts, letters, starts)
+    return letters, starts

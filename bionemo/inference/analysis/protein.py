@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proteins tokenized for a masked language model, one token per residue."""
+
+from typing import NamedTuple
+
+from bionemo.common.errors import UserError
+from bionemo.inference.batching import Ids, max_tokens, tokenize
+from bionemo.inference.model import TrainedModel
+from bionemo.models.encoder import MaskedLanguageModel
+from bionemo.tokenizers import Alphabet
+
+
+class Protein(NamedTuple):
+    """A protein of n residues: its letters, the token ids [n] without begin and end, and the model's vocabulary."""
+
+    letters: str
+    ids: Ids
+    alphabet: Alphabet
+
+
+def tokenize_protein(model: TrainedModel, sequence: str, name: str = "the sequence") -> Protein:
+    """Tokenize a protein, without white space; `name` is its name in error messages.
+
+    Raises:
+        UserError: if the model is not a masked language model, or the sequence is empty, invalid or too long.
+    """
+    network = model.network
+    if not isinstance(network, MaskedLanguageModel):
+        raise UserError(
+            f"{model.path} is a {type(network).__name__}, not a masked language model: use ESM1nv, ESM1b or ESM2nv"
+        )
+    letters = "".join(sequence.split())
+    ids, max_length = tokenize(network.vocabulary, letters, name), max_tokens(network)
+    if len(ids) > max_length:
+        raise UserError(f"{name} has {len(ids):,} residues, the model reads {max_length:,} at most: cut out a domain")
+    return Protein(letters, ids, network.vocabulary)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parallel layouts: how the work of a run is divided over GPUs."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bionemo.common.errors import UserError
+from bionemo.config.check import count_micro_batches
+from bionemo.config.schema import RunConfig
+
+Recompute = Literal["none", "selective", "uniform", "block"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Pipeline stage `number`, counted from 0, of `count` stages."""
+
+    number: int
+    count: int
+
+    @property
+    def first(self) -> bool:
+        """Whether the stage computes the embedding."""
+        return self.number == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the stage computes the loss."""
+        return self.number == self.count - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Division of a training step over GPUs.
+
+    Attributes:
+        tensor: tensor-parallel size.
+        pipeline: pipeline-parallel size.
+        data: data-parallel size.
+        gpus_per_node: GPUs of one node.
+        rows: rows of a micro-batch.
+        micro_batches: micro-batches per step and replica.
+        sequence_parallel: sequence parallelism is enabled.
+        sharded: the optimizer is sharded over the replicas (ZeRO-1).
+        recompute: activation checkpointing, see megatron/layer_spec.py.
+        recompute_layers: layers per recomputed block (uniform), or recomputed layers of a stage (block).
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    gpus_per_node: int = 8
+    rows: int = 1
+    micro_batches: int = 1
+    sequence_parallel: bool = False
+    sharded: bool = False
+    recompute: Recompute = "none"
+    recompute_layers: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def global_rows(self) -> int:
+        """Rows per step of all replicas."""
+        return self.rows * self.micro_batches * self.data
+
+    @property
+    def sequence(self) -> int:
+        """Number of shards of the tokens in layer norms, residual connections and dropout."""
+        return self.tensor if self.sequence_parallel else 1
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The pipeline stages."""
+        return [Stage(number, self.pipeline) for number in range(self.pipeline)]
+
+    def layers(self, total: int) -> int:
+        """Return the number of layers of a stage if the model has `total` layers per stack."""
+        return total // self.pipeline
+
+    def plain_layers(self, total: int) -> int:
+        """Return the number of layers of a stage that are not recomputed."""
+        layers = self.layers(total)
+        return {"uniform": 0, "block": max(layers - self.recompute_layers, 0)}.get(self.recompute, layers)
+
+    def saved_inputs(self, total: int) -> int:
+        """Return the number of inputs that a stage saves for the recomputation of layers."""
+        recomputed = self.layers(total) - self.plain_layers(total)
+        return -(-recomputed // self.recompute_layers) if self.recompute == "uniform" else recomputed
+
+    def recomputed_layers(self, total: int) -> int:
+        """Return the number of layers that recomputation adds at the peak: one block, less the plain layers."""
+        layers = self.layers(total)
+        block = {"uniform": min(self.recompute_layers, layers), "block": 1}.get(self.recompute, 0)
+        return max(block - self.plain_layers(total), 0)
+
+    def in_flight(self, stage: Stage) -> int:
+        """Return the number of micro-batches whose activations a stage holds at once.
+
+        With the 1F1B schedule (Narayanan et al. 2019), a stage runs as many forward passes before its first backward
+        pass as there are stages from it to the end.
+        """
+        return min(self.pipeline - stage.number, self.micro_batches)
+
+
+def layout_of(cfg: RunConfig) -> Layout:
+    """Return the layout of a configuration.
+
+    Raises:
+        UserError: if the number of GPUs is unknown or not divisible by the parallel sizes.
+    """
+    model, trainer = cfg.model, cfg.trainer
+    gpus_per_node = _count_devices(trainer.devices)
+    gpus = gpus_per_node * trainer.num_nodes
+    model_parallel = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
+    if gpus % model_parallel:
+        raise UserError(f"{gpus} GPUs are not divisible by tensor x pipeline parallel size {model_parallel}")
+    granularity = model.activations_checkpoint_granularity
+    method: Recompute = "block" if model.activations_checkpoint_method == "block" else "uniform"
+    return Layout(
+        tensor=model.tensor_model_parallel_size,
+        pipeline=model.pipeline_model_parallel_size,
+        data=gpus // model_parallel,
+        gpus_per_node=gpus_per_node,
+        rows=model.micro_batch_size,
+        micro_batches=count_micro_batches(model, trainer, gpus),
+        sequence_parallel=model.sequence_parallel and model.tensor_model_parallel_size > 1,
+        sharded=model.optim.name == "distributed_fused_adam",
+        recompute=method if granularity == "full" else granularity or "none",
+        recompute_layers=model.activations_checkpoint_num_layers or 1,
+    )
+
+
+def _count_devices(devices: int | str | list[int]) -> int:
+    """Interpret `trainer.devices` as Lightning does."""
+    if isinstance(devices, list):
+        return len(devices)
+    if devices in ("auto", "-1", -1):
+        raise UserError(f"trainer.devices={devices} depends on the machine: give a number to plan with")
+    if isinstance(devices, str):
+        indices = [index for index in devices.split(",") if index.strip()]
+        return len(indices) if "," in devices else int(devices)
+    return devices
+
+
+def layout_overrides(layout: Layout, requested: Layout) -> list[str]:
+    """Return the overrides that change the requested layout into another one."""
+    before, after = _keys(requested), _keys(layout)
+    return [f"{key}={value}" for key, value in after.items() if before[key] != value]
+
+
+def _keys(layout: Layout) -> dict[str, object]:
+    full = layout.recompute in ("uniform", "block")
+    return {
+        "model.tensor_model_parallel_size": layout.tensor,
+        "model.sequence_parallel": layout.sequence_parallel,
+        "model.pipeline_model_parallel_size": layout.pipeline,
+        "model.micro_batch_size": layout.rows,
+        "trainer.accumulate_grad_batches": layout.micro_batches,
+        "model.optim.name": "distributed_fused_adam" if layout.sharded else "fused_adam",
+        "model.activations_checkpoint_granularity": "full" if full else layout.recompute.replace("none", "null"),
+        "model.activations_checkpoint_method": layout.recompute if full else "null",
+        "model.activations_checkpoint_num_layers": layout.recompute_layers,
+    }

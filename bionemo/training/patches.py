@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes to private parts of Lightning. Verified with lightning 2.5.6; tests/training/test_patches.py checks them.
+
+* `subprocess_script._launch_process_observer`: kills all processes of the host, including the caller, when one ends;
+  the health monitor reports the cause instead.
+* `_broadcast_sigterm_tensor` of one trainer: an all-reduce before every step, for which the host waits.
+* `_original_handlers` of one trainer: the SIGTERM handler that Lightning restores after training.
+* The state of the loops of one trainer (loop_state.py).
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies.launchers import subprocess_script
+
+
+@contextmanager
+def disable_process_observer() -> Iterator[None]:
+    """Do not let Lightning kill all processes when one ends."""
+    original = subprocess_script._launch_process_observer
+    subprocess_script._launch_process_observer = lambda child_processes: None
+    try:
+        yield
+    finally:
+        subprocess_script._launch_process_observer = original
+
+
+def disable_sigterm_broadcast(trainer: pl.Trainer) -> None:
+    """Do not ask all ranks before every step whether a signal arrived; the checkpoint callback does it less often."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def ignore_sigterm_after_training(trainer: pl.Trainer) -> None:
+    """Ignore SIGTERM after training, when a launcher ends all ranks because the first one has exited."""
+    trainer._signal_connector._original_handlers[signal.SIGTERM] = signal.SIG_IGN

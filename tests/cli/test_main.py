@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `bionemo` command runs every command, imports only what it needs, and reports unknown commands in one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bionemo.cli import main as entry
+from bionemo.cli.main import COMMANDS, main
+from tests.conftest import ROOT
+
+HEAVY = ("torch", "numpy", "lightning", "megatron", "nemo", "transformers", "pandas")
+
+
+SCRIPT = f"""
+import sys
+from bionemo.cli.main import main
+try:
+    main()
+finally:
+    print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
+"""
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Return exit status, output, and the heavy modules that were imported, after any errors."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_every_module_of_the_package_is_a_command() -> None:
+    modules = {path.stem for path in Path(entry.__file__).parent.glob("*.py")} - {"__init__", "__main__", "main"}
+    assert modules == set(COMMANDS)
+
+
+def test_help_lists_every_command() -> None:
+    for arguments in ((), ("--help",), ("-h",)):
+        status, output, error = run(*arguments)
+        assert (status, error) == (0, "[]\n")
+        for name, description in COMMANDS.items():
+            assert f"  {name} " in output
+            assert description in output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_a_help_of_its_own(name: str) -> None:
+    status, output, error = run(name, "--help")
+    assert status == 0, error
+    assert f"usage: bionemo {name}" in output
+    assert error == "[]\n"  # fast: nothing heavy is imported
+
+
+def test_an_unknown_command_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["bionemo", "pretrian"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    assert capsys.readouterr().err == f"error: unknown command 'pretrian': choose one of {', '.join(COMMANDS)}\n"
+
+
+def test_aliases_run_the_same_commands() -> None:
+    for name in sorted(set(COMMANDS) - {"checkpoint"}):
+        path = ROOT / "bionemo" / f"{name}.py"
+        alias = path if path.exists() else ROOT / "bionemo" / name / "__main__.py"
+        assert f"from bionemo.cli.{name} import main" in alias.read_text(), name

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warnings about unsuitable data, one line each; suitable data causes none."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bionemo.config.compose import load
+from bionemo.data.molecules.dataset import MoleculeDataset
+from bionemo.data.proteins.splits import open_split
+from bionemo.tokenizers import load_tokenizer
+from tests.conftest import EXAMPLES, ROOT
+from tests.support.molecules import MOLECULES
+
+RESIDUES, BASES = "LAGVSERTIDPKQNFYMHWC", "ACGT"
+
+
+def texts(letters: str, number: int = 40, length: int = 50) -> list[str]:
+    generator = random.Random(0)
+    return ["".join(generator.choices(letters, k=length)) for _ in range(number)]
+
+
+PROTEINS, DNA = texts(RESIDUES), texts(BASES)
+
+
+def fasta(directory: Path, split: str, sequences: list[str], name: str = "x000") -> Path:
+    path = directory / split / f"{name}.fasta"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f">{number}\n{text}\n" for number, text in enumerate(sequences)))
+    return path
+
+
+def notes(directory: Path, split: str = "train", files: str = "x000") -> list[str]:
+    words = ["data@model.data=fasta", f"model.data.dataset_path={directory}", f"model.data.dataset.train={files}"]
+    cfg = load("pretrain_small", words, EXAMPLES / "esm1nv" / "conf")
+    return list(open_split(cfg.model.data, split, 62, load_tokenizer("esm1nv")).notes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "said"),
+    [
+        (
+            DNA,
+            "train data: 100.0% of the letters are A, C, G, T, U or N: the sequences look like DNA or RNA, not",
+        ),
+        (texts("ACGU"), "the sequences look like DNA or RNA, not like proteins"),
+        ([*DNA, *(text.lower() for text in DNA)], "the sequences look like DNA or RNA, not like proteins"),
+        (
+            MOLECULES * 3,
+            "% of the letters are brackets, bonds and digits: the sequences look like SMILES, not",
+        ),
+        (
+            [*PROTEINS, PROTEINS[0].lower()],
+            "train data: 50 of 2,050 letters are lower case, which the vocabulary does not contain: each run of them "
+            "becomes one unknown token; write the sequences in upper case",
+        ),
+        ([*PROTEINS, "X" * 30, "X"], "train data: 2 of 42 sampled sequences consist of X only: remove them"),
+    ],
+    ids=["DNA", "RNA", "lower-case DNA", "SMILES", "lower case", "X"],
+)
+def test_warnings_about_sequences_that_are_not_proteins(tmp_path: Path, sequences: list[str], said: str) -> None:
+    fasta(tmp_path, "train", sequences)
+    found = notes(tmp_path)
+    assert len([line for line in found if said in line]) == 1, found
+    assert all("\n" not in line for line in found)
+
+
+@pytest.mark.parametrize("sequences", [PROTEINS, ["MKV", "GGG"], ["A" * 60], [*PROTEINS, "MXXXXXXXXXX"]])
+def test_no_notes_about_suitable_proteins(tmp_path: Path, sequences: list[str]) -> None:
+    fasta(tmp_path, "train", sequences)
+    fasta(tmp_path, "val", PROTEINS[::-1])
+    assert notes(tmp_path) == notes(tmp_path, "val") == []
+
+
+@pytest.mark.parametrize("copy", [shutil.copy, os.link, os.symlink], ids=["copy", "hard link", "link"])
+def test_note_about_duplicate_files(tmp_path: Path, copy: Callable[[Path, Path], object]) -> None:
+    path = fasta(tmp_path, "train", PROTEINS)
+    fasta(tmp_path, "train", PROTEINS[::-1], "x001")  # a different file of equal size
+    assert notes(tmp_path, files="x[000..001]") == []
+    copy(path, path.with_name("x002.fasta"))
+    (found,) = notes(tmp_path, files="x[000..002]")
+    assert (
+        found == f"train data: {path.with_name('x002.fasta')} has the same content as {path}: its records count twice"
+    )
+    assert len(notes(tmp_path, files="[x000,x000]")) == 1
+
+
+def test_note_about_validation_on_training_data(tmp_path: Path) -> None:
+    train, val = fasta(tmp_path, "train", PROTEINS), fasta(tmp_path, "val", PROTEINS)
+    assert notes(tmp_path) == []
+    (found,) = notes(tmp_path, "val")
+    assert found.startswith(f"val data: {val} has the same content as {train}, which the model is trained on")
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        (PROTEINS, "train data: 40 of 40 sampled records look like protein sequences, not like SMILES"),
+        (DNA, "train data: 40 of 40 sampled records look like DNA or RNA, not like SMILES"),
+        (MOLECULES, None),
+    ],
+)
+def test_warnings_about_records_that_are_not_smiles(tmp_path: Path, records: list[str], said: str | None) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
+        lines = "".join(f'{number},"{text}"\n' for number, text in enumerate(records))
+        (tmp_path / split / "x000.csv").write_text(f"zinc_id,smiles\n{lines}")
+    words = [f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000"]
+    cfg = load("pretrain_xsmall_span_aug", words, ROOT / "examples" / "molecule" / "megamolbart" / "conf")
+    found = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "train").notes
+    assert [line for line in found if "look like" in line] == ([said] if said else [])
+    found = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "val").notes
+    assert len([line for line in found if "which the model is trained on" in line]) == 1

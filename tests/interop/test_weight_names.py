@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of weight names: bitwise inverse conversions, and imports without side effects."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from bionemo.interop.huggingface.directory import ARCHITECTURES
+from bionemo.interop.nemo_models import NEMO_MODELS
+from bionemo.interop.weight_names import WeightNames
+from tests.interop.archives import same
+
+CONFIG: dict[str, Any] = {
+    "hidden_size": 12, "num_attention_heads": 3, "ffn_hidden_size": 20, "num_layers": 2, "max_position_embeddings": 6,
+    "make_vocab_size_divisible_by": 8,
+}  # fmt: skip
+TABLES = {model.nemo_class: model.names for model in NEMO_MODELS} | {
+    architecture.title: architecture.names for architecture in ARCHITECTURES
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("share", [True, False])
+def test_conversions_are_inverse(name: str, share: bool) -> None:
+    names: WeightNames = TABLES[name]
+    table = names.weights(CONFIG | {"share_decoder_tokens_head_embeddings": share, "embedding_layer_norm": share}, 33)
+    generator = torch.Generator().manual_seed(0)
+    ours = {name: torch.randn(weight.shape, generator=generator) for name, weight in table.items()}
+    for padded in {"word_embeddings.weight", "lm_head.bias", "lm_head.weight"} & ours.keys():
+        ours[padded][33:] = 0  # not every format stores padding
+    theirs = {key: tensor for name, weight in table.items() for key, tensor in weight.to_theirs(ours[name]).items()}
+    assert len(theirs) == sum(len(weight.theirs) for weight in table.values())
+    assert {key: tuple(tensor.shape) for key, tensor in theirs.items()} == {
+        key: shape for weight in table.values() for key, shape in weight.their_shapes().items()
+    }
+    assert same({name: weight.to_ours(theirs.__getitem__) for name, weight in table.items()}, ours)
+
+
+@pytest.mark.parametrize("module", ["nemo_models", "huggingface.esm", "huggingface.gpt2"])
+def test_tables_are_imported_without_torch(module: str) -> None:
+    code = f"import bionemo.interop.{module}, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_the_package_changes_no_other_library() -> None:
+    code = (
+        "import sys, warnings, logging; before = list(warnings.filters), list(logging.getLogger().handlers)\n"
+        "import bionemo; assert 'torch' not in sys.modules\n"
+        "assert (list(warnings.filters), list(logging.getLogger().handlers)) == before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patches of Megatron-Core are applied only while its process groups exist, and verified for one version."""
+
+import hashlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import megatron.core
+import pytest
+import torch
+from megatron.core.tensor_parallel import layers
+
+from bionemo.megatron import patches
+
+SOURCES: dict[Any, str] = {
+    patches.layers: "1421fef5b4c69d10",
+    patches.mappings: "4dbbe88b381dc92d",
+    patches.param_and_grad_buffer: "e10c283edfcab3a6",
+    patches.p2p_communication: "bd38e2a48dd3b1cf",
+    patches.schedules: "e2bdb6f18cdd9201",
+    patches.utils: "1d4e52091aa975ce",
+}
+UNCHANGED = """
+import logging, sys, warnings
+import torch, torch._dynamo  # which wraps torch.manual_seed
+
+def state():
+    return (
+        {name: id(value) for name, value in vars(torch.cuda).items() if callable(value)},
+        {name: id(value) for name, value in vars(torch).items() if callable(value)},
+        list(warnings.filters), warnings.showwarning, logging.getLogger("megatron").level,
+    )
+
+before = state()
+import bionemo, bionemo.inference, bionemo.megatron.groups, bionemo.models.esm2nv
+from bionemo.megatron import patches
+after = state()
+names = ("torch.cuda", "torch", "warnings.filters", "warnings.showwarning", "logger")
+for name, a, b in zip(names, before, after):
+    if isinstance(a, dict):
+        b = {key: b.get(key) for key in a}
+    assert a == b, name
+assert not patches._originals
+"""
+
+
+@pytest.mark.parametrize("owner", SOURCES, ids=lambda owner: owner.__name__)
+def test_the_patched_source_is_the_one_that_was_verified(owner: Any) -> None:
+    found = hashlib.sha256(inspect.getsource(owner).encode()).hexdigest()[:16]
+    assert found == SOURCES[owner], (
+        f"{owner.__name__} has changed in megatron-core {megatron.core.__version__}: check that the patch in "
+        f"bionemo/megatron/patches.py is still correct and complete, then set the checksum to {found}"
+    )
+
+
+def test_importing_bionemo_changes_neither_torch_nor_warnings() -> None:
+    subprocess.run([sys.executable, "-c", UNCHANGED], check=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the patches are for hosts without CUDA")
+def test_patches_are_undone() -> None:
+    def patched() -> list[Any]:
+        functions: list[Callable[..., Any]] = [
+            vars(function)[name] for function in patches.AUTOGRAD_FUNCTIONS for name in ("forward", "backward")
+        ]
+        return [*(vars(module)["torch"] for module in patches.MODULES), *functions]
+
+    before, current_device = patched(), torch.cuda.current_device
+    patches.apply()
+    patches.apply()  # a second time has no effect
+    try:
+        assert all(a is not b for a, b in zip(before, patched(), strict=True))
+        namespace: Any = vars(layers)["torch"]
+        assert namespace.cuda.current_device() == torch.device("cpu")
+        assert namespace.zeros(2, device="cuda").device == torch.device("cpu")
+        assert namespace.Tensor is torch.Tensor
+        assert torch.cuda.current_device is current_device
+    finally:
+        patches.undo()
+    assert all(a is b for a, b in zip(before, patched(), strict=True))

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models of all families and one simulated rank of a parallel layout, whose collectives do nothing."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bionemo.config.check import check_config
+from bionemo.config.compose import load
+from bionemo.config.schema import RunConfig, SpanDataConfig, TextDataConfig
+from bionemo.data.batch import PackedBatch
+from bionemo.megatron import groups, patches
+from bionemo.models.language_model import LanguageModel, load_model_class
+from bionemo.planning.layouts import Layout
+from bionemo.planning.lengths import Tokens
+from bionemo.planning.step import Step, shape_of
+from bionemo.tokenizers import load_tokenizer
+from tests.conftest import ROOT
+from tests.support.bpe import write_bpe
+
+FAMILIES = {  # directory of the examples, configuration, data
+    "esm1nv": ("protein/esm1nv", "pretrain_small", "mock"),
+    "esm1b": ("protein/esm1b", "pretrain_esm1b_small", "mock"),
+    "esm2nv": ("protein/esm2nv", "pretrain_esm2_8M", "mock"),
+    "gpt3": ("gpt3", "pretrain_gpt3_126m", "mock_text"),
+    "prott5nv": ("protein/prott5nv", "pretrain_small", "mock"),
+    "megamolbart": ("molecule/megamolbart", "pretrain_base", "zinc15"),
+}
+SMALL = {
+    "num_layers": 4, "hidden_size": 64, "ffn_hidden_size": 256, "num_attention_heads": 4, "seq_length": 128,
+    "micro_batch_size": 4,
+}  # fmt: skip
+
+
+Overrides = dict[str, Any]
+
+
+def recompute(granularity: str, method: str | None = None, layers: int = 1) -> Overrides:
+    keys = ("granularity", "method", "num_layers")
+    return {
+        f"activations_checkpoint_{key}": value for key, value in zip(keys, (granularity, method, layers), strict=True)
+    }
+
+
+TENSOR: Overrides = {"gpus": 2, "tensor_model_parallel_size": 2}
+SEQUENCE: Overrides = TENSOR | {"sequence_parallel": True}
+STAGES: Overrides = {"gpus": 2, "pipeline_model_parallel_size": 2, "accumulate": 2}
+CHANGES: dict[str, Overrides] = {
+    "none": {},
+    "selective": recompute("selective"),
+    "uniform": recompute("full", "uniform"),
+    "uniform-3": recompute("full", "uniform", 3),
+    "block": recompute("full", "block"),
+    "block-4": recompute("full", "block", 4),
+    "long rows": {"seq_length": 512, "micro_batch_size": 1},
+    "narrow": {"hidden_size": 256, "ffn_hidden_size": 64, "seq_length": 64, "micro_batch_size": 1},
+    "separate documents": {"reset_attention_mask": True},
+    "untied head": {"share_decoder_tokens_head_embeddings": False},
+    "plain embedding": {"embedding_layer_norm": False, "embedding_token_dropout": False},
+    "no dropout": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
+    "full vocabulary": {"full_vocabulary": True},
+    "tensor": TENSOR,
+    "tensor and full vocabulary": TENSOR | {"full_vocabulary": True},
+    "sequence": SEQUENCE,
+    "sequence and uniform": SEQUENCE | recompute("full", "uniform", 2),
+    "stages": STAGES,
+    "stages and uniform": STAGES | recompute("full", "uniform"),
+    "stages and full vocabulary": STAGES | {"full_vocabulary": True},
+}
+
+
+@cache
+def _base(name: str) -> RunConfig:
+    directory, config_name, data = FAMILIES[name]
+    return load(
+        config_name, [f"data@model.data={data}", "trainer.num_nodes=1"], ROOT / "examples" / directory / "conf"
+    )
+
+
+def config(name: str, gpus: int = 1, **changes: Any) -> RunConfig:
+    """Return the configuration of a small model of a family.
+
+    Args:
+        name: name of the family.
+        gpus: number of GPUs.
+        changes: keys of the model, its data or its tokenizer; also `accumulate` (accumulate_grad_batches),
+            `optimizer`, and `full_vocabulary`: without it, GPT-3 has a few hundred tokens.
+    """
+    cfg = deepcopy(_base(name))  # composing takes longer than a test
+    cfg.trainer.devices, cfg.trainer.accumulate_grad_batches = gpus, changes.pop("accumulate", 1)
+    cfg.model.optim.name, cfg.model.global_batch_size = changes.pop("optimizer", "fused_adam"), None
+    if name == "gpt3" and not changes.pop("full_vocabulary", False):
+        directory = Path(_small_vocabulary().name)
+        cfg.model.tokenizer.vocab_file = f"{directory}/vocab.json"
+        cfg.model.tokenizer.merge_file = f"{directory}/merges.txt"
+    for key, value in {**SMALL, **changes}.items():
+        [part] = [part for part in (cfg.model, cfg.model.data, cfg.model.tokenizer) if hasattr(part, key)][:1]
+        setattr(part, key, value)
+    data = cfg.model.data
+    cfg.model.max_position_embeddings = cfg.model.encoder_seq_length = length = cfg.model.seq_length
+    if isinstance(data, TextDataConfig):
+        data.seq_length = length
+    else:
+        for part in (data, data.train, data.val, data.test):
+            part.max_seq_length = length
+    if isinstance(data, SpanDataConfig):
+        data.seq_length_dec = length * 3 // 4
+    assert not check_config(cfg)
+    return cfg
+
+
+@cache
+def _small_vocabulary() -> tempfile.TemporaryDirectory[str]:
+    directory = tempfile.TemporaryDirectory(prefix="bionemo-vocabulary-")  # deleted when the process ends
+    write_bpe(Path(directory.name))
+    return directory
+
+
+@contextmanager
+def simulate_rank(layout: Layout, rank: int = 0) -> Iterator[None]:
+    """Simulate a rank of a layout in this process."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.gpus)
+    patches.apply()
+    parallel_state.initialize_model_parallel(layout.tensor, layout.pipeline, create_gloo_process_groups=False)
+    try:
+        yield
+    finally:
+        groups.destroy()
+        dist.destroy_process_group()
+
+
+def build(cfg: RunConfig) -> LanguageModel:
+    """Build this rank's part of a model on torch's default device."""
+    model_class = load_model_class(cfg.model._target_)
+    return model_class(cfg.model, load_tokenizer(model_class.tokenizer, cfg.model.tokenizer))
+
+
+def batch(cfg: RunConfig) -> PackedBatch:
+    """Return a micro-batch of sequences of 32, 64 and 96 tokens, for which CPU attention needs no padding.
+
+    Rows are full, except in decoders. Text has one sequence per row.
+    """
+    rows, row, data = cfg.model.micro_batch_size, cfg.model.seq_length, cfg.model.data
+    if isinstance(data, TextDataConfig) and not data.reset_attention_mask:
+        return _packed((row,) * rows, rows * row, 1.0)
+    lengths = ([32, 96, 64, 64] * (row // 256) or [96, 32]) * rows
+    if len(shape_of(cfg.model).stacks) == 1:
+        return _packed(lengths, rows * row, 1.0 if isinstance(data, TextDataConfig) else 0.15)
+    decoder_lengths = [32] * len(lengths)
+    total = rows * data.seq_length_dec if isinstance(data, SpanDataConfig) else sum(decoder_lengths) + 64
+    return replace(_packed(decoder_lengths, total, 1.0), source=_packed(lengths, rows * row, 0.0))
+
+
+def _packed(lengths: Sequence[int], total: int, target_fraction: float) -> PackedBatch:
+    """Return sequences and padding, with a fraction of the tokens as target positions."""
+    generator = torch.Generator().manual_seed(0)
+    held, sizes = sum(lengths), [*lengths, *([total - sum(lengths)] if total > sum(lengths) else [])]
+    cu_seqlens = torch.tensor([0, *sizes]).cumsum(0)
+    targets = torch.randperm(held, generator=generator)[: round(target_fraction * held)].sort().values
+    return PackedBatch(
+        tokens=torch.randint(5, 25, (total,), generator=generator).int(),
+        position_ids=torch.cat([torch.arange(size) for size in sizes]).int(),
+        segment_ids=torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).int(),
+        cu_seqlens=cu_seqlens.int(),
+        target_positions=targets,
+        target_ids=torch.randint(5, 25, targets.shape, generator=generator),
+        dropout_keys=torch.randint(2**62, (len(lengths) + 1,), generator=generator),
+        lengths=tuple(lengths),
+        max_length=max(sizes),
+    )
+
+
+def step_of(cfg: RunConfig, batch: PackedBatch, half: bool, tiles: int = 0) -> Step:
+    """Return the input of the formulas, with the lengths of the batch instead of the assumed ones."""
+    rows = cfg.model.micro_batch_size
+    tokens = tuple(replace(each, row=each.row / rows) for each in tokens_read(batch))
+    return Step(shape_of(cfg.model), tokens, half, tiles=tiles)
+
+
+def tokens_read(batch: PackedBatch) -> list[Tokens]:
+    """Return what each transformer block reads of a micro-batch, as if it were a row."""
+    sides = [batch] if batch.source is None else [batch.source, batch]
+    return [_tokens(side, sides[0]) for side in sides]
+
+
+def _tokens(side: PackedBatch, source: PackedBatch) -> Tokens:
+    held, lengths = side.num_tokens, side.lengths
+    cross_attended = 0 if side is source else sum(n * m for n, m in zip(lengths, source.lengths, strict=True))
+    return Tokens(
+        row=len(side.tokens),
+        filled=held / len(side.tokens),
+        mean=held / len(lengths),
+        max_length=max(lengths),
+        attended=sum(n * n for n in lengths) / held,
+        target_fraction=len(side.target_positions) / held,
+        source="a batch",
+        cross_attended=cross_attended / held,
+    )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `bionemo` command: `bionemo COMMAND ...` runs the command's module, which is imported only then."""
 
+import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
@@ -49,4 +51,14 @@ def main() -> None:
             raise UserError(f"unknown command {name!r}: choose one of {', '.join(COMMANDS)}")
     del sys.argv[1]
     sys.argv[0] = f"bionemo {name}"
+    if name in ("pretrain", "finetune", "predict"):
+        _restart_as_module(f"bionemo.{name}")
     import_module(f"bionemo.cli.{name}").main()
+
+
+def _restart_as_module(name: str) -> None:
+    """Make Lightning and launch/spawn.py start the processes of further devices with `python -m NAME`."""
+    main_module = sys.modules["__main__"]
+    if main_module.__spec__ is None:  # the console script: as in this process, do not import from the working directory
+        os.environ["PYTHONSAFEPATH"] = "1"
+    main_module.__spec__ = find_spec(name)

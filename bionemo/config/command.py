@@ -153,6 +153,8 @@ def _command_line(arguments: Sequence[str]) -> Iterator[None]:
 
 def _program() -> str:
     """Return the command that starts this program, for `--help`."""
+    if sys.argv[0].startswith("bionemo "):  # set by cli/main.py
+        return sys.argv[0]
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is not None:
         return f"python -m {module.name.removesuffix('.__main__')}"

@@ -27,6 +27,14 @@ from bionemo.config.schema import SCHEMAS
 
 ENTRY_POINT_GROUP, TRUSTED_PACKAGES = "bionemo.models", "BIONEMO_TRUSTED_PACKAGES"
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_RENAMED = {  # names in configurations of earlier versions
+    "bionemo.launching.local.Local": "bionemo.launch.local.Local",
+    "bionemo.launching.mpi.Mpi": "bionemo.launch.mpi.Mpi",
+    "bionemo.launching.slurm.Slurm": "bionemo.launch.slurm.Slurm",
+    "bionemo.launching.bcp.Bcp": "bionemo.launch.bcp.Bcp",
+    "bionemo.launching.ray.Ray": "bionemo.launch.ray.Ray",
+    "bionemo.megatron.corpus.prepare": "bionemo.preparation.megatron_corpus.prepare",
+}
 T = TypeVar("T")
 
 
@@ -36,6 +44,7 @@ def import_target(name: str) -> Any:
     Raises:
         UserError: if the name is not allowed or does not exist.
     """
+    name = _RENAMED.get(name, name)
     module, _, attribute = name.rpartition(".")
     shown, hint = repr(name[:100]), did_you_mean(name[:100], SCHEMAS)
     if not is_allowed(name):
@@ -56,8 +65,10 @@ def is_allowed(name: str) -> bool:
     """Return whether a name may be imported, without importing anything."""
     if not _DOTTED_NAME.fullmatch(name):
         return False
-    if name in SCHEMAS or any(
-        entry.value.replace(":", ".") == name for entry in entry_points(group=ENTRY_POINT_GROUP)
+    if (
+        name in SCHEMAS
+        or name in _RENAMED
+        or any(entry.value.replace(":", ".") == name for entry in entry_points(group=ENTRY_POINT_GROUP))
     ):
         return True
     packages = (package.strip() for package in os.environ.get(TRUSTED_PACKAGES, "").split(","))
@@ -77,7 +88,7 @@ def target_schema(target: str, expected: type[T]) -> type[T]:
     Raises:
         UserError: if the class cannot be imported, or its dataclass is not a subclass of `expected`.
     """
-    schema = SCHEMAS.get(target) or get_type_hints(import_target(target).__init__).get("config")
+    schema = SCHEMAS.get(_RENAMED.get(target, target)) or get_type_hints(import_target(target).__init__).get("config")
     if not (isinstance(schema, type) and is_dataclass(schema)):
         raise UserError(f"{target} has no constructor argument `config` annotated with a dataclass")
     if not issubclass(schema, expected):

@@ -60,7 +60,5 @@ def _environments(count: int) -> Iterator[dict[str, str]]:
 
 def _program() -> list[str]:
     """Return the arguments of `python` that start this program again."""
-    if sys.argv[0].startswith("bionemo "):  # set by cli/main.py, which has removed the name of the command
-        return ["-m", "bionemo.cli", sys.argv[0].split()[1]]
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return ["-m", spec.name] if spec is not None else [sys.argv[0]]

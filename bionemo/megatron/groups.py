@@ -22,7 +22,11 @@ def initialize(tensor: int, pipeline: int) -> None:
     if is_initialized():
         return
     patches.apply()
-    parallel_state.initialize_model_parallel(tensor, pipeline)
+    try:
+        parallel_state.initialize_model_parallel(tensor, pipeline)
+    except BaseException:
+        patches.undo()
+        raise
 
 
 def destroy() -> None:

@@ -125,6 +125,8 @@ class MegatronStrategy(DDPStrategy):
 
     def teardown(self) -> None:
         """Finish writing and destroy Megatron's process groups."""
-        self.checkpoint_writer.wait()
-        groups.destroy()
-        super().teardown()
+        try:
+            self.checkpoint_writer.wait()
+        finally:
+            groups.destroy()
+            super().teardown()

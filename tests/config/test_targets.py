@@ -9,7 +9,7 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import SCHEMAS
-from bionemo.config.targets import import_target
+from bionemo.config.targets import import_target, target_schema
 
 PATHS = [
     "os.system", "posix.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "logging.os.system",
@@ -95,3 +95,15 @@ def test_empty_or_invalid_lists_trust_no_package(packages: Path, monkeypatch: py
         monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", value)
         with pytest.raises(UserError):
             import_target("hostile.Class")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("bionemo.launching.slurm.Slurm", "bionemo.launch.slurm.Slurm"),
+        ("bionemo.megatron.corpus.prepare", "bionemo.preparation.megatron_corpus.prepare"),
+    ],
+)
+def test_names_of_earlier_versions_are_accepted(old: str, new: str) -> None:
+    assert import_target(old) is import_target(new)
+    assert target_schema(old, object) is SCHEMAS[new]

@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 from bionemo.training.health.rank_status import RECONNECT_SECONDS, Diagnosis, RankStatus, diagnose
 
+_MAX_MESSAGE = 1 << 24  # bytes of a heartbeat, which contains the whole message of an error
 _sockets: WeakSet[socket.socket] = WeakSet()
 
 
@@ -85,6 +86,8 @@ class HeartbeatServer(threading.Thread):
         while self._connections and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         acceptor.cancel()
+        for writer in self._connections:
+            writer.transport.abort()
         self._listener.close()
 
     async def _accept(self) -> None:
@@ -95,7 +98,7 @@ class HeartbeatServer(threading.Thread):
 
     async def _receive(self, connection: socket.socket) -> None:
         """Process the heartbeats of one connection until it is closed."""
-        reader, writer = await asyncio.open_connection(sock=connection)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=_MAX_MESSAGE)
         self._connections[writer] = None
         with suppress(OSError, ValueError, LookupError, TypeError):  # connection lost, or not one of our ranks
             while line := await reader.readline():

@@ -59,6 +59,6 @@ def main() -> None:
 def _restart_as_module(name: str) -> None:
     """Make Lightning and launch/spawn.py start the processes of further devices with `python -m NAME`."""
     main_module = sys.modules["__main__"]
-    if main_module.__spec__ is None:  # the console script: as in this process, do not import from the working directory
+    if main_module.__spec__ is None:  # console script: do not import from the working directory, as here
         os.environ["PYTHONSAFEPATH"] = "1"
     main_module.__spec__ = find_spec(name)

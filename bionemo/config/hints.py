@@ -57,3 +57,8 @@ def all_keys(schema: type, prefix: str = "") -> Iterator[str]:
         for hint in alternatives(hints[field.name]):
             if is_dataclass(hint):
                 yield from all_keys(hint, f"{key}.")  # type: ignore[arg-type]
+
+
+def with_subclasses(schema: type) -> list[type]:
+    """Return a dataclass and all dataclasses derived from it."""
+    return [schema, *(each for child in schema.__subclasses__() for each in with_subclasses(child))]

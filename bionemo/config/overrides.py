@@ -17,9 +17,9 @@ from hydra.core.override_parser.types import QuotedString, Sweep
 from hydra.errors import HydraException
 
 from bionemo.common.errors import UserError
-from bionemo.config.hints import alternatives, did_you_mean
+from bionemo.config.hints import alternatives, did_you_mean, with_subclasses
 from bionemo.config.paths import CONF_DIR
-from bionemo.config.schema import SCHEMAS, ModelConfig, RunConfig
+from bionemo.config.schema import RunConfig
 
 _OVERRIDE = re.compile(r"(?P<prefix>~|\+{0,2})(?P<key>[^=~+\s]+)(?:=(?P<value>.*))?", re.DOTALL)
 _LIST_ITEM = re.compile(r"(?:[^,\[({<]|[\[({<][^\])}>]*[\])}>])+")  # commas inside brackets belong to the item
@@ -84,8 +84,7 @@ def _accepted_types(key: str) -> Iterator[Any]:
     """Yield the types that any schema accepts for a full key, without parameters: list[str] is list."""
     options: list[Any] = [RunConfig]
     for name in key.split("."):
-        groups: list[Any] = [option for option in options if is_dataclass(option)]
-        groups += SCHEMAS.values() if ModelConfig in groups else ()
+        groups = [each for option in options if is_dataclass(option) for each in with_subclasses(option)]
         hints = [_type_hints(group).get(name) for group in groups]
         options = [option for hint in hints if hint is not None for option in alternatives(hint)]
     for option in options:

@@ -14,7 +14,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
 from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
-from bionemo.config.schema import SCHEMAS, PreparationConfig
+from bionemo.config.schema import EncoderConfig, PreparationConfig
 from bionemo.config.schema.ranges import ANY_FLOAT, ANY_INT
 from bionemo.config.targets import target_schema
 from bionemo.config.v1_keys import replacement
@@ -165,7 +165,7 @@ def _convert_to(value: Any, hint: Any) -> Any:
     if isinstance(value, str | int | float) and hint in _SCALARS:
         try:
             return _SCALARS[hint](value)
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             raise TypeError from None
     raise TypeError
 
@@ -195,7 +195,7 @@ def _model_keys(cfg: DictConfig) -> list[str]:
     if "model" not in cfg:
         return []
     model = cfg.get("model")
-    keys = [f"model.{key}" for key in all_keys(_schema_or_default(model, next(iter(SCHEMAS.values()))))]
+    keys = [f"model.{key}" for key in all_keys(_schema_or_default(model, EncoderConfig))]
     node = OmegaConf.select(cfg, "model.data.preprocessing")
     preparation = all_keys(_schema_or_default(node, PreparationConfig)) if isinstance(node, DictConfig) else ()
     return keys + [f"model.data.preprocessing.{key}" for key in preparation]

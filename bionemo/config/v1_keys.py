@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from bionemo.config.hints import all_keys
-from bionemo.config.schema import SCHEMAS, DownstreamConfig, InferConfig, ModelConfig, RunConfig
+from bionemo.config.hints import all_keys, with_subclasses
+from bionemo.config.schema import DownstreamConfig, InferConfig, ModelConfig, RunConfig
 
 
 def _by_key(table: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
@@ -231,9 +231,8 @@ def merge_v1_defaults(base: DictConfig, cfg: DictConfig) -> list[str]:
 def _pretraining_keys() -> set[str]:
     """Return the full keys that a pretraining run has and a downstream run does not."""
     keys = set(all_keys(RunConfig))
-    for schema in SCHEMAS.values():
-        if issubclass(schema, ModelConfig):
-            keys |= {f"model.{key}" for key in all_keys(schema)}
+    for schema in with_subclasses(ModelConfig):
+        keys |= {f"model.{key}" for key in all_keys(schema)}
     return keys - set(all_keys(DownstreamConfig)) - set(IGNORED_IN[DownstreamConfig])
 
 

@@ -41,9 +41,6 @@ class MaskedLanguageModel(LanguageModel):
     config: EncoderConfig
     vocabulary: Alphabet
 
-    def __init__(self, config: EncoderConfig, vocabulary: Alphabet) -> None:
-        super().__init__(config, vocabulary)
-
     def build_head(self) -> MaskedLMHead:
         """See LanguageModel."""
         return MaskedLMHead(

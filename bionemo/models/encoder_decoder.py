@@ -24,9 +24,6 @@ class EncoderDecoder(LanguageModel):
     config: EncoderDecoderConfig
     vocabulary: TokenTable
 
-    def __init__(self, config: EncoderDecoderConfig, vocabulary: TokenTable) -> None:
-        super().__init__(config, vocabulary)
-
     def build_layers(self) -> None:
         """Build encoder, decoder and head; config/check.py rejects pipeline parallelism."""
         config = self.config

@@ -3,7 +3,6 @@
 
 from bionemo.config.schema import ESM1nvConfig
 from bionemo.models.encoder import MaskedLanguageModel
-from bionemo.tokenizers import Alphabet
 
 
 class ESM1nv(MaskedLanguageModel):
@@ -11,6 +10,4 @@ class ESM1nv(MaskedLanguageModel):
 
     tokenizer = "esm1nv"
     default_config = "esm1nv_small"
-
-    def __init__(self, config: ESM1nvConfig, vocabulary: Alphabet) -> None:
-        super().__init__(config, vocabulary)
+    config: ESM1nvConfig

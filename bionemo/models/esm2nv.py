@@ -6,7 +6,6 @@ from torch import Tensor
 from bionemo.config.schema import ESM2nvConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.models.encoder import MaskedLanguageModel, token_dropout
-from bionemo.tokenizers import Alphabet
 
 
 class ESM2nv(MaskedLanguageModel):
@@ -16,9 +15,6 @@ class ESM2nv(MaskedLanguageModel):
     default_config = "esm2nv_8M"
     rotary = True
     config: ESM2nvConfig
-
-    def __init__(self, config: ESM2nvConfig, vocabulary: Alphabet) -> None:
-        super().__init__(config, vocabulary)
 
     def embed(self, batch: PackedBatch, keys_T: Tensor | None) -> Tensor:
         """Return word embeddings with token dropout, [T, D]."""

@@ -15,9 +15,8 @@ class GPT3(LanguageModel):
     default_config = "gpt3"
     dataset = TextDataset
     causal = True
-
-    def __init__(self, config: GPT3Config, vocabulary: GPT2Tokenizer) -> None:
-        super().__init__(config, vocabulary)
+    config: GPT3Config
+    vocabulary: GPT2Tokenizer
 
     def build_head(self) -> VocabularyProjection:
         """See LanguageModel."""

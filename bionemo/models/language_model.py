@@ -167,9 +167,13 @@ def load_model_class(target: str) -> type[LanguageModel]:
     """Import the model class that `model._target_` names.
 
     Raises:
-        UserError: if there is no such class or it does not derive from LanguageModel.
+        UserError: if there is no such class, it does not derive from LanguageModel, or it lacks an attribute.
     """
     found = import_target(target)
     if not (isinstance(found, type) and issubclass(found, LanguageModel)):
         raise UserError(f"model._target_={target} is not a model: it must derive from {LanguageModel.__name__}")
+    if missing := [name for name in ("tokenizer", "dataset") if not hasattr(found, name)]:
+        raise UserError(
+            f"model._target_={target} lacks the attribute {missing[0]}: see CONTRIBUTING.md, 'Add a model'"
+        )
     return found

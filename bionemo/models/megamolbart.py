@@ -29,9 +29,6 @@ class MegaMolBART(EncoderDecoder):
     config: MegaMolBARTConfig
     vocabulary: SmilesTokenizer
 
-    def __init__(self, config: MegaMolBARTConfig, vocabulary: SmilesTokenizer) -> None:
-        super().__init__(config, vocabulary)
-
     def decode_smiles(self, sequences: Sequence[GeneratedSequence]) -> list[str]:
         """Return the SMILES of generated sequences."""
         return [self.vocabulary.decode(sequence.tokens) for sequence in sequences]

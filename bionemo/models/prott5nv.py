@@ -13,6 +13,5 @@ class ProtT5nv(EncoderDecoder):
     tokenizer = "prott5nv"
     default_config = "prott5nv_small"
     dataset = SpanDataset
-
-    def __init__(self, config: ProtT5nvConfig, vocabulary: Alphabet) -> None:
-        super().__init__(config, vocabulary)
+    config: ProtT5nvConfig
+    vocabulary: Alphabet

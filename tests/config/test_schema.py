@@ -9,7 +9,7 @@ import re
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal, get_type_hints
+from typing import Literal
 
 import pytest
 from omegaconf import OmegaConf
@@ -17,9 +17,9 @@ from omegaconf import OmegaConf
 from bionemo.common.errors import UserError
 from bionemo.config import schema
 from bionemo.config.hints import all_keys, describe
-from bionemo.config.schema import SCHEMAS, EncoderConfig, RunConfig, TrainerConfig, exp_manager
+from bionemo.config.schema import EncoderConfig, RunConfig, TrainerConfig, exp_manager
 from bionemo.config.schema_reader import SchemaReader, convert
-from bionemo.config.targets import import_target, target_schema
+from bionemo.config.targets import target_schema
 from tests.conftest import ROOT
 
 # Objects created by the command.
@@ -70,13 +70,6 @@ def test_default_values_are_defined_in_yaml(name):
     assert {field.default for field in fields(dataclass_type)} <= {MISSING, None}
 
 
-def test_schemas_match_the_annotations_of_the_classes():
-    for target, config in SCHEMAS.items():
-        found = import_target(target)
-        function, parameter = (found.__init__, "config") if isinstance(found, type) else (found, "job")
-        assert get_type_hints(function)[parameter] is config
-
-
 @dataclass(kw_only=True)
 class ToyConfig:
     _target_: str
@@ -89,7 +82,7 @@ class Toy:
         self.config = config
 
 
-def test_schema_of_a_class_outside_the_table(monkeypatch):
+def test_schema_of_a_class_outside_the_package(monkeypatch):
     monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", __name__)
     target = f"{__name__}.Toy"
     assert target_schema(target, ToyConfig) is ToyConfig
@@ -102,6 +95,35 @@ def test_schema_of_a_class_outside_the_table(monkeypatch):
         target_schema("a.b.C", object)
     with pytest.raises(UserError, match="takes a ToyConfig, expected a EncoderConfig"):
         target_schema(target, EncoderConfig)
+
+
+class Annotated:
+    """Annotates `config` in the class body."""
+
+    config: ToyConfig
+
+
+class Derived(Annotated):
+    """Annotates a more specific dataclass in the constructor."""
+
+    def __init__(self, config: "DerivedConfig") -> None:
+        self.config = config
+
+
+@dataclass(kw_only=True)
+class DerivedConfig(ToyConfig):
+    width: int
+
+
+def test_schema_is_the_annotation_of_the_class_body_or_of_the_constructor(monkeypatch):
+    monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", __name__)
+    assert target_schema(f"{__name__}.Annotated", object) is ToyConfig
+    assert target_schema(f"{__name__}.Derived", object) is DerivedConfig
+
+
+def test_a_number_beyond_the_range_of_float_is_rejected():
+    with pytest.raises(TypeError):
+        convert(10**400, float)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """`_target_` imports allowed classes only; for other names no module is imported."""
 
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from bionemo.common.errors import UserError
-from bionemo.config.schema import SCHEMAS
-from bionemo.config.targets import import_target, target_schema
+from bionemo.config.targets import import_target, known_models, target_schema
+from tests.conftest import ROOT
 
 PATHS = [
     "os.system", "posix.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "logging.os.system",
@@ -85,9 +88,36 @@ def test_entry_point_allows_one_class(packages: Path) -> None:
         import_target("mylab.models.Renamed")
 
 
-@pytest.mark.parametrize("target", SCHEMAS)
-def test_targets_of_bionemo_are_allowed(target: str) -> None:
-    assert import_target(target).__name__ == target.rpartition(".")[2]
+def targets_in_yaml() -> list[str]:
+    """Return every `_target_` of the configuration files."""
+    texts = [path.read_text() for path in (ROOT / "conf").rglob("*.yaml")]
+    return sorted({name for text in texts for name in re.findall(r"^_target_: (bionemo\S+)$", text, re.MULTILINE)})
+
+
+@pytest.mark.parametrize("target", targets_in_yaml())
+def test_schema_read_from_the_source_is_that_of_the_imported_object(target: str) -> None:
+    found = import_target(target)
+    assert found.__name__ == target.rpartition(".")[2]
+    if isinstance(found, type):
+        annotation = get_type_hints(found).get("config") or get_type_hints(found.__init__)["config"]
+    else:
+        annotation = get_type_hints(found)["job"]
+    assert target_schema(target, object) is annotation
+
+
+def test_known_models_are_those_of_the_configuration_files_and_of_entry_points(packages: Path) -> None:
+    configured = {name for name in targets_in_yaml() if name.startswith("bionemo.models.")}
+    assert len(configured) == 6
+    assert configured | {"mylab.models.Mine"} <= set(known_models())
+
+
+def test_checking_a_configuration_does_not_import_torch() -> None:
+    code = (
+        "import sys\nfrom bionemo.config.targets import target_schema\n"
+        f"for target in {targets_in_yaml()}: target_schema(target, object)\n"
+        "assert not {'torch', 'pyarrow', 'requests'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_empty_or_invalid_lists_trust_no_package(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +136,4 @@ def test_empty_or_invalid_lists_trust_no_package(packages: Path, monkeypatch: py
 )
 def test_names_of_earlier_versions_are_accepted(old: str, new: str) -> None:
     assert import_target(old) is import_target(new)
-    assert target_schema(old, object) is SCHEMAS[new]
+    assert target_schema(old, object) is target_schema(new, object)

@@ -2,7 +2,8 @@
 # ruff: noqa: F401 - the names are re-exported
 """Types of all configuration keys; their values are in `conf/`.
 
-A field without a default must be set in YAML. A field `X | None = None` is optional.
+A field without a default must be set in YAML. A field `X | None = None` is optional. `_target_` names a class, whose
+annotation of `config` is the dataclass of the group (see `targets.py`).
 """
 
 from bionemo.config.schema.cluster import (
@@ -59,26 +60,3 @@ from bionemo.config.schema.preparation import (
     ZincJob,
 )
 from bionemo.config.schema.training import OptimConfig, SchedConfig, TrainerConfig
-
-# `_target_` -> dataclass, so that checking a configuration does not import torch. Other classes are imported, and the
-# annotation of their constructor's argument `config` is used.
-SCHEMAS: dict[str, type] = {
-    "bionemo.models.esm1nv.ESM1nv": ESM1nvConfig,
-    "bionemo.models.esm1b.ESM1b": ESM1bConfig,
-    "bionemo.models.esm2nv.ESM2nv": ESM2nvConfig,
-    "bionemo.models.prott5nv.ProtT5nv": ProtT5nvConfig,
-    "bionemo.models.megamolbart.MegaMolBART": MegaMolBARTConfig,
-    "bionemo.models.gpt3.GPT3": GPT3Config,
-    "bionemo.preparation.sequences.prepare": SequencesJob,
-    "bionemo.preparation.uniref.prepare": ClustersJob,
-    "bionemo.preparation.flip.prepare": FlipJob,
-    "bionemo.preparation.zinc.prepare": ZincJob,
-    "bionemo.preparation.moleculenet.prepare": MoleculeNetJob,
-    "bionemo.preparation.uspto.prepare": UsptoJob,
-    "bionemo.preparation.megatron_corpus.prepare": TextJob,
-    "bionemo.launch.local.Local": LocalConfig,
-    "bionemo.launch.mpi.Mpi": MpiConfig,
-    "bionemo.launch.slurm.Slurm": SlurmConfig,
-    "bionemo.launch.bcp.Bcp": BcpConfig,
-    "bionemo.launch.ray.Ray": RayConfig,
-}

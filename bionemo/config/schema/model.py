@@ -216,5 +216,5 @@ class RunConfig:
     restore_from_path: str | None  # initial weights: a .nemo archive or a checkpoint
     trainer: TrainerConfig
     exp_manager: ExpManagerConfig
-    model: ModelConfig  # `model._target_` selects the subclass, see SCHEMAS
+    model: ModelConfig  # `model._target_` selects the subclass
     cluster: ClusterConfig  # used by `bionemo launch` only

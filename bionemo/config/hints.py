@@ -59,6 +59,7 @@ def all_keys(schema: type, prefix: str = "") -> Iterator[str]:
                 yield from all_keys(hint, f"{key}.")  # type: ignore[arg-type]
 
 
-def with_subclasses(schema: type) -> list[type]:
+def with_subclasses(schema: Any) -> list[Any]:
     """Return a dataclass and all dataclasses derived from it."""
-    return [schema, *(each for child in schema.__subclasses__() for each in with_subclasses(child))]
+    derived: list[Any] = schema.__subclasses__()
+    return [schema, *(each for child in derived for each in with_subclasses(child))]

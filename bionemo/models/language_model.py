@@ -23,7 +23,7 @@ from bionemo.megatron.layer_spec import PackedTransformerBlock
 from bionemo.megatron.sharding import parameter_shards
 from bionemo.megatron.vocabulary import gather_sequence, scatter_sequence, vocabulary_embedding
 from bionemo.models.trainable import Trainable
-from bionemo.tokenizers import Vocabulary
+from bionemo.tokenizers import TokenizerFactory, Vocabulary
 
 _RESIDUAL_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 
@@ -35,15 +35,15 @@ class LanguageModel(Trainable):
     or `build_layers`.
 
     Attributes:
-        tokenizer: name of the tokenizer, for `load_tokenizer`.
+        tokenizer: argument of `load_tokenizer`: the name of a tokenizer, or a function that returns a vocabulary.
         dataset: class that opens the splits of the training data.
-        default_config: name of a file in conf/model.
+        default_config: name of a file in conf/model, which completes the configuration of a converted model.
         causal: attend to earlier tokens only; also names the block in checkpoints: "decoder" if true, else "encoder".
         has_bos_eos: sequences begin with a BOS token and end with an EOS token.
         rotary: use rotary instead of learned positions.
     """
 
-    tokenizer: ClassVar[str]
+    tokenizer: ClassVar[str | TokenizerFactory]
     dataset: ClassVar[DatasetFactory]
     default_config: ClassVar[str]
     causal: ClassVar[bool] = False

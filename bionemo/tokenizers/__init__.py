@@ -9,7 +9,7 @@ from bionemo.tokenizers.alphabet import SENTINEL_COUNT, Alphabet, esm1nv, esm2nv
 from bionemo.tokenizers.smiles import SmilesTokenizer, megamolbart
 from bionemo.tokenizers.vocabulary import TokenTable, Vocabulary
 
-__all__ = ["Alphabet", "SmilesTokenizer", "TokenTable", "Vocabulary", "load_tokenizer"]
+__all__ = ["Alphabet", "SmilesTokenizer", "TokenTable", "TokenizerFactory", "Vocabulary", "load_tokenizer"]
 
 _GPT2_VOCABULARY_SIZE = 50257
 
@@ -36,7 +36,8 @@ def _gpt2(config: TokenizerSettings | None) -> Vocabulary:
     return read_gpt2(config.vocab_file, config.merge_file)
 
 
-_TOKENIZERS: dict[str, Callable[[TokenizerSettings | None], Vocabulary]] = {
+TokenizerFactory = Callable[[TokenizerSettings | None], Vocabulary]
+_TOKENIZERS: dict[str, TokenizerFactory] = {
     "esm1nv": lambda config: esm1nv(),
     "esm2nv": lambda config: esm2nv(),
     "prott5nv": _prott5nv,
@@ -45,16 +46,18 @@ _TOKENIZERS: dict[str, Callable[[TokenizerSettings | None], Vocabulary]] = {
 }
 
 
-def load_tokenizer(name: str, config: TokenizerSettings | None = None) -> Vocabulary:
+def load_tokenizer(tokenizer: str | TokenizerFactory, config: TokenizerSettings | None = None) -> Vocabulary:
     """Return the vocabulary of a model family.
 
     Args:
-        name: name of the tokenizer, such as "esm2nv".
+        tokenizer: name of a tokenizer, such as "esm2nv", or a function that returns the vocabulary for `config`.
         config: `model.tokenizer`. None selects the defaults.
 
     Raises:
         UserError: if no tokenizer has this name, or its files are missing.
     """
-    if name not in _TOKENIZERS:
-        raise UserError(f"unknown tokenizer '{name}': choose one of {', '.join(_TOKENIZERS)}")
-    return _TOKENIZERS[name](config)
+    if callable(tokenizer):
+        return tokenizer(config)
+    if tokenizer not in _TOKENIZERS:
+        raise UserError(f"unknown tokenizer '{tokenizer}': choose one of {', '.join(_TOKENIZERS)}")
+    return _TOKENIZERS[tokenizer](config)

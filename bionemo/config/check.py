@@ -184,8 +184,8 @@ def check_layout(model: ModelConfig, trainer: TrainerConfig, world_size: int) ->
     """Check that `world_size` processes fit the parallel layout and the global batch size; yield one phrase each."""
     if model.pipeline_model_parallel_size > 1 and isinstance(model, EncoderDecoderConfig):
         yield (
-            f"model.pipeline_model_parallel_size is {model.pipeline_model_parallel_size}, expected 1: an encoder and "
-            "a decoder are not divided by depth; use model.tensor_model_parallel_size"
+            f"model.pipeline_model_parallel_size is {model.pipeline_model_parallel_size}, expected 1: pipeline "
+            "parallelism is not supported for encoder-decoder models; use model.tensor_model_parallel_size"
         )
     model_parallel_size = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
     if world_size % model_parallel_size:
@@ -206,8 +206,8 @@ def check_layout(model: ModelConfig, trainer: TrainerConfig, world_size: int) ->
     derived = sequences * trainer.accumulate_grad_batches
     if model.global_batch_size not in (None, derived):
         yield (
-            f"model.global_batch_size is {model.global_batch_size}, but micro-batch size, devices and accumulation "
-            f"make {derived}: set it to {derived} or to null"
+            f"model.global_batch_size is {model.global_batch_size}, but micro-batch size x model replicas x "
+            f"accumulate_grad_batches = {derived}: set it to {derived} or to null"
         )
 
 

@@ -130,7 +130,7 @@ def _run_hydra(source: ConfigSource, arguments: Sequence[str]) -> None:
     from bionemo.config.hydra_setup import configure_hydra
 
     def unreachable(cfg: "DictConfig") -> None:
-        raise AssertionError("Hydra was called to answer a flag, not to run a task")
+        raise AssertionError("Hydra was called for one of its own flags and must not run a task")
 
     configure_hydra(source, arguments)
     output = io.StringIO()

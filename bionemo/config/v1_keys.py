@@ -59,7 +59,7 @@ IGNORED = _by_key({
         "a token never attends to another sequence": "embedding_use_attention_mask",
         "checkpoints contain their own version": "megatron_legacy",
         "initial weights do not depend on the device": "use_cpu_initialization",
-        "the pipeline stage decides": "pre_process post_process",
+        "determined by the pipeline stage": "pre_process post_process",
         "there is no sentence-pair task": "bert_binary_head bert_return_types",
         "trainer.precision": (
             "megatron_amp_O2 fp8 fp8_e4m3 fp8_hybrid fp8_margin fp8_interval fp8_amax_history_len "
@@ -72,7 +72,7 @@ IGNORED = _by_key({
         "Apex is not used": "apex_transformer_log_level sync_batch_comm",
         "Python's garbage collector": "gc_interval",
         "trainer.profiler": "nsys_profile",
-        "an encoder-decoder is not divided by depth": "pipeline_model_parallel_split_rank",
+        "encoder-decoders have no pipeline parallelism": "pipeline_model_parallel_split_rank",
         "the model class defines the architecture": (
             "relative_position_bias_self_attention_only relative_attention_num_buckets bias headscale hidden_steps "
             "relative_attention_max_distance num_self_attention_per_cross_attention share_token_embeddings "

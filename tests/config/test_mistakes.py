@@ -81,7 +81,7 @@ MISTAKES = {
     "model.data.modify_percent=15": r"model.data.modify_percent is 15.0, expected from 0 to 1",
     "model.num_attention_heads=7": r"model.hidden_size=768 is not divisible by model.num_attention_heads=7",
     "model.micro_batch_size=0": r"model.micro_batch_size is 0, expected at least 1",
-    "model.global_batch_size=7": r"model.global_batch_size is 7, but micro-batch size, devices and accumulation make",
+    "model.global_batch_size=7": r"model.global_batch_size is 7, but micro-batch size x model replicas x",
     "model.tensor_model_parallel_size=2": r"is not divisible by model.tensor_model_parallel_size=2",
     "model.pipeline_model_parallel_size=4": r"num_layers=6 is not divisible by model.pipeline_model_parallel_size=4",
     "model.max_position_embeddings=10": r"model.seq_length=512 is longer than model.max_position_embeddings=10",
@@ -208,7 +208,7 @@ MISTAKES_OF_OTHER_MODELS = {
         "model.normalization=rmsnorm": "model.normalization is 'rmsnorm', expected one of layernorm",
     },
     "megamolbart": {
-        "model.pipeline_model_parallel_size=8": "expected 1: an encoder and a decoder are not divided by depth",
+        "model.pipeline_model_parallel_size=8": "pipeline parallelism is not supported for encoder-decoder",
         "model.data.on_invalid=drop": "model.data.on_invalid is 'drop', expected one of skip, keep, error",
         "model.data.long_sequences=crop": "model.data.long_sequences is 'crop', expected one of truncate, drop, error",
         "data=mock": "model.data has the kind proteins, expected molecules: choose another",

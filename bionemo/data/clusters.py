@@ -14,21 +14,13 @@ from bionemo.common.random_stream import below, draw, purpose_key, sample_keys
 
 @dataclass(frozen=True)
 class Clusters:
-    """The member records of each cluster.
+    """The member records of each cluster."""
 
-    Attributes:
-        starts: int64 [clusters], index of the first member.
-        counts: int64 [clusters], number of members; 0 if the cluster is not used.
-        seed: seed of the selection.
-        members: int64 [members], record of each member; None: member i is record i.
-        files: mapped files of the arrays.
-    """
-
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    seed: int
-    members: NDArray[np.int64] | None = None
-    files: tuple[MappedFile, ...] = ()
+    starts: NDArray[np.int64]  # [clusters], index of the first member
+    counts: NDArray[np.int64]  # [clusters], number of members; 0 if the cluster is not used
+    seed: int  # seed of the selection
+    members: NDArray[np.int64] | None = None  # [members], record of each member; None: member i is record i
+    files: tuple[MappedFile, ...] = ()  # mapped files of the arrays
 
     def sample(self, epochs: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the record of a uniformly selected member of each cluster, int64 [k].

@@ -24,20 +24,13 @@ _EMPTY = np.zeros(0, np.int64)
 
 
 class PackedTokens(NamedTuple):
-    """N concatenated sequences, followed by padding.
+    """N concatenated sequences, followed by padding."""
 
-    Attributes:
-        ids: [T] tokens and padding, any integer type.
-        lengths: [N] int64, tokens of each sequence.
-        max_length: upper bound of the length of a sequence; longer padding is divided into segments of this length.
-        dropout_keys: [N] uint64; None: zeros.
-        first_positions: [N] int64, position id of each sequence's first token; None: zeros.
-    """
-
-    ids: NDArray[np.integer[Any]]
-    lengths: NDArray[np.int64]
-    max_length: int
-    dropout_keys: RandomBits | None = None
+    ids: NDArray[np.integer[Any]]  # [T] tokens and padding, any integer type
+    lengths: NDArray[np.int64]  # [N], tokens of each sequence
+    max_length: int  # upper bound of the length of a sequence; longer padding is divided into segments of this length
+    dropout_keys: RandomBits | None = None  # [N] uint64; None: zeros
+    # [N] int64, position id of each sequence's first token; None: zeros
     first_positions: NDArray[np.int64] | None = None
 
     @property
@@ -95,19 +88,12 @@ class CompactBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Collator:
-    """Tokenizes samples and concatenates them into micro-batches.
+    """Tokenizes samples and concatenates them into micro-batches."""
 
-    Attributes:
-        dataset: tokenizes the samples.
-        micro_batch_size: number of packed sequences in a micro-batch.
-        pad_id: padding token.
-        dynamic_padding: pad to the next multiple of 64 tokens, not to micro_batch_size x max_length tokens.
-    """
-
-    dataset: Dataset
-    micro_batch_size: int
+    dataset: Dataset  # tokenizes the samples
+    micro_batch_size: int  # number of packed sequences in a micro-batch
     pad_id: int
-    dynamic_padding: bool = False
+    dynamic_padding: bool = False  # pad to the next multiple of 64 tokens, not to micro_batch_size x max_length tokens
 
     def __call__(self, batches: list[list[SampleIds]]) -> list[CompactBatch]:
         """Collate several micro-batches in one call, which takes little longer than one of them.

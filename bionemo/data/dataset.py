@@ -28,39 +28,25 @@ class MaxLengths(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenSequences:
-    """Concatenated token sequences.
+    """Concatenated token sequences."""
 
-    Attributes:
-        ids: [n] the smallest integer type that holds the vocabulary, because batches are sent between processes.
-        lengths: [N] int64, number of tokens in each sequence.
-    """
-
+    # [n] the smallest integer type that holds the vocabulary, because batches are sent between processes
     ids: NDArray[np.integer[Any]]
-    lengths: NDArray[np.int64]
+    lengths: NDArray[np.int64]  # [N], number of tokens in each sequence
 
 
 @dataclass(frozen=True)
 class TokenizedBatch:
-    """Tokenized samples with their targets. N is the number of sequences.
+    """Tokenized samples with their targets. N is the number of sequences."""
 
-    Attributes:
-        inputs: model input; for an encoder-decoder, the decoder's input.
-        target_positions: [m] int64, ascending indices into `inputs.ids` at which the loss is computed.
-        target_ids: [m] expected tokens at the target positions.
-        dropout_keys: [N] uint64, random key of each sequence for dropout.
-        unknown_counts: [N] int64, number of tokens outside the vocabulary in each sequence.
-        source: encoder input of an encoder-decoder, with N sequences.
-        sequences_per_sample: [samples] int64; None if each sample is one sequence.
-        first_positions: [N] int64, position id of each sequence's first token; None if all are 0.
-    """
-
-    inputs: TokenSequences
-    target_positions: NDArray[np.int64]
-    target_ids: NDArray[np.integer[Any]]
-    dropout_keys: RandomBits
-    unknown_counts: NDArray[np.int64]
-    source: TokenSequences | None = None
-    sequences_per_sample: NDArray[np.int64] | None = None
+    inputs: TokenSequences  # model input; for an encoder-decoder, the decoder's input
+    target_positions: NDArray[np.int64]  # [m], ascending indices into `inputs.ids` at which the loss is computed
+    target_ids: NDArray[np.integer[Any]]  # [m] expected tokens at the target positions
+    dropout_keys: RandomBits  # [N] uint64, random key of each sequence for dropout
+    unknown_counts: NDArray[np.int64]  # [N], number of tokens outside the vocabulary in each sequence
+    source: TokenSequences | None = None  # encoder input of an encoder-decoder, with N sequences
+    sequences_per_sample: NDArray[np.int64] | None = None  # [samples]; None if each sample is one sequence
+    # [N] int64, position id of each sequence's first token; None if all are 0
     first_positions: NDArray[np.int64] | None = None
 
 

@@ -22,19 +22,12 @@ SampleIds = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and record
 
 @dataclass(frozen=True)
 class DataPosition:
-    """Start of the next global batch, as saved in checkpoints.
+    """Start of the next global batch, as saved in checkpoints."""
 
-    Attributes:
-        window: number of the packing window.
-        row: number of packed sequences of the window that were used.
-        consumed_samples: samples used so far.
-        consumed_tokens: tokens used so far.
-    """
-
-    window: int = 0
-    row: int = 0
-    consumed_samples: int = 0
-    consumed_tokens: int = 0
+    window: int = 0  # number of the packing window
+    row: int = 0  # number of packed sequences of the window that were used
+    consumed_samples: int = 0  # samples used so far
+    consumed_tokens: int = 0  # tokens used so far
 
 
 @dataclass(frozen=True)
@@ -47,21 +40,13 @@ class GlobalBatch:
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Maps positions in the stream of samples to records; each epoch is a different permutation.
+    """Maps positions in the stream of samples to records; each epoch is a different permutation."""
 
-    Attributes:
-        records: [n] numbers of the records in use; with `clusters`, numbers of clusters.
-        seed: seed of the permutations.
-        shuffle: False: every epoch has the order of `records`.
-        epochs: number of passes through the records; None: endless.
-        clusters: selects a record from each cluster; None: a sample is a record.
-    """
-
-    records: NDArray[np.int64]
-    seed: int
-    shuffle: bool = True
-    epochs: int | None = None
-    clusters: Clusters | None = None
+    records: NDArray[np.int64]  # [n] numbers of the records in use; with `clusters`, numbers of clusters
+    seed: int  # seed of the permutations
+    shuffle: bool = True  # False: every epoch has the order of `records`
+    epochs: int | None = None  # number of passes through the records; None: endless
+    clusters: Clusters | None = None  # selects a record from each cluster; None: a sample is a record
 
     def window(self, number: int, size: int) -> SampleIds:
         """Return samples [number * size, (number + 1) * size) of the stream; fewer, or none, at its end."""
@@ -78,26 +63,17 @@ class SampleOrder:
 
 @dataclass(frozen=True)
 class GlobalBatchSampler:
-    """Divides the stream of samples into global batches.
-
-    Attributes:
-        order: the stream of samples.
-        lengths: [n] tokens of each record.
-        pack: groups the sequences of a window; `packing.pack` or `packing.pad`.
-        max_length: maximum number of tokens in a packed sequence.
-        global_batch_size: number of packed sequences in a global batch.
-        window: number of sequences that are packed together.
-        drop_last: omit an incomplete last batch.
-        token_counts: [n] tokens by which each record increases `consumed_tokens`; None: `lengths`.
-    """
+    """Divides the stream of samples into global batches."""
 
     order: SampleOrder
-    lengths: NDArray[np.integer[Any]]
+    lengths: NDArray[np.integer[Any]]  # [n] tokens of each record
+    # groups the sequences of a window; `packing.pack` or `packing.pad`
     pack: Callable[[NDArray[np.integer[Any]], int, int], Groups]
-    max_length: int
-    global_batch_size: int
-    window: int
-    drop_last: bool = False
+    max_length: int  # maximum number of tokens in a packed sequence
+    global_batch_size: int  # number of packed sequences in a global batch
+    window: int  # number of sequences that are packed together
+    drop_last: bool = False  # omit an incomplete last batch
+    # [n] tokens by which each record increases `consumed_tokens`; None: `lengths`
     token_counts: NDArray[np.integer[Any]] | None = None
 
     def batches(self, start: DataPosition) -> Iterator[GlobalBatch]:

@@ -12,19 +12,12 @@ _MAX_LISTED = 8  # columns in a message
 
 
 class Table(NamedTuple):
-    """A file with one text per cell.
-
-    Attributes:
-        path: path of the file.
-        columns: names of the columns.
-        rows: cells of each row, as many as columns.
-        locations: `file:line` of each row, for messages.
-    """
+    """A file with one text per cell."""
 
     path: Path
-    columns: list[str]
-    rows: list[list[str]]
-    locations: list[str]
+    columns: list[str]  # names of the columns
+    rows: list[list[str]]  # cells of each row, as many as columns
+    locations: list[str]  # `file:line` of each row, for messages
 
     def column(self, name: str, advice: str) -> list[str]:
         """Return the cells of a column; `advice` ends the error message.

@@ -27,20 +27,13 @@ class OutputFile:
 
 @dataclass(frozen=True)
 class InputFile:
-    """Origin, size and checksum of an input file.
+    """Origin, size and checksum of an input file."""
 
-    Attributes:
-        source: path or URL.
-        size: number of bytes.
-        sha256: checksum of all bytes.
-        mtime_ns: modification time; None in manifests of earlier versions.
-        sample: SHA-256 of blocks at regular distances, of all bytes for small files; None in earlier versions.
-    """
-
-    source: str
-    size: int
-    sha256: str
-    mtime_ns: int | None = None
+    source: str  # path or URL
+    size: int  # number of bytes
+    sha256: str  # checksum of all bytes
+    mtime_ns: int | None = None  # modification time; None in manifests of earlier versions
+    # SHA-256 of blocks at regular distances, of all bytes for small files; None in earlier versions
     sample: str | None = None
 
     @classmethod

@@ -23,27 +23,16 @@ _FASTA_SUFFIXES = (".fasta", ".fa", ".faa", ".fas")
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of an input that starts and ends between records.
+    """A part of an input that starts and ends between records."""
 
-    Attributes:
-        path: the file, uncompressed.
-        display_path: path or URL of the input file, for messages.
-        columns: columns of a CSV file; None for FASTA.
-        start: offset of its first byte.
-        stop: offset of the byte after its last one.
-        first_number: index of its first record in the whole input.
-        first_line: line number of its first record, from 1; 0 if the lines before it have not been counted.
-        num_records: number of its records.
-    """
-
-    path: Path
-    display_path: str
-    columns: CsvColumns | None
-    start: int
-    stop: int
-    first_number: int = 0
-    first_line: int = 1
-    num_records: int = 0
+    path: Path  # the file, uncompressed
+    display_path: str  # path or URL of the input file, for messages
+    columns: CsvColumns | None  # columns of a CSV file; None for FASTA
+    start: int  # offset of its first byte
+    stop: int  # offset of the byte after its last one
+    first_number: int = 0  # index of its first record in the whole input
+    first_line: int = 1  # line number of its first record, from 1; 0 if the lines before it have not been counted
+    num_records: int = 0  # number of its records
 
     def read(self) -> Iterator[Records]:
         """Read the records in batches."""

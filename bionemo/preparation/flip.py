@@ -24,22 +24,15 @@ from bionemo.preparation.urls import expected_source, is_url, join_source, redac
 
 @dataclass(frozen=True)
 class Task:
-    """Files and target of a task.
+    """Files and target of a task."""
 
-    Attributes:
-        sequences: file of the sequences.
-        column: name of the target column.
-        is_number: whether the target is a number; otherwise it is a class.
-        labels: file with one class letter per residue, and the split; None: split and target are in the headers.
-        resolved: file that marks with 1 or 0 the residues to use; None: all residues.
-        is_shared: whether the file of sequences is shared with other splits; sequences without labels are dropped.
-    """
-
-    sequences: str
-    column: str = "target"
-    is_number: bool = False
+    sequences: str  # file of the sequences
+    column: str = "target"  # name of the target column
+    is_number: bool = False  # whether the target is a number; otherwise it is a class
+    # file with one class letter per residue, and the split; None: split and target are in the headers
     labels: str | None = None
-    resolved: str | None = None
+    resolved: str | None = None  # file that marks with 1 or 0 the residues to use; None: all residues
+    # whether the file of sequences is shared with other splits; sequences without labels are dropped
     is_shared: bool = False
 
 
@@ -59,17 +52,11 @@ _ATTRIBUTE = re.compile(r"(?<!\S)([A-Z_]+)=(.*?)(?=\s+[A-Z_]+=|\s*$)")
 
 
 class Record(NamedTuple):
-    """A record of a FASTA file.
+    """A record of a FASTA file."""
 
-    Attributes:
-        location: file and line of its header, for messages.
-        attributes: the KEY=value pairs of its header.
-        text: its sequence, or its labels.
-    """
-
-    location: str
-    attributes: dict[str, str]
-    text: str
+    location: str  # file and line of its header, for messages
+    attributes: dict[str, str]  # the KEY=value pairs of its header
+    text: str  # its sequence, or its labels
 
 
 def prepare(job: FlipJob) -> None:

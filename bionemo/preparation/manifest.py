@@ -52,20 +52,14 @@ class RecordCounts:
 
 @dataclass
 class Manifest:
-    """Content of `manifest.json`.
+    """Content of `manifest.json`."""
 
-    Attributes:
-        job: type of the preparation.
-        parameters: settings that determine the result, as JSON values.
-        inputs: the input files, in the order in which the result depends on them.
-        tallies: record counts by a name for each input.
-        files: the output files by path relative to the output, with `/`.
-    """
-
-    job: str
-    parameters: dict[str, Any]
+    job: str  # type of the preparation
+    parameters: dict[str, Any]  # settings that determine the result, as JSON values
+    # the input files, in the order in which the result depends on them
     inputs: list[InputFile] = field(default_factory=list)
-    tallies: dict[str, RecordCounts] = field(default_factory=dict)
+    tallies: dict[str, RecordCounts] = field(default_factory=dict)  # record counts by a name for each input
+    # the output files by path relative to the output, with `/`
     files: dict[str, OutputFile] = field(default_factory=dict)
 
     def to_json(self) -> str:

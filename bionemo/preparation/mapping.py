@@ -39,21 +39,14 @@ class _Lines:
 
 @dataclass
 class ClusterMapping:
-    """Clusters and members, and whether each is kept. The table has m members in total.
+    """Clusters and members, and whether each is kept. The table has m members in total."""
 
-    Attributes:
-        path: the table, uncompressed.
-        display_path: path of the table, for messages.
-        counts: int64 [clusters], number of members per cluster in the table.
-        keep: bool [clusters] for "cluster", bool [m] in the order of the table for "member".
-        scratch: directory of the name indexes.
-    """
-
-    path: Path
-    display_path: str
-    counts: NDArray[np.int64]
+    path: Path  # the table, uncompressed
+    display_path: str  # path of the table, for messages
+    counts: NDArray[np.int64]  # [clusters], number of members per cluster in the table
+    # bool [clusters] for "cluster", bool [m] in the order of the table for "member"
     keep: dict[EntryType, NDArray[np.bool_]]
-    scratch: Path
+    scratch: Path  # directory of the name indexes
 
     @classmethod
     def read(

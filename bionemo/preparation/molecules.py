@@ -43,23 +43,14 @@ class SmilesColumns(NamedTuple):
 
 
 class SmilesBlock(NamedTuple):
-    """Consecutive lines of a SMILES file.
+    """Consecutive lines of a SMILES file."""
 
-    Attributes:
-        file: index of the file.
-        display_path: path or URL of the file, for messages.
-        first_line: number of the first line, from 1.
-        columns: columns of the file.
-        data: the lines.
-        size: number of bytes that were read from disk for them.
-    """
-
-    file: int
-    display_path: str
-    first_line: int
+    file: int  # index of the file
+    display_path: str  # path or URL of the file, for messages
+    first_line: int  # number of the first line, from 1
     columns: SmilesColumns
     data: bytes
-    size: int
+    size: int  # number of bytes that were read from disk for them
 
     def rows(self) -> Iterator[tuple[int, str, str]]:
         """Yield line number, SMILES and id of every line that is not blank.

@@ -34,27 +34,16 @@ _CSV_BLOCK = 32 << 20  # bytes; larger than any row
 
 @dataclass
 class Records:
-    """Consecutive records of an input.
+    """Consecutive records of an input."""
 
-    Attributes:
-        display_path: path or URL of the file, for messages.
-        first_number: index of the first record in the input.
-        lines: int64 [n], line number of each record, from 1.
-        names: binary [n].
-        sequences: binary [n].
-        kept: bool [n], whether each record is kept.
-        dropped: number of dropped records by reason.
-        changed: number of changed records by the kind of change.
-    """
-
-    display_path: str
-    first_number: int
-    lines: NDArray[np.int64]
-    names: pa.Array
-    sequences: pa.Array
-    kept: NDArray[np.bool_] = field(init=False)
-    dropped: Counter[str] = field(default_factory=Counter)
-    changed: Counter[str] = field(default_factory=Counter)
+    display_path: str  # path or URL of the file, for messages
+    first_number: int  # index of the first record in the input
+    lines: NDArray[np.int64]  # [n], line number of each record, from 1
+    names: pa.Array  # binary [n]
+    sequences: pa.Array  # binary [n]
+    kept: NDArray[np.bool_] = field(init=False)  # [n], whether each record is kept
+    dropped: Counter[str] = field(default_factory=Counter)  # number of dropped records by reason
+    changed: Counter[str] = field(default_factory=Counter)  # number of changed records by the kind of change
 
     def __post_init__(self) -> None:
         self.kept = np.ones(len(self.names), bool)

@@ -32,15 +32,10 @@ _EXTRA_ROW_BYTES = 16  # size of a row minus size of its record in a FASTA file
 
 @dataclass(frozen=True)
 class RowAssignment:
-    """Determines the output row of each record.
+    """Determines the output row of each record."""
 
-    Attributes:
-        path: file of int64, the row of each record of the input, or -1 for a record that is not written.
-        index: directory of a name index; then the file contains the row of each entry of the index.
-    """
-
-    path: Path
-    index: Path | None = None
+    path: Path  # file of int64, the row of each record of the input, or -1 for a record that is not written
+    index: Path | None = None  # directory of a name index; then the file contains the row of each entry of the index
 
     def rows(self, records: Records) -> NDArray[np.int64]:
         """Return the row of each record, or -1: int64 [n]."""

@@ -24,28 +24,18 @@ _BUCKET_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class Shard:
-    """An output file.
+    """An output file."""
 
-    Attributes:
-        name: path relative to the output.
-        buckets: indices of the buckets of its rows.
-    """
-
-    name: str
-    buckets: range
+    name: str  # path relative to the output
+    buckets: range  # indices of the buckets of its rows
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Shards and buckets of the output rows.
+    """Shards and buckets of the output rows."""
 
-    Attributes:
-        shards: the shards in the order of their rows.
-        bounds: int64 [buckets + 1], number of the first row of each bucket.
-    """
-
-    shards: tuple[Shard, ...]
-    bounds: NDArray[np.int64]
+    shards: tuple[Shard, ...]  # the shards in the order of their rows
+    bounds: NDArray[np.int64]  # [buckets + 1], number of the first row of each bucket
 
     @classmethod
     def create(cls, sizes: Sequence[tuple[str, int]], row_bytes: float) -> "ShardLayout":
@@ -66,18 +56,12 @@ class SpillFile:
 
     The file contains the index of the first row of each bucket and the end, the offset of its text, the row numbers,
     the lengths of the texts, and the texts.
-
-    Attributes:
-        path: the file.
-        num_buckets: number of buckets of the output.
-        num_rows: number of rows in the file.
-        text_bytes: size of their texts.
     """
 
     path: Path
-    num_buckets: int
-    num_rows: int
-    text_bytes: int
+    num_buckets: int  # number of buckets of the output
+    num_rows: int  # number of rows in the file
+    text_bytes: int  # size of their texts
 
     def read_row_numbers(self) -> NDArray[np.int64]:
         """Read the row numbers of all buckets, int64 [num_rows]."""

@@ -33,17 +33,11 @@ _FEW_RECORDS = 10  # in a validation or test split
 
 @dataclass
 class StagedOutput:
-    """A data set that is being written.
+    """A data set that is being written."""
 
-    Attributes:
-        directory: where files are written until the data set is complete, with the same relative paths.
-        scratch: directory of temporary files, deleted at the end.
-        manifest: the manifest; the `write` methods add the files that they write.
-    """
-
-    directory: Path
-    scratch: Path
-    manifest: Manifest
+    directory: Path  # where files are written until the data set is complete, with the same relative paths
+    scratch: Path  # directory of temporary files, deleted at the end
+    manifest: Manifest  # the manifest; the `write` methods add the files that they write
 
     def path(self, name: str) -> Path:
         """Return the path at which to write an output file; its directory exists."""

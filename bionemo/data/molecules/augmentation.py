@@ -15,26 +15,17 @@ class Augmentation:
 
     Without any option both sides get the stored SMILES. A decoder without an option of its own gets the SMILES of the
     encoder; for reactions, where the molecules differ, it gets the stored SMILES.
-
-    Attributes:
-        encoder_augment: the encoder reads a random SMILES that changes with the epoch.
-        canonicalize_encoder_input: the encoder reads RDKit's canonical SMILES.
-        decoder_independent_augment: the decoder's target is a random SMILES, drawn independently of the encoder's.
-        canonicalize_decoder_output: the decoder's target is the canonical SMILES.
-        encoder_mask: mask spans of the encoder input.
-        decoder_mask: mask spans of the decoder input and targets.
-        mask_prob: probability that a span begins at a token.
-        span_lambda: mean length of spans in tokens.
     """
 
-    encoder_augment: bool = False
-    canonicalize_encoder_input: bool = False
+    encoder_augment: bool = False  # the encoder reads a random SMILES that changes with the epoch
+    canonicalize_encoder_input: bool = False  # the encoder reads RDKit's canonical SMILES
+    # the decoder's target is a random SMILES, drawn independently of the encoder's
     decoder_independent_augment: bool = False
-    canonicalize_decoder_output: bool = False
-    encoder_mask: bool = False
-    decoder_mask: bool = False
-    mask_prob: float = 0.1
-    span_lambda: float = 3.0
+    canonicalize_decoder_output: bool = False  # the decoder's target is the canonical SMILES
+    encoder_mask: bool = False  # mask spans of the encoder input
+    decoder_mask: bool = False  # mask spans of the decoder input and targets
+    mask_prob: float = 0.1  # probability that a span begins at a token
+    span_lambda: float = 3.0  # mean length of spans in tokens
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -14,13 +14,9 @@ from bionemo.tokenizers import Alphabet
 
 
 class ProteinDataset:
-    """Tokenized proteins; implements most of `bionemo.data.dataset.Dataset`.
+    """Tokenized proteins; implements most of `bionemo.data.dataset.Dataset`."""
 
-    Attributes:
-        has_bos_eos: add a BOS and an EOS token to every sequence.
-    """
-
-    has_bos_eos: ClassVar[bool] = False
+    has_bos_eos: ClassVar[bool] = False  # add a BOS and an EOS token to every sequence
 
     def __init__(self, split: Split, alphabet: Alphabet, max_tokens: int) -> None:
         """Use the sequences of a split, with at most `max_tokens` tokens each, including BOS and EOS."""

@@ -17,19 +17,12 @@ _BATCH = 64  # sequences processed together; limits memory to states x residues 
 
 @dataclass(frozen=True)
 class Corruption:
-    """Probabilities with which masked language modelling changes residues, named as in ``model.data``.
+    """Probabilities with which masked language modelling changes residues, named as in ``model.data``."""
 
-    Attributes:
-        modify_percent: probability that a residue is a target.
-        mask_percent: probability that a target is shown as <mask>.
-        perturb_percent: probability that a target is shown as another residue.
-        alternatives: number of other residues, ``len(alphabet.residue_ids) - 1``.
-    """
-
-    modify_percent: float
-    mask_percent: float
-    perturb_percent: float
-    alternatives: int
+    modify_percent: float  # probability that a residue is a target
+    mask_percent: float  # probability that a target is shown as <mask>
+    perturb_percent: float  # probability that a target is shown as another residue
+    alternatives: int  # number of other residues, ``len(alphabet.residue_ids) - 1``
 
     @property
     def identity_percent(self) -> float:
@@ -43,16 +36,11 @@ class HiddenMarkovModel:
 
     All probabilities are multiples of 1/256, so one random byte selects a state or a letter from a table, and samples
     follow exactly the distribution of which the optimum is computed.
-
-    Attributes:
-        letters: the k letters.
-        transition_counts: transition probabilities times 256, int [s, s].
-        emission_counts: emission probabilities times 256, int [s, k].
     """
 
-    letters: str
-    transition_counts: NDArray[np.int64]
-    emission_counts: NDArray[np.int64]
+    letters: str  # the k letters
+    transition_counts: NDArray[np.int64]  # transition probabilities times 256, int [s, s]
+    emission_counts: NDArray[np.int64]  # emission probabilities times 256, int [s, k]
 
     @cached_property
     def start(self) -> NDArray[np.float64]:

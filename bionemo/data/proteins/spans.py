@@ -26,15 +26,10 @@ from bionemo.tokenizers import Alphabet
 
 @dataclass(frozen=True)
 class SpanCorruption:
-    """Replaces residues by sentinels.
+    """Replaces residues by sentinels."""
 
-    Attributes:
-        alphabet: alphabet whose last tokens are the sentinels.
-        fraction: fraction of residues to replace.
-    """
-
-    alphabet: Alphabet
-    fraction: float
+    alphabet: Alphabet  # its last tokens are the sentinels
+    fraction: float  # fraction of residues to replace
 
     @cached_property
     def first_sentinel(self) -> int:

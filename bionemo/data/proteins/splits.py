@@ -28,25 +28,15 @@ _COUNTED_SEQUENCES = 50_000
 
 @dataclass(frozen=True)
 class Split:
-    """The sequences of a split.
-
-    Attributes:
-        source: reads the sequences.
-        records: [k] int64, numbers of the records in use; with `clusters`, numbers of clusters.
-        letter_counts: int64 [256], occurrences of each byte in the first 50,000 sequences.
-        notes: messages for the user.
-        seed: seed of crops and masks.
-        crop: cut long sequences at a random position that changes with the epoch; otherwise keep their beginning.
-        clusters: selects a record from each cluster; None if a sample is a record.
-    """
+    """The sequences of a split."""
 
     source: SequenceSource
-    records: NDArray[np.int64]
-    letter_counts: NDArray[np.int64]
-    notes: tuple[str, ...]
-    seed: int
-    crop: bool
-    clusters: Clusters | None = None
+    records: NDArray[np.int64]  # [k], numbers of the records in use; with `clusters`, numbers of clusters
+    letter_counts: NDArray[np.int64]  # [256], occurrences of each byte in the first 50,000 sequences
+    notes: tuple[str, ...]  # messages for the user
+    seed: int  # seed of crops and masks
+    crop: bool  # cut long sequences at a random position that changes with the epoch; otherwise keep their beginning
+    clusters: Clusters | None = None  # selects a record from each cluster; None if a sample is a record
 
     @property
     def letter_frequencies(self) -> NDArray[np.float64]:

@@ -15,19 +15,12 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class RecordBlock(NamedTuple):
-    """Consecutive whole records of a file.
+    """Consecutive whole records of a file."""
 
-    Attributes:
-        base: offset of the first byte in the file.
-        data: bytes that were read; those from `end` on belong to the next block.
-        end: number of bytes of `data` in whole records; the last of them ends a line.
-        closed: False if the file does not end with a line end and one was added.
-    """
-
-    base: int
-    data: bytes
-    end: int
-    closed: bool
+    base: int  # offset of the first byte in the file
+    data: bytes  # bytes that were read; those from `end` on belong to the next block
+    end: int  # number of bytes of `data` in whole records; the last of them ends a line
+    closed: bool  # False if the file does not end with a line end and one was added
 
     @property
     def array(self) -> np.ndarray:

@@ -24,19 +24,12 @@ _SEPARATORS = {"\t": r'"\t"', ";": '";"', ",": '","', "|": '"|"'}
 
 
 class SequenceFormat(NamedTuple):
-    """Column names and cells that a kind of sequence can have.
+    """Column names and cells that a kind of sequence can have."""
 
-    Attributes:
-        noun: name of the cells in messages.
-        name: matches column names that state the content; for other names, the cells are checked.
-        other_names: column names, in lower case, that could be mistaken for a cell.
-        cell: matches a cell.
-    """
-
-    noun: str
-    name: re.Pattern[str]
-    other_names: frozenset[str]
-    cell: re.Pattern[str]
+    noun: str  # name of the cells in messages
+    name: re.Pattern[str]  # matches column names that state the content; for other names, the cells are checked
+    other_names: frozenset[str]  # column names, in lower case, that could be mistaken for a cell
+    cell: re.Pattern[str]  # matches a cell
 
     def is_name(self, text: str) -> bool:
         """Return whether a column name states that the column holds such sequences."""
@@ -63,21 +56,13 @@ SMILES = SequenceFormat(
 
 @dataclass(frozen=True)
 class CsvColumns:
-    """Configured columns of CSV files, and the configuration keys for messages.
+    """Configured columns of CSV files, and the configuration keys for messages."""
 
-    Attributes:
-        reader: key of the reader's settings, such as `model.data.train.data_impl_kwargs.csv_mmap`.
-        columns: column of each field that holds sequences, from 0.
-        separator: character between columns.
-        newline: character that ends a record.
-        header_lines: lines before the records.
-    """
-
-    reader: str
-    columns: Mapping[str, int]
-    separator: str = ","
-    newline: str = "\n"
-    header_lines: int = 1
+    reader: str  # key of the reader's settings, such as `model.data.train.data_impl_kwargs.csv_mmap`
+    columns: Mapping[str, int]  # column of each field that holds sequences, from 0
+    separator: str = ","  # character between columns
+    newline: str = "\n"  # character that ends a record
+    header_lines: int = 1  # lines before the records
 
     def key(self, field: str) -> str:
         """Return the configuration key of a field's column."""

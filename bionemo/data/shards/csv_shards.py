@@ -25,23 +25,14 @@ _MAX_RECORD_BYTES = 64 << 20  # an unclosed quote would make the rest of the fil
 
 @dataclass(frozen=True)
 class Dialect:
-    """Format of a CSV file, and the columns to index.
+    """Format of a CSV file, and the columns to index."""
 
-    Attributes:
-        fields: names of the columns.
-        columns: their numbers, from 0.
-        sequence: index of the field that holds the sequence.
-        separator: byte between columns.
-        newline: byte that ends a record; a CR may precede LF.
-        header_lines: records to skip at the beginning.
-    """
-
-    fields: tuple[str, ...]
-    columns: tuple[int, ...]
-    sequence: int
-    separator: bytes
-    newline: bytes
-    header_lines: int
+    fields: tuple[str, ...]  # names of the columns
+    columns: tuple[int, ...]  # their numbers, from 0
+    sequence: int  # index of the field that holds the sequence
+    separator: bytes  # byte between columns
+    newline: bytes  # byte that ends a record; a CR may precede LF
+    header_lines: int  # records to skip at the beginning
 
     def whole_records(self, data: bytes) -> int:
         """Return the bytes up to the last line end outside quotes, that is, after an even number of them."""

@@ -82,31 +82,20 @@ class ContentHash:
 
 @dataclass
 class RecordIndex:
-    """Offsets of the n records of a shard. Each has F fields, one of which is the sequence.
+    """Offsets of the n records of a shard. Each has F fields, one of which is the sequence."""
 
-    Attributes:
-        offset: F arrays int64 [n], offset of the field in the file.
-        length: F arrays int32 [n], bytes of the field in the file.
-        letters: int32 [n], letters of the sequence.
-        width: int32 [n], letters per line of the sequence; 0 if its lines are uneven or it must be decoded as a whole.
-            Empty if `wrap` is not 0.
-        crlf: whether lines end in CR LF.
-        wrap: letters per line in the whole shard (UNWRAPPED if each sequence is one line); 0 if they differ.
-        content: hash of the whole data file, see `ContentHash`; "" if unknown.
-        ctimes_ns: status change times at which the data file was known to have this content; copies of a file have
-            different ones.
-        file: the mapped index file of the arrays; None if they are in memory.
-    """
-
-    offset: list[np.ndarray]
-    length: list[np.ndarray]
-    letters: np.ndarray
+    offset: list[np.ndarray]  # F arrays int64 [n], offset of the field in the file
+    length: list[np.ndarray]  # F arrays int32 [n], bytes of the field in the file
+    letters: np.ndarray  # int32 [n], letters of the sequence
+    # int32 [n], letters per line of the sequence; 0 if its lines are uneven or it must be decoded as a whole. Empty if
+    # `wrap` is not 0
     width: np.ndarray
-    crlf: bool
-    wrap: int = 0
-    content: str = ""
+    crlf: bool  # whether lines end in CR LF
+    wrap: int = 0  # letters per line in the whole shard (UNWRAPPED if each sequence is one line); 0 if they differ
+    content: str = ""  # hash of the whole data file, see `ContentHash`; "" if unknown
+    # status change times at which the data file was known to have this content; copies of a file have different ones
     ctimes_ns: tuple[int, ...] = ()
-    file: MappedFile | None = None
+    file: MappedFile | None = None  # the mapped index file of the arrays; None if they are in memory
 
     def __len__(self) -> int:
         return len(self.letters)

@@ -17,13 +17,9 @@ from bionemo.data.shards.index import FileState
 
 
 class SequenceSource(Protocol):
-    """Random access to numbered sequences.
+    """Random access to numbered sequences."""
 
-    Attributes:
-        lengths: int32 [n], letters (residues, or bytes of text) of each record.
-    """
-
-    lengths: np.ndarray
+    lengths: np.ndarray  # int32 [n], letters (residues, or bytes of text) of each record
 
     def __len__(self) -> int:
         """Return the number of records."""

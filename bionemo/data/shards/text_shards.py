@@ -189,24 +189,17 @@ class TextShards(ABC):
 
 
 class _Shard(NamedTuple):
-    """An open file.
-
-    Attributes:
-        data: the mapped file.
-        begins: offset of each sequence; like `widths` a memoryview, whose single items are faster to read than an
-            array's.
-        widths: letters per line of each record, see `RecordIndex`; None if all are equal.
-        line_end: line end in sequences.
-        record_index: offsets of all fields. Index files are only replaced by renaming, so they need no check.
-        file: the file of `data`.
-    """
+    """An open file."""
 
     data: mmap
+    # offset of each sequence; like `widths` a memoryview, whose single items are faster to read than an array's
     begins: memoryview
-    widths: memoryview | None
-    line_end: bytes
-    record_index: RecordIndex
-    file: MappedFile
+    widths: memoryview | None  # letters per line of each record, see `RecordIndex`; None if all are equal
+    line_end: bytes  # line end in sequences
+    record_index: (
+        RecordIndex  # offsets of all fields. Index files are only replaced by renaming, so they need no check
+    )
+    file: MappedFile  # the file of `data`
 
     @classmethod
     def open(cls, path: Path, index: RecordIndex, sequence: int) -> "_Shard":

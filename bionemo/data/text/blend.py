@@ -19,14 +19,10 @@ class Blend:
 
     Without weights an epoch contains every sample once. With weights, an epoch continues in each corpus where the
     previous one stopped, so one epoch can be several passes through a small corpus or a part of a large one.
-
-    Attributes:
-        sizes: number of samples of each corpus, at least 1.
-        weights: share of each corpus, with any sum; None: by size.
     """
 
-    sizes: tuple[int, ...]
-    weights: tuple[float, ...] | None = None
+    sizes: tuple[int, ...]  # number of samples of each corpus, at least 1
+    weights: tuple[float, ...] | None = None  # share of each corpus, with any sum; None: by size
 
     def __len__(self) -> int:
         return sum(self.sizes)

@@ -30,17 +30,11 @@ from bionemo.tokenizers.gpt2 import GPT2Tokenizer, id_dtype
 
 
 class TokenStream(Protocol):
-    """Concatenated tokens with random access.
+    """Concatenated tokens with random access."""
 
-    Attributes:
-        name: name for messages.
-        size: number of tokens of a pass; reading may continue after them.
-        fingerprint: identifies the tokens.
-    """
-
-    name: str
-    size: int
-    fingerprint: dict[str, Any]
+    name: str  # name for messages
+    size: int  # number of tokens of a pass; reading may continue after them
+    fingerprint: dict[str, Any]  # identifies the tokens
 
     def read(self, starts: NDArray[np.int64], count: int) -> NDArray[np.integer[Any]]:
         """Return tokens [k, count] from each start [k]; `count` is at most `size`."""
@@ -48,17 +42,11 @@ class TokenStream(Protocol):
 
 @dataclass(frozen=True)
 class DocumentOptions:
-    """Treatment of document boundaries, named as in `model.data`.
+    """Treatment of document boundaries, named as in `model.data`."""
 
-    Attributes:
-        reset_attention_mask: tokens do not attend to previous documents.
-        reset_position_ids: positions start at 0 in every document; requires `reset_attention_mask`.
-        eod_mask_loss: no loss for the prediction after an EOD token.
-    """
-
-    reset_attention_mask: bool = False
-    reset_position_ids: bool = False
-    eod_mask_loss: bool = False
+    reset_attention_mask: bool = False  # tokens do not attend to previous documents
+    reset_position_ids: bool = False  # positions start at 0 in every document; requires `reset_attention_mask`
+    eod_mask_loss: bool = False  # no loss for the prediction after an EOD token
 
     def __post_init__(self) -> None:
         if self.reset_position_ids and not self.reset_attention_mask:

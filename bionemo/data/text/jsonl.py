@@ -18,56 +18,33 @@ Policy = Literal["error", "skip"]
 
 
 class LineBlock(NamedTuple):
-    """Complete lines of a file.
+    """Complete lines of a file."""
 
-    Attributes:
-        path: name of the file in messages.
-        first: number of the first line, from 1.
-        data: the lines.
-        size: number of bytes of the (possibly compressed) file that the lines account for, for progress.
-    """
-
-    path: str
-    first: int
+    path: str  # name of the file in messages
+    first: int  # number of the first line, from 1
     data: bytes
-    size: int
+    size: int  # number of bytes of the (possibly compressed) file that the lines account for, for progress
 
 
 class TokenizedDocuments(NamedTuple):
-    """Result of tokenizing a block of lines.
+    """Result of tokenizing a block of lines."""
 
-    Attributes:
-        tokens: tokens of the documents that are kept.
-        read: number of documents.
-        dropped: number of dropped documents by reason.
-        size: `LineBlock.size`.
-    """
-
-    tokens: TokenSequences
-    read: int
-    dropped: Counter[str]
-    size: int
+    tokens: TokenSequences  # tokens of the documents that are kept
+    read: int  # number of documents
+    dropped: Counter[str]  # number of dropped documents by reason
+    size: int  # `LineBlock.size`
 
 
 @dataclass(frozen=True)
 class DocumentTokenizer:
-    """Tokenizes documents with GPT-2's tokenizer.
-
-    Attributes:
-        vocab_file: path of the vocabulary.
-        merge_file: path of the merges.
-        json_key: key of the text in the JSON object of a line.
-        append_eod: append the end-of-document token to each document.
-        on_empty: policy for texts without tokens.
-        on_invalid: policy for lines that are not a JSON object with a text.
-    """
+    """Tokenizes documents with GPT-2's tokenizer."""
 
     vocab_file: str | None
     merge_file: str | None
-    json_key: str
-    append_eod: bool
-    on_empty: Policy
-    on_invalid: Policy
+    json_key: str  # key of the text in the JSON object of a line
+    append_eod: bool  # append the end-of-document token to each document
+    on_empty: Policy  # policy for texts without tokens
+    on_invalid: Policy  # policy for lines that are not a JSON object with a text
 
     def tokenize(self, lines: LineBlock) -> TokenizedDocuments:
         """Tokenize the documents of a block of lines; skip blank lines.

@@ -30,15 +30,10 @@ _TOKENS_PER_CHUNK = 1 << 15  # tokens generated at a time, so that temporary arr
 
 @dataclass(frozen=True)
 class MockLanguage:
-    """Distribution of the synthetic text; see `language`.
+    """Distribution of the synthetic text; see `language`."""
 
-    Attributes:
-        vocab_size: number of tokens; all but one are words.
-        eod_id: id of the end-of-document token.
-    """
-
-    vocab_size: int
-    eod_id: int
+    vocab_size: int  # number of tokens; all but one are words
+    eod_id: int  # id of the end-of-document token
 
     @cached_property
     def cycle(self) -> NDArray[np.integer[Any]]:

@@ -44,7 +44,7 @@ def _parser() -> ArgumentParser:
         type=float,
         default=120,
         metavar="SECONDS",
-        help="connection timeout (%(default)s)",
+        help="seconds to wait for a connection (%(default)s)",
     )
     check.set_defaults(run=_check)
 
@@ -60,7 +60,7 @@ def _parser() -> ArgumentParser:
         type=float,
         default=60,
         metavar="SECONDS",
-        help="timeout of the cluster (%(default)s)",
+        help="seconds to wait for the cluster (%(default)s)",
     )
     ray.add_argument("command", nargs="+", help="the command, after --")
     ray.set_defaults(run=_ray)

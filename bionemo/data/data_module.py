@@ -156,8 +156,8 @@ class SequenceData(pl.LightningDataModule):
         sampler = self._sampler("train", data.shuffle, epochs, size)
         if next(sampler.batches(DataPosition()), None) is None:
             raise UserError(
-                f"model.data.drop_last=True leaves no step: {len(sampler.order.records):,} training sequences, read "
-                f"{epochs} time(s), make {sampler.count_packed():,} packed sequences, but a step has {size:,} ("
+                f"model.data.drop_last=True leaves no complete step: {len(sampler.order.records):,} training sequences "
+                f"in {epochs} epoch(s) give {sampler.count_packed():,} packed sequences, but a step needs {size:,} ("
                 f"model.micro_batch_size={self.config.micro_batch_size} x {ranks} ranks x {self.micro_batches} "
                 "micro-batches): lower model.micro_batch_size, or set model.data.drop_last=False or "
                 "model.data.train.use_upsampling=True"

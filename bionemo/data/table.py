@@ -29,7 +29,7 @@ class Table(NamedTuple):
             columns = ", ".join(map(repr, self.columns[:_MAX_LISTED])) or "nothing"
             raise UserError(f"{self.path} has no column {name!r}, but {columns}: {advice}")
         if self.columns.count(name) > 1:
-            raise UserError(f"{self.path} has {self.columns.count(name)} columns {name!r}: leave one of them")
+            raise UserError(f"{self.path} has {self.columns.count(name)} columns {name!r}: remove all but one")
         number = self.columns.index(name)
         return [row[number] for row in self.rows]
 
@@ -51,8 +51,8 @@ def read_table(path: Path) -> Table:
                 location = f"{path}:{reader.line_num}"
                 if len(row) > len(columns):
                     raise UserError(
-                        f"{location}: {len(row)} cells under {len(columns)} columns: a cell that holds a "
-                        f"{separator!r} is written in double quotes"
+                        f"{location}: {len(row)} cells under {len(columns)} columns: put cells that contain "
+                        f"{separator!r} in double quotes"
                     )
                 if len(row) < len(columns):
                     raise UserError(f"{location}: {incomplete_row(columns)}")
@@ -63,7 +63,7 @@ def read_table(path: Path) -> Table:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read ({error}): give a CSV file in UTF-8") from error
     except csv.Error as error:
-        raise UserError(f"{path} is no CSV file ({error}): check its quotes, or write it again") from error
+        raise UserError(f"{path} is not a valid CSV file ({error}): check its quotes, or write it again") from error
     return Table(path, columns, rows, locations)
 
 

@@ -79,7 +79,7 @@ def locate(base: str, name: str, directory: Path) -> Path:
     for found in (path, path.with_name(f"{path.name}.gz")):
         if found.is_file():
             return found
-    raise UserError(f"{path} is not there, nor {path.name}.gz: check the source")
+    raise UserError(f"neither {path} nor {path.name}.gz exists: check the source")
 
 
 def _parse_checksum(checksum: str) -> tuple[str, str]:
@@ -100,12 +100,12 @@ def _find_mismatch(path: Path, expected: tuple[str, str] | None) -> str | None:
             digest.update(block)
             advance(len(block))
     found = digest.hexdigest()
-    return None if found == expected_digest else f"has {algorithm} {found}, expected was {expected_digest}"
+    return None if found == expected_digest else f"has {algorithm} {found}, expected {expected_digest}"
 
 
 def _check_local(path: Path, expected: tuple[str, str] | None) -> None:
     if not path.exists():
-        raise UserError(f"{path} is not there: check the source")
+        raise UserError(f"{path} does not exist: check the source")
     if mismatch := _find_mismatch(path, expected):
         raise UserError(f"{path} {mismatch}: correct the source or the checksum")
 
@@ -213,7 +213,7 @@ def _request(url: str, headers: dict[str, str]) -> Iterator[requests.Response]:
         headers = {"Accept-Encoding": "identity", **headers}
         response = requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT)
     except requests.TooManyRedirects as error:
-        raise RefusedError(f"{redact_url(url)} redirects without end: check the address") from error
+        raise RefusedError(f"{redact_url(url)} has too many redirects: check the address") from error
     except requests.exceptions.InvalidHeader as error:
         raise _RetryError(_describe(error)) from error
     except ValueError as error:  # several classes; also raised for the target of a redirect
@@ -243,14 +243,14 @@ def _confirm_complete(url: str, part: PartialDownload) -> None:
         found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         total = _parse_number(found[2]) if found and response.status_code in (206, 416) else None
     if total is not None and total != part.size:
-        raise _RetryError(f"{part.size:,} bytes came instead of {total:,}")
+        raise _RetryError(f"received {part.size:,} of {total:,} bytes")
     if total is None and is_gzipped(part.path):
         try:
             for _ in read_gzip(part.path):
                 pass
         except UserError as error:
             part.remove_note()
-            raise _RetryError("the gzip data is cut off or damaged") from error
+            raise _RetryError("the gzip data is truncated or damaged") from error
     elif total is None:
         part.remove_note()
         raise UserError(
@@ -310,7 +310,7 @@ def _receive(response: requests.Response, url: str, part: PartialDownload, begin
     if total is not None and part.size != total:
         if part.size > total:
             part.remove_note()
-        raise _RetryError(f"{part.size:,} bytes came instead of {total:,}")
+        raise _RetryError(f"received {part.size:,} of {total:,} bytes")
     return total is not None or response.raw.chunked  # chunked encoding ends with an empty chunk
 
 
@@ -324,13 +324,13 @@ def _file_version(response: requests.Response) -> str | None:
 def _describe(error: BaseException) -> str:
     """Describe the first error of a chain: the messages of the later ones contain the URL with its secrets."""
     if isinstance(error, requests.Timeout | TimeoutError):
-        return "no answer in time"
+        return "timeout"
     while cause := error.__cause__ or error.__context__:
         error = cause
     invalid = (http.client.BadStatusLine, http.client.LineTooLong, http.client.UnknownProtocol, InvalidHeader)
     if type(error) is http.client.HTTPException or (isinstance(error, invalid) and not isinstance(error, OSError)):
-        return "its answer is not valid HTTP"
-    return getattr(error, "strerror", None) or "the connection was cut off"
+        return "the response is not valid HTTP"
+    return getattr(error, "strerror", None) or "the connection was interrupted"
 
 
 def _printable(text: object) -> str:

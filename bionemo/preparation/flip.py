@@ -81,9 +81,9 @@ def _resolve_task_names(task_name: str | list[str]) -> list[str]:
         if name not in TASKS and name != "all":
             similar = difflib.get_close_matches(name, TASKS, n=1)
             hint = f"did you mean {similar[0]}?" if similar else "choose some of these, or all:"
-            raise UserError(f"task_name={name} is no task of FLIP: {hint} ({', '.join(TASKS)})")
+            raise UserError(f"task_name={name} is not a FLIP task: {hint} ({', '.join(TASKS)})")
     if not names:
-        raise UserError(f"task_name names no task: choose some of {', '.join(TASKS)}, or all")
+        raise UserError(f"task_name is empty: choose some of {', '.join(TASKS)}, or all")
     return list(TASKS) if "all" in names else list(dict.fromkeys(names))
 
 
@@ -129,12 +129,10 @@ def _read(base: str, name: str, raw: Path, output: StagedOutput) -> dict[str, Re
     records: dict[str, Record] = {}
     for title, record in _parse_fasta(path, content):
         if title in records:
-            raise UserError(
-                f"{record.location}: {title} is there twice, first at {records[title].location}: remove one"
-            )
+            raise UserError(f"{record.location}: {title} occurs twice, first at {records[title].location}: remove one")
         records[title] = record
     if not records:
-        raise UserError(f"{path} holds no records: check the source")
+        raise UserError(f"{path} contains no records: check the source")
     return records
 
 
@@ -150,7 +148,7 @@ def _parse_fasta(path: Path, content: bytes) -> Iterator[tuple[str, Record]]:
             raise UserError(f"{path}:{number}: the line is not UTF-8: convert the file") from error
         if not line.startswith(">"):
             if not line.isascii():
-                raise UserError(f"{path}:{number}: letters beyond ASCII: correct the line")
+                raise UserError(f"{path}:{number}: non-ASCII letters: correct the line")
             if ">" in line:
                 raise UserError(f"{path}:{number}: {MARKER_IN_SEQUENCE}")
             if line and header is None:

@@ -52,7 +52,7 @@ def read_gzip(path: Path, raw: BinaryIO | None = None) -> Iterator[bytes]:
                 yield block
         except (EOFError, zlib.error, isal_zlib.error, OSError) as error:  # type: ignore[misc]  # the stub names an instance
             raise UserError(
-                f"{path}: the gzip data is cut off or damaged ({error}): download it again, and check it with gzip -t"
+                f"{path}: the gzip data is truncated or damaged ({error}): download it again, and check it with gzip -t"
             ) from error
 
 
@@ -88,7 +88,7 @@ def notify_dropped_columns(display_path: str, titles: Sequence[str], kept: Seque
     if dropped:
         more = f" and {len(dropped) - 10} more" if len(dropped) > 10 else ""
         log.warning(
-            "note: %s: columns not kept: %s%s; the shards hold %s alone; to train on labels, give CSV files that "
+            "note: %s: dropped columns: %s%s; the shards contain only %s; to train on labels, give CSV files that "
             "contain them to `bionemo finetune` (model.data.target_column)",
             display_path, ", ".join(dropped[:10]), more, ", ".join(kept),
         )  # fmt: skip

@@ -149,14 +149,14 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
     """
     manifest = Manifest.read(directory)
     if manifest is None:
-        raise UserError(f"{directory} holds no {MANIFEST}: it is not, or not completely, prepared")
+        raise UserError(f"{directory} contains no {MANIFEST}: it was not prepared, or its preparation was interrupted")
     problems = [
         f"{name}: {problem}" for name, counts in manifest.tallies.items() for problem in counts.inconsistencies()
     ]
     for name, counts in manifest.tallies.items():
         rows = sum(entry.rows or 0 for path, entry in manifest.files.items() if _is_in(path, counts.into))
         if rows != counts.written:
-            problems.append(f"{name}: {counts.written:,} records written, but the shards hold {rows:,}")
+            problems.append(f"{name}: {counts.written:,} records written, but the shards contain {rows:,}")
     for name, entry in manifest.files.items():
         try:
             found = checksum_file(directory / name, advance, csv=entry.rows is not None)
@@ -168,7 +168,7 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
             continue
         if found != entry:
             what = "rows" if found.rows != entry.rows else "size" if found.size != entry.size else "checksum"
-            problems.append(f"{name} is not as it was written: its {what} differs")
+            problems.append(f"{name} has changed since it was written: its {what} differs")
     if not problems:  # letters of damaged files cannot be counted
         problems += _compare_letters(directory, manifest)
     for source in manifest.inputs:
@@ -186,7 +186,7 @@ def _compare_letters(directory: Path, manifest: Manifest) -> Iterator[str]:
             shards = [path for path in manifest.files if _is_in(path, counts.into) and path.endswith(".csv")]
             letters = sum(_count_letters(directory / path) for path in shards)
             if letters != counts.letters_written:
-                yield f"{name}: {counts.letters_written:,} letters written, but the shards hold {letters:,}"
+                yield f"{name}: {counts.letters_written:,} letters written, but the shards contain {letters:,}"
 
 
 def _count_letters(path: Path) -> int:

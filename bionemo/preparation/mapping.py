@@ -68,7 +68,7 @@ class ClusterMapping:
         results = workers.map(task, bounds[:-1], bounds[1:], chunks)
         counts = np.concatenate([np.zeros(0, np.int64), *results])
         if not len(counts):
-            raise UserError(f"{display_path} holds no cluster below its header: download it again")
+            raise UserError(f"{display_path} contains no cluster below its header: download it again")
         keep: dict[EntryType, NDArray[np.bool_]] = {
             "cluster": np.ones(len(counts), bool),
             "member": np.ones(int(counts.sum()), bool),
@@ -80,8 +80,8 @@ class ClusterMapping:
             if len(repeated) and on_shared == "error":
                 earlier, later = (mapping.describe(entry_type, int(number)) for number in (first[0], repeated[0]))
                 raise UserError(
-                    f"{later}, which stands at {earlier.partition(': ')[0]} too ({len(repeated):,} such "
-                    f"{entry_type}s): correct the table, or set on_shared=skip (the first stays)"
+                    f"{later}, which is also at {earlier.partition(': ')[0]} ({len(repeated):,} such "
+                    f"{entry_type}s): correct the table, or set on_shared=skip (keeps the first)"
                 )
             kept[repeated] = False
             NameIndex.build(mapping.index_directory(entry_type), hash_files, len(kept))
@@ -164,8 +164,7 @@ def _read_lines(path: Path, display_path: str, start: int | None, stop: int | No
             line, found = next((number, text) for number, text in _nonblank_lines(path) if b"\t" not in text)
             wrong = found.strip().decode(errors="replace")[:60]
             raise UserError(
-                f"{display_path}:{line}: no tab in {wrong!r}: a line is a cluster, a tab, its members with commas "
-                "between"
+                f"{display_path}:{line}: no tab in {wrong!r}: expected cluster name, tab, comma-separated members"
             )
         line_index = np.searchsorted(ends, separators)
         previous = np.append(-1, separators[:-1])

@@ -150,7 +150,7 @@ def _write(job: TextJob, sources: Sequence[str], data: Path, index: Path) -> Non
         dropped_text = "".join(f", {count:,} dropped ({reason})" for reason, count in counts.dropped.items())
         if not counts.written:
             raise UserError(
-                f"{', '.join(sources)}: {counts.read:,} documents read{dropped_text}, none is left: add documents"
+                f"{', '.join(sources)}: {counts.read:,} documents read{dropped_text}, no documents remain: add documents"
             )
         builder.finalize(str(index))
     for problem in counts.inconsistencies():

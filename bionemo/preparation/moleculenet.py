@@ -106,7 +106,7 @@ def _read_table(content: bytes, display_path: str) -> tuple[list[str], list[tupl
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{display_path} is not a valid CSV file ({error}): download it again") from error
     if len(rows) < 2:
-        raise UserError(f"{display_path} holds no rows: download it again")
+        raise UserError(f"{display_path} contains no rows: download it again")
     (_, header), *rows = rows
     for line, row in rows:
         if len(row) != len(header):

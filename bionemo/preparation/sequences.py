@@ -32,7 +32,7 @@ def prepare(job: SequencesJob) -> None:
     """
     sources = [job.source] if isinstance(job.source, str) else job.source
     if job.checksum and len(sources) > 1:
-        raise UserError(f"checksum belongs to one file, but source names {len(sources)}: leave it out")
+        raise UserError(f"checksum applies to a single file, but source has {len(sources)} files: remove it")
     parameters = result_parameters(job, "checksum")
     names = [absolute_source(source) for source in sources]
     with stage_output(job.output, "sequences", parameters, SPLITS, sources=names, force=job.force) as output:
@@ -94,8 +94,8 @@ def split_sizes(total: int, sizes: SplitSizes) -> dict[str, int]:
     val, test = num_records(sizes.val_size), num_records(sizes.test_size)
     if min(val, test) < 0 or val + test >= total:
         raise UserError(
-            f"val_size={sizes.val_size} and test_size={sizes.test_size} leave nothing of {total:,} records to train "
-            "on: set smaller counts, or shares such as 0.01"
+            f"val_size={sizes.val_size} and test_size={sizes.test_size} leave no training records of {total:,}: set "
+            "smaller counts, or shares such as 0.01"
         )
     return {"val": val, "test": test, "train": total - val - test}
 

@@ -218,8 +218,8 @@ def _find_duplicates(scratch: Path, chunks: Sequence[Chunk], policies: SequenceP
         first_records, first_index = _read_record(chunks, int(first[0]))
         raise records.error(
             index,
-            f"has the name of the one at {first_records.display_path}:{first_records.lines[first_index]} "
-            f"({len(repeated):,} such records): rename it, or set on_duplicate=skip (the first stays) or keep",
+            f"has the same name as the record at {first_records.display_path}:{first_records.lines[first_index]} "
+            f"({len(repeated):,} such records): rename it, or set on_duplicate=skip (keeps the first) or keep",
         )
     return repeated
 

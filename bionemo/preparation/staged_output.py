@@ -180,7 +180,7 @@ def _notify_small_splits(parameters: dict[str, Any], splits: dict[str, int]) -> 
                 "proportions"
             )
         log.warning(
-            "note: %s of %s records, too few to measure a model with: %s", " and ".join(few), f"{total:,}", advice
+            "note: %s of %s records, too few for reliable metrics: %s", " and ".join(few), f"{total:,}", advice
         )
 
 
@@ -190,7 +190,7 @@ def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Se
         return False
     if manifest.job != job:
         raise UserError(
-            f"{target} holds {_printable(manifest.job)} data: choose another output, or force=True to replace it"
+            f"{target} contains {_printable(manifest.job)} data: choose another output, or force=True to replace it"
         )
     for key in sorted({*parameters, *manifest.parameters}):
         old, new = manifest.parameters.get(key), parameters.get(key)
@@ -203,7 +203,7 @@ def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Se
         _compare_sources(target, manifest.inputs, sources)
     for name, entry in manifest.files.items():
         if _file_size(target / name) != entry.size:
-            raise UserError(f"{target / name} is not as it was prepared: prepare it again with force=True")
+            raise UserError(f"{target / name} has changed since it was prepared: prepare it again with force=True")
     log.info("%s is prepared already; force=True prepares it again", target)
     return True
 
@@ -269,7 +269,7 @@ def translate_os_errors(target: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
-                f"{target}: no space left on the disk; nothing of it was kept: free some, or choose another output"
+                f"{target}: no space left on the disk; no output was written: free disk space, or choose another output"
             ) from error
         path = error.filename or target
         reason = error.strerror or " ".join(str(error).split())

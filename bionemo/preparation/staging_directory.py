@@ -123,8 +123,7 @@ class StagingDirectory:
                 _check_tree(self.tree)
         except ValueError as error:
             raise UserError(
-                f"{self.path} is not what an interrupted preparation leaves ({error}): remove this directory, then "
-                "start again"
+                f"{self.path} is not a valid staging directory ({error}): remove it, then start again"
             ) from error
         return moves
 

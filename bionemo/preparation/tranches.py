@@ -39,7 +39,7 @@ def fetch_tranches(source: str, raw: Path) -> list[tuple[Path, str]]:
         files = sorted(file for file in path.rglob("*") if file.is_file() and _is_smiles_file(file))
         if not files:
             raise UserError(
-                f"{path} holds no file named {', '.join(f'*{each}' for each in _SUFFIXES)}: check the source"
+                f"{path} contains no file named {', '.join(f'*{each}' for each in _SUFFIXES)}: check the source"
             )
         return [(file, str(file)) for file in files]
     urls = _read_url_list(path)

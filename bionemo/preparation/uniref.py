@@ -149,7 +149,7 @@ class _Writer:
                     f"{other} and {path} have the same name and cannot both be kept in {directory}: rename one"
                 )
             if copy.exists() and not _is_in(path, directory) and not self.job.force:
-                raise UserError(f"{copy} is in the way of a copy of {path}: move it away, or set force=True")
+                raise UserError(f"{copy} exists, so {path} cannot be copied: move it away, or set force=True")
 
     def _copy_raw(self, path: Path) -> Future[OutputFile]:
         """Compute the checksum of a raw file, and copy the file unless it is in the output directory."""
@@ -195,15 +195,15 @@ class _Writer:
             missing = np.flatnonzero(kept)[rows]
             if self.job.on_unknown == "error":
                 raise UserError(
-                    f"{mapping.describe(entry_type, int(missing[0]))}, which {path} does not hold ({len(missing):,} "
-                    f"such {entry_type}s): take the file that belongs to the table, or set on_unknown=skip"
+                    f"{mapping.describe(entry_type, int(missing[0]))}, which is missing in {path} ({len(missing):,} "
+                    f"such {entry_type}s): use the sequence file that belongs to the table, or set on_unknown=skip"
                 )
             kept[missing] = False
 
         chunks = self._read_chunks(path)
         write_shards(self.output, self.workers, path.name, chunks, self.job, assign_rows, [directory], exclude_rows)
         changed = self.output.manifest.tallies[path.name].changed
-        changed[f"{entry_type}s of the table left out"] = int((~kept).sum())
+        changed[f"{entry_type}s of the table excluded"] = int((~kept).sum())
 
     def _read_chunks(self, path: Path) -> list[Chunk]:
         chunks = split_into_chunks(decompress(path, self.output), str(path), None)

@@ -66,7 +66,7 @@ def prepare(job: UsptoJob) -> None:
                 reactions[reaction.split].append(reaction)
         else:
             if job.checksum:
-                raise UserError(f"checksum={job.checksum} is of one file, but {source} holds three: leave it out")
+                raise UserError(f"checksum={job.checksum} applies to a single file, but {source} has three: remove it")
             for split in SPLITS:
                 name = f"raw_{split}.csv"
                 path = locate(job.source, name, raw)
@@ -150,7 +150,7 @@ def _read_reactions(content: bytes, display_path: str, split: str | None) -> Ite
     except csv.Error as error:
         raise UserError(f"{display_path}:{reader.line_num}: {error}: correct the line") from error
     if not rows:
-        raise UserError(f"{display_path} holds no reactions: download it again")
+        raise UserError(f"{display_path} contains no reactions: download it again")
     for line, row in rows:
         location = f"{display_path}:{line}"
         if None in row or None in row.values():

@@ -41,7 +41,7 @@ def notes(directory: Path, split: str = "train", files: str = "x000") -> list[st
 
 
 @pytest.mark.parametrize(
-    ("sequences", "said"),
+    ("sequences", "warning"),
     [
         (
             DNA,
@@ -62,10 +62,10 @@ def notes(directory: Path, split: str = "train", files: str = "x000") -> list[st
     ],
     ids=["DNA", "RNA", "lower-case DNA", "SMILES", "lower case", "X"],
 )
-def test_warnings_about_sequences_that_are_not_proteins(tmp_path: Path, sequences: list[str], said: str) -> None:
+def test_warnings_about_sequences_that_are_not_proteins(tmp_path: Path, sequences: list[str], warning: str) -> None:
     fasta(tmp_path, "train", sequences)
     found = notes(tmp_path)
-    assert len([line for line in found if said in line]) == 1, found
+    assert len([line for line in found if warning in line]) == 1, found
     assert all("\n" not in line for line in found)
 
 
@@ -93,18 +93,18 @@ def test_note_about_validation_on_training_data(tmp_path: Path) -> None:
     train, val = fasta(tmp_path, "train", PROTEINS), fasta(tmp_path, "val", PROTEINS)
     assert notes(tmp_path) == []
     (found,) = notes(tmp_path, "val")
-    assert found.startswith(f"val data: {val} has the same content as {train}, which the model is trained on")
+    assert found.startswith(f"val data: {val} has the same content as the training file {train}: the val loss")
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "warning"),
     [
         (PROTEINS, "train data: 40 of 40 sampled records look like protein sequences, not like SMILES"),
         (DNA, "train data: 40 of 40 sampled records look like DNA or RNA, not like SMILES"),
         (MOLECULES, None),
     ],
 )
-def test_warnings_about_records_that_are_not_smiles(tmp_path: Path, records: list[str], said: str | None) -> None:
+def test_warnings_about_records_that_are_not_smiles(tmp_path: Path, records: list[str], warning: str | None) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         lines = "".join(f'{number},"{text}"\n' for number, text in enumerate(records))
@@ -112,6 +112,6 @@ def test_warnings_about_records_that_are_not_smiles(tmp_path: Path, records: lis
     words = [f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000"]
     cfg = load("pretrain_xsmall_span_aug", words, ROOT / "examples" / "molecule" / "megamolbart" / "conf")
     found = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "train").notes
-    assert [line for line in found if "look like" in line] == ([said] if said else [])
+    assert [line for line in found if "look like" in line] == ([warning] if warning else [])
     found = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "val").notes
     assert len([line for line in found if "which the model is trained on" in line]) == 1

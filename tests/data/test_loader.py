@@ -47,20 +47,20 @@ def fail(error: Exception) -> Callable[[], object]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (UserError("x000.csv was cut short: restore it"), "x000.csv was cut short: restore it"),
         (MemoryError(), "out of memory"),
         (OSError(errno.EIO, os.strerror(errno.EIO), "x000.csv"), "x000.csv: Input/output error"),
     ],
 )
-def test_a_user_error_in_a_worker_is_one_line(workers: int, error: Exception, said: str) -> None:
+def test_a_user_error_in_a_worker_is_one_line(workers: int, error: Exception, message: str) -> None:
     steps = loader(fail(error), workers)
     assert [next(steps), next(steps)] == [0, 1]
     with pytest.raises(type(error) if workers == 0 else UserError) as caught:
         next(steps)
     line = describe(caught.value)
-    assert line is not None and said in line
+    assert line is not None and message in line
     assert "Traceback" not in line and "worker process" not in line
 
 
@@ -122,12 +122,12 @@ def test_too_little_data_for_a_step_is_an_error_before_files_are_written(tmp_pat
         "model.micro_batch_size=6",
         "trainer.accumulate_grad_batches=2",
     ]
-    said = (
-        r"^model\.data\.drop_last=True leaves no step: 10 training sequences, read 1 time\(s\), make 10 packed "
-        r"sequences, but a step has 12 \(model\.micro_batch_size=6 x 1 ranks x 2 micro-batches\): "
+    message = (
+        r"^model\.data\.drop_last=True leaves no complete step: 10 training sequences in 1 epoch\(s\) give 10 packed "
+        r"sequences, but a step needs 12 \(model\.micro_batch_size=6 x 1 ranks x 2 micro-batches\): "
         r"lower .*use_upsampling=True$"
     )
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         train(config(tmp_path / "run", *overrides))
     assert not (tmp_path / "run").exists()
 

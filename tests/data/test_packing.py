@@ -21,8 +21,8 @@ def test_every_sequence_is_packed_once_within_the_maximum_length(case: tuple[int
     max_length, sizes = case
     lengths = np.array(sizes, np.int64)
     groups = pack(lengths, max_length, key=len(sizes))
-    held = [sequence for group in groups for sequence in group.tolist()]
-    assert sorted(held) == list(range(len(sizes)))
+    packed = [sequence for group in groups for sequence in group.tolist()]
+    assert sorted(packed) == list(range(len(sizes)))
     fill = [int(lengths[group].sum()) for group in groups]
     assert all(0 < tokens <= max_length for tokens in fill)
     assert len(groups) <= len(sizes)

@@ -49,10 +49,10 @@ def test_esm1nv_prepares_data_with_do_training_false(tmp_path: Path) -> None:
     verify_command = [sys.executable, "-m", "bionemo.preprocess", "--verify", str(tmp_path / "out")]
     assert "agree with the manifest" in run(*verify_command)
     (tmp_path / "out" / "train" / "x001.csv").write_text("record_id,record_name,sequence_length,sequence\n")
-    told = run(*verify_command, status=1)
-    assert told.startswith("error: ")
-    assert "train/x001.csv is not as it was written" in told
-    assert told.count("\n") == 1
+    output = run(*verify_command, status=1)
+    assert output.startswith("error: ")
+    assert "train/x001.csv has changed since it was written" in output
+    assert output.count("\n") == 1
 
 
 def test_bcp_script(tmp_path: Path, raw: Path) -> None:
@@ -64,8 +64,8 @@ def test_bcp_script(tmp_path: Path, raw: Path) -> None:
     assert not result.exists()
     assert not (tmp_path / "local").exists()
 
-    for told in (run(script, **places), run(script, **places)):  # the second run finds a complete data set
-        assert told.splitlines()[-1] == str(result)
+    for output in (run(script, **places), run(script, **places)):  # the second run finds a complete data set
+        assert output.splitlines()[-1] == str(result)
     tree = {"README.md", "manifest.json", "uf50", "uf90", *(path.name for path in raw.iterdir())}
     assert {path.name for path in result.iterdir()} == tree
     assert verify(result) == []

@@ -147,6 +147,6 @@ def test_a_full_disk(tmp_path: Path, kind: Callable[[Path], Prepare], small_disk
             ended.append(True)
         except Exception as error:
             ended.append(False)
-            assert "no space left on the disk; nothing of it was kept" in str(describe(error))
+            assert "no space left on the disk; no output was written" in str(describe(error))
             assert not out.exists()
     assert not ended[0] and ended[-1]

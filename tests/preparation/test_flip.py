@@ -145,7 +145,7 @@ def test_the_source_may_be_the_directory_of_the_only_task(tmp_path: Path, source
         path.unlink()
     run(folder, tmp_path / "b", "conservation")
     assert rows(tmp_path / "a/conservation") == rows(tmp_path / "b/conservation")
-    with pytest.raises(UserError, match=r"sequences\.fasta is not there"):  # the task of the files is ambiguous
+    with pytest.raises(UserError, match=r"sequences\.fasta does not exist"):  # the task of the files is ambiguous
         run(folder, tmp_path / "c", ["conservation", "bind"])
 
 
@@ -156,8 +156,8 @@ def test_the_source_may_be_the_directory_of_the_only_task(tmp_path: Path, source
         (f">a TARGET=1 {TRAIN}\n>b TARGET=1 {TRAIN}\nMK\n", 1, "a record without a sequence"),
         (f">a TARGET=1 {TRAIN}\nMK\n>b TARGET=1 {TRAIN}", 3, "a record without a sequence"),
         (f">a TARGET=1 {TRAIN}\nMK\n>\nMK\n", 3, "a record without an id"),
-        (f">a TARGET=1 {TRAIN}\nMK\n>a TARGET=2 {TEST}\nMK\n", 3, "a is there twice, first at .*two_vs_rest.fasta:1:"),
-        (f">a TARGET=1 {TRAIN}\nMK\nMÄ\n", 3, "letters beyond ASCII"),
+        (f">a TARGET=1 {TRAIN}\nMK\n>a TARGET=2 {TEST}\nMK\n", 3, "a occurs twice, first at .*two_vs_rest.fasta:1:"),
+        (f">a TARGET=1 {TRAIN}\nMK\nMÄ\n", 3, "non-ASCII letters"),
         (f">a TARGET=1 {TRAIN}\nMK\nMK>b TARGET=1 {TRAIN}\nMK\n", 3, "a '>' within a sequence: put a line end"),
         (">a TARGET=1\nMK\n", 1, "SET= must be train, val or test"),
         (">a TARGET=1 SET=validation VALIDATION=True\nMK\n", 1, "SET=validation must be train, val or test"),
@@ -198,7 +198,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, content: str, line: int, me
         ("conservation", "sampled.fasta", LABELS + f">d {TEST}\nH\n", "sampled.fasta:7: d is not in sequences.fasta"),
         ("conservation", "sequences.fasta", RESIDUES + ">d\nM\n", "sequences.fasta:8: d is not in sampled.fasta"),
         ("bind", "from_publication.fasta", LABELS + f">d {TEST}\nH\n", ":7: d is not in sequences.fasta"),
-        ("bind", "from_publication.fasta", "\n\n", "from_publication.fasta holds no records"),
+        ("bind", "from_publication.fasta", "\n\n", "from_publication.fasta contains no records"),
     ],
 )
 def test_files_must_match(tmp_path: Path, source: Path, task: str, name: str, content: str, message: str) -> None:

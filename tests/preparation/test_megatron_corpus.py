@@ -41,14 +41,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def made(files: tuple[Path, Path], tmp_path: Path) -> Iterator[Prepare]:
+def prepare_text(files: tuple[Path, Path], tmp_path: Path) -> Iterator[Prepare]:
     """Prepare a source and return the documents read by Megatron."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     def run(*overrides: str, source: str = "", output: Path = tmp_path / "out" / "text") -> list[list[int]]:
-        given = [f"source={source or tmp_path / 'a.jsonl'}", f"output={output}", "num_preprocess_workers=1"]
-        given += [f"vocab_file={files[0]}", f"merge_file={files[1]}", *overrides]
-        prepare(load("text", given, CONF_DIR / "preparation", PreparationConfig))
+        arguments = [f"source={source or tmp_path / 'a.jsonl'}", f"output={output}", "num_preprocess_workers=1"]
+        arguments += [f"vocab_file={files[0]}", f"merge_file={files[1]}", *overrides]
+        prepare(load("text", arguments, CONF_DIR / "preparation", PreparationConfig))
         found = IndexedDataset(str(output))
         assert found.document_indices.tolist() == list(range(len(found) + 1))
         assert sorted(path.name for path in output.parent.iterdir()) == [f"{output.name}.bin", f"{output.name}.idx"]
@@ -66,41 +66,41 @@ def write(path: Path, lines: list[Any]) -> Path:
 
 
 def test_every_document_is_its_tokens_and_an_eod_token(
-    made: Prepare, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    prepare_text: Prepare, files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "a.jsonl", [{"text": text, "id": 1} for text in TEXTS])
     tokenizer = read_gpt2(*files)
     expected = [tokenizer.encode(text).tolist() for text in TEXTS]
-    assert made() == [[*ids, tokenizer.eod_id] for ids in expected]
+    assert prepare_text() == [[*ids, tokenizer.eod_id] for ids in expected]
     tokens = sum(map(len, expected)) + 3
     assert f"a.jsonl: 3 documents read, 3 written with {tokens} tokens; " in capsys.readouterr().out
-    assert made("append_eod=False", "force=True") == expected
+    assert prepare_text("append_eod=False", "force=True") == expected
 
 
 def test_workers_and_block_sizes_do_not_change_the_result(
-    made: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepare_text: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "a.jsonl", [{"text": text} for text in MANY])
-    one = made()
+    one = prepare_text()
     monkeypatch.setattr(megatron_corpus, "_BLOCK_BYTES", 1 << 10)
-    assert made(output=tmp_path / "two" / "text") == one
+    assert prepare_text(output=tmp_path / "two" / "text") == one
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert made("num_preprocess_workers=2", output=tmp_path / "three" / "text") == one
+    assert prepare_text("num_preprocess_workers=2", output=tmp_path / "three" / "text") == one
     assert len(one) == len(MANY)
     assert len({path.read_bytes() for path in tmp_path.glob("*/text.bin")}) == 1
     assert len({path.read_bytes() for path in tmp_path.glob("*/text.idx")}) == 1
     assert source.stat().st_size > 10 << 10
 
 
-def test_several_files_gzip_another_key_and_a_missing_line_end(made: Prepare, tmp_path: Path) -> None:
+def test_several_files_gzip_another_key_and_a_missing_line_end(prepare_text: Prepare, tmp_path: Path) -> None:
     write(
         tmp_path / "a.jsonl", [b"\xef\xbb\xbf", {"body": "one"}, b"\n", b"  \r\n", b'{"body": "two"}']
     )  # no line end
     with gzip.open(tmp_path / "b.jsonl.gz", "wb") as file:
         file.write(b'{"body": "three"}\r\n{"body": "four"}\n')
     names = [f"{tmp_path}/{name}" for name in ("a.jsonl", "b.jsonl.gz")]
-    both = made("json_key=body", source=f"[{','.join(names)}]")
-    parts = [made("json_key=body", source=name, output=tmp_path / name[-1] / "text") for name in names]
+    both = prepare_text("json_key=body", source=f"[{','.join(names)}]")
+    parts = [prepare_text("json_key=body", source=name, output=tmp_path / name[-1] / "text") for name in names]
     assert both == parts[0] + parts[1]
     assert list(map(len, parts)) == [2, 2]
     for name in names:  # progress counts bytes on disk
@@ -108,17 +108,17 @@ def test_several_files_gzip_another_key_and_a_missing_line_end(made: Prepare, tm
 
 
 def test_a_large_vocabulary_is_written_in_32_bits(
-    made: Prepare, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepare_text: Prepare, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocab = json.loads(files[0].read_text())
     vocab.update({f"<{number}>": number for number in range(len(vocab), 70_000)})
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     write(tmp_path / "a.jsonl", [{"text": "the protein"}])
-    found = made(f"vocab_file={tmp_path / 'vocab.json'}")
-    assert found == made("force=True")
+    found = prepare_text(f"vocab_file={tmp_path / 'vocab.json'}")
+    assert found == prepare_text("force=True")
     data = np.fromfile(tmp_path / "out" / "text.bin", np.uint16)
     assert data.tolist() == found[0]  # in the second run 16 bits are enough
-    made(f"vocab_file={tmp_path / 'vocab.json'}", "force=True")
+    prepare_text(f"vocab_file={tmp_path / 'vocab.json'}", "force=True")
     assert np.fromfile(tmp_path / "out" / "text.bin", np.int32).tolist() == found[0]
 
 
@@ -132,43 +132,43 @@ INVALID = [
 ]  # fmt: skip
 
 
-def test_policies(made: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policies(prepare_text: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, empty = {"text": "one"}, {"text": ""}
     for line, message in INVALID:
         write(tmp_path / "a.jsonl", [good, b"\n", line, empty])
         with pytest.raises(UserError, match=rf"a\.jsonl:3: {message}.*on_invalid=skip") as caught:
-            made()
+            prepare_text()
         assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     write(tmp_path / "a.jsonl", [good, empty, *(line for line, _ in INVALID), good])
     with pytest.raises(UserError, match=r"a\.jsonl:2: a document without text: .*on_empty=skip"):
-        made("on_invalid=skip")
-    assert len(made("on_invalid=skip", "on_empty=skip")) == 2
+        prepare_text("on_invalid=skip")
+    assert len(prepare_text("on_invalid=skip", "on_empty=skip")) == 2
     count = len(INVALID)
     message = f"{count + 3} documents read, 2 written with 8 tokens, 1 dropped (empty), {count} dropped (invalid)"
     assert message in capsys.readouterr().out
     write(tmp_path / "a.jsonl", [empty])
-    with pytest.raises(UserError, match=r"1 documents read, 1 dropped \(empty\), none is left"):
-        made("on_empty=skip", output=tmp_path / "none" / "text")
+    with pytest.raises(UserError, match=r"1 documents read, 1 dropped \(empty\), no documents remain"):
+        prepare_text("on_empty=skip", output=tmp_path / "none" / "text")
     assert not (tmp_path / "none").exists()
 
 
-def test_the_old_output_is_kept_until_the_new_one_is_complete(made: Prepare, tmp_path: Path) -> None:
+def test_the_old_output_is_kept_until_the_new_one_is_complete(prepare_text: Prepare, tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [{"text": "one"}])
-    one = made()
+    one = prepare_text()
     with pytest.raises(UserError, match=r"text\.bin exists already: .*force=True"):
-        made()
+        prepare_text()
     write(tmp_path / "a.jsonl", [{"text": "two"}, b"junk\n"])
     with pytest.raises(UserError, match="not JSON"):
-        made("force=True")
+        prepare_text("force=True")
     write(tmp_path / "b.jsonl", [{"text": "one"}])
-    assert made(source=str(tmp_path / "b.jsonl"), output=tmp_path / "again" / "text") == one
+    assert prepare_text(source=str(tmp_path / "b.jsonl"), output=tmp_path / "again" / "text") == one
     assert (tmp_path / "out" / "text.bin").read_bytes() == (tmp_path / "again" / "text.bin").read_bytes()
     stage = tmp_path / "out" / ".text.preparing"  # of a killed job
     create_owned(stage, "indexed data set")
     for name in ("bin", "idx"):
         (stage / name).write_bytes(bytes(10_000))
-    assert made("on_invalid=skip", "force=True") != one
+    assert prepare_text("on_invalid=skip", "force=True") != one
 
 
 @pytest.mark.parametrize(
@@ -182,18 +182,18 @@ def test_the_old_output_is_kept_until_the_new_one_is_complete(made: Prepare, tmp
         (["output=/proc/text/a"], "/proc/text cannot be written"),
     ],
 )
-def test_mistakes(made: Prepare, tmp_path: Path, overrides: list[str], message: str) -> None:
+def test_mistakes(prepare_text: Prepare, tmp_path: Path, overrides: list[str], message: str) -> None:
     write(tmp_path / "a.jsonl", [{"text": "one"}])
     with pytest.raises(UserError, match=message) as caught:
-        made(*overrides)
+        prepare_text(*overrides)
     assert "\n" not in str(caught.value)
 
 
-def test_damaged_gzip(made: Prepare, tmp_path: Path) -> None:
+def test_damaged_gzip(prepare_text: Prepare, tmp_path: Path) -> None:
     data = gzip.compress(json.dumps({"text": "one"}).encode() + b"\n")
     (tmp_path / "a.jsonl").write_bytes(data[:-4])
-    with pytest.raises(UserError, match=r"a\.jsonl: the gzip data is cut off or damaged"):
-        made()
+    with pytest.raises(UserError, match=r"a\.jsonl: the gzip data is truncated or damaged"):
+        prepare_text()
 
 
 def test_from_the_command_line(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -211,12 +211,12 @@ def test_from_the_command_line(files: tuple[Path, Path], tmp_path: Path) -> None
 @pytest.mark.parametrize("call", range(3))
 @pytest.mark.parametrize("replaced", [False, True])
 def test_an_error_between_the_moves(
-    made: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, replaced: bool
+    prepare_text: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int, replaced: bool
 ) -> None:
     write(tmp_path / "a.jsonl", [{"text": "one"}])
     write(tmp_path / "b.jsonl", [{"text": "two"}])
-    two, out = made(source=str(tmp_path / "b.jsonl"), output=tmp_path / "two" / "text"), tmp_path / "out"
-    one = made() if replaced else two
+    two, out = prepare_text(source=str(tmp_path / "b.jsonl"), output=tmp_path / "two" / "text"), tmp_path / "out"
+    one = prepare_text() if replaced else two
     done, real = 0, os.replace
 
     def failing(source: Path, target: Path) -> None:
@@ -232,23 +232,23 @@ def test_an_error_between_the_moves(
         patch.setattr(os, "replace", failing)
         if call < 2 + replaced:
             with pytest.raises(UserError, match="no space left on the disk"):
-                made(*overrides, source=str(tmp_path / "b.jsonl"))
-    assert made("force=True", source=str(tmp_path / "b.jsonl")) == two
+                prepare_text(*overrides, source=str(tmp_path / "b.jsonl"))
+    assert prepare_text("force=True", source=str(tmp_path / "b.jsonl")) == two
     assert len(one) == len(two) and sorted(path.name for path in out.iterdir()) == ["text.bin", "text.idx"]
 
 
 @pytest.mark.parametrize("kind", ["bin", "idx"])
-def test_files_of_other_origin_are_not_replaced(made: Prepare, tmp_path: Path, kind: str) -> None:
+def test_files_of_other_origin_are_not_replaced(prepare_text: Prepare, tmp_path: Path, kind: str) -> None:
     write(tmp_path / "a.jsonl", [{"text": "one"}])
     mine = tmp_path / "out" / f"text.{kind}"
     mine.parent.mkdir()
     mine.write_text("precious")
     with pytest.raises(UserError, match=rf"text\.{kind} does not belong to an indexed data set: move it away"):
-        made("force=True")
+        prepare_text("force=True")
     stage = mine.parent / ".text.preparing"
     stage.mkdir()
     (stage / "idx").write_text("precious")
     mine.unlink()
     with pytest.raises(UserError, match=r"\.text\.preparing exists and was not created by bionemo"):
-        made()
+        prepare_text()
     assert (stage / "idx").read_text() == "precious"

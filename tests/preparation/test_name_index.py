@@ -59,8 +59,8 @@ def test_chosen_hashes_against_dictionaries(
     assert (again.tolist(), before.tolist()) == expected_repeats(pairs)
     numbers = {pair: number for number, pair in reversed([*enumerate(pairs)])}
     for index in (built, NameIndex(folder / "index")):
-        for wanted in (pairs, others, others + pairs[::-1]):
-            assert index.lookup(forged(wanted)).tolist() == [numbers.get(pair, -1) for pair in wanted]
+        for queries in (pairs, others, others + pairs[::-1]):
+            assert index.lookup(forged(queries)).tolist() == [numbers.get(pair, -1) for pair in queries]
 
 
 @pytest.mark.parametrize("partition_size", [1, 7, 100, 8 << 20])
@@ -73,10 +73,10 @@ def test_names_against_dictionaries(tmp_path: Path, partition_size: int) -> None
         again, before = find_duplicates(paths, len(names))
         index = NameIndex.build(tmp_path / "index", paths, len(names))
     assert (again.tolist(), before.tolist()) == expected_repeats(names)
-    wanted = [f"UniRef90_{n:05}" for n in range(800)]
+    queries = [f"UniRef90_{n:05}" for n in range(800)]
     numbers = {name: number for number, name in reversed([*enumerate(names)])}
-    found = index.lookup(hash_names(pa.array([name.encode() for name in wanted], pa.binary())))
-    assert found.tolist() == [numbers.get(name, -1) for name in wanted]
+    found = index.lookup(hash_names(pa.array([name.encode() for name in queries], pa.binary())))
+    assert found.tolist() == [numbers.get(name, -1) for name in queries]
 
 
 def test_hashes_equal_xxh3_128() -> None:

@@ -39,7 +39,7 @@ A, B, C = (1, "a", "MKV"), (2, "b", "MK"), (3, "c", "VLA")
 WITHOUT_B = [A, C]
 
 
-def strange(letters: str, shown: str, strip: str | None = None, keep: bool = True) -> Case:
+def strange(letters: str, letter: str, strip: str | None = None, keep: bool = True) -> Case:
     """Return a case in which the second of three sequences contains invalid letters."""
     kept, changed = {"on_letters=skip": WITHOUT_B}, {}
     if strip is not None:
@@ -49,7 +49,7 @@ def strange(letters: str, shown: str, strip: str | None = None, keep: bool = Tru
         kept["on_letters=keep"] = [A, (2, "b", letters.replace("\n", "").upper()), C]
     dropped = {"on_letters=skip": {"strange letters": 1}}
     hint = ", strip" if keep else ""
-    error = (":3: record 'b' has ", shown, " in its sequence", f"set on_letters=skip{hint}")
+    error = (":3: record 'b' has ", letter, " in its sequence", f"set on_letters=skip{hint}")
     return Case(f">a\nMKV\n>b more\n{letters}\n>c\nVLA\n", error, kept, dropped, changed)
 
 
@@ -57,7 +57,7 @@ CASES = {
     "text at the top": Case("\n\nMKV\n>a\nMKV\n", (":3: text before the first '>'",)),
     "a blank at the top": Case(" \n>a\nMKV\n", (":1: text before the first '>'",)),
     "records that ran together": Case(">a >\nMKV\n>b more\nMK\nV>c\nVLA\n", (":5: a '>' within a sequence: put",)),
-    "no record": Case("\n\n\n", (" holds no records",)),
+    "no record": Case("\n\n\n", (" contains no records",)),
     "no sequence": Case(
         ">a\nMKV\n>b more\n\n\n>c\nVLA\n",
         (":3: record 'b' has no sequence: ", "set on_empty=skip"),
@@ -78,7 +78,7 @@ CASES = {
     ),
     "same name": Case(
         "\n>a\nMKV\n>b\nMK\n>c\nVLA\n>b again\nLL\n>a x\nA\n>b\nC\n",
-        (":8: record 'b' has the name of the one at ", ":4 (3 such records)", "set on_duplicate=skip", "keep"),
+        (":8: record 'b' has the same name as the record at ", ":4 (3 such records)", "set on_duplicate=skip", "keep"),
         {
             "on_duplicate=skip": [A, B, C],
             "on_duplicate=keep": [A, B, C, (4, "b", "LL"), (5, "a", "A"), (6, "b", "C")],
@@ -186,9 +186,13 @@ def test_lower_case_and_line_ends_are_changed_and_counted(tmp_path: Path) -> Non
 
 def test_duplicates_in_two_files_name_both(tmp_path: Path) -> None:
     sources = [write(tmp_path, ">a\nM\n>b\nK\n>c\nV\n", "1.fa"), write(tmp_path, "\n>d\nM\n\n>b x\nL\n", "2.fa")]
-    with pytest.raises(UserError, match=rf"^{sources[1]}:5: record 'b' has the name of the one at {sources[0]}:3 "):
+    with pytest.raises(
+        UserError, match=rf"^{sources[1]}:5: record 'b' has the same name as the record at {sources[0]}:3 "
+    ):
         prepare(sources, tmp_path / "out")
-    with pytest.raises(UserError, match=rf"^{sources[1]}:2: record 'd' has the name of the one at {sources[1]}:2 "):
+    with pytest.raises(
+        UserError, match=rf"^{sources[1]}:2: record 'd' has the same name as the record at {sources[1]}:2 "
+    ):
         prepare([sources[1], sources[1]], tmp_path / "out")  # the same file twice
     prepare(sources, tmp_path / "out", val_size=0, test_size=0, on_duplicate="skip")
     assert sorted(row[0] for row in rows(tmp_path / "out")["train"]) == ["1", "2", "3", "4"]
@@ -222,7 +226,7 @@ def test_damaged_gzip(tmp_path: Path, damage: str) -> None:
     source = write(tmp_path, bytes(data))
     with pytest.raises(UserError) as error:
         prepare(source, tmp_path / "out", on_letters="keep", on_duplicate="keep", on_empty="skip")
-    assert str(error.value).startswith(f"{source}: the gzip data is cut off or damaged (")
+    assert str(error.value).startswith(f"{source}: the gzip data is truncated or damaged (")
     assert "download it again" in str(error.value) and "\n" not in str(error.value)
     assert not left(tmp_path / "out")
 
@@ -230,7 +234,7 @@ def test_damaged_gzip(tmp_path: Path, damage: str) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("missing.fasta", "missing.fasta is not there: check the source"),
+        ("missing.fasta", "missing.fasta does not exist: check the source"),
         (".", "cannot be read"),
         ("ftp://example.org/x.fasta", "ftp://"),
     ],
@@ -262,6 +266,8 @@ def test_downloads_stay_after_an_error(tmp_path: Path) -> None:
 
 def test_worker_processes_report_the_same_error(tmp_path: Path) -> None:
     source = write(tmp_path, generated(100) + ">n7\nMK\n")
-    with pytest.raises(UserError, match=rf"^{source}:201: record 'n7' has the name of the one at {source}:15 "):
+    with pytest.raises(
+        UserError, match=rf"^{source}:201: record 'n7' has the same name as the record at {source}:15 "
+    ):
         prepare(source, tmp_path / "out", workers=2)
     assert not left(tmp_path / "out")

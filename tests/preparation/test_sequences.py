@@ -201,7 +201,7 @@ def test_split_sizes_are_fractions_or_counts(
 ) -> None:
     source = write(tmp_path, generated(20))
     if expected is None:
-        with pytest.raises(UserError, match=rf"val_size={val} and test_size={test} leave nothing of 20 records"):
+        with pytest.raises(UserError, match=rf"val_size={val} and test_size={test} leave no training records of 20"):
             prepare(source, tmp_path / "out", val_size=val, test_size=test)
         assert not left(tmp_path / "out")
     else:
@@ -268,7 +268,7 @@ def test_a_long_table_and_a_fasta_file_are_one_input(tmp_path: Path) -> None:
         ('id,sequence\na,M\nb,"M\nK"\n', {"on_letters": "keep"}, r"x.csv:3: record 'b' has '\\n' in its sequence"),
         ("id,sequence\n,M\nb,M\n", {}, "x.csv:2: record '' has no name"),
         ("id,sequence\na,\nb,M\n", {}, "x.csv:2: record 'a' has no sequence"),
-        ("id,sequence\n", {}, "leave nothing of 0 records"),
+        ("id,sequence\n", {}, "leave no training records of 0"),
         (TABLE, {"separator": ";;"}, "separator is ';;': it must be one ASCII character"),
         (TABLE, {"separator": ""}, "separator is ''"),
         (TABLE, {"format": "fasta"}, "x.csv:1: text before the first '>'"),
@@ -285,7 +285,7 @@ def test_mistakes_with_tables(tmp_path: Path, content: str, changes: dict[str, A
 
 def test_a_checksum_requires_a_single_file(tmp_path: Path) -> None:
     sources = [write(tmp_path, generated(9)), write(tmp_path, ODD["lower case"], "y.fasta")]
-    with pytest.raises(UserError, match="checksum belongs to one file, but source names 2"):
+    with pytest.raises(UserError, match="checksum applies to a single file, but source has 2 files"):
         prepare(sources, tmp_path / "out", checksum="md5:" + "0" * 32)
 
 

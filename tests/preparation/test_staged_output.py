@@ -71,7 +71,7 @@ def test_other_data_sets_are_not_replaced_without_force(
     with pytest.raises(UserError, match=message):
         make(tmp_path, **parameters)
     with (
-        pytest.raises(UserError, match="holds tiny data: choose another output, or force=True"),
+        pytest.raises(UserError, match="contains tiny data: choose another output, or force=True"),
         stage_output(tmp_path, "other", {"seed": 0}, DIRECTORIES),
     ):
         pass
@@ -125,7 +125,9 @@ def test_an_invalid_manifest_is_replaced_with_force(tmp_path: Path, content: str
 def test_missing_or_changed_shards_are_noticed(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     make(tmp_path)
     damage(tmp_path / "val/x000.csv")
-    with pytest.raises(UserError, match=r"val/x000.csv is not as it was prepared: prepare it again with force=True"):
+    with pytest.raises(
+        UserError, match=r"val/x000.csv has changed since it was prepared: prepare it again with force=True"
+    ):
         make(tmp_path)
 
 
@@ -287,16 +289,28 @@ def _edit(path: Path, change: Callable[[Any], object]) -> None:
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
-        (lambda out: _flip(out / "train/x001.csv"), "train/x001.csv is not as it was written: its checksum differs"),
-        (lambda out: _flip(out / "val/x000.csv", 0), "val/x000.csv is not as it was written: its checksum differs"),
+        (
+            lambda out: _flip(out / "train/x001.csv"),
+            "train/x001.csv has changed since it was written: its checksum differs",
+        ),
+        (
+            lambda out: _flip(out / "val/x000.csv", 0),
+            "val/x000.csv has changed since it was written: its checksum differs",
+        ),
         (lambda out: (out / "test/x000.csv").unlink(), "test/x000.csv cannot be read (No such file or directory)"),
         (lambda out: shutil.rmtree(out / "test"), "test/x000.csv cannot be read (No such file or directory)"),
-        (lambda out: os.truncate(out / "train/x000.csv", 99), "train/x000.csv is not as it was written: its rows di"),
+        (
+            lambda out: os.truncate(out / "train/x000.csv", 99),
+            "train/x000.csv has changed since it was written: its rows di",
+        ),
         (
             lambda out: os.truncate(out / "val/x000.csv", (out / "val/x000.csv").stat().st_size - 1),
-            "val/x000.csv is not as it was written: its rows differ",
+            "val/x000.csv has changed since it was written: its rows differ",
         ),
-        (lambda out: (out / "test/x000.csv").open("ab").write(b"M"), "test/x000.csv is not as it was written: its si"),
+        (
+            lambda out: (out / "test/x000.csv").open("ab").write(b"M"),
+            "test/x000.csv has changed since it was written: its si",
+        ),
         (lambda out: _flip(out.parent / "x.fasta"), "x.fasta is not the file that was read"),
         (lambda out: (out.parent / "x.fasta").open("ab").write(b"\n"), "x.fasta is not the file that was read"),
         (
@@ -305,7 +319,7 @@ def _edit(path: Path, change: Callable[[Any], object]) -> None:
         ),
         (
             lambda out: _edit(out / "manifest.json", lambda m: m["tallies"]["x.fasta"].update(read=29, written=29)),
-            "x.fasta: 29 records written, but the shards hold 30",
+            "x.fasta: 29 records written, but the shards contain 30",
         ),
         (
             lambda out: _edit(out / "manifest.json", lambda m: m["tallies"]["x.fasta"].update(letters_written=1)),
@@ -313,7 +327,7 @@ def _edit(path: Path, change: Callable[[Any], object]) -> None:
         ),
         (
             lambda out: _edit(out / "manifest.json", lambda m: m["files"].pop("train/x001.csv")),
-            "x.fasta: 30 records written, but the shards hold 16",
+            "x.fasta: 30 records written, but the shards contain 16",
         ),
     ],
 )
@@ -330,7 +344,9 @@ def test_verify_accepts_missing_inputs(tmp_path: Path) -> None:
     source.unlink()  # an input may have been deleted
     assert verify(tmp_path / "out") == []
     (tmp_path / "out/manifest.json").unlink()
-    with pytest.raises(UserError, match=r"holds no manifest.json: it is not, or not completely, prepared"):
+    with pytest.raises(
+        UserError, match=r"contains no manifest.json: it was not prepared, or its preparation was interrupted"
+    ):
         verify(tmp_path / "out")
 
 
@@ -385,7 +401,7 @@ def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, workers: int) -> No
     source = write(tmp_path, generated(30))
     with (
         patch.object(StagedOutput, "path", lambda *_: Path("/dev/full")),  # a device that is always full
-        pytest.raises(UserError, match="no space left on the disk; nothing of it was kept") as error,
+        pytest.raises(UserError, match="no space left on the disk; no output was written") as error,
     ):
         prepare(source, tmp_path / "out", workers)
     assert "\n" not in str(error.value) and not left(tmp_path / "out")

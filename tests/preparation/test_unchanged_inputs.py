@@ -46,7 +46,7 @@ def test_letters_are_counted_in_the_shards(tmp_path: Path) -> None:
     assert manifest.tallies["a.fasta"].letters_read == manifest.tallies["a.fasta"].letters_written == 18
     path = tmp_path / "out" / "manifest.json"
     path.write_text(re.sub(r'"letters_(read|written)": 18', r'"letters_\1": 19', path.read_text()))
-    assert verify(tmp_path / "out") == ["a.fasta: 19 letters written, but the shards hold 18"]
+    assert verify(tmp_path / "out") == ["a.fasta: 19 letters written, but the shards contain 18"]
 
 
 def test_letters_of_dropped_records(tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ def test_dropped_columns_and_records_per_split_are_logged(tmp_path: Path, caplog
     (tmp_path / "a.csv").write_text(f"id,sequence,label,origin\n{lines}")
     prepare(tmp_path / "a.csv", tmp_path / "out", val_size=5, test_size=0.04)
     assert (
-        caplog.text.count("a.csv: columns not kept: label, origin; the shards hold id, sequence alone; to train") == 1
+        caplog.text.count("a.csv: dropped columns: label, origin; the shards contain only id, sequence; to train") == 1
     )
     assert f"prepared: {tmp_path / 'out'}: train 43, val 5, test 2 records" in caplog.messages
-    assert "note: test has 2 of 50 records, too few to measure a model with: set larger" in caplog.text
+    assert "note: test has 2 of 50 records, too few for reliable metrics: set larger" in caplog.text
     caplog.clear()
     prepare(write(tmp_path / "a.fasta"), tmp_path / "b", val_size=1, test_size=1)  # the requested sizes
     assert "note: " not in caplog.text
@@ -209,9 +209,7 @@ def test_few_molecules_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFix
     (tmp_path / "a.csv").write_text(f"smiles,zinc_id,logp\n{text}")
     sizes = {"train_size": 10_050_000, "val_size": 100, "test_size": 50_000}
     prepare_molecules(tmp_path / "a.csv", tmp_path / "out", **sizes)
-    assert "a.csv: columns not kept: logp;" in caplog.text
-    message = (
-        "val has 1 and test has 1 of 328 records, too few to measure a model with: set train_size=264 val_size=32"
-    )
+    assert "a.csv: dropped columns: logp;" in caplog.text
+    message = "val has 1 and test has 1 of 328 records, too few for reliable metrics: set train_size=264 val_size=32"
     assert message in caplog.text
     assert f"prepared: {tmp_path / 'out'}: train 326, val 1, test 1 records" in caplog.messages

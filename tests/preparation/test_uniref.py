@@ -167,28 +167,37 @@ def test_workers_and_gzip_do_not_change_the_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({TABLE: ("c3\n", "c3,c4\n")}, "{t}:4: cluster C has the member c4, which {s}/UF90 does not hold (1 such mem"),
+        ({TABLE: ("c3\n", "c3,c4\n")}, "{t}:4: cluster C has the member c4, which is missing in {s}/UF90 (1 such mem"),
         (
             {TABLE: ("B\tb1\n", "B\tb2,b1,b3\n")},
-            "{t}:3: cluster B has the member b2, which {s}/UF90 does not hold (2 such",
+            "{t}:3: cluster B has the member b2, which is missing in {s}/UF90 (2 such",
         ),
-        ({TABLE: ("C\t", "D\tc9\nC\t")}, "{t}:4: cluster D, which {s}/UF50 does not hold (1 such clusters): take"),
+        ({TABLE: ("C\t", "D\tc9\nC\t")}, "{t}:4: cluster D, which is missing in {s}/UF50 (1 such clusters): use"),
         (
             {TABLE: ("C\tc1", "\n\r\nC\tc1,a2")},
-            "{t}:6: cluster C has the member a2, which stands at {t}:2 too (1 such",
+            "{t}:6: cluster C has the member a2, which is also at {t}:2 (1 such",
         ),
-        ({TABLE: ("a1,a2", "a1,a2,a1")}, "{t}:2: cluster A has the member a1, which stands at {t}:2 too (1 such mem"),
-        ({TABLE: ("C\t", "\nA\ta3\nC\t")}, "{t}:5: cluster A, which stands at {t}:2 too (1 such clusters): correct"),
+        ({TABLE: ("a1,a2", "a1,a2,a1")}, "{t}:2: cluster A has the member a1, which is also at {t}:2 (1 such mem"),
+        ({TABLE: ("C\t", "\nA\ta3\nC\t")}, "{t}:5: cluster A, which is also at {t}:2 (1 such clusters): correct"),
         ({TABLE: ("B\tb1", "B\t")}, "{t}:3: cluster B has no members: correct the table, or set on_unknown=skip"),
         ({TABLE: ("B\tb1", "B\t,,\tb1")}, "{t}:3: cluster B has no members"),
-        ({TABLE: ("B\tb1", "\n\nB b1")}, "{t}:5: no tab in 'B b1': a line is a cluster, a tab, its members with"),
+        ({TABLE: ("B\tb1", "\n\nB b1")}, "{t}:5: no tab in 'B b1': expected cluster name, tab, comma-sep"),
         ({TABLE: ("C\tc1,c2,c3\n", "C")}, "{t}:4: no tab in 'C': "),
-        ({TABLE: ("A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n", "")}, "{t} holds no cluster below its header"),
-        ({TABLE: ("A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n", "\n\n")}, "{t} holds no cluster below its header"),
-        ({TABLE: (HEADER + "A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n", "")}, "{t} holds no cluster below its header"),
-        ({UF90: (">c3", ">a2")}, "{s}/UF90:7: record 'a2' has the name of the one at {s}/UF90:3 (1 such records)"),
-        ({UF50: (">B", ">C")}, "{s}/UF50:5: record 'C' has the name of the one at {s}/UF50:1 (1 such records)"),
-        ({VALID: (">v1", ">v2")}, "{s}/VALID:3: record 'v2' has the name of the one at {s}/VALID:1 (1 such records)"),
+        ({TABLE: ("A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n", "")}, "{t} contains no cluster below its header"),
+        ({TABLE: ("A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n", "\n\n")}, "{t} contains no cluster below its header"),
+        ({TABLE: (HEADER + "A\ta1,a2\nB\tb1\nC\tc1,c2,c3\n", "")}, "{t} contains no cluster below its header"),
+        (
+            {UF90: (">c3", ">a2")},
+            "{s}/UF90:7: record 'a2' has the same name as the record at {s}/UF90:3 (1 such records)",
+        ),
+        (
+            {UF50: (">B", ">C")},
+            "{s}/UF50:5: record 'C' has the same name as the record at {s}/UF50:1 (1 such records)",
+        ),
+        (
+            {VALID: (">v1", ">v2")},
+            "{s}/VALID:3: record 'v2' has the same name as the record at {s}/VALID:1 (1 such records)",
+        ),
         ({UF90: ("\nAA\n", "\nA*\n")}, "{s}/UF90:3: record 'a2' has '*' in its sequence: correct it, or set on_lett"),
         ({UF50: ("\nAAA\n", "\n")}, "{s}/UF50:3: record 'A' has no sequence: remove or complete it, or set on_emp"),
         ({VALID: (">v2", "v2")}, "{s}/VALID:1: text before the first '>'"),
@@ -221,15 +230,15 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
             {TABLE: ("B\tb1", "B\tb0,b1,b2")},
             ["unknown"],
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
-            {UF90: ({}, {"members of the table left out": 2})},
+            {UF90: ({}, {"members of the table excluded": 2})},
         ),
         (  # a cluster without a sequence, and its members
             {UF50: (">A\nAAA\n", "")},
             ["unknown"],
             {"B": ["b1"], "C": ["c1", "c2", "c3"]},
             {
-                UF50: ({}, {"clusters of the table left out": 1}),
-                UF90: ({"not in the mapping": 2}, {"members of the table left out": 2}),
+                UF50: ({}, {"clusters of the table excluded": 1}),
+                UF90: ({"not in the mapping": 2}, {"members of the table excluded": 2}),
             },
         ),
         (  # a cluster that loses all its members
@@ -237,8 +246,8 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
             ["unknown"],
             {"A": ["a1", "a2"], "C": ["c1", "c2", "c3"]},
             {
-                UF50: ({"not in the mapping": 1}, {"clusters of the table left out": 1}),
-                UF90: ({}, {"members of the table left out": 1}),
+                UF50: ({"not in the mapping": 1}, {"clusters of the table excluded": 1}),
+                UF90: ({}, {"members of the table excluded": 1}),
             },
         ),
         (  # the first and the last cluster at once, and one without members
@@ -250,30 +259,30 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
             ["unknown"],
             {"B": ["b1"], "C": ["c2"]},
             {
-                UF50: ({"not in the mapping": 2}, {"clusters of the table left out": 2}),
-                UF90: ({"not in the mapping": 1}, {"members of the table left out": 3}),
+                UF50: ({"not in the mapping": 2}, {"clusters of the table excluded": 2}),
+                UF90: ({"not in the mapping": 1}, {"members of the table excluded": 3}),
             },
         ),
         (  # a member of two clusters, and twice in one
             {TABLE: ("C\tc1", "C\tb1,c1,c1,a2")},
             ["shared"],
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
-            {UF90: ({}, {"members of the table left out": 3})},
+            {UF90: ({}, {"members of the table excluded": 3})},
         ),
         (  # a cluster whose members all belong to other clusters
             {TABLE: ("B\tb1", "B\ta2,a1")},
             ["shared"],
             {"A": ["a1", "a2"], "C": ["c1", "c2", "c3"]},
             {
-                UF50: ({"not in the mapping": 1}, {"clusters of the table left out": 1}),
-                UF90: ({"not in the mapping": 1}, {"members of the table left out": 2}),
+                UF50: ({"not in the mapping": 1}, {"clusters of the table excluded": 1}),
+                UF90: ({"not in the mapping": 1}, {"members of the table excluded": 2}),
             },
         ),
         (  # a cluster twice
             {TABLE: ("C\t", "A\tx1\nC\t")},
             ["shared"],
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
-            {UF50: ({}, {"clusters of the table left out": 1}), UF90: ({}, {"members of the table left out": 1})},
+            {UF50: ({}, {"clusters of the table excluded": 1}), UF90: ({}, {"members of the table left out": 1})},
         ),
         (  # sequences of no cluster
             {UF50: (">A", ">X\nXX\n>A"), UF90: (">b1", ">x1\nX\n>x2\nXX\n>b1")},
@@ -291,15 +300,15 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
             {UF90: (">c3\nCCC", ">a2\nXX")},
             ["duplicate", "unknown"],
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2"]},
-            {UF90: ({"duplicate": 1}, {"members of the table left out": 1})},
+            {UF90: ({"duplicate": 1}, {"members of the table excluded": 1})},
         ),
         (  # omitted sequences leave a gap in the mapping
             {UF50: ("\nBBB\n", "\nB*B\n"), UF90: ("\nAA\n", "\n\n")},
             ["letters", "empty", "unknown"],
             {"A": ["a1"], "C": ["c1", "c2", "c3"]},
             {
-                UF50: ({"strange letters": 1}, {"clusters of the table left out": 1}),
-                UF90: ({"empty": 1, "not in the mapping": 1}, {"members of the table left out": 2}),
+                UF50: ({"strange letters": 1}, {"clusters of the table excluded": 1}),
+                UF90: ({"empty": 1, "not in the mapping": 1}, {"members of the table excluded": 2}),
             },
         ),
         *(  # other table formats
@@ -399,7 +408,7 @@ def test_copies_replace_nothing_without_force(tmp_path: Path) -> None:
     source, out = data.write(tmp_path / "source"), tmp_path / "out"
     out.mkdir()
     (out / TABLE).write_text("precious")
-    with pytest.raises(UserError, match=f"{out / TABLE} is in the way of a copy of {source / TABLE}"):
+    with pytest.raises(UserError, match=f"{out / TABLE} exists, so {source / TABLE} cannot be copied"):
         prepare(source, out)
     assert [(path.name, path.read_text()) for path in left(out)] == [(TABLE, "precious")]
     prepare(source, out, force=True)

@@ -105,7 +105,7 @@ def test_a_symbolic_link_is_not_a_staging_directory(out: Path) -> None:
 )
 def test_invalid_moves(out: Path, moves: object) -> None:
     stage = create_stage(out, moves)
-    assert f"{stage} is not what an interrupted preparation leaves" in refused(out)
+    assert f"{stage} is not a valid staging directory" in refused(out)
     assert "remove this directory, then start again" in refused(out, force=True)
     shutil.rmtree(stage)
     assert make(out) and untouched(out)
@@ -116,7 +116,7 @@ def test_a_list_of_moves_that_is_not_a_file(out: Path, kind: Callable[[Path], No
     stage = create_stage(out, {})
     (stage / "moves.json").unlink()
     kind(stage / "moves.json")
-    assert "is not what an interrupted preparation leaves" in refused(out)
+    assert "is not a valid staging directory" in refused(out)
 
 
 def complete_stage(out: Path, **changes: Any) -> Path:
@@ -153,7 +153,7 @@ def test_replaced_files_are_kept_unless_listed_in_the_manifest(out: Path) -> Non
 def test_a_changed_staging_directory(out: Path, damage: Callable[[Path], object]) -> None:
     stage = complete_stage(out)
     damage(stage)
-    assert f"{stage} is not what an interrupted preparation leaves" in refused(out)
+    assert f"{stage} is not a valid staging directory" in refused(out)
     assert not (out / "manifest.json").exists()
 
 

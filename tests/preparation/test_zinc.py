@@ -195,7 +195,7 @@ def test_mistakes_are_one_line(tmp_path: Path, content: bytes, message: str) -> 
         prepare(job(tmp_path / "x.txt", tmp_path / "out"))
     assert "\n" not in str(error.value)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty holds no file named"):
+    with pytest.raises(UserError, match="empty contains no file named"):
         prepare(job(tmp_path / "empty", tmp_path / "out"))
 
 

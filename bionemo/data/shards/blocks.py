@@ -57,7 +57,7 @@ def read_blocks(
     with path.open("rb", buffering=0) as file:
         total = os.fstat(file.fileno()).st_size
         if total == 0:
-            raise UserError(f"{path} is empty: write it again, or leave it out of the range of files")
+            raise UserError(f"{path} is empty: write it again, or exclude it from the range of files")
         if start is None:
             start = len(BYTE_ORDER_MARK) if os.pread(file.fileno(), 3, 0) == BYTE_ORDER_MARK else 0
         base, size, stop = start, BLOCK_BYTES, total if stop is None else stop
@@ -65,7 +65,7 @@ def read_blocks(
             # reading the last, incomplete record again is cheaper than copying its first part
             data = os.pread(file.fileno(), min(size, stop - base), base)
             if not data:
-                raise UserError(f"{path} became shorter while it was read: wait until it is written, then start again")
+                raise UserError(f"{path} was truncated while it was read: wait until it is complete, then start again")
             if base + len(data) == stop:
                 closed = data.endswith(newline)
                 data = data if closed else data + newline

@@ -164,17 +164,17 @@ class _FileCheck:
         names, key = self.names, self.configured.key(field)
         if column < len(names):
             self._check_not_a_record(column, cells)
-            if self._states(field, names[column]):
+            if self._name_states_content(field, names[column]):
                 return
         found = f" is the column {_shown(names[column])}" if column < len(names) else ""
-        others = [i for i, name in enumerate(names) if self._states(field, name)]
+        others = [i for i, name in enumerate(names) if self._name_states_content(field, name)]
         if others or column >= len(names):
             raise UserError(
                 f"{self.path}: {key}={column}{found}, but the header has {_listed(names)}: "
                 + (f"set {key}={others[0]}" if others else self._advice(column))
             )
 
-    def _states(self, field: str, name: str) -> bool:
+    def _name_states_content(self, field: str, name: str) -> bool:
         """Return whether the name of a column states that it holds this field."""
         fields = {each.lower() for each in self.configured.columns} - {"sequence"}
         if field.lower() in fields and field.lower() in (each.lower() for each in self.names):
@@ -195,7 +195,7 @@ class _FileCheck:
             advice = "add the header to this file, as in the others" if self.after_header else f"set {key}={lines - 1}"
             rename = "smiles" if expected is SMILES else "sequence"
             raise UserError(
-                f"{self.path}:{lines}: {key}={lines} leaves out a line that looks like a record ({_shown(name)} in "
+                f"{self.path}:{lines}: {key}={lines} skips a line that looks like a record ({_shown(name)} in "
                 f"column {column}): {advice}; if it is a header, rename this column to {rename!r}"
             )
 
@@ -219,7 +219,7 @@ class _FileCheck:
             return  # empty sequences are counted later
         numbers = all(map(_NUMBER.fullmatch, cells))
         name = self.names[column] if self.names else None
-        if not numbers and name is not None and self._states(field, name):
+        if not numbers and name is not None and self._name_states_content(field, name):
             return
         others = [cell for cell in cells if not self.expected.is_cell(cell)]
         key = self.configured.key(field)

@@ -118,7 +118,7 @@ class CsvSource(TextShards):
         if not scanner.records:
             header = f" after its {dialect.header_lines} header line(s)" if dialect.header_lines else ""
             raise UserError(
-                f"{path} holds no records{header}: check header_lines, or leave it out of the range of files"
+                f"{path} contains no records{header}: check header_lines, or exclude it from the range of files"
             )
 
 

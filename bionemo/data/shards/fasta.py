@@ -73,7 +73,7 @@ def find_first_record(path: Path, shown: str | None = None) -> int:
     text = top.removeprefix(BYTE_ORDER_MARK).lstrip(b"\r\n")
     offset = len(top) - len(text)
     if top and not text:
-        raise UserError(f"{shown or path} holds no records: write it again, or leave it out of the range of files")
+        raise UserError(f"{shown or path} contains no records: write it again, or exclude it from the range of files")
     if text and not text.startswith(b">"):
         line = line_number(path, offset)
         raise UserError(f"{shown or path}:{line}: text before the first '>': is this a FASTA file?")
@@ -169,7 +169,7 @@ def _check_non_ascii(
     in_header = is_header[np.searchsorted(start, beyond, side="right") - 1]
     if not in_header.all():
         offset = int(beyond[~in_header][0])
-        raise error(offset, f"byte 0x{text[offset]:02x} in a sequence: only ASCII letters stand for residues")
+        raise error(offset, f"byte 0x{text[offset]:02x} in a sequence: residues must be ASCII letters")
     try:
         block.data[: block.end].decode()
     except UnicodeDecodeError as failure:

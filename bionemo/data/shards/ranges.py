@@ -50,7 +50,7 @@ def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
     largest = max((abs(int(last) - int(first)) for first, last in _BOUNDS.findall(braces)), default=0)
     stems = [] if largest > _MAX_FILES else list(islice(braceexpand(braces, escape=False), _MAX_FILES + 1))
     if largest > _MAX_FILES or len(stems) > _MAX_FILES:
-        raise UserError(f"the range '{pattern}' stands for more than {_MAX_FILES:,} files: check its bounds")
+        raise UserError(f"the range '{pattern}' expands to more than {_MAX_FILES:,} files: check its bounds")
     # braceexpand keeps the braces of a set with one element; x[0] is the file x0
     stems = [stem.replace("{", "").replace("}", "") for stem in stems]
     names = [stem if stem.endswith(extension) else stem + extension for stem in stems]
@@ -103,7 +103,7 @@ def _convert_brackets(name: str, pattern: str) -> str:
             text += "{"
             opened.append(bracket)
         elif not opened:
-            raise UserError(f"unbalanced '{bracket}' in the range '{pattern}': nothing opens it")
+            raise UserError(f"unbalanced '{bracket}' in the range '{pattern}': the opening bracket is missing")
         else:
             if text.endswith("{"):
                 raise UserError(
@@ -113,7 +113,7 @@ def _convert_brackets(name: str, pattern: str) -> str:
             opened.pop()
         offset += len(bracket or " ")
     if opened:
-        raise UserError(f"unbalanced '{opened[-1]}' in the range '{pattern}': nothing closes it")
+        raise UserError(f"unbalanced '{opened[-1]}' in the range '{pattern}': the closing bracket is missing")
     return text
 
 
@@ -129,4 +129,4 @@ def _describe_directory(folder: Path) -> str:
         return "that directory does not exist"
     except OSError as error:
         return f"that directory cannot be read ({error.strerror})"
-    return f"it holds {_list_names(names)}" if names else "it is empty"
+    return f"it contains {_list_names(names)}" if names else "it is empty"

@@ -102,8 +102,8 @@ def duplicate_notes(name: str, paths: Sequence[Path], training: Sequence[Path]) 
     if training and (pairs := _find_duplicates(paths, training)):
         file, other = pairs[0]
         notes.append(
-            f"{name} data: {file} has the same content as {other}{_more(pairs)}, which the model is trained on: the "
-            f"{name} loss does not show how well it predicts new sequences"
+            f"{name} data: {file} has the same content as the training file {other}{_more(pairs)}: the {name} loss "
+            "does not measure generalization"
         )
     return notes
 

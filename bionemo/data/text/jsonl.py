@@ -99,7 +99,7 @@ def _parse(line: bytes, key: str) -> tuple[str, str]:
     except UnicodeDecodeError:
         return "", "text that is not UTF-8"
     except UnicodeEncodeError:
-        return "", f"the {key!r} has half a surrogate pair"
+        return "", f"the {key!r} contains an unpaired surrogate"
     except (ValueError, RecursionError):
         return "", "a line that is not JSON"
     return content[key], ""

@@ -24,19 +24,19 @@ def packed(lengths: list[int], seed: int = 0) -> tuple[TokenSequences, np.ndarra
 
 def reference(tokens: list[int], words: list[int], prob: float, rate: float) -> list[int]:
     """Reference: mask spans token by token, with scipy's Poisson quantile function for their lengths."""
-    shown, at = [], 0
+    masked, at = [], 0
     while at < len(tokens):
         share = words[at] / 2**64
         if share >= prob:
-            shown.append(tokens[at])
+            masked.append(tokens[at])
             at += 1
             continue
         span = int(poisson.ppf(share / prob, rate)) if rate else 0
-        shown.append(MASK)
+        masked.append(MASK)
         if span == 0:
-            shown.append(tokens[at])
+            masked.append(tokens[at])
         at += max(span, 1)
-    return shown
+    return masked
 
 
 @settings(max_examples=150, deadline=None)

@@ -55,11 +55,11 @@ def test_any_other_residue_is_equally_likely_and_never_the_same_or_a_special_tok
     alphabet = load_tokenizer(name)
     tokens, keys, lengths = packed(name, [1000] * 150)
     _, answers = ResidueMasker(alphabet, 1.0, 0.0, 1.0)(tokens, keys, lengths)
-    shown = tokens[(tokens != alphabet.bos_id) & (tokens != alphabet.eos_id)]
-    assert len(shown) == len(answers) == 150_000
-    assert not any(alphabet.tokens[token].startswith("<") for token in np.unique(shown))
+    visible = tokens[(tokens != alphabet.bos_id) & (tokens != alphabet.eos_id)]
+    assert len(visible) == len(answers) == 150_000
+    assert not any(alphabet.tokens[token].startswith("<") for token in np.unique(visible))
     pairs = np.zeros((256, 256))
-    np.add.at(pairs, (answers, shown), 1)
+    np.add.at(pairs, (answers, visible), 1)
     residues = alphabet.residue_ids
     table = pairs[np.ix_(residues, residues)]
     assert table.sum() == 150_000
@@ -86,23 +86,23 @@ def test_special_tokens_are_targets_only_if_enabled() -> None:
     alphabet = load_tokenizer("esm1nv")
     specials = (alphabet.bos_id, alphabet.eos_id)
     tokens, keys, lengths = packed("esm1nv", [3] * 4000)
-    shown, told = tokens.copy(), tokens.copy()
-    _, answers = ResidueMasker(alphabet, 0.9, 0.8, 0.1)(shown, keys, lengths)
+    masked, perturbed = tokens.copy(), tokens.copy()
+    _, answers = ResidueMasker(alphabet, 0.9, 0.8, 0.1)(masked, keys, lengths)
     assert not np.isin(answers, specials).any()
-    assert (shown[np.isin(tokens, specials)] == tokens[np.isin(tokens, specials)]).all()
-    _, answers = ResidueMasker(alphabet, 0.5, 0.0, 1.0, mask_special_tokens=True)(told, keys, lengths)
+    assert (masked[np.isin(tokens, specials)] == tokens[np.isin(tokens, specials)]).all()
+    _, answers = ResidueMasker(alphabet, 0.5, 0.0, 1.0, mask_special_tokens=True)(perturbed, keys, lengths)
     for special in specials:
         assert within(int((answers == special).sum()), 4000, 0.5)
-    assert not np.isin(told, [alphabet.mask_id, alphabet.pad_id, alphabet.unk_id]).any()
+    assert not np.isin(perturbed, [alphabet.mask_id, alphabet.pad_id, alphabet.unk_id]).any()
 
 
 def test_every_sequence_with_a_residue_has_a_target() -> None:
     alphabet = load_tokenizer("esm2nv")
     tokens, keys, lengths = packed("esm2nv", [1, 0, 2, 7, 0, 30] * 300)
     index, _ = ResidueMasker(alphabet, 0.001, 0.8, 0.1)(tokens, keys, lengths)
-    asked = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[index], minlength=len(lengths))
-    assert ((asked > 0) == (lengths > 2)).all()
-    assert asked.sum() < 1.1 * (lengths > 2).sum()  # and rarely more
+    targets = np.bincount(np.repeat(np.arange(len(lengths)), lengths)[index], minlength=len(lengths))
+    assert ((targets > 0) == (lengths > 2)).all()
+    assert targets.sum() < 1.1 * (lengths > 2).sum()  # and rarely more
 
 
 @pytest.mark.parametrize("shares", [(0.8, 0.1), (0.0, 1.0), (0.0, 0.0), (0.3, 0.3)])
@@ -182,6 +182,6 @@ def test_unigram_loss_equals_the_empirical_conditional_entropy(shares: tuple[flo
     together = np.zeros((256, 256))
     np.add.at(together, (answers, tokens[index]), 1.0)
     together /= together.sum()
-    held = together > 0
-    counted = -(together[held] * np.log((together / together.sum(0).clip(1e-300))[held])).sum()
+    occurs = together > 0
+    counted = -(together[occurs] * np.log((together / together.sum(0).clip(1e-300))[occurs])).sum()
     assert masking.unigram_loss(frequencies) == pytest.approx(counted, abs=5e-3)

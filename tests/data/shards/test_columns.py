@@ -59,7 +59,7 @@ def test_columns_that_hold_sequences_pass(
 
 
 @pytest.mark.parametrize(
-    ("content", "column", "said"),
+    ("content", "column", "message"),
     [
         (
             f"id,sequence,length,organism\n1,{ONE},33,ECOLI\n",
@@ -84,8 +84,8 @@ def test_columns_that_hold_sequences_pass(
         ("zinc_id,smiles\n1,CC(=O)Nc1ccccc1\n", 1, "the column 'smiles', which holds .* instead of protein sequences"),
     ],
 )
-def test_columns_that_hold_no_sequences_are_an_error(content: str, column: int, said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"x000\.csv: .*{said}") as error:
+def test_columns_that_hold_no_sequences_are_an_error(content: str, column: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"x000\.csv: .*{message}") as error:
         check(write(tmp_path, content), column)
     assert "\n" not in str(error.value)
 
@@ -96,7 +96,7 @@ def test_a_record_configured_as_header_is_an_error(content: str, tmp_path: Path)
         UserError, match=rf"x000\.csv:1: .*looks like a record .*: set {KEYS}\.csv_mmap\.header_lines=0"
     ):
         check(write(tmp_path, content), 3)
-    with pytest.raises(UserError, match=r"x000\.csv:2: .*header_lines=2 leaves out .*set \S+header_lines=1"):
+    with pytest.raises(UserError, match=r"x000\.csv:2: .*header_lines=2 skips a line .*set \S+header_lines=1"):
         check(write(tmp_path, V1), 3, header_lines=2)
 
 
@@ -165,13 +165,13 @@ def test_opening_molecules_checks_the_column(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     overrides = [f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000"]
     cfg = load("pretrain_xsmall_span_aug", overrides, ROOT / "examples" / "molecule" / "megamolbart" / "conf")
-    for content, said in {
+    for content, message in {
         "smiles,zinc_id\nCCO,ZINC1\n": rf"'zinc_id', but .*set {KEYS}\.csv_mmap\.data_col=0",
         "1,CCO\n2,CCN\n": rf"set {KEYS}\.csv_mmap\.header_lines=0",
         "zinc_id,smiles\n1,\n2,\n": "train data: all 2 SMILES are empty",
     }.items():
         write(tmp_path / "train", content)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "train")
     write(tmp_path / "train", "zinc_id,smiles\n1,CCO\n2,\n3,CCN\n")
     samples = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "train")

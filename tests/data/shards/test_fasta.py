@@ -42,13 +42,13 @@ def test_records_are_read_for_any_block_size(tmp_path_factory, file, block, data
     assert [(source.header(i), source.text(i)) for i in range(len(source))] == records
     assert source.lengths.tolist() == [len(letters) for _, letters in records]
 
-    wanted = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=6))
-    starts = [data.draw(st.integers(0, len(records[i][1]))) for i in wanted]
-    counts = [data.draw(st.integers(0, len(records[i][1]) - s)) for i, s in zip(wanted, starts, strict=True)]
+    selected = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=6))
+    starts = [data.draw(st.integers(0, len(records[i][1]))) for i in selected]
+    counts = [data.draw(st.integers(0, len(records[i][1]) - s)) for i, s in zip(selected, starts, strict=True)]
     positions = np.cumsum(counts) - counts
     out = np.zeros(sum(counts), np.uint8)
-    source.gather(np.array(wanted), np.array(starts), np.array(counts), out, positions)
-    expected = "".join(records[i][1][s : s + c] for i, s, c in zip(wanted, starts, counts, strict=True))
+    source.gather(np.array(selected), np.array(starts), np.array(counts), out, positions)
+    expected = "".join(records[i][1][s : s + c] for i, s, c in zip(selected, starts, counts, strict=True))
     assert out.tobytes().decode() == expected
 
 

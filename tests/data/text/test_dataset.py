@@ -77,11 +77,11 @@ def epoch(samples: TextDataset, number: int) -> Any:
 def test_targets_are_the_next_tokens_of_the_stream(seq_length: int, more: int, number: int) -> None:
     tokens = list(range(1, seq_length + 2 + more))
     samples = opened(tokens, seq_length)
-    made = epoch(samples, number)
+    batch = epoch(samples, number)
     count = (len(tokens) - 1) // seq_length
-    assert made.inputs.lengths.tolist() == [seq_length] * count == samples.lengths.tolist()
-    assert made.target_positions.tolist() == list(range(count * seq_length))
-    inputs, labels = made.inputs.ids.tolist(), made.target_ids.tolist()
+    assert batch.inputs.lengths.tolist() == [seq_length] * count == samples.lengths.tolist()
+    assert batch.target_positions.tolist() == list(range(count * seq_length))
+    inputs, labels = batch.inputs.ids.tolist(), batch.target_ids.tolist()
     shift = inputs[0] - 1
     assert 0 <= shift < seq_length
     circle = tokens * 2
@@ -106,7 +106,7 @@ def test_samples_depend_on_epoch_and_record_only() -> None:
     epochs, records = np.array([3, 0, 1, 3, 0]), np.array([2, 9, 2, 0, 2])
     together = samples.tokenize(epochs, records)
     assert together.sequences_per_sample is not None and together.first_positions is not None
-    first = done = asked = 0
+    first = done = targets = 0
     for number in range(5):
         alone = samples.tokenize(epochs[number : number + 1], records[number : number + 1])
         pieces, tokens = int(together.sequences_per_sample[number]), int(alone.inputs.lengths.sum())
@@ -115,11 +115,14 @@ def test_samples_depend_on_epoch_and_record_only() -> None:
             (together.dropout_keys[first : first + pieces], alone.dropout_keys),
             (together.first_positions[first : first + pieces], alone.first_positions),
             (together.inputs.ids[done : done + tokens], alone.inputs.ids),
-            (together.target_positions[asked : asked + len(alone.target_positions)] - done, alone.target_positions),
-            (together.target_ids[asked : asked + len(alone.target_positions)], alone.target_ids),
+            (
+                together.target_positions[targets : targets + len(alone.target_positions)] - done,
+                alone.target_positions,
+            ),
+            (together.target_ids[targets : targets + len(alone.target_positions)], alone.target_ids),
         ):
             assert whole.tolist() == part.tolist()
-        first, done, asked = first + pieces, done + tokens, asked + len(alone.target_positions)
+        first, done, targets = first + pieces, done + tokens, targets + len(alone.target_positions)
     assert len(set(together.dropout_keys.tolist())) == len(together.dropout_keys)
     again = pickle.loads(pickle.dumps(samples))
     assert again.tokenize(epochs, records).dropout_keys.tolist() == together.dropout_keys.tolist()
@@ -129,26 +132,26 @@ def test_samples_depend_on_epoch_and_record_only() -> None:
     assert len(pickle.dumps(opened([1] * 10**5, 1))) < 3 * len(pickle.dumps([1] * 10**5))
 
 
-def megatron_masks(row: list[int], switches: DocumentOptions) -> tuple[list[list[bool]], list[float], list[int]]:
+def megatron_masks(row: list[int], options: DocumentOptions) -> tuple[list[list[bool]], list[float], list[int]]:
     """Return Megatron's attention mask, loss mask and position ids."""
     import torch
     from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
     import bionemo.megatron  # noqa: F401  # prepares the host
 
-    mask, asked, positions = _get_ltor_masks_and_position_ids(
+    mask, loss_mask, positions = _get_ltor_masks_and_position_ids(
         torch.tensor(row),
         EOD,
-        switches.reset_position_ids,
-        switches.reset_attention_mask,
-        switches.eod_mask_loss,
+        options.reset_position_ids,
+        options.reset_attention_mask,
+        options.eod_mask_loss,
         True,
     )
-    return (~mask[0]).tolist(), asked.tolist(), positions.tolist()
+    return (~mask[0]).tolist(), loss_mask.tolist(), positions.tolist()
 
 
 @pytest.mark.parametrize(
-    "switches",
+    "options",
     [
         DocumentOptions(),
         DocumentOptions(eod_mask_loss=True),
@@ -157,23 +160,23 @@ def megatron_masks(row: list[int], switches: DocumentOptions) -> tuple[list[list
         DocumentOptions(True, True, True),
     ],
 )
-def test_options_agree_with_megatron(switches: DocumentOptions) -> None:
+def test_options_agree_with_megatron(options: DocumentOptions) -> None:
     documents = text(60)
     documents[7:7] = [[EOD], [EOD]]  # empty documents
-    samples = opened(flat(documents), 24, options=switches)
+    samples = opened(flat(documents), 24, options=options)
     for number in (0, 1, 2):
-        made = epoch(samples, number)
+        batch = epoch(samples, number)
         counts = (
-            [1] * len(samples.records) if made.sequences_per_sample is None else made.sequences_per_sample.tolist()
+            [1] * len(samples.records) if batch.sequences_per_sample is None else batch.sequences_per_sample.tolist()
         )
-        assert len(made.inputs.lengths) == len(made.dropout_keys) == len(made.unknown_counts) == sum(counts)
-        assert len(set(made.dropout_keys.tolist())) == len(made.dropout_keys)
-        lengths = iter(made.inputs.lengths.tolist())
-        offsets = iter([0] * sum(counts) if made.first_positions is None else made.first_positions.tolist())
-        asked = np.isin(np.arange(len(made.inputs.ids)), made.target_positions)
+        assert len(batch.inputs.lengths) == len(batch.dropout_keys) == len(batch.unknown_counts) == sum(counts)
+        assert len(set(batch.dropout_keys.tolist())) == len(batch.dropout_keys)
+        lengths = iter(batch.inputs.lengths.tolist())
+        offsets = iter([0] * sum(counts) if batch.first_positions is None else batch.first_positions.tolist())
+        is_target = np.isin(np.arange(len(batch.inputs.ids)), batch.target_positions)
         for sample, count in enumerate(counts):
-            row = made.inputs.ids[sample * 24 : sample * 24 + 24].tolist()
-            sees, wanted, positions = megatron_masks(row, switches)
+            row = batch.inputs.ids[sample * 24 : sample * 24 + 24].tolist()
+            attention_mask, loss_mask, positions = megatron_masks(row, options)
             at, ours = 0, []
             seen = np.zeros((24, 24), bool)
             for _ in range(count):
@@ -181,9 +184,9 @@ def test_options_agree_with_megatron(switches: DocumentOptions) -> None:
                 seen[at : at + length, at : at + length] = np.tri(length, dtype=bool)
                 ours += range(offset, offset + length)
                 at += length
-            assert seen.tolist() == sees
+            assert seen.tolist() == attention_mask
             assert ours == positions
-            assert asked[sample * 24 : sample * 24 + 24].tolist() == [bool(one) for one in wanted]
+            assert is_target[sample * 24 : sample * 24 + 24].tolist() == [bool(value) for value in loss_mask]
 
 
 def test_reset_position_ids_requires_reset_attention_mask() -> None:
@@ -193,11 +196,11 @@ def test_reset_position_ids_requires_reset_attention_mask() -> None:
 
 def test_dropout_keys_of_whole_samples() -> None:
     samples = opened(flat(text(50)), 16)
-    made = epoch(samples, 2)
+    batch = epoch(samples, 2)
     expected = sample_keys(purpose_key(5, "dropout"), np.full_like(samples.records, 2), samples.records)
-    assert made.dropout_keys.tolist() == expected.tolist()
-    assert made.sequences_per_sample is None and made.first_positions is None and made.source is None
-    assert not made.unknown_counts.any()
+    assert batch.dropout_keys.tolist() == expected.tolist()
+    assert batch.sequences_per_sample is None and batch.first_positions is None and batch.source is None
+    assert not batch.unknown_counts.any()
 
 
 @settings(deadline=None, max_examples=200)
@@ -261,18 +264,18 @@ def test_ids_have_the_smallest_type(dtype: type) -> None:
     for vocab_size, narrow in ((50_257, np.uint16), (70_000, np.int32)):
         streams = [Listed(tokens, dtype)]
         samples = TextDataset(streams, seq_length=10, vocab_size=vocab_size, eod_id=EOD, seed=1)
-        made = epoch(samples, 0)
-        assert made.inputs.ids.dtype == made.target_ids.dtype == narrow
-        assert made.inputs.ids.tolist() == tokens[:90]
+        batch = epoch(samples, 0)
+        assert batch.inputs.ids.dtype == batch.target_ids.dtype == narrow
+        assert batch.inputs.ids.tolist() == tokens[:90]
 
 
 def test_a_blend_without_weights_contains_every_sample_once() -> None:
     streams = [Listed(range(begin, begin + size)) for begin, size in ((1, 101), (200, 33), (300, 12))]
     samples = TextDataset(streams, seq_length=10, vocab_size=1000, eod_id=EOD, seed=1)
-    made = epoch(samples, 0).inputs.ids.reshape(-1, 10)
+    batch = epoch(samples, 0).inputs.ids.reshape(-1, 10)
     expected = [*range(1, 101, 10), *range(200, 230, 10), 300]
-    assert sorted(made[:, 0].tolist()) == expected
-    assert np.all(np.diff(made.astype(int)) == 1)
+    assert sorted(batch[:, 0].tolist()) == expected
+    assert np.all(np.diff(batch.astype(int)) == 1)
 
 
 def largest_remainders(size: int, weights: Sequence[float]) -> list[float]:
@@ -319,8 +322,8 @@ def test_any_range_of_a_blend_has_the_configured_proportions() -> None:
 def test_a_small_corpus_has_different_sample_boundaries_in_every_pass() -> None:
     streams = [Listed(range(1, 41)), Listed(range(100, 1000))]
     samples = TextDataset(streams, seq_length=10, vocab_size=1000, eod_id=EOD, seed=1, weights=(0.5, 0.5))
-    made = epoch(samples, 0).inputs.ids.reshape(-1, 10)
-    small = made[made[:, 0] < 100]
+    batch = epoch(samples, 0).inputs.ids.reshape(-1, 10)
+    small = batch[batch[:, 0] < 100]
     assert len(small) == 46  # of 92 samples, although the corpus has only 3
     assert len(set(small[:, 0].tolist())) > 20
 
@@ -328,8 +331,8 @@ def test_a_small_corpus_has_different_sample_boundaries_in_every_pass() -> None:
 def test_the_shuffled_order_visits_every_sample() -> None:
     samples = opened(list(range(1, 500)), 16)
     epochs, records = SampleOrder(samples.records, seed=3).window(0, 2 * len(samples.records))
-    made = samples.tokenize(epochs, records).inputs.ids.reshape(-1, 16)
-    first = made[: len(samples.records)]
+    batch = samples.tokenize(epochs, records).inputs.ids.reshape(-1, 16)
+    first = batch[: len(samples.records)]
     assert sorted(first[:, 0].tolist()) == list(range(1, 16 * len(first), 16))
     assert first[:, 0].tolist() != sorted(first[:, 0].tolist())
 
@@ -357,8 +360,8 @@ def test_errors_when_opening(tmp_path: Path) -> None:
         ([1, prefix, 1e-9, prefix], "1", "train", {}, "weight 1e-09 of .* is less than one of"),
         ([1], "1", "train", {}, "data_prefix"),
     ]
-    for data_prefix, string, split, more, told in wrong:
-        with pytest.raises(UserError, match=told) as caught:
+    for data_prefix, string, split, more, message in wrong:
+        with pytest.raises(UserError, match=message) as caught:
             open_documents(data_prefix, string, split, **more)
         assert "\n" not in str(caught.value)
     assert open_documents(prefix, "1", "train", seq_length=len(flat(documents)) - 1).records.tolist() == [0]

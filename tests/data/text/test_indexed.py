@@ -80,7 +80,7 @@ def idx(
 
 
 @pytest.mark.parametrize(
-    ("index", "data", "told"),
+    ("index", "data", "message"),
     [
         (b"", 10, "is too short"),
         (idx()[:33], 10, "is too short"),
@@ -107,7 +107,7 @@ def idx(
 )  # fmt: skip
 @pytest.mark.parametrize("checked", [1 << 20, 1])
 def test_invalid_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: bytes, data: int, told: str, checked: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: bytes, data: int, message: str, checked: int
 ) -> None:
     monkeypatch.setattr(indexed, "_BATCH", checked)
     (tmp_path / "text.idx").write_bytes(idx())
@@ -115,7 +115,7 @@ def test_invalid_files(
     assert len(IndexedTokens(tmp_path / "text")) == 5
     (tmp_path / "text.idx").write_bytes(index)
     (tmp_path / "text.bin").write_bytes(bytes(data))
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         IndexedTokens(tmp_path / "text")
     assert "\n" not in str(caught.value)
     assert str(tmp_path / "text.") in str(caught.value)

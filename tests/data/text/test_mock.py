@@ -23,25 +23,25 @@ def stream(seed: int = 1, split: str = "train", vocabulary: tuple[int, int] = SM
     return MockText(*vocabulary, num_samples=1000, seq_length=100, seed=seed, split=split)
 
 
-def transitions(law: MockLanguage) -> np.ndarray:
+def transitions(model: MockLanguage) -> np.ndarray:
     """Return P(next | token) [V, V], computed from the definition of the language."""
-    words, end = law.vocab_size - 1, mock_text._END / mock_text._UNIT
+    words, end = model.vocab_size - 1, mock_text._END / mock_text._UNIT
     follow = mock_text._FOLLOW / mock_text._UNIT
-    drawn = np.zeros(law.vocab_size)
-    for place in law.drawn.tolist():
-        drawn[law.cycle[place]] += 1 / mock_text._UNIT
-    table = np.empty((law.vocab_size, law.vocab_size))
-    table[law.eod_id] = (1 - end) * drawn
-    for place, word in enumerate(law.cycle.tolist()):
+    drawn = np.zeros(model.vocab_size)
+    for position in model.drawn.tolist():
+        drawn[model.cycle[position]] += 1 / mock_text._UNIT
+    table = np.empty((model.vocab_size, model.vocab_size))
+    table[model.eod_id] = (1 - end) * drawn
+    for position, word in enumerate(model.cycle.tolist()):
         table[word] = (1 - end - follow) * drawn
-        table[word, law.cycle[(place + 1) % words]] += follow
-    table[:, law.eod_id] = end
+        table[word, model.cycle[(position + 1) % words]] += follow
+    table[:, model.eod_id] = end
     return table
 
 
-def optimal_loss(law: MockLanguage, batch: TokenizedBatch) -> float:
+def optimal_loss(model: MockLanguage, batch: TokenizedBatch) -> float:
     """Return the mean loss of the best possible predictor at the target positions, in nats."""
-    return law.total_loss(batch.inputs.ids[batch.target_positions], batch.target_ids) / len(batch.target_ids)
+    return model.total_loss(batch.inputs.ids[batch.target_positions], batch.target_ids) / len(batch.target_ids)
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +51,19 @@ def long_text() -> np.ndarray:
 
 def test_the_language_is_one_cycle_through_all_words() -> None:
     for size, eod_id in ((50257, 50256), (12, 0), (70_000, 3), (3, 1)):
-        law = language(size, eod_id)
-        assert sorted(law.cycle.tolist()) == sorted({*range(size)} - {eod_id})
-        assert law.drawn.shape == (1 << 16,) and 0 <= law.drawn.min() <= law.drawn.max() < size - 1
+        model = language(size, eod_id)
+        assert sorted(model.cycle.tolist()) == sorted({*range(size)} - {eod_id})
+        assert model.drawn.shape == (1 << 16,) and 0 <= model.drawn.min() <= model.drawn.max() < size - 1
     counts = np.sort(np.bincount(language(50257, 50256).drawn))[::-1]
     slope = np.polyfit(np.log(np.arange(1, 101)), np.log(counts[:100]), 1)[0]
     assert slope == pytest.approx(-1.5, abs=0.02)
 
 
 def test_successive_tokens_follow_the_distribution(long_text: np.ndarray) -> None:
-    law = language(*SMALL)
+    model = language(*SMALL)
     seen = np.zeros((SMALL[0], SMALL[0]))
     np.add.at(seen, (long_text[:, :-1], long_text[:, 1:]), 1)
-    expected = transitions(law)
+    expected = transitions(model)
     assert expected.sum(axis=1) == pytest.approx(np.ones(SMALL[0]))
     for row, probabilities in zip(seen, expected, strict=True):
         assert row.sum() > 5000
@@ -83,22 +83,22 @@ def test_the_text_is_a_markov_chain(long_text: np.ndarray) -> None:
 
 
 def test_the_lowest_loss_equals_that_of_the_distribution() -> None:
-    law = language(*SMALL)
-    expected = transitions(law)
+    model = language(*SMALL)
+    expected = transitions(model)
     share = np.linalg.matrix_power(expected, 2000)[0]
     entropy = -(share[:, None] * expected * np.log(np.where(expected > 0, expected, 1))).sum()
     for options in (DocumentOptions(), DocumentOptions(True, eod_mask_loss=True)):
         samples = TextDataset(
             [stream()], seq_length=100, vocab_size=SMALL[0], eod_id=SMALL[1], seed=1, options=options
         )
-        made = samples.tokenize(np.arange(1000) % 3, samples.records)
+        batch = samples.tokenize(np.arange(1000) % 3, samples.records)
         by_hand = [
-            -np.log(expected[made.inputs.ids[at], answer])
-            for at, answer in zip(made.target_positions, made.target_ids, strict=True)
+            -np.log(expected[batch.inputs.ids[at], answer])
+            for at, answer in zip(batch.target_positions, batch.target_ids, strict=True)
         ]
-        assert optimal_loss(law, made) == pytest.approx(np.mean(by_hand))
-        assert optimal_loss(law, made) == pytest.approx(entropy, abs=0.03)
-    assert law.unigram_entropy() == pytest.approx(-(share * np.log(share)).sum())
+        assert optimal_loss(model, batch) == pytest.approx(np.mean(by_hand))
+        assert optimal_loss(model, batch) == pytest.approx(entropy, abs=0.03)
+    assert model.unigram_entropy() == pytest.approx(-(share * np.log(share)).sum())
 
 
 def test_the_lowest_loss_is_far_below_the_unigram_entropy() -> None:

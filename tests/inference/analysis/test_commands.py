@@ -161,7 +161,7 @@ TABLE = "variant,score\nK2A,1\n"
         ("variant,score\nA4G\n", ["--variants", "x"], "x:2: the row is incomplete: fill in variant, score"),
         ("variant\n", ["--variants", "x"], "x has no rows below a header"),
         ("", ["--variants", "x"], "x has no rows below a header"),
-        ('variant\n"A4G', ["--variants", "x"], "x is no CSV file"),
+        ('variant\n"A4G', ["--variants", "x"], "x is not a valid CSV file"),
         (">1|a_K2A|1\nMA\n>b\nMK\n", ["--variants", "x"], "x: record 'b': expected a header such as >2810|name_R63P|"),
         (">1|a_K2A|1\nMA>2|a_M1A|1\nAK\n", ["--variants", "x"], "x:2: a '>' within a sequence: put a line end before"),
         (">1|a_K2A|1\nMA\n>2|a_M1A|1\nAA\n", ["--variants", "x"], "x: 2|a_M1A|1: its sequence is not the wild type "

@@ -15,8 +15,9 @@ from torch import Tensor
 class PackedBatch:
     """N concatenated sequences, followed by padding up to T tokens.
 
-    Padding tokens belong to no sequence. For an encoder-decoder this is the decoder's input and `source` is the
-    encoder's: sequence i of one belongs to sequence i of the other, and both have F padding segments.
+    A segment is one of these sequences, or a part of the padding. For an encoder-decoder this is the decoder's input
+    and `source` is the encoder's: sequence i of one belongs to sequence i of the other, and both have F padding
+    segments.
     """
 
     tokens: Tensor  # [T] int32, after masking

@@ -45,11 +45,7 @@ class Clusters:
 def open_clusters(directory: Path, seed: int, clusters: int | None, records: int) -> Clusters:
     """Open `starts.mmap` and `counts.mmap` (uint64), which the preparation of UniRef50/90 writes.
 
-    Args:
-        directory: directory of the files.
-        seed: seed of the selection.
-        clusters: number of clusters to use, from the first on; None: all.
-        records: number of member records.
+    `clusters` is the number of clusters to use, from the first on (None: all), `records` that of member records.
 
     Raises:
         UserError: if files are missing or damaged, or refer to other clusters or members.

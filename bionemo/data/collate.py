@@ -5,8 +5,8 @@
 computed from them (position ids, segment ids, cumulative lengths) and converts to tensors.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,7 +91,7 @@ class Collator:
     """Tokenizes samples and concatenates them into micro-batches."""
 
     dataset: Dataset  # tokenizes the samples
-    micro_batch_size: int  # number of packed sequences in a micro-batch
+    micro_batch_size: int  # number of rows in a micro-batch
     pad_id: int
     dynamic_padding: bool = False  # pad to the next multiple of 64 tokens, not to micro_batch_size x max_length tokens
 
@@ -99,66 +99,72 @@ class Collator:
         """Collate several micro-batches in one call, which takes little longer than one of them.
 
         Args:
-            batches: for each micro-batch, the samples of each packed sequence. A micro-batch with fewer than
-                `micro_batch_size` packed sequences is padded.
+            batches: for each micro-batch, the samples of each row. A micro-batch with fewer than `micro_batch_size`
+                rows is padded.
         """
-        packed = [samples for batch in batches for samples in batch]
-        epochs = np.concatenate([_EMPTY, *(epochs for epochs, _ in packed)])
-        records = np.concatenate([_EMPTY, *(records for _, records in packed)])
+        rows = [row for batch in batches for row in batch]
+        epochs = np.concatenate([_EMPTY, *(epochs for epochs, _ in rows)])
+        records = np.concatenate([_EMPTY, *(records for _, records in rows)])
         tokenized = self.dataset.tokenize(epochs, records)
+        max_lengths = self.dataset.max_lengths
 
-        first = np.cumsum([0, *(sum(len(records) for _, records in batch) for batch in batches)])
+        bounds = _bounds([sum(len(records) for _, records in batch) for batch in batches])  # of sequences
         if tokenized.sequences_per_sample is not None:
-            first = _starts(tokenized.sequences_per_sample)[first]
-        input_starts = _starts(tokenized.inputs.lengths)[first]
-        source_starts = None if tokenized.source is None else _starts(tokenized.source.lengths)[first]
-        target_starts = np.searchsorted(tokenized.target_positions, input_starts)
+            bounds = _bounds(tokenized.sequences_per_sample)[bounds]
+        inputs = _split(tokenized.inputs, bounds)
+        sources = None if tokenized.source is None else _split(tokenized.source, bounds)
+        token_bounds = _bounds([len(part.ids) for part in inputs])
+        target_bounds = np.searchsorted(tokenized.target_positions, token_bounds)
 
-        found = []
-        for number, (low, high) in enumerate(pairwise(first.tolist())):
-            sequences, targets = slice(low, high), slice(*target_starts[number : number + 2])
-            keys, offsets = tokenized.dropout_keys[sequences], tokenized.first_positions
+        compact = []
+        for i in range(len(batches)):
+            sequences, targets = slice(*bounds[i : i + 2]), slice(*target_bounds[i : i + 2])
+            keys, first_positions = tokenized.dropout_keys[sequences], tokenized.first_positions
             source = None
-            if tokenized.source is not None and source_starts is not None:
-                assert self.dataset.max_lengths.source is not None
-                source = self._pack(
-                    tokenized.source, sequences, source_starts[number : number + 2], self.dataset.max_lengths.source,
-                    draw(keys, _SOURCE_KEY), None,
-                )  # fmt: skip
-            inputs = self._pack(
-                tokenized.inputs, sequences, input_starts[number : number + 2], self.dataset.max_lengths.inputs,
-                keys, None if offsets is None else offsets[sequences],
-            )  # fmt: skip
-            found.append(
+            if sources is not None:
+                assert max_lengths.source is not None
+                source = self._pad(sources[i], max_lengths.source, draw(keys, _SOURCE_KEY))
+            compact.append(
                 CompactBatch(
-                    inputs,
-                    tokenized.target_positions[targets] - input_starts[number],
+                    self._pad(
+                        inputs[i],
+                        max_lengths.inputs,
+                        keys,
+                        None if first_positions is None else first_positions[sequences],
+                    ),
+                    tokenized.target_positions[targets] - token_bounds[i],
                     tokenized.target_ids[targets],
                     int(tokenized.unknown_counts[sequences].sum()),
                     source,
                 )
             )
-        return found
+        return compact
 
-    def _pack(
+    def _pad(
         self,
         tokens: TokenSequences,
-        sequences: slice,
-        bounds: NDArray[np.int64],
         max_length: int,
         keys: RandomBits,
-        first_positions: NDArray[np.int64] | None,
+        first_positions: NDArray[np.int64] | None = None,
     ) -> PackedTokens:
-        """Copy the sequences between the token bounds and pad them."""
-        ids = tokens.ids[slice(*bounds)]
-        total = self.micro_batch_size * max_length
+        """Append the padding of a micro-batch."""
+        ids, total = tokens.ids, self.micro_batch_size * max_length
         if self.dynamic_padding:
             total = -(-max(len(ids), 1) // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE
         padded = np.full(total, self.pad_id, ids.dtype)
         padded[: len(ids)] = ids
-        return PackedTokens(padded, tokens.lengths[sequences], max_length, keys, first_positions)
+        return PackedTokens(padded, tokens.lengths, max_length, keys, first_positions)
 
 
-def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the start of each sequence, and the end of the last: [N + 1]."""
-    return np.concatenate([[0], lengths.cumsum()])
+def _bounds(sizes: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the start of each of N consecutive parts, and the end of the last: [N + 1]."""
+    return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+def _split(tokens: TokenSequences, bounds: NDArray[np.int64]) -> list[TokenSequences]:
+    """Divide token sequences at these bounds, [parts + 1]."""
+    starts = _bounds(tokens.lengths)[bounds]
+    return [
+        TokenSequences(tokens.ids[slice(*starts[i : i + 2])], tokens.lengths[slice(*bounds[i : i + 2])])
+        for i in range(len(bounds) - 1)
+    ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning data module: opens the splits, makes their data loaders and tracks the position in the training data."""
+"""Lightning data module: opens the splits, makes their data loaders and tracks the training's stream position."""
 
 from __future__ import annotations
 
@@ -30,17 +30,11 @@ def pads_dynamically(config: DataConfig) -> bool:
 
 
 class SequenceData(pl.LightningDataModule):
-    """Training, validation and test data in steps of packed sequences.
+    """Training, validation and test data in steps of packed rows.
 
-    Args:
-        config: configuration of the model.
-        trainer_config: gives the number of epochs and the timeout of workers.
-        vocabulary: vocabulary of the model.
-        factory: opens the splits.
-        micro_batches: number of micro-batches of each rank in a training step.
-
-    Attributes:
-        position: start of the next training step; the training module sets it after each step.
+    `trainer_config` gives the number of epochs and the timeout of workers, `factory` opens the splits, and
+    `micro_batches` is the number of micro-batches of each rank in a training step. `position` is the stream position
+    of the next training step; the training module sets it after each step.
     """
 
     def __init__(
@@ -66,11 +60,9 @@ class SequenceData(pl.LightningDataModule):
         return self.datasets[name]
 
     def reference_losses(self) -> dict[str, float]:
-        """Return baseline losses in nats per target token, by name."""
-        self.setup("fit")
-        steps = self.steps("val", shuffle=False, epochs=1, micro_batches=1, start=DataPosition())
-        batches = (batch for step in steps for batch in step.micro_batches)
-        return self.factory.reference_losses(self.dataset("train"), self.dataset("val"), batches)
+        """Return baseline losses in nats per target token, by name. The splits of `fit` must be open."""
+        batches = (batch for step in self._evaluation_steps("val") for batch in step.micro_batches)
+        return self.factory.reference_losses(self.datasets["train"], self.datasets["val"], batches)
 
     def setup(self, stage: str) -> None:
         """Open the splits of a stage, so that errors in the data end the run before the model is built."""
@@ -86,18 +78,21 @@ class SequenceData(pl.LightningDataModule):
 
     def val_dataloader(self) -> StepLoader:
         """Return a loader of every record once, in order, the last step padded; masks do not change between epochs."""
-        return self._loader(self.steps("val", False, 1, 1, DataPosition()), workers=0)
+        return self._loader(self._evaluation_steps("val"), workers=0)
 
     def test_dataloader(self) -> StepLoader:
         """Return a loader like that of the validation data."""
-        return self._loader(self.steps("test", False, 1, 1, DataPosition()), workers=0)
+        return self._loader(self._evaluation_steps("test"), workers=0)
+
+    def _evaluation_steps(self, name: SplitName) -> StepDataset:
+        return self.steps(name, shuffle=False, epochs=1, micro_batches=1, start=DataPosition())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position and the settings that determine the stream of samples."""
+        """Return the stream position and the settings that determine the stream of samples."""
         return {"position": asdict(self.position), "stream": self._stream()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the position. If the stream of samples has changed, continue at its next packing window."""
+        """Restore the stream position. If the stream of samples has changed, continue at its next packing window."""
         self.position = DataPosition(**state["position"])
         if changed := [key for key, value in self._stream().items() if state["stream"].get(key) != value]:
             log.warning(
@@ -118,7 +113,7 @@ class SequenceData(pl.LightningDataModule):
     def steps(
         self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: DataPosition
     ) -> StepDataset:
-        """Return the steps of this rank in a split, from a position on; `epochs` None: endless."""
+        """Return the steps of this rank in a split, from a stream position on; `epochs` None: endless."""
         strategy = self.trainer.strategy if self.trainer else None
         rank, ranks = getattr(strategy, "data_parallel_rank", 0), getattr(strategy, "data_parallel_size", 1)
         size = self.config.micro_batch_size
@@ -156,11 +151,11 @@ class SequenceData(pl.LightningDataModule):
         sampler = self._sampler("train", data.shuffle, epochs, size)
         if next(sampler.batches(DataPosition()), None) is None:
             raise UserError(
-                f"model.data.drop_last=True leaves no complete step: {len(sampler.order.records):,} training sequences "
-                f"in {epochs} epoch(s) give {sampler.count_packed():,} packed sequences, but a step needs {size:,} ("
-                f"model.micro_batch_size={self.config.micro_batch_size} x {ranks} ranks x {self.micro_batches} "
-                "micro-batches): lower model.micro_batch_size, or set model.data.drop_last=False or "
-                "model.data.train.use_upsampling=True"
+                f"model.data.drop_last=True leaves no complete step: {len(sampler.order.records):,} training "
+                f"sequences in {epochs} epoch(s) give {sampler.count_rows():,} packed sequences, but a step needs "
+                f"{size:,} (model.micro_batch_size={self.config.micro_batch_size} x {ranks} ranks x "
+                f"{self.micro_batches} micro-batches): lower model.micro_batch_size, or set model.data.drop_last=False "
+                "or model.data.train.use_upsampling=True"
             )
 
     def _epochs(self) -> int | None:

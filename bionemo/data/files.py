@@ -50,14 +50,6 @@ def split_files(config: ShardDataConfig, name: SplitName) -> list[Path]:
     return sorted(paths) if getattr(split.data_impl_kwargs, split.data_impl).sort_dataset_paths else paths
 
 
-def training_files(config: ShardDataConfig) -> list[Path]:
-    """Return the files of the training split, to compare others with; none if they are missing."""
-    try:
-        return split_files(config, "train")
-    except UserError:
-        return []
-
-
 def cluster_members(config: ProteinDataConfig) -> list[Path] | None:
     """Return the files of the UniRef90 members if training samples them from clusters, else None.
 

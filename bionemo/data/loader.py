@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The micro-batches of one rank in one step, and the position of the data after the step."""
+    """The micro-batches of one rank in one step, and the stream position after the step."""
 
     micro_batches: list[PackedBatch]
     next_position: DataPosition
@@ -65,7 +65,7 @@ class CompactStep:
 
 @dataclass(frozen=True)
 class StepDataset(IterableDataset):
-    """The steps of one rank, from a position on.
+    """The steps of one rank, from a stream position on.
 
     Worker i of n makes steps i, i + n, ..., and the data loader collects them in turn, so the order does not depend on
     the number of workers. Every worker packs every window, which costs a fifth of collating all batches. Several steps
@@ -91,7 +91,7 @@ class StepDataset(IterableDataset):
         steps_per_call = max(1, _TOKENS_PER_CALL // (self.micro_batches * size * sum(filter(None, max_lengths))))
         own = islice(self.sampler.batches(self.start), worker, None, workers)
         while batches := list(islice(own, steps_per_call)):
-            collated = iter(self.collate([batch.packed[i : i + size] for batch in batches for i in starts]))
+            collated = iter(self.collate([batch.rows[i : i + size] for batch in batches for i in starts]))
             for batch in batches:
                 yield CompactStep(list(islice(collated, self.micro_batches)), batch.next_position)
 
@@ -120,13 +120,10 @@ def report_errors(steps: Iterator[Any]) -> Iterator[Any]:
 
 
 class StepLoader(DataLoader[Any]):
-    """Data loader of complete steps.
+    """Data loader of complete steps; without `workers`, the main process makes them.
 
-    Args:
-        steps: usually a `StepDataset`.
-        workers: number of worker processes; 0: the main process makes the steps.
-        timeout: maximum time to wait for a step of a worker, in seconds.
-        pin_memory: copy the steps to page-locked memory, if there is a GPU.
+    `timeout` is the maximum time to wait for a step of a worker, in seconds. With `pin_memory`, and if there is a GPU,
+    steps are copied to page-locked memory.
     """
 
     def __init__(self, steps: IterableDataset[Any], *, workers: int, timeout: float, pin_memory: bool) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shuffles the records, packs them and groups the packed sequences into global batches.
+"""Shuffles the records, packs them into rows and groups the rows into global batches.
 
-The shuffled stream of samples is divided into windows, and the sequences of a window are packed together. All results
-are functions of the seed and the position, so resuming at any position needs to pack only one window.
+A row is a packed sequence: the sequences of some samples. The shuffled stream of samples is divided into windows, and
+the samples of a window are packed together. All results are functions of the seed and the position in the stream, so
+resuming needs to pack only one window.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,25 +23,25 @@ SampleIds = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and record
 
 @dataclass(frozen=True)
 class DataPosition:
-    """Start of the next global batch, as saved in checkpoints."""
+    """Position in the stream of samples at which the next global batch starts, as saved in checkpoints."""
 
     window: int = 0  # number of the packing window
-    row: int = 0  # number of packed sequences of the window that were used
+    row: int = 0  # number of rows of the window that were used
     consumed_samples: int = 0  # samples used so far
     consumed_tokens: int = 0  # tokens used so far
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The samples of each packed sequence of one step, for all ranks, and the position after them."""
+    """The samples of each row of one step, for all ranks, and the stream position after them."""
 
-    packed: list[SampleIds]
+    rows: list[SampleIds]
     next_position: DataPosition
 
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """Maps positions in the stream of samples to records; each epoch is a different permutation."""
+    """Maps the numbers of samples in the stream to records; each epoch is a different permutation."""
 
     records: NDArray[np.int64]  # [n] numbers of the records in use; with `clusters`, numbers of clusters
     seed: int  # seed of the permutations
@@ -70,14 +71,14 @@ class GlobalBatchSampler:
     # groups the sequences of a window; `packing.pack` or `packing.pad`
     pack: Callable[[NDArray[np.integer[Any]], int, int], Groups]
     max_length: int  # maximum number of tokens in a packed sequence
-    global_batch_size: int  # number of packed sequences in a global batch
+    global_batch_size: int  # number of rows in a global batch
     window: int  # number of sequences that are packed together
     drop_last: bool = False  # omit an incomplete last batch
     # [n] tokens by which each record increases `consumed_tokens`; None: `lengths`
     token_counts: NDArray[np.integer[Any]] | None = None
 
     def batches(self, start: DataPosition) -> Iterator[GlobalBatch]:
-        """Yield the global batches from a position on."""
+        """Yield the global batches from a stream position on."""
         batch: list[SampleIds] = []
         position, number, first = start, start.window, start.row
         while window := self._pack_window(number):
@@ -92,8 +93,8 @@ class GlobalBatchSampler:
         if batch and not self.drop_last:
             yield GlobalBatch(batch, self._advance(batch, position, number, first))
 
-    def count_packed(self) -> int:
-        """Return the number of packed sequences in a finite stream."""
+    def count_rows(self) -> int:
+        """Return the number of rows in a finite stream."""
         total, number = 0, 0
         while window := self._pack_window(number):
             total, number = total + len(window), number + 1

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small CSV files written by users, read as a whole: labelled sequences, variants, annotations of proteins."""
+"""Small CSV files, read as a whole: labelled sequences, variants, annotations of proteins, raw data of tasks."""
 
 import csv
+from io import TextIOWrapper
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
@@ -14,7 +15,7 @@ _MAX_LISTED = 8  # columns in a message
 class Table(NamedTuple):
     """A file with one text per cell."""
 
-    path: Path
+    path: Path | str  # for messages
     columns: list[str]  # names of the columns
     rows: list[list[str]]  # cells of each row, as many as columns
     locations: list[str]  # `file:line` of each row, for messages
@@ -40,26 +41,31 @@ def read_table(path: Path) -> Table:
     Raises:
         UserError: if the file cannot be read, or the header and a row have different numbers of columns.
     """
-    rows, locations = [], []
-    separator = "\t" if path.suffix == ".tsv" else ","
     try:
         require_regular(path)
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=separator, strict=True)
-            columns = next(reader, [])
-            for row in filter(None, reader):
-                location = f"{path}:{reader.line_num}"
-                if len(row) > len(columns):
-                    raise UserError(
-                        f"{location}: {len(row)} cells under {len(columns)} columns: put cells that contain "
-                        f"{separator!r} in double quotes"
-                    )
-                if len(row) < len(columns):
-                    raise UserError(f"{location}: {incomplete_row(columns)}")
-                rows.append(row)
-                locations.append(location)
+        with path.open("rb") as file:
+            return parse_table(file, path, "\t" if path.suffix == ".tsv" else ",")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
+
+
+def parse_table(file: BinaryIO, path: Path | str, separator: str) -> Table:
+    """Parse an open file, see `read_table`; `path` is its name in messages."""
+    rows, locations = [], []
+    try:
+        reader = csv.reader(TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=separator, strict=True)
+        columns = next(reader, [])
+        for row in filter(None, reader):
+            location = f"{path}:{reader.line_num}"
+            if len(row) > len(columns):
+                raise UserError(
+                    f"{location}: {len(row)} cells under {len(columns)} columns: put cells that contain "
+                    f"{separator!r} in double quotes"
+                )
+            if len(row) < len(columns):
+                raise UserError(f"{location}: {incomplete_row(columns)}")
+            rows.append(row)
+            locations.append(location)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read ({error}): give a CSV file in UTF-8") from error
     except csv.Error as error:

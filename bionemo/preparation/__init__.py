@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare raw downloads as CSV shards for training. Each data set has a module with one function, `prepare`."""
+"""Prepare raw data for training, as CSV shards or indexed tokens. Each kind of data has a module with `prepare`."""
 
 import logging
 import sys

@@ -14,7 +14,7 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import BLOCK_BYTES, BYTE_ORDER_MARK, line_number
 from bionemo.data.shards.fasta import find_first_record
-from bionemo.preparation.records import CsvColumns, Records, read_csv_records, read_fasta_records
+from bionemo.preparation.records import InputColumns, Records, read_csv_records, read_fasta_records
 
 _CHUNK_BYTES = 32 << 20
 _WINDOW_BYTES = 1 << 16
@@ -27,7 +27,7 @@ class Chunk:
 
     path: Path  # the file, uncompressed
     display_path: str  # path or URL of the input file, for messages
-    columns: CsvColumns | None  # columns of a CSV file; None for FASTA
+    columns: InputColumns | None  # columns of a CSV file; None for FASTA
     start: int  # offset of its first byte
     stop: int  # offset of the byte after its last one
     first_number: int = 0  # index of its first record in the whole input
@@ -53,7 +53,7 @@ def is_fasta(path: Path, display_path: str, file_format: Literal["auto", "fasta"
     return head.startswith(b">") or any(suffix in _FASTA_SUFFIXES for suffix in Path(display_path).suffixes)
 
 
-def split_into_chunks(path: Path, display_path: str, columns: CsvColumns | None) -> list[Chunk]:
+def split_into_chunks(path: Path, display_path: str, columns: InputColumns | None) -> list[Chunk]:
     """Divide a FASTA file where records start. A CSV file is one chunk, because quoted fields may contain line ends.
 
     Raises:
@@ -64,19 +64,30 @@ def split_into_chunks(path: Path, display_path: str, columns: CsvColumns | None)
         raise UserError(f"{display_path} is empty: download or write it again")
     if columns:
         return [Chunk(path, display_path, columns, 0, size)]
-    bounds = [find_first_record(path, display_path)]
     with path.open("rb", buffering=0) as file:
-        head = os.pread(file.fileno(), 1 << 20, 0)
-        if b"\r" in head and b"\n" not in head:
-            raise UserError(f"{display_path}:1: lines end in CR alone: convert the file, as with tr '\\r' '\\n'")
-        while bounds[-1] < size:
-            bounds.append(find_boundary(file.fileno(), b"\n>", bounds[-1] + _CHUNK_BYTES, size))
+        head = file.read(1 << 20)
+    if b"\r" in head and b"\n" not in head:
+        raise UserError(f"{display_path}:1: lines end in CR alone: convert the file, as with tr '\\r' '\\n'")
+    bounds = find_bounds(path, b"\n>", find_first_record(path, display_path))
     chunks = [Chunk(path, display_path, None, start, stop, first_line=0) for start, stop in pairwise(bounds)]
     return [replace(chunks[0], first_line=line_number(path, bounds[0])), *chunks[1:]]
 
 
+def find_bounds(path: Path, pattern: bytes, first: int | None) -> list[int]:
+    r"""Return offsets, at least 32 MB apart, that follow the first byte of a pattern (`\n` or `\n>`).
+
+    The first offset is `first` (None: after the first line), the last one is the size of the file.
+    """
+    size = path.stat().st_size
+    with path.open("rb", buffering=0) as file:
+        bounds = [find_boundary(file.fileno(), b"\n", 1, size) if first is None else first]
+        while bounds[-1] < size:
+            bounds.append(find_boundary(file.fileno(), pattern, bounds[-1] + _CHUNK_BYTES, size))
+    return bounds
+
+
 def find_boundary(descriptor: int, pattern: bytes, offset: int, size: int) -> int:
-    r"""Return the first position >= `offset` that follows the first byte of a pattern (`\n` or `\n>`), else `size`."""
+    """Return the first offset >= `offset` that follows the first byte of a pattern, else `size`."""
     offset -= 1
     while offset < size:
         window = os.pread(descriptor, _WINDOW_BYTES, offset)

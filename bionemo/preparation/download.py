@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads that are resumed after interruptions, retried after network errors, and checked when complete."""
 
-import errno
 import hashlib
 import http.client
 import logging
@@ -20,6 +19,7 @@ from bionemo.common.errors import UserError
 from bionemo.preparation.inputs import is_gzipped, read_gzip
 from bionemo.preparation.partial_download import PartialDownload, is_version
 from bionemo.preparation.progress import progress
+from bionemo.preparation.staged_output import printable, translate_os_errors
 from bionemo.preparation.urls import file_name, is_url, join_source, local_path, redact_url
 
 log = logging.getLogger(__name__)
@@ -48,37 +48,34 @@ def fetch(source: str, directory: Path, checksum: str | None = None) -> Path:
     """
     expected = _parse_checksum(checksum) if checksum is not None else None
     path = directory / file_name(source) if is_url(source) else local_path(source)
-    try:
+    with translate_os_errors(path, "free disk space and start again, the download is resumed"):
         if not is_url(source):
-            _check_local(path, expected)
+            if not path.exists():
+                raise UserError(f"{path} does not exist: check the source")
+            if mismatch := _find_mismatch(path, expected):
+                raise UserError(f"{path} {mismatch}: correct the source or the checksum")
         elif not _is_downloaded(source, path, expected):
             directory.mkdir(parents=True, exist_ok=True)
             _download(source, path, expected)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                f"{directory}: no space left on the disk for {path.name}: free some and start again, the download is "
-                "resumed"
-            ) from error
-        reason = error.strerror or " ".join(str(error).split())
-        raise UserError(
-            f"{error.filename or path} cannot be written or read ({reason}): check path and permissions"
-        ) from error
     return path
 
 
-def locate(base: str, name: str, directory: Path) -> Path:
+def locate(base: str, name: str, directory: Path) -> tuple[Path, str]:
     """Find a file, or its gzipped form `<name>.gz`, in a local directory, or download it from below a base URL.
+
+    Returns:
+        Path of the file, and its path or URL for messages.
 
     Raises:
         UserError: see `fetch`.
     """
+    source = join_source(base, name)
     if is_url(base):
-        return fetch(join_source(base, name), directory)
-    path = Path(join_source(base, name))
+        return fetch(source, directory), redact_url(source)
+    path = Path(source)
     for found in (path, path.with_name(f"{path.name}.gz")):
         if found.is_file():
-            return found
+            return found, str(found)
     raise UserError(f"neither {path} nor {path.name}.gz exists: check the source")
 
 
@@ -103,13 +100,6 @@ def _find_mismatch(path: Path, expected: tuple[str, str] | None) -> str | None:
     return None if found == expected_digest else f"has {algorithm} {found}, expected {expected_digest}"
 
 
-def _check_local(path: Path, expected: tuple[str, str] | None) -> None:
-    if not path.exists():
-        raise UserError(f"{path} does not exist: check the source")
-    if mismatch := _find_mismatch(path, expected):
-        raise UserError(f"{path} {mismatch}: correct the source or the checksum")
-
-
 def _is_downloaded(url: str, path: Path, expected: tuple[str, str] | None) -> bool:
     """Return whether an earlier download is complete and correct.
 
@@ -121,7 +111,7 @@ def _is_downloaded(url: str, path: Path, expected: tuple[str, str] | None) -> bo
     if not os.path.lexists(path):
         return False
     if origin is not None and origin != redact_url(url):
-        raise UserError(f"{path} was downloaded from {_printable(origin)}, not {redact_url(url)}: move it away")
+        raise UserError(f"{path} was downloaded from {printable(origin)}, not {redact_url(url)}: move it away")
     if not path.is_file():
         raise UserError(f"{path} is not a file: move it away")
     mismatch = _find_mismatch(path, expected)
@@ -240,8 +230,7 @@ def _confirm_complete(url: str, part: PartialDownload) -> None:
     """
     last = max(0, part.size - 1)
     with _request(url, {"Range": f"bytes={last}-{last}"}) as response:
-        found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        total = _parse_number(found[2]) if found and response.status_code in (206, 416) else None
+        total = _read_content_range(response)[1] if response.status_code in (206, 416) else None
     if total is not None and total != part.size:
         raise _RetryError(f"received {part.size:,} of {total:,} bytes")
     if total is None and is_gzipped(part.path):
@@ -264,19 +253,24 @@ def _parse_number(text: str) -> int | None:
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
+def _read_content_range(response: requests.Response) -> tuple[int | None, int | None]:
+    """Return the position of the first byte and the length of the file, each None if it is missing."""
+    found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    return (_parse_number(found[1] or ""), _parse_number(found[2])) if found else (None, None)
+
+
 def _read_range(response: requests.Response, part: PartialDownload, start: int, url: str) -> tuple[int, int | None]:
     """Return the position of the first byte of a response, and the length of the file or None if it is unknown."""
     status = response.status_code
     if status == 200:
         return 0, _parse_number(response.headers.get("Content-Length", ""))
     if status in (206, 416):
-        found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        total = _parse_number(found[2]) if found else None
-        if found and (found[1] == str(start) if status == 206 else total == start):
+        first, total = _read_content_range(response)
+        if (first if status == 206 else total) == start:
             return start, total
         part.remove_note()
         raise _RetryError("the server could not resume the download")
-    answer = f"{status} {_printable(response.reason or '')}"
+    answer = f"{status} {printable(response.reason or '')}"
     if status in (408, 429) or status >= 500:
         delay = _parse_number(response.headers.get("Retry-After", ""))
         raise _RetryError(
@@ -331,8 +325,3 @@ def _describe(error: BaseException) -> str:
     if type(error) is http.client.HTTPException or (isinstance(error, invalid) and not isinstance(error, OSError)):
         return "the response is not valid HTTP"
     return getattr(error, "strerror", None) or "the connection was interrupted"
-
-
-def _printable(text: object) -> str:
-    """Format text from a server for a message."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))[:80]

@@ -19,7 +19,7 @@ from bionemo.data.shards.fasta import MARKER_IN_SEQUENCE
 from bionemo.preparation.download import locate
 from bionemo.preparation.inputs import read_input
 from bionemo.preparation.staged_output import StagedOutput, stage_output
-from bionemo.preparation.urls import expected_source, is_url, join_source, redact_url
+from bionemo.preparation.urls import expected_source, is_url, join_source
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,9 @@ def _prepare_task(task: Task, base: str, raw: Path, output: StagedOutput) -> Non
 
 
 def _read(base: str, name: str, raw: Path, output: StagedOutput) -> dict[str, Record]:
-    path = locate(base, name, raw)
-    content = read_input(path, output, redact_url(join_source(base, name)) if is_url(base) else None)
+    path, display_path = locate(base, name, raw)
     records: dict[str, Record] = {}
-    for title, record in _parse_fasta(path, content):
+    for title, record in _parse_fasta(path, read_input(path, display_path, output)):
         if title in records:
             raise UserError(f"{record.location}: {title} occurs twice, first at {records[title].location}: remove one")
         records[title] = record

@@ -3,20 +3,18 @@
 
 import hashlib
 import logging
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from isal import igzip_threaded, isal_zlib
 
 from bionemo.common.errors import UserError
+from bionemo.data.shards.blocks import LineBlock
 from bionemo.preparation.checksums import OutputFile
-
-if TYPE_CHECKING:
-    from bionemo.preparation.staged_output import StagedOutput
+from bionemo.preparation.staged_output import StagedOutput
 
 log = logging.getLogger(__name__)
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -37,11 +35,7 @@ def is_gzipped(path: Path) -> bool:
 
 
 def read_gzip(path: Path, raw: BinaryIO | None = None) -> Iterator[bytes]:
-    """Decompress a gzipped file block by block.
-
-    Args:
-        path: the file.
-        raw: the open file, for callers that need its position.
+    """Decompress a gzipped file block by block. `raw` is the open file, for callers that need its position.
 
     Raises:
         UserError: if it is truncated or damaged.
@@ -52,34 +46,27 @@ def read_gzip(path: Path, raw: BinaryIO | None = None) -> Iterator[bytes]:
                 yield block
         except (EOFError, zlib.error, isal_zlib.error, OSError) as error:  # type: ignore[misc]  # the stub names an instance
             raise UserError(
-                f"{path}: the gzip data is truncated or damaged ({error}): download it again, and check it with gzip -t"
+                f"{path}: the gzip data is truncated or damaged ({error}): download it again, check it with gzip -t"
             ) from error
 
 
-def read_line_blocks(path: Path, block_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """Read a file, plain or gzipped, in blocks of whole lines.
-
-    Args:
-        path: the file.
-        block_bytes: number of bytes to read at a time from a plain file.
-
-    Yields:
-        Whole lines (the last line of the file may lack its line end), and the number of bytes that were read from
-        disk for them.
+def read_line_blocks(path: Path, display_path: str, block_bytes: int) -> Iterator[LineBlock]:
+    """Read a file, gzipped or plain, in blocks of whole lines; a plain file is read `block_bytes` at a time.
 
     Raises:
         UserError: see `is_gzipped` and `read_gzip`.
     """
     gzipped = is_gzipped(path)
-    rest, position = b"", 0
+    rest, line, done = b"", 1, 0
     with path.open("rb", buffering=0) as raw:
         for block in read_gzip(path, raw) if gzipped else iter(partial(raw.read, block_bytes), b""):
             text = rest + block
             if end := text.rfind(b"\n") + 1:
-                before, position = position, raw.tell()
-                yield text[:end], position - before
+                before, done = done, raw.tell()  # a thread may continue to read
+                yield LineBlock(display_path, line, text[:end], done - before)
+                line += text.count(b"\n")
             rest = text[end:]
-        yield rest, raw.tell() - position
+        yield LineBlock(display_path, line, rest, raw.tell() - done)
 
 
 def notify_dropped_columns(display_path: str, titles: Sequence[str], kept: Sequence[str]) -> None:
@@ -94,15 +81,13 @@ def notify_dropped_columns(display_path: str, titles: Sequence[str], kept: Seque
         )  # fmt: skip
 
 
-def read_input(path: Path, output: "StagedOutput", source: str | None = None) -> bytes:
+def read_input(path: Path, display_path: str, output: StagedOutput) -> bytes:
     """Read a file that fits into memory, decompress it if it is gzipped, and add it to the manifest.
-
-    `source` is its origin, by default `path`.
 
     Raises:
         UserError: if it cannot be read, or is damaged.
     """
     gzipped = is_gzipped(path)
     raw = path.read_bytes()
-    output.add_input(source or os.path.abspath(path), path, OutputFile(len(raw), hashlib.sha256(raw).hexdigest()))
+    output.add_input(path, display_path, OutputFile(len(raw), hashlib.sha256(raw).hexdigest()))
     return b"".join(read_gzip(path)) if gzipped else raw

@@ -150,10 +150,9 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
     manifest = Manifest.read(directory)
     if manifest is None:
         raise UserError(f"{directory} contains no {MANIFEST}: it was not prepared, or its preparation was interrupted")
-    problems = [
-        f"{name}: {problem}" for name, counts in manifest.tallies.items() for problem in counts.inconsistencies()
-    ]
+    problems: list[str] = []
     for name, counts in manifest.tallies.items():
+        problems += [f"{name}: {problem}" for problem in counts.inconsistencies()]
         rows = sum(entry.rows or 0 for path, entry in manifest.files.items() if _is_in(path, counts.into))
         if rows != counts.written:
             problems.append(f"{name}: {counts.written:,} records written, but the shards contain {rows:,}")

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import Strictness
 from bionemo.data.shards.blocks import read_blocks
-from bionemo.preparation.chunks import find_boundary
+from bionemo.preparation.chunks import find_bounds
 from bionemo.preparation.name_index import NameIndex, find_duplicates, hash_names
 from bionemo.preparation.records import gather_slices
 
-_CHUNK_BYTES = 32 << 20
 _NEWLINE, _TAB, _COMMA = b"\n\t,"
 EntryType = Literal["cluster", "member"]
 
@@ -58,11 +57,7 @@ class ClusterMapping:
             UserError: if a line has no members, or a cluster or member occurs twice and `on_shared` is `error`.
         """
         scratch.mkdir()
-        size = path.stat().st_size
-        with path.open("rb", buffering=0) as file:
-            bounds = [find_boundary(file.fileno(), b"\n", 1, size)]
-            while bounds[-1] < size:
-                bounds.append(find_boundary(file.fileno(), b"\n", bounds[-1] + _CHUNK_BYTES, size))
+        bounds = find_bounds(path, b"\n", None)
         chunks = range(len(bounds) - 1)
         task = partial(_write_hashes, path, display_path, scratch)
         results = workers.map(task, bounds[:-1], bounds[1:], chunks)
@@ -137,14 +132,10 @@ def _write_hashes(
     return np.concatenate(counts)
 
 
-def _find_line_end(data: bytes) -> int:
-    return data.rfind(b"\n") + 1
-
-
 def _read_lines(path: Path, display_path: str, start: int | None, stop: int | None) -> Iterator[_Lines]:
     """Read consecutive lines of the table; without bounds, all lines below the header."""
     skip_header = start is None
-    for block in read_blocks(path, _find_line_end, start=start, stop=stop):
+    for block in read_blocks(path, lambda data: data.rfind(b"\n") + 1, start=start, stop=stop):
         data = block.data[: block.end]
         if skip_header:
             data, skip_header = data[data.index(b"\n") + 1 :], False

@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from bionemo.common.files import create_owned, identity_of, remove_owned, sync
 from bionemo.common.lock import run_lock
 from bionemo.common.regular import open_regular
 from bionemo.config.schema.preparation import TextJob
-from bionemo.data.text.jsonl import DocumentTokenizer, LineBlock
+from bionemo.data.text.jsonl import DocumentTokenizer
 from bionemo.preparation.inputs import is_gzipped, read_line_blocks
 from bionemo.preparation.manifest import RecordCounts
 from bionemo.preparation.pool import map_ordered
@@ -130,11 +130,12 @@ def _write(job: TextJob, sources: Sequence[str], data: Path, index: Path) -> Non
     )
     dropped: Counter[str] = Counter()
     counts, num_tokens, begin_time = RecordCounts([job.output]), 0, time.monotonic()
+    blocks = (block for source in sources for block in read_line_blocks(Path(source), source, _BLOCK_BYTES))
     builder = IndexedDatasetBuilder(str(data), DType.optimal_dtype(vocabulary_size))
     with (
         closing(builder.data_file),
         progress("tokenizing", sum(Path(source).stat().st_size for source in sources)) as advance,
-        closing(map_ordered(tokenizer.tokenize, _read_lines(sources), job.num_preprocess_workers)) as results,
+        closing(map_ordered(tokenizer.tokenize, blocks, job.num_preprocess_workers)) as results,
     ):
         for documents in results:
             begin = 0
@@ -150,7 +151,7 @@ def _write(job: TextJob, sources: Sequence[str], data: Path, index: Path) -> Non
         dropped_text = "".join(f", {count:,} dropped ({reason})" for reason, count in counts.dropped.items())
         if not counts.written:
             raise UserError(
-                f"{', '.join(sources)}: {counts.read:,} documents read{dropped_text}, no documents remain: add documents"
+                f"{', '.join(sources)}: {counts.read:,} documents read{dropped_text}, no documents remain: add some"
             )
         builder.finalize(str(index))
     for problem in counts.inconsistencies():
@@ -160,11 +161,3 @@ def _write(job: TextJob, sources: Sequence[str], data: Path, index: Path) -> Non
         "%s: %s documents read, %s written with %s tokens%s; %s tokens/s", ", ".join(sources), f"{counts.read:,}",
         f"{counts.written:,}", f"{num_tokens:,}", dropped_text, f"{speed:,.0f}",
     )  # fmt: skip
-
-
-def _read_lines(sources: Sequence[str]) -> Iterator[LineBlock]:
-    for source in sources:
-        first = 1
-        for data, size in read_line_blocks(Path(source), _BLOCK_BYTES):
-            yield LineBlock(source, first, data, size)
-            first += data.count(b"\n")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare the MoleculeNet tasks ESOL, FreeSolv and Lipophilicity as `<task>/{train,val,test}/x000.csv`."""
 
-import csv
 import io
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import MoleculeNetJob, SplitSizes
+from bionemo.data.table import parse_table
 from bionemo.preparation.download import RefusedError, locate
 from bionemo.preparation.inputs import read_input
 from bionemo.preparation.molecules import canonical_smiles
@@ -55,28 +55,28 @@ def _local_file_name(job: MoleculeNetJob, task: str, file: str) -> str:
 
 
 def _locate_task(job: MoleculeNetJob, task: str, file: str) -> tuple[Path, str]:
-    """Find the file of a task, with MoleculeNet's file name or that of the task."""
-    raw, task_file = Path(job.output) / "raw", f"{task}.csv"
+    """Find the file of a task, with MoleculeNet's file name or that of the task; see `locate`."""
+    raw = Path(job.output) / "raw"
     if not is_url(job.source):
-        file = _local_file_name(job, task, file)
-        return locate(job.source, file, raw), file
+        return locate(job.source, _local_file_name(job, task, file), raw)
     try:
-        return locate(job.source, file, raw), file
+        return locate(job.source, file, raw)
     except RefusedError as refused:
         try:
-            return locate(job.source, task_file, raw), task_file
+            return locate(job.source, f"{task}.csv", raw)
         except RefusedError:
             raise refused from None
 
 
 def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutput) -> None:
-    path, file = _locate_task(job, task, file)
-    source = f"{redact_url(job.source).rstrip('/')}/{file}" if is_url(job.source) else str(path)
+    path, source = _locate_task(job, task, file)
     counts = output.add_counts(task, *SPLITS)
-    header, rows = _read_table(read_input(path, output, source if is_url(job.source) else None), source)
-    column = _find_smiles_column(header, source)
+    table = parse_table(io.BytesIO(read_input(path, source, output)), source, ",")
+    if not table.rows:
+        raise UserError(f"{source} contains no rows: download it again")
+    column = _find_smiles_column(table.columns, source)
     kept: list[list[str]] = []
-    for line, row in rows:
+    for location, row in zip(table.locations, table.rows, strict=True):
         counts.read += 1
         if canonical_smiles(row[column]) is not None:
             kept.append(row)
@@ -84,7 +84,7 @@ def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutpu
             counts.drop("invalid SMILES")
         else:
             raise UserError(
-                f"{source}:{line}: RDKit cannot read the SMILES {row[column]!r}: correct it, or set on_invalid=skip"
+                f"{location}: RDKit cannot read the SMILES {row[column]!r}: correct it, or set on_invalid=skip"
             )
 
     order = np.arange(len(kept))
@@ -94,26 +94,8 @@ def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutpu
     for split, size in split_sizes(len(kept), sizes).items():
         if size:
             rows_of_split = (kept[index] for index in order[begin : begin + size])
-            counts.written += output.write_csv(f"{split}/x000.csv", header, rows_of_split)
+            counts.written += output.write_csv(f"{split}/x000.csv", table.columns, rows_of_split)
         begin += size
-
-
-def _read_table(content: bytes, display_path: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Parse a CSV file into its header and its rows, each with the number of its last line."""
-    try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
-        rows = [(reader.line_num, row) for row in reader if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{display_path} is not a valid CSV file ({error}): download it again") from error
-    if len(rows) < 2:
-        raise UserError(f"{display_path} contains no rows: download it again")
-    (_, header), *rows = rows
-    for line, row in rows:
-        if len(row) != len(header):
-            raise UserError(
-                f"{display_path}:{line}: {len(row)} fields under a header of {len(header)}: correct the line"
-            )
-    return header, rows
 
 
 def _find_smiles_column(header: list[str], display_path: str) -> int:

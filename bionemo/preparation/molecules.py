@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rdkit import Chem, rdBase
 
 from bionemo.common.errors import UserError
-from bionemo.data.shards.blocks import BYTE_ORDER_MARK
+from bionemo.data.shards.blocks import BYTE_ORDER_MARK, LineBlock
 from bionemo.preparation.inputs import notify_dropped_columns, read_line_blocks
 
 rdBase.DisableLog("rdApp.*")  # RDKit's messages contain neither file nor line
@@ -43,14 +43,11 @@ class SmilesColumns(NamedTuple):
 
 
 class SmilesBlock(NamedTuple):
-    """Consecutive lines of a SMILES file."""
+    """Consecutive lines of a SMILES file, below its header."""
 
     file: int  # index of the file
-    display_path: str  # path or URL of the file, for messages
-    first_line: int  # number of the first line, from 1
     columns: SmilesColumns
-    data: bytes
-    size: int  # number of bytes that were read from disk for them
+    lines: LineBlock
 
     def rows(self) -> Iterator[tuple[int, str, str]]:
         """Yield line number, SMILES and id of every line that is not blank.
@@ -58,20 +55,19 @@ class SmilesBlock(NamedTuple):
         Raises:
             UserError: if the text is not UTF-8, or a line has no id.
         """
+        display_path, first_line, data, _ = self.lines
         try:
-            lines = self.data.decode().split("\n")
+            lines = data.decode().split("\n")
         except UnicodeDecodeError as error:
-            line = self.first_line + self.data.count(b"\n", 0, error.start)
-            raise UserError(
-                f"{self.display_path}:{line}: text that is not UTF-8: convert the file with iconv"
-            ) from error
+            line = first_line + data.count(b"\n", 0, error.start)
+            raise UserError(f"{display_path}:{line}: text that is not UTF-8: convert the file with iconv") from error
         separator, smiles, name = self.columns
-        for line, text in enumerate(lines, self.first_line):
+        for line, text in enumerate(lines, first_line):
             if not text.strip():
                 continue
             fields = _split_fields(text, separator)
             if len(fields) <= max(smiles, name) or not fields[name]:
-                raise UserError(f"{self.display_path}:{line}: a molecule without an id: add one, or remove the line")
+                raise UserError(f"{display_path}:{line}: a molecule without an id: add one, or remove the line")
             yield line, fields[smiles], fields[name]
 
 
@@ -81,28 +77,27 @@ def read_smiles(files: Iterable[tuple[Path, str]]) -> Iterator[SmilesBlock]:
     The header determines the columns: `smiles`, and `zinc_id` or `id`, in any case and order. In a file without a
     header the SMILES is first and the id second. The separator is a tab, comma or space, as in the first line.
 
-    Args:
-        files: path of each file, and its path or URL for messages.
+    `files` are the path of each file, and its path or URL for messages.
 
     Raises:
         UserError: if a file cannot be read, or its header has no column of ids.
     """
     notified: list[list[str]] = []
     for index, (path, display_path) in enumerate(files):
-        columns, line = None, 1
-        for data, size in read_line_blocks(path, _BLOCK_BYTES):
-            start = 0
+        columns = None
+        for block in read_line_blocks(path, display_path, _BLOCK_BYTES):
+            lines = block
             if columns is None:
-                start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
-                first = data[start:].split(b"\n", 1)[0]
+                data = block.data.removeprefix(BYTE_ORDER_MARK)
+                first = data.split(b"\n", 1)[0]
                 columns, titles = _find_columns(first.decode(errors="replace"), display_path)
                 if titles:
                     if titles not in notified:  # once for all files with these columns
                         notify_dropped_columns(display_path, titles, [titles[columns.id], titles[columns.smiles]])
                         notified.append(titles)
-                    start, line = start + len(first) + 1, 2
-            yield SmilesBlock(index, display_path, line, columns, data[start:], size)
-            line += data.count(b"\n", start)
+                    data = data[len(first) + 1 :]
+                lines = block._replace(data=data, first_line=1 + bool(titles))
+            yield SmilesBlock(index, columns, lines)
 
 
 def _find_columns(first_line: str, display_path: str) -> tuple[SmilesColumns, list[str]]:

@@ -27,9 +27,7 @@ def hash_names(names: pa.Array) -> Hashes:
 def find_duplicates(hash_files: Sequence[Path], total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Find names that occur more than once.
 
-    Args:
-        hash_files: files of hashes; the names are numbered across the files.
-        total: number of names.
+    The files contain the hashes of `total` names, which are numbered across the files.
 
     Returns:
         Number of each repeated occurrence in ascending order, and number of the first occurrence of its name.

@@ -36,7 +36,8 @@ def worker_pool(num_workers: int) -> Iterator[Executor]:
     context = multiprocessing.get_context(_START_METHOD)
     if _START_METHOD == "forkserver":
         context.set_forkserver_preload([_PRELOADED_MODULE])  # imported once, not by every worker
-        _start_fork_server()
+        with _handle_interrupts(signal.SIG_IGN):  # a terminal sends Ctrl-C to the fork server as well
+            ensure_running()
     executor = _Executor(max(1, min(num_workers, os.cpu_count() or 1)), context, _initialize_worker)
     try:
         yield executor
@@ -52,36 +53,25 @@ class _Executor(ProcessPoolExecutor):
     """A process pool that defers SIGINT in `submit`, which may start a worker and must be able to register it."""
 
     def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
-        with _defer_interrupts():
-            return super().submit(*arguments, **keywords)
+        interrupts: list[int] = []
+        with _handle_interrupts(lambda number, frame: interrupts.append(number)):
+            future = super().submit(*arguments, **keywords)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
+        return future
 
 
 @contextmanager
-def _defer_interrupts() -> Iterator[None]:
-    """Defer SIGINT until the end of the block."""
+def _handle_interrupts(handler: Any) -> Iterator[None]:
+    """Replace the handler of SIGINT in the block. Only the main thread can; in others this has no effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    interrupts: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    previous = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-    if interrupts:
-        signal.raise_signal(signal.SIGINT)
-
-
-def _start_fork_server() -> None:
-    """Start the fork server with SIGINT ignored, because a terminal sends Ctrl-C to it as well."""
-    if threading.current_thread() is not threading.main_thread():
-        ensure_running()
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, previous)
 
 
 def map_ordered(

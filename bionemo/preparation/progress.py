@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -18,20 +18,13 @@ _lock = Lock()
 _LOG_INTERVAL = 60.0  # seconds
 
 
-@contextmanager
-def progress(description: str, total: int | None, start: int = 0) -> Iterator[Callable[[int], object]]:
-    """Show how many of `total` bytes are processed.
+def progress(description: str, total: int | None, start: int = 0) -> AbstractContextManager[Callable[[int], object]]:
+    """Show how many of `total` bytes (None: unknown) are processed; `start` were processed earlier.
 
-    Args:
-        description: a verb and its object, such as "reading uniref50.fasta".
-        total: number of bytes; None if it is not known.
-        start: bytes processed earlier.
-
-    Yields:
-        A function to call with the number of bytes that were processed since the last call.
+    The description is a verb and its object, such as "reading uniref50.fasta". Yields a function to call with the
+    number of bytes that were processed since the last call.
     """
-    with (_show_bar if sys.stderr.isatty() else _log_lines)(description, total, start) as advance:
-        yield advance
+    return (_show_bar if sys.stderr.isatty() else _log_lines)(description, total, start)
 
 
 @contextmanager
@@ -73,13 +66,7 @@ def _log_lines(description: str, total: int | None, start: int) -> Iterator[Call
             speed = done / (now - begin)
             of_total = f" of {total / 1e6:,.0f}" if total else ""
             remaining = f", {(total - start - done) / speed / 60:.0f} min left" if total and speed else ""
-            log.info(
-                "%s: %s%s MB, %.0f MB/s%s",
-                description,
-                f"{(start + done) / 1e6:,.0f}",
-                of_total,
-                speed / 1e6,
-                remaining,
-            )
+            megabytes = f"{(start + done) / 1e6:,.0f}{of_total} MB"
+            log.info("%s: %s, %.0f MB/s%s", description, megabytes, speed / 1e6, remaining)
 
     yield advance

@@ -73,15 +73,9 @@ class Records:
 def read_fasta_records(
     path: Path, display_path: str, start: int, stop: int, first_number: int, first_line: int
 ) -> Iterator[Records]:
-    """Read a part of a FASTA file.
+    """Read a part of an uncompressed FASTA file: from the '>' at offset `start` to that at `stop`, or to the end.
 
-    Args:
-        path: the file, uncompressed.
-        display_path: path or URL of the file, for messages.
-        start: offset of a record's '>'.
-        stop: offset of the '>' after the part, or the size of the file.
-        first_number: index of the first record in the input.
-        first_line: its line number, from 1.
+    `first_number` and `first_line` are the index in the input and the line number, from 1, of the first record.
 
     Raises:
         UserError: if there is a carriage return inside a line, or a '>' inside a line of a sequence.
@@ -130,7 +124,7 @@ def _find_name_ends(
 
 
 @dataclass(frozen=True)
-class CsvColumns:
+class InputColumns:
     """Titles or indices of the columns of a CSV input, and its separator."""
 
     name: str | int
@@ -170,7 +164,7 @@ class CsvColumns:
         return titles, columns
 
 
-def read_csv_records(path: Path, display_path: str, first_number: int, columns: CsvColumns) -> Iterator[Records]:
+def read_csv_records(path: Path, display_path: str, first_number: int, columns: InputColumns) -> Iterator[Records]:
     """Read names and sequences from a CSV file with a header; for the parameters see `read_fasta_records`.
 
     Raises:

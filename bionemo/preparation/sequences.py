@@ -15,7 +15,7 @@ from bionemo.preparation.download import fetch
 from bionemo.preparation.inputs import is_gzipped, notify_dropped_columns, read_gzip
 from bionemo.preparation.pool import worker_pool
 from bionemo.preparation.progress import progress
-from bionemo.preparation.records import CsvColumns
+from bionemo.preparation.records import InputColumns
 from bionemo.preparation.shards import RowAssignment, write_shards
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
 from bionemo.preparation.urls import absolute_source, redact_url
@@ -40,7 +40,7 @@ def prepare(job: SequencesJob) -> None:
             return
         raw = Path(job.output) / "raw"
         paths = [fetch(source, raw, job.checksum if len(sources) == 1 else None) for source in sources]
-        columns = CsvColumns(job.id_column, job.sequence_column, job.separator)
+        columns = InputColumns(job.id_column, job.sequence_column, job.separator)
         with worker_pool(job.num_preprocess_workers) as workers:
             checksums = [workers.submit(checksum_file, path) for path in paths]
             chunks: list[Chunk] = []
@@ -59,8 +59,8 @@ def prepare(job: SequencesJob) -> None:
 
             label = Path(redact_url(sources[0])).name if len(sources) == 1 else f"{len(sources)} files"
             write_shards(output, workers, label, chunks, job, assign_rows, SPLITS)
-            for name, path, future in zip(names, paths, checksums, strict=True):
-                output.add_input(name, path, future.result())
+            for source, path, future in zip(sources, paths, checksums, strict=True):
+                output.add_input(path, redact_url(source), future.result())
 
 
 def decompress(path: Path, output: StagedOutput) -> Path:

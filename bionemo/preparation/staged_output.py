@@ -50,8 +50,9 @@ class StagedOutput:
         """Add record counts for an input whose records are written to `directories`, or return the existing ones."""
         return self.manifest.tallies.setdefault(name, RecordCounts(list(directories)))
 
-    def add_input(self, source: str, path: Path, content: OutputFile) -> None:
-        """Add an input file to the manifest; `source` is its absolute path or the URL from which it was downloaded."""
+    def add_input(self, path: Path, display_path: str, content: OutputFile) -> None:
+        """Add an input file to the manifest, with its absolute path or the URL from which it was downloaded."""
+        source = display_path if is_url(display_path) else os.path.abspath(path)
         self.manifest.inputs.append(InputFile.create(source, path, content))
 
     def write(self, name: str, content: bytes, rows: int | None = None) -> None:
@@ -76,10 +77,7 @@ class StagedOutput:
 
 
 def result_parameters(job: PreparationConfig, *excluded: str) -> dict[str, Any]:
-    """Return the settings that determine the result, for the manifest.
-
-    A source is included only if it is a URL: files are compared by name and content.
-    """
+    """Return the settings that determine the result, for the manifest, except the source; see `_compare_sources`."""
     names = ("_target_", "output", "force", "num_preprocess_workers", "source", *excluded)
     return {key: value for key, value in asdict(job).items() if key not in names}
 
@@ -190,13 +188,13 @@ def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Se
         return False
     if manifest.job != job:
         raise UserError(
-            f"{target} contains {_printable(manifest.job)} data: choose another output, or force=True to replace it"
+            f"{target} contains {printable(manifest.job)} data: choose another output, or force=True to replace it"
         )
     for key in sorted({*parameters, *manifest.parameters}):
         old, new = manifest.parameters.get(key), parameters.get(key)
         if old != new:
             raise UserError(
-                f"{target} was prepared with {_printable(key)}={_printable(old)}, not {_printable(new)}: choose "
+                f"{target} was prepared with {printable(key)}={printable(old)}, not {printable(new)}: choose "
                 "another output, or set force=True"
             )
     if sources is not None:
@@ -208,8 +206,8 @@ def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Se
     return True
 
 
-def _printable(value: object) -> str:
-    """Format a value from a manifest, which may be anything, for a message."""
+def printable(value: object) -> str:
+    """Format a value from a manifest or a server, which may be anything, for a message."""
     text = str(value)
     return (text if text.isprintable() else ascii(text))[:80]
 
@@ -230,7 +228,7 @@ def _compare_sources(target: Path, inputs: Sequence[InputFile], sources: Sequenc
             old, new = entry.source, source
             if names[0] != names[1]:
                 old, new = Path(old).name, Path(new).name
-            raise UserError(f"{target} was prepared from {_printable(old)}, not {new}: {remedy}")
+            raise UserError(f"{target} was prepared from {printable(old)}, not {new}: {remedy}")
         path = Path(source)
         if path.is_file() and not entry.is_unchanged(path):
             raise UserError(f"{source} has changed since {target} was prepared from it, or is another file: {remedy}")
@@ -262,15 +260,15 @@ def _find_replaced(target: Path, top_directories: Sequence[str], force: bool) ->
 
 
 @contextmanager
-def translate_os_errors(target: Path) -> Iterator[None]:
-    """Translate an OSError about the output into a UserError."""
+def translate_os_errors(
+    target: Path, when_full: str = "no output was written: free disk space, or choose another output"
+) -> Iterator[None]:
+    """Translate an OSError about the output into a UserError; `when_full` ends the message for a full disk."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                f"{target}: no space left on the disk; no output was written: free disk space, or choose another output"
-            ) from error
+            raise UserError(f"{target}: no space left on the disk; {when_full}") from error
         path = error.filename or target
         reason = error.strerror or " ".join(str(error).split())
         raise UserError(f"{path} cannot be written or read ({reason}): check path and permissions") from error

@@ -71,11 +71,7 @@ class StagingDirectory:
         return os.path.lexists(self.path / _MOVES)
 
     def commit(self, replaced: Iterable[str]) -> None:
-        """Move all files into place.
-
-        Args:
-            replaced: names at the top of the output to remove even if the new data set does not contain them.
-        """
+        """Move all files into place, and remove the names `replaced` at the top of the output in any case."""
         names = {*(path.name for path in self.tree.iterdir()), *replaced}
         for directory, _, _ in os.walk(self.tree):
             sync(Path(directory))

@@ -62,7 +62,7 @@ def prepare(job: ClustersJob) -> None:
             if custom:
                 for split, path in custom.items():
                     writer.write_in_input_order(path, split)
-                    output.add_input(os.path.abspath(path), path, workers.submit(checksum_file, path).result())
+                    output.add_input(path, str(path), workers.submit(checksum_file, path).result())
             else:
                 writer.write_all(paths)
         readme = Path(job.output) / "README.md"
@@ -118,7 +118,7 @@ class _Writer:
             self.write_in_input_order(Path(getattr(job, f"{split}_datapath")), f"uf50/{split}")
         for path, future in copies.items():
             content = future.result()
-            output.add_input(os.path.abspath(path), path, content)
+            output.add_input(path, str(path), content)
             if not _is_in(path, directory):
                 output.manifest.files[path.name] = content
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare USPTO-50k, reactions for retrosynthesis, as `{train,val,test}/data.csv`."""
 
-import csv
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import UsptoJob
+from bionemo.data.table import parse_table
 from bionemo.preparation.download import fetch, locate
 from bionemo.preparation.inputs import notify_dropped_columns, read_input
 from bionemo.preparation.molecules import unmapped_smiles
@@ -27,9 +27,9 @@ _TASK_SIZE = 1000  # reactions per task of a worker
 
 
 class Reaction(NamedTuple):
-    """A reaction; `line` is the number of its last line."""
+    """A reaction; `location` is `file:line` of its last line."""
 
-    line: int
+    location: str
     type: str
     split: str
     reactants: str
@@ -68,9 +68,7 @@ def prepare(job: UsptoJob) -> None:
             if job.checksum:
                 raise UserError(f"checksum={job.checksum} applies to a single file, but {source} has three: remove it")
             for split in SPLITS:
-                name = f"raw_{split}.csv"
-                path = locate(job.source, name, raw)
-                display_path = f"{source.rstrip('/')}/{name}" if is_url(source) else str(path)
+                path, display_path = locate(job.source, f"raw_{split}.csv", raw)
                 reactions[split] = _canonicalise_file(job, output, path, display_path, split)
         for split in SPLITS:
             rows = ((each.type, split, each.reactants, each.products) for each in reactions[split])
@@ -84,7 +82,7 @@ def _canonicalise_file(
 
     `split` is the split of all reactions; None: the file has a column `set`.
     """
-    content = read_input(path, output, display_path if is_url(display_path) else None)
+    content = read_input(path, display_path, output)
     counts = output.add_counts(display_path, *((split,) if split else SPLITS))
     reactions = list(_read_reactions(content, display_path, split))
     tasks = [reactions[start : start + _TASK_SIZE] for start in range(0, len(reactions), _TASK_SIZE)]
@@ -104,8 +102,8 @@ def _canonicalise_file(
                     counts.drop("invalid SMILES")
                 else:
                     raise UserError(
-                        f"{display_path}:{reaction.line}: RDKit cannot read the SMILES {canonical!r}: correct it, or "
-                        "set on_invalid=skip"
+                        f"{reaction.location}: RDKit cannot read the SMILES {canonical!r}: correct it, or set "
+                        "on_invalid=skip"
                     )
             advance(len(content) * len(task) // len(reactions))
     counts.written = len(kept)
@@ -128,14 +126,9 @@ def _read_reactions(content: bytes, display_path: str, split: str | None) -> Ite
     """Parse the rows of a file; see `_canonicalise_file` for `split`."""
     if content.startswith(b"\x80"):
         raise _pickle_error(display_path)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{display_path} is not UTF-8 ({error.reason}): give a CSV or TSV file") from error
-    separator = "\t" if "\t" in text.partition("\n")[0] else ","
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    columns = [name.strip() for name in reader.fieldnames or ()]
-    reader.fieldnames = columns
+    separator = "\t" if b"\t" in content.partition(b"\n")[0] else ","
+    table = parse_table(io.BytesIO(content), display_path, separator)
+    columns = [name.strip() for name in table.columns]
     has_reaction = _REACTION in columns
     sides = ("reactants_mol", "products_mol") if "reactants_mol" in columns else ("reactants", "products")
     required = [*([_REACTION] if has_reaction else sides), *([] if split else ["set"])]
@@ -145,16 +138,10 @@ def _read_reactions(content: bytes, display_path: str, split: str | None) -> Ite
         )
     kept = [name for name in columns if name in (*required, "set", "reaction_type", "class")]
     notify_dropped_columns(display_path, columns, kept)
-    try:
-        rows = [(reader.line_num, row) for row in reader]
-    except csv.Error as error:
-        raise UserError(f"{display_path}:{reader.line_num}: {error}: correct the line") from error
-    if not rows:
+    if not table.rows:
         raise UserError(f"{display_path} contains no reactions: download it again")
-    for line, row in rows:
-        location = f"{display_path}:{line}"
-        if None in row or None in row.values():
-            raise UserError(f"{location}: another number of fields than in the header: correct the line")
+    for location, cells in zip(table.locations, table.rows, strict=True):
+        row = dict(zip(columns, cells, strict=True))
         if has_reaction:
             reactants, reagents, products = _split_sides(row[_REACTION], location)
         else:
@@ -165,7 +152,7 @@ def _read_reactions(content: bytes, display_path: str, split: str | None) -> Ite
         reaction_type = (row.get("reaction_type") or row.get("class") or "").strip()
         if reaction_type.isdigit():  # the format of the other public release and of BioNeMo v1
             reaction_type = f"<RX_{reaction_type}>"
-        yield Reaction(line, reaction_type, row_split, reactants, products, reagents)
+        yield Reaction(location, reaction_type, row_split, reactants, products, reagents)
 
 
 def _split_sides(reaction: str, location: str) -> tuple[str, str, str]:

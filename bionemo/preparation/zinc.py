@@ -8,7 +8,6 @@ order depends neither on the number of processes nor, except for the ids of dupl
 
 import csv
 import io
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -137,8 +136,7 @@ def shard_sizes(molecules: int, train: int, val: int, test: int) -> list[dict[st
 def _add_inputs(files: Iterable[tuple[Path, str]], output: StagedOutput) -> Iterator[tuple[Path, str]]:
     """Add each file to the manifest just before it is read, so that reading it uses the page cache."""
     for path, display_path in files:
-        content = checksum_file(path)
-        output.add_input(display_path if "://" in display_path else os.path.abspath(path), path, content)
+        output.add_input(path, display_path, checksum_file(path))
         yield path, display_path
 
 
@@ -153,7 +151,7 @@ def _parse_block(job: ZincJob, block: SmilesBlock) -> _ParsedBlock:
         if smiles is None:
             if job.on_invalid == "error":
                 raise UserError(
-                    f"{block.display_path}:{line}: RDKit cannot read the SMILES {text!r}: correct it, or set "
+                    f"{block.lines.display_path}:{line}: RDKit cannot read the SMILES {text!r}: correct it, or set "
                     "on_invalid=skip"
                 )
             dropped["invalid SMILES"] += 1
@@ -163,7 +161,7 @@ def _parse_block(job: ZincJob, block: SmilesBlock) -> _ParsedBlock:
             suffix = f" {block.file}:{line}" if job.on_duplicate == "keep" else ""  # makes every key unique
             digest = xxhash.xxh3_128_hexdigest((smiles + suffix).encode(), seed=seed)
             rows.append(f"{digest},{_quote(name)},{smiles}\n".encode())
-    return _ParsedBlock(rows, read, dropped, block.size)
+    return _ParsedBlock(rows, read, dropped, block.lines.size)
 
 
 def _quote(name: str) -> str:

@@ -96,8 +96,9 @@ def train(
             raise UserError(f"another run has just written to {checkpoint_dir}: run the command again")
         data, module = build(trainer, precision, start)
         module.check_initial_weights(start)
-        reference_losses |= data.reference_losses()
+        data.setup("fit")  # an error in the data ends the run before directories are made
         if cfg.do_training:
+            reference_losses |= data.reference_losses()
             data.check_steps(trainer.world_size)
             check_monitors(cfg.exp_manager, module, trainer)
 

@@ -35,7 +35,7 @@ def sampler(
 
 def samples(steps: list[GlobalBatch]) -> list[tuple[int, int]]:
     """Return epoch and record of every sample, in order."""
-    rows = [row for step in steps for row in step.packed]
+    rows = [row for step in steps for row in step.rows]
     return [pair for epochs, records in rows for pair in zip(epochs.tolist(), records.tolist(), strict=True)]
 
 
@@ -57,11 +57,11 @@ def test_every_record_is_sampled_once_per_epoch(
     steps = list(stream.batches(DataPosition()))
     expected = {(epoch, record) for epoch in range(epochs) for record in stream.order.records.tolist()}
     assert Counter(samples(steps)) == Counter(expected)
-    assert len(steps) == -(-stream.count_packed() // stream.global_batch_size)
-    assert all(len(step.packed) == rows for step in steps[:-1])
-    assert 1 <= len(steps[-1].packed) <= rows
+    assert len(steps) == -(-stream.count_rows() // stream.global_batch_size)
+    assert all(len(step.rows) == rows for step in steps[:-1])
+    assert 1 <= len(steps[-1].rows) <= rows
     for step in steps:
-        assert all(stream.lengths[records].sum() <= MAX_LENGTH for _, records in step.packed)
+        assert all(stream.lengths[records].sum() <= MAX_LENGTH for _, records in step.rows)
     last = steps[-1].next_position
     assert last.consumed_samples == number * epochs
     assert last.consumed_tokens == epochs * stream.lengths[stream.order.records].sum()
@@ -70,9 +70,9 @@ def test_every_record_is_sampled_once_per_epoch(
 def test_drop_last_omits_only_the_last_batch() -> None:
     whole, full = (sampler(rows=6, drop_last=drop) for drop in (False, True))
     steps = list(whole.batches(DataPosition()))
-    assert len(steps[-1].packed) < 6
+    assert len(steps[-1].rows) < 6
     assert same(list(full.batches(DataPosition())), steps[:-1])
-    assert full.count_packed() // full.global_batch_size == len(steps) - 1
+    assert full.count_rows() // full.global_batch_size == len(steps) - 1
     assert list(sampler(5, rows=100, drop_last=True).batches(DataPosition())) == []
 
 

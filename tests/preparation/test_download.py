@@ -400,7 +400,7 @@ def test_a_full_disk_keeps_the_received_bytes(tmp_path: Path, site: Site, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(download.os, "fsync", full)
-    with pytest.raises(UserError, match=r"no space left on the disk for x\.bin: free some"):
+    with pytest.raises(UserError, match=r"x\.bin: no space left on the disk; free disk space and start again"):
         fetch(site.url, tmp_path)
     assert len(site.requests) == 1 and (tmp_path / "x.bin.part").exists()
     monkeypatch.undo()
@@ -441,11 +441,13 @@ def test_mistakes(tmp_path: Path, source: str, checksum: str | None, message: st
 def test_locating_a_file_in_directories_and_below_urls(tmp_path: Path, site: Site) -> None:
     (tmp_path / "plain").write_text("")
     (tmp_path / "zipped.gz").write_text("")
-    assert locate(str(tmp_path), "plain", tmp_path) == tmp_path / "plain"
-    assert locate(tmp_path.as_uri(), "zipped", tmp_path) == tmp_path / "zipped.gz"
+    for base, name, file in (str(tmp_path), "plain", "plain"), (tmp_path.as_uri(), "zipped", "zipped.gz"):
+        assert locate(base, name, tmp_path) == (tmp_path / file, str(tmp_path / file))
     with pytest.raises(UserError, match=r"neither .*none nor none\.gz exists"):
         locate(str(tmp_path), "none", tmp_path)
-    whole(locate(site.url.removesuffix("/x.bin"), "x.bin", tmp_path / "into"))
+    path, display_path = locate(f"{site.url.removesuffix('/x.bin')}?key=secret", "x.bin", tmp_path / "into")
+    whole(path)
+    assert display_path == site.url
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bionemo.common.errors import UserError
-from bionemo.preparation import mapping, uniref
+from bionemo.preparation import uniref
 from bionemo.preparation.manifest import verify
 from tests.support.preparation import left, parse, shards, small
 from tests.support.preparation_uniref import FILES, TABLE, UF50, UF90, VALID, make_job, prepare
@@ -97,11 +97,8 @@ def hand_made() -> Data:
 @contextmanager
 def tiny(scale: int = 1) -> Iterator[None]:
     """Use tiny chunks, also for the mapping."""
-    sizes = {"chunk": 60, "block": 40, "bucket": 90, "window": 7, "partition": 4}
-    with (
-        small(**{name: size * scale for name, size in sizes.items()}),
-        patch.object(mapping, "_CHUNK_BYTES", 30 * scale),
-    ):
+    sizes = {"chunk": 30, "block": 40, "bucket": 90, "window": 7, "partition": 4}
+    with small(**{name: size * scale for name, size in sizes.items()}):
         yield
 
 
@@ -282,7 +279,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
             {TABLE: ("C\t", "A\tx1\nC\t")},
             ["shared"],
             {"A": ["a1", "a2"], "B": ["b1"], "C": ["c1", "c2", "c3"]},
-            {UF50: ({}, {"clusters of the table excluded": 1}), UF90: ({}, {"members of the table left out": 1})},
+            {UF50: ({}, {"clusters of the table excluded": 1}), UF90: ({}, {"members of the table excluded": 1})},
         ),
         (  # sequences of no cluster
             {UF50: (">A", ">X\nXX\n>A"), UF90: (">b1", ">x1\nX\n>x2\nXX\n>b1")},
@@ -486,5 +483,5 @@ def test_user_sequences_replace_the_clusters(tmp_path: Path) -> None:
         prepare(tmp_path / "nowhere", tmp_path / "out", custom_pretraining_fasta_path=own)
     with pytest.raises(UserError, match=r"test.custom_pretraining_fasta_path: there is no file"):
         prepare(tmp_path / "nowhere", tmp_path / "out2", custom_pretraining_fasta_path=own)
-    with pytest.raises(UserError, match="holds own sequences data"):
+    with pytest.raises(UserError, match="contains own sequences data"):
         prepare(hand_made().write(tmp_path / "source"), tmp_path / "out")

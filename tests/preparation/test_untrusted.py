@@ -106,7 +106,7 @@ def test_a_symbolic_link_is_not_a_staging_directory(out: Path) -> None:
 def test_invalid_moves(out: Path, moves: object) -> None:
     stage = create_stage(out, moves)
     assert f"{stage} is not a valid staging directory" in refused(out)
-    assert "remove this directory, then start again" in refused(out, force=True)
+    assert "remove it, then start again" in refused(out, force=True)
     shutil.rmtree(stage)
     assert make(out) and untouched(out)
 

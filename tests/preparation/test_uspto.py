@@ -135,7 +135,7 @@ def test_a_pickle_is_refused_whatever_its_name(tmp_path: Path, capsys: pytest.Ca
     [
         ("reactants,set\nC,train\n", r"x\.csv:1: no column products, only reactants, set"),
         ("reactants,products,set\nC,C,train\nC,C,new\n", r"x\.csv:3: set 'new' is not known"),
-        ("reactants,products,set\nC,C\n", r"x\.csv:2: another number of fields"),
+        ("reactants,products,set\nC,C\n", r"x\.csv:2: the row is incomplete: fill in reactants, products, set"),
         ("reactants,products,set\n", r"x\.csv contains no reactions"),
         ("reactants>reagents>production,set\nC>C,train\n", r"x\.csv:2: 'C>C' is not a reaction"),
     ],
@@ -145,5 +145,5 @@ def test_mistakes_are_one_line(tmp_path: Path, content: str, message: str) -> No
     with pytest.raises(UserError, match=message) as error:
         prepare(job(tmp_path / "x.csv", tmp_path / "out"))
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"raw_train\.csv does not exist"):
+    with pytest.raises(UserError, match=r"raw_train\.csv nor .* exists"):
         prepare(job(tmp_path, tmp_path / "out"))

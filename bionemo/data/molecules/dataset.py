@@ -14,7 +14,7 @@ from bionemo.common.random_stream import RandomBits, draw, purpose_key, sample_k
 from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import MaxLengths, TokenizedBatch, TokenSequences
-from bionemo.data.files import SplitName, split_files, training_files
+from bionemo.data.files import SplitName, split_files
 from bionemo.data.molecules.augmentation import Augmentation, SmilesForm
 from bionemo.data.molecules.infilling import TextInfilling
 from bionemo.data.molecules.policies import (
@@ -137,7 +137,7 @@ class MoleculeDataset:
             long_sequences=data.long_sequences, on_invalid=data.on_invalid, on_unknown=data.on_unknown,
             vary_by_epoch=name == "train", label=label,
         )  # fmt: skip
-        dataset.notes += tuple(duplicate_notes(name, paths, training_files(data) if name != "train" else []))
+        dataset.notes += tuple(duplicate_notes(data, name, paths))
         return dataset
 
     @staticmethod

@@ -119,15 +119,10 @@ def check_validity(
     policy: str,
     label: str,
 ) -> list[str]:
-    """Return a note about SMILES in a sample of the records that RDKit rejects.
+    """Return a note about SMILES in a sample of the records [k] that RDKit rejects.
 
-    Args:
-        reader: reads the records.
-        records: int64 [k], records in use.
-        long: int64, records that are too long for RDKit.
-        sides: sides of a record that are parsed.
-        policy: `skip`, `keep` or `error`.
-        label: name of the data in messages.
+    RDKit parses these sides of a record, except of `long` records, which are too long for it. The policy is `skip`,
+    `keep` or `error`.
 
     Raises:
         UserError: if the policy is `error` and there are invalid SMILES.

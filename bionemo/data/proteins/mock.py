@@ -20,7 +20,7 @@ _MOTIFS = ("GPx", "TCx", "NANP", "PEVK", "GLFG", "VPGVG", "CCQPT", "IGDNV", "GAG
 # composition of linkers in 256ths, similar to Swiss-Prot, in the order of AMINO_ACIDS
 _LINKER_COUNTS = (21, 4, 14, 17, 10, 18, 6, 15, 15, 25, 6, 10, 12, 10, 14, 17, 14, 18, 3, 7)
 _SPLITS = ("train", "val", "test")
-_BLOCK = 256  # records generated together
+_GROUP = 256  # records generated together
 _MAX_CACHED_RESIDUES = 1 << 28  # sources up to this size keep the generated letters
 
 
@@ -77,12 +77,12 @@ class MockSource:
         starts: NDArray[np.integer],
         counts: NDArray[np.integer],
         out: NDArray[np.uint8],
-        positions: NDArray[np.integer],
+        offsets: NDArray[np.integer],
     ) -> None:
         """See SequenceSource."""
         letters, begins = self._letters(np.asarray(records))
-        for begin, count, position in zip((begins + starts).tolist(), counts, positions, strict=True):
-            out[position : position + count] = letters[begin : begin + count]
+        for begin, count, offset in zip((begins + starts).tolist(), counts, offsets, strict=True):
+            out[offset : offset + count] = letters[begin : begin + count]
 
     def text(self, record: int) -> str:
         """Return a whole sequence."""
@@ -99,28 +99,28 @@ class MockSource:
             lengths = self.lengths[records].astype(np.int64)
             return self._generate(records), np.cumsum(lengths) - lengths
         letters, is_generated = self._cache
-        for block in np.unique(records // _BLOCK):
-            if not is_generated[block]:
-                members = np.arange(block * _BLOCK, min(len(self), (block + 1) * _BLOCK))
+        for group in np.unique(records // _GROUP):
+            if not is_generated[group]:
+                members = np.arange(group * _GROUP, min(len(self), (group + 1) * _GROUP))
                 end = self._ends[members[-1]]
                 new = self._generate(members)
                 letters[end - len(new) : end] = new
-                is_generated[block] = True
+                is_generated[group] = True
         return letters, self._ends[records] - self.lengths[records]
 
     @cached_property
     def _cache(self) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Letters of all records, and which blocks of records have been generated."""
-        return np.empty(self._ends[-1], np.uint8), np.zeros(-(-len(self) // _BLOCK), bool)
+        """Letters of all records, and which groups of records have been generated."""
+        return np.empty(self._ends[-1], np.uint8), np.zeros(-(-len(self) // _GROUP), bool)
 
     def _generate(self, records: NDArray[np.integer]) -> NDArray[np.uint8]:
         """Generate the letters of records, concatenated."""
         parts = [np.empty(0, np.uint8)]
-        for first in range(0, len(records), _BLOCK):
-            block = records[first : first + _BLOCK]
-            lengths = self.lengths[block]
+        for first in range(0, len(records), _GROUP):
+            group = records[first : first + _GROUP]
+            lengths = self.lengths[group]
             longest = int(lengths.max())
-            bits = np.stack([self._random_bits(record, 0, 2 + longest // 4) for record in block.tolist()])
+            bits = np.stack([self._random_bits(record, 0, 2 + longest // 4) for record in group.tolist()])
             parts.append(language().sample(bits, longest)[np.arange(longest) < lengths[:, None]])
         return np.concatenate(parts)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ProteinDataConfig
 from bionemo.data.clusters import Clusters, open_clusters
-from bionemo.data.files import SplitName, cluster_members, split_files, training_files
+from bionemo.data.files import SplitName, cluster_members, split_files
 from bionemo.data.proteins.mock import MockSource
 from bionemo.data.proteins.policies import (
     WHITE_SPACE,
@@ -87,7 +87,7 @@ def open_split(config: ProteinDataConfig, name: SplitName, max_residues: int, al
     notes = [
         *filter(None, (empty_note, long_note, note_unknown_letters(counts, alphabet, label))),
         *check_content(source, counts, alphabet, label),
-        *duplicate_notes(name, files, training_files(config) if name != "train" else []),
+        *duplicate_notes(config, name, files),
     ]
     return Split(source, records, counts, tuple(notes), split.seed, crop, clusters)
 

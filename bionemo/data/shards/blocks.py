@@ -32,6 +32,15 @@ class RecordBlock(NamedTuple):
         return self.data.find(text, 0, self.end) >= 0
 
 
+class LineBlock(NamedTuple):
+    """Consecutive whole lines of a file."""
+
+    display_path: str  # path or URL of the file, for messages
+    first_line: int  # number of the first line, from 1
+    data: bytes  # the lines; the last line of the file may lack its line end
+    size: int  # number of bytes of the (possibly compressed) file that were read for them, for progress
+
+
 def read_blocks(
     path: Path,
     whole_records: Callable[[bytes], int],

@@ -84,13 +84,14 @@ def check_columns(paths: Sequence[Path], configured: CsvColumns, expected: Seque
         rows = _read_rows(path, configured)
         if not rows or len(rows) < configured.header_lines:
             continue  # the reader reports a file without records
-        file = _FileCheck(path, configured, expected, rows, after_header=first is not None)
-        file.run()
+        header = max(configured.header_lines, 0)
+        names = rows[header - 1] if header else []
+        _FileCheck(path, configured, expected, names, rows[header:], after_header=first is not None).run()
         if first is None:
-            first = file.names
-        elif [name.lower() for name in file.names] != [name.lower() for name in first]:
+            first = names
+        elif [name.lower() for name in names] != [name.lower() for name in first]:
             raise UserError(
-                f"{path} has the columns {_listed(file.names)}, but {paths[0]} has {_listed(first)}: the files of a "
+                f"{path} has the columns {_listed(names)}, but {paths[0]} has {_listed(first)}: the files of a "
                 "split need the same columns; write them again"
             )
 
@@ -126,27 +127,16 @@ def _read_rows(path: Path, configured: CsvColumns) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows if row]
 
 
+@dataclass(frozen=True)
 class _FileCheck:
-    """Checks the beginning of one file.
+    """Checks the beginning of one file."""
 
-    Attributes:
-        names: cells of the last header line; [] without header lines.
-        records: cells of the first records.
-        after_header: whether a previous file has a header.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        configured: CsvColumns,
-        expected: SequenceFormat,
-        rows: list[list[str]],
-        *,
-        after_header: bool,
-    ) -> None:
-        self.path, self.configured, self.expected, self.after_header = path, configured, expected, after_header
-        self.names = rows[configured.header_lines - 1] if configured.header_lines > 0 else []
-        self.records = rows[max(configured.header_lines, 0) :]
+    path: Path
+    configured: CsvColumns
+    expected: SequenceFormat
+    names: list[str]  # cells of the last header line; [] without header lines
+    records: list[list[str]]  # cells of the first records
+    after_header: bool  # whether a previous file has a header
 
     def run(self) -> None:
         """Check every configured column; see `check_columns`."""

@@ -77,35 +77,24 @@ class CsvSource(TextShards):
         index_mapping_dir: str | Path | None = None,
         workers: int | None = None,
     ) -> None:
-        sequence = list(columns).index("sequence") if "sequence" in columns else 0
-        self._dialect = Dialect(
-            tuple(columns),
-            tuple(columns.values()),
-            sequence,
-            _single_byte("data_sep", separator),
-            _single_byte("newline_int", chr(newline)),
-            int(header_lines),
-        )
+        names, numbers = tuple(columns), tuple(columns.values())
+        sequence = names.index("sequence") if "sequence" in names else 0
+        separator_byte, newline_byte = _single_byte("data_sep", separator), _single_byte("newline_int", chr(newline))
+        self._dialect = Dialect(names, numbers, sequence, separator_byte, newline_byte, int(header_lines))
         if separator == chr(newline):
             raise UserError("data_sep and newline_int are the same character: a record could not have columns")
         for name, column in columns.items():
             if column < 0:
                 raise UserError(f"column {column} of field '{name}' is negative: columns are counted from 0")
-        spec = {
-            "format": "csv",
-            "fields": list(columns),
-            "columns": list(columns.values()),
-            "sequence": sequence,
-            "separator": separator,
-            "newline": newline,
-            "header_lines": self._dialect.header_lines,
-        }
+        spec = {"format": "csv", **vars(self._dialect), "separator": separator, "newline": newline}
         super().__init__(paths, spec, index_mapping_dir, workers)
 
     def fields(self, record: int) -> dict[str, str]:
         """Return the named columns of a record."""
-        shard, row = self._locate(record)
-        return {name: self._decode(self._cell(shard, row, i)).decode() for i, name in enumerate(self._dialect.fields)}
+        shard, index = self._locate(record)
+        return {
+            name: self._decode(self._cell(shard, index, i)).decode() for i, name in enumerate(self._dialect.fields)
+        }
 
     def _decode(self, raw: bytes) -> bytes:
         return raw.replace(b'""', b'"')  # the scanner refuses any other quote in a cell
@@ -152,12 +141,12 @@ class _Scanner:
         if dialect.newline == b"\n" and block.contains(b"\r"):
             returns = (text[stop - 1] == _RETURN) & (stop > start)
             stop, crlf = stop - returns, bool(returns.any())
-        rows = self._skip_blank(block, self._skip_header(block, np.stack([start, stop, first, last])))
-        self._check_columns(block, rows)
-        self.records += rows.shape[1]
+        bounds = self._skip_blank(block, self._skip_header(block, np.stack([start, stop, first, last])))
+        self._check_columns(block, bounds)
+        self.records += bounds.shape[1]
 
         offset, length = [], []
-        start, stop, first, last = rows
+        start, stop, first, last = bounds
         for column in dialect.columns:
             begin = delimiters[first + column - 1] + 1 if column else start
             end = np.minimum(delimiters[first + column], stop)  # excludes CR from the last column
@@ -195,30 +184,30 @@ class _Scanner:
             raise self._error(block, quotes[-1], "a quote is opened here and never closed: close it")
         return quotes
 
-    def _skip_header(self, block: RecordBlock, rows: np.ndarray) -> np.ndarray:
-        skipped = min(self._header_left, rows.shape[1])
+    def _skip_header(self, block: RecordBlock, bounds: np.ndarray) -> np.ndarray:
+        skipped = min(self._header_left, bounds.shape[1])
         if skipped and skipped == self._header_left:
-            start, stop = rows[:2, skipped - 1]
+            start, stop = bounds[:2, skipped - 1]
             self._names = self._split_cells(block.data[start:stop])
         self._header_left -= skipped
-        return rows[:, skipped:]
+        return bounds[:, skipped:]
 
-    def _skip_blank(self, block: RecordBlock, rows: np.ndarray) -> np.ndarray:
+    def _skip_blank(self, block: RecordBlock, bounds: np.ndarray) -> np.ndarray:
         """Skip blank lines at the end of the file; elsewhere they are an error."""
-        filled = rows[1] > rows[0]
+        filled = bounds[1] > bounds[0]
         first_blank = 0
         if self._blank is None:
             if filled.all():
-                return rows
+                return bounds
             first_blank = int(np.argmin(filled))
-            self._blank = block.base + int(rows[0, first_blank])
+            self._blank = block.base + int(bounds[0, first_blank])
         if filled[first_blank:].any():
             raise self._error(block, self._blank - block.base, "a blank line between records: remove it")
-        return rows[:, filled]
+        return bounds[:, filled]
 
-    def _check_columns(self, block: RecordBlock, rows: np.ndarray) -> None:
+    def _check_columns(self, block: RecordBlock, bounds: np.ndarray) -> None:
         needed = max(self.dialect.columns)
-        columns = rows[3] - rows[2] + 1
+        columns = bounds[3] - bounds[2] + 1
         if not len(columns) or columns.min() > needed:
             return
         bad = int(np.argmax(columns <= needed))
@@ -231,7 +220,7 @@ class _Scanner:
                 f"{has}, where field '{field}' needs {needed + 1} (it is column {needed}, counted from 0): "
                 "correct the line, or the column numbers and data_sep"
             )
-        raise self._error(block, rows[0, bad], problem)
+        raise self._error(block, bounds[0, bad], problem)
 
     def _check_last_line(self, block: RecordBlock, line: bytes, start: int, letters: int) -> None:
         """Detect a truncated file: its last line has no line end, and its sequence is not as long as stated."""

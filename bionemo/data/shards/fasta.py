@@ -58,12 +58,10 @@ def whole_records(data: bytes) -> int:
     return data.rfind(b"\n>") + 1
 
 
-def find_first_record(path: Path, shown: str | None = None) -> int:
+def find_first_record(path: Path, display_path: str | None = None) -> int:
     """Return the offset of the first '>', which may follow blank lines only.
 
-    Args:
-        path: the file.
-        shown: name of the file in error messages; None: the path.
+    `display_path` is the name of the file in error messages; None: the path.
 
     Raises:
         UserError: if there is no '>', or there is text before it.
@@ -73,10 +71,12 @@ def find_first_record(path: Path, shown: str | None = None) -> int:
     text = top.removeprefix(BYTE_ORDER_MARK).lstrip(b"\r\n")
     offset = len(top) - len(text)
     if top and not text:
-        raise UserError(f"{shown or path} contains no records: write it again, or exclude it from the range of files")
+        raise UserError(
+            f"{display_path or path} contains no records: write it again, or exclude it from the range of files"
+        )
     if text and not text.startswith(b">"):
         line = line_number(path, offset)
-        raise UserError(f"{shown or path}:{line}: text before the first '>': is this a FASTA file?")
+        raise UserError(f"{display_path or path}:{line}: text before the first '>': is this a FASTA file?")
     return offset
 
 
@@ -85,11 +85,8 @@ def find_marker_in_sequence(
 ) -> int | None:
     """Return the offset of the first '>' within a sequence line, where a line end is missing; None if there is none.
 
-    Args:
-        text: uint8 [n], whole lines.
-        starts: integer [k], offset of each line.
-        headers: integer [h], indices of the header lines, which may contain '>'.
-        scratch: bool [n], overwritten; avoids an allocation.
+    The text, uint8 [n], consists of whole lines that start at `starts`, integer [k]. `headers`, integer [h], are the
+    indices of the header lines, which may contain '>'. `scratch`, bool [n], is overwritten to avoid an allocation.
     """
     markers = np.equal(text, _MARKER, out=scratch)
     markers[starts[headers]] = False

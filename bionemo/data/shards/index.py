@@ -10,7 +10,6 @@ file, another state of the file, other columns or another version.
 import hashlib
 import json
 import os
-import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from bionemo.common.files import replacing
 from bionemo.common.mapped import MappedFile
 
 VERSION = 3  # since 2, '>' in a FASTA sequence is an error; since 3, the index contains a hash of the data
@@ -141,17 +141,10 @@ def write_index(path: Path, spec: IndexSpec, state: FileState, index: RecordInde
     checksum = zlib.crc32(_render_header(spec, state, about, checksum=0))
     for array in index.arrays():
         checksum = zlib.crc32(array.data, checksum)
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(_render_header(spec, state, about, checksum))
-            for array in index.arrays():
-                file.write(array.data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(_render_header(spec, state, about, checksum))
+        for array in index.arrays():
+            file.write(array.data)
 
 
 def read_index(path: Path, spec: IndexSpec, state: FileState) -> RecordIndex | None:
@@ -194,7 +187,7 @@ def read_index(path: Path, spec: IndexSpec, state: FileState) -> RecordIndex | N
 
 
 def _is_within(index: RecordIndex, size: int, sequence: int) -> bool:
-    """Return whether all fields are within a file of `size` bytes, and no sequence has more letters than bytes.
+    """Return whether all fields are within `size` bytes, and no sequence has more letters than bytes.
 
     The checksum detects damage, but not a forged index.
     """

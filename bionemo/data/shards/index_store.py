@@ -34,12 +34,9 @@ def load_index(
     only the latter differs, the data was copied with its index, or replaced by a program that restored the
     modification time; a hash of the whole file then decides, once.
 
-    Args:
-        path: the data file.
-        spec: what to index.
-        build: indexes the file; called at most once while the file does not change. May set `RecordIndex.content`.
-        index_mapping_dir: directory for indexes; None: that of the data. The user's cache is the second choice; if
-            that cannot be written either, the index stays in memory.
+    `build` indexes the file; it is called at most once while the file does not change, and may set
+    `RecordIndex.content`. Indexes are stored in `index_mapping_dir` (None: beside the data), else in the user's cache;
+    if that cannot be written either, the index stays in memory.
 
     Raises:
         UserError: from `build`, or if the file keeps changing.
@@ -142,8 +139,8 @@ def _build_lock(path: Path, size: int) -> Iterator[None]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Delete temporary files of processes that were killed."""
-    for leftover in path.parent.glob(f"{path.name}.*.tmp"):
+    """Delete temporary files of processes that were killed; see `files.replacing`."""
+    for leftover in path.parent.glob(f".{path.name[:200]}.*.tmp"):
         with suppress(FileNotFoundError):  # its process may be alive and have renamed it
             if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
                 leftover.unlink()

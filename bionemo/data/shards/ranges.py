@@ -26,11 +26,8 @@ _MAX_LISTED = 10
 def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
     """Expand a shard pattern, or several, into file names.
 
-    Only the last component of a path is expanded; brackets in directory names are literal.
-
-    Args:
-        pattern: one pattern (`x[000..049]`, `/data/run(1)/x000.csv`) or a list of them.
-        extension: extension such as `.csv`, added to names that do not end with it.
+    Only the last component of a path is expanded; brackets in directory names are literal, as in
+    `/data/run(1)/x000.csv`. An extension such as `.csv` is added to names that do not end with it.
 
     Returns:
         File names in the order of the pattern, with its directory part if there is one.
@@ -65,16 +62,9 @@ def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
 def shard_paths(
     dataset_path: str | Path, split: str, pattern: str | Sequence[str], extension: str = ".csv"
 ) -> list[Path]:
-    """Return the files of one split: `dataset_path/split/pattern`.
+    """Return the existing files of one split, `dataset_path/split/pattern`, in the order of the pattern.
 
-    Args:
-        dataset_path: root directory of the data set.
-        split: subdirectory such as `train`, or "".
-        pattern: see `expand_range`; an absolute pattern replaces the directories.
-        extension: extension of the files, with its dot.
-
-    Returns:
-        Existing paths in the order of the pattern.
+    An absolute pattern replaces the directories; see `expand_range`.
 
     Raises:
         UserError: if files are missing; lists the first ten of them and the content of the directory.

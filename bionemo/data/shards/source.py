@@ -3,13 +3,15 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from bionemo.common.errors import UserError
-from bionemo.config.schema import SplitConfig, UF90Config
+from bionemo.config.schema import ShardDataConfig, SplitConfig, UF90Config
+from bionemo.data.files import SplitName, split_files
 from bionemo.data.shards.columns import CsvColumns, SequenceFormat, check_columns
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
@@ -25,16 +27,16 @@ class SequenceSource(Protocol):
         """Return the number of records."""
 
     def gather(
-        self, records: np.ndarray, starts: np.ndarray, counts: np.ndarray, out: np.ndarray, positions: np.ndarray
+        self, records: np.ndarray, starts: np.ndarray, counts: np.ndarray, out: np.ndarray, offsets: np.ndarray
     ) -> None:
-        """Copy letters [start, start + count) of each record into out[position : position + count].
+        """Copy letters [start, start + count) of each record into out[offset : offset + count].
 
         Args:
             records: integer [k], record numbers in any order; repetitions are allowed.
             starts: integer [k], first letter to copy.
             counts: integer [k], number of letters to copy.
             out: uint8 [m], contiguous.
-            positions: integer [k], offset in `out`.
+            offsets: integer [k].
         """
 
     def text(self, record: int) -> str:
@@ -87,15 +89,13 @@ def open_shards(
     )
 
 
-def duplicate_notes(name: str, paths: Sequence[Path], training: Sequence[Path]) -> list[str]:
-    """Return notes about files of a split with the same content as each other or as training files.
-
-    Args:
-        name: name of the split.
-        paths: its files.
-        training: files of the training split; empty if that is the split itself.
-    """
+def duplicate_notes(config: ShardDataConfig, name: SplitName, paths: Sequence[Path]) -> list[str]:
+    """Return notes about files of a split with the same content as each other or as training files, if these exist."""
     notes = []
+    training: list[Path] = []
+    if name != "train":
+        with suppress(UserError):
+            training = split_files(config, "train")
     if pairs := _find_duplicates(paths):
         file, other = pairs[0]
         notes.append(f"{name} data: {file} has the same content as {other}{_more(pairs)}: its records count twice")

@@ -69,7 +69,7 @@ class TextShards(ABC):
         return len(self.lengths)
 
     def gather(
-        self, records: np.ndarray, starts: np.ndarray, counts: np.ndarray, out: np.ndarray, positions: np.ndarray
+        self, records: np.ndarray, starts: np.ndarray, counts: np.ndarray, out: np.ndarray, offsets: np.ndarray
     ) -> None:
         """Copy parts of sequences; see `SequenceSource.gather`.
 
@@ -87,7 +87,7 @@ class TextShards(ABC):
         stops = starts + counts
         if np.bitwise_or.reduce(records | starts | counts | (self.lengths[records] - stops)) < 0:  # any sign bit
             raise IndexError("gather: records or letters that do not exist")
-        rows = records - self._bounds[shards]
+        indices = records - self._bounds[shards]
         first, last = starts, stops  # in bytes from the start of the sequence in the file
         if self._wraps:
             width, line_end_size = self._wrap[shards], self._line_end_size[shards]
@@ -95,46 +95,47 @@ class TextShards(ABC):
             last = stops + np.maximum(stops - 1, 0) // width * line_end_size
         # One slice per record is twice as fast as one index per letter, and its cost does not depend on the number of
         # shards. Python integers, because NumPy scalars would cost more than the copy.
-        columns = (column.tolist() for column in (rows, first, last, counts, positions))
-        for shard, row, a, b, count, position in zip(numbers, *columns, strict=True):
+        columns = (column.tolist() for column in (indices, first, last, counts, offsets))
+        for shard, index, a, b, count, offset in zip(numbers, *columns, strict=True):
             data, begins, widths, line_end, _, _ = opened[shard]
             if widths is None:
-                begin = begins[row]
+                begin = begins[index]
                 piece = data[begin + a : begin + b]
                 if b - a != count:
                     piece = piece.replace(line_end, b"")
             else:
-                piece = self._slice_uneven(opened[shard], row, a, b)
+                piece = self._slice_uneven(opened[shard], index, a, b)
             if len(piece) != count:
                 raise UserError(
                     f"{self.paths[shard]} changed while it was in use and no longer matches its index; wait until it "
                     "is written, then start again"
                 )
-            target[position : position + count] = piece
+            target[offset : offset + count] = piece
 
     def text(self, record: int) -> str:
         """Return a whole sequence."""
-        shard, row = self._locate(record)
-        return self._decode(self._cell(shard, row, self._sequence_field)).decode()
+        shard, index = self._locate(record)
+        return self._decode(self._cell(shard, index, self._sequence_field)).decode()
 
     def _locate(self, record: int) -> "tuple[_Shard, int]":
+        """Return the shard of a record and the index of the record in it."""
         if not 0 <= record < len(self):
             raise IndexError(f"record {record} of {len(self)}")
         shard = int(np.searchsorted(self._bounds, record, side="right")) - 1
         self._shards[shard].file.check()
         return self._shards[shard], record - int(self._bounds[shard])
 
-    def _cell(self, shard: "_Shard", row: int, field: int) -> bytes:
+    def _cell(self, shard: "_Shard", index: int, field: int) -> bytes:
         """Return the bytes of a field in the file."""
-        begin = int(shard.record_index.offset[field][row])
-        return shard.data[begin : begin + int(shard.record_index.length[field][row])]
+        begin = int(shard.record_index.offset[field][index])
+        return shard.data[begin : begin + int(shard.record_index.length[field][index])]
 
-    def _slice_uneven(self, shard: "_Shard", row: int, start: int, stop: int) -> bytes:
+    def _slice_uneven(self, shard: "_Shard", index: int, start: int, stop: int) -> bytes:
         """Return letters [start, stop) of a sequence in a shard with several line widths."""
-        width = shard.widths[row] if shard.widths else 0
+        width = shard.widths[index] if shard.widths else 0
         if width == 0:
-            return self._decode(self._cell(shard, row, self._sequence_field))[start:stop]
-        begin, line_end = shard.begins[row], shard.line_end
+            return self._decode(self._cell(shard, index, self._sequence_field))[start:stop]
+        begin, line_end = shard.begins[index], shard.line_end
         first = begin + start + start // width * len(line_end)
         last = begin + stop + max(stop - 1, 0) // width * len(line_end)
         piece = shard.data[first:last]

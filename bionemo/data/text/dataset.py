@@ -80,7 +80,7 @@ class TextDataset:
         """Cut streams into samples.
 
         Args:
-            streams: token streams.
+            streams: the data.
             seq_length: number of input tokens of a sample.
             vocab_size: size of the vocabulary, without padding.
             eod_id: id of the end-of-document token.
@@ -88,7 +88,7 @@ class TextDataset:
             options: treatment of document boundaries.
             weights: share of samples from each stream; None: by size.
             shift: change the cuts from pass to pass; False for validation.
-            notes: messages about the data for the user.
+            notes: see Dataset.
 
         Raises:
             UserError: if a stream is too short or a weight is too small for one sample.

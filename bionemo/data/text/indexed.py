@@ -37,11 +37,7 @@ class IndexedTokens:
     tokens: NDArray[np.integer[Any]]
 
     def __init__(self, prefix: str | Path, *, check: bool = True) -> None:
-        """Map the files.
-
-        Args:
-            prefix: path without `.bin` and `.idx`.
-            check: check every entry of the index; otherwise check only the header and the sizes.
+        """Map the files; check every entry of the index or, without `check`, only the header and the sizes.
 
         Raises:
             UserError: if a file is missing or invalid.

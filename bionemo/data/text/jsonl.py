@@ -11,19 +11,10 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.data.dataset import TokenSequences, concatenate_sequences
-from bionemo.data.shards.blocks import BYTE_ORDER_MARK
+from bionemo.data.shards.blocks import BYTE_ORDER_MARK, LineBlock
 from bionemo.tokenizers.gpt2 import read_gpt2
 
 Policy = Literal["error", "skip"]
-
-
-class LineBlock(NamedTuple):
-    """Complete lines of a file."""
-
-    path: str  # name of the file in messages
-    first: int  # number of the first line, from 1
-    data: bytes
-    size: int  # number of bytes of the (possibly compressed) file that the lines account for, for progress
 
 
 class TokenizedDocuments(NamedTuple):
@@ -65,7 +56,7 @@ class DocumentTokenizer:
             elif self.on_invalid == "skip":
                 dropped["invalid"] += 1
             else:
-                raise UserError(f"{lines.path}:{number}: {problem}: correct it, or set on_invalid=skip")
+                raise UserError(f"{lines.display_path}:{number}: {problem}: correct it, or set on_invalid=skip")
         end = np.array([tokenizer.eod_id] if self.append_eod else [], tokenizer.dtype)
         kept = []
         for number, ids in zip(numbers, tokenizer.encode_all(texts), strict=True):
@@ -74,13 +65,15 @@ class DocumentTokenizer:
             elif self.on_empty == "skip":
                 dropped["empty"] += 1
             else:
-                raise UserError(f"{lines.path}:{number}: a document without text: remove it, or set on_empty=skip")
+                raise UserError(
+                    f"{lines.display_path}:{number}: a document without text: remove it, or set on_empty=skip"
+                )
         return TokenizedDocuments(concatenate_sequences(kept, tokenizer.dtype), read, dropped, lines.size)
 
 
 def _numbered(lines: LineBlock) -> Iterator[tuple[int, bytes]]:
-    data = lines.data.removeprefix(BYTE_ORDER_MARK) if lines.first == 1 else lines.data
-    for number, line in enumerate(data.split(b"\n"), lines.first):
+    data = lines.data.removeprefix(BYTE_ORDER_MARK) if lines.first_line == 1 else lines.data
+    for number, line in enumerate(data.split(b"\n"), lines.first_line):
         if line.strip():
             yield number, line
 

@@ -59,40 +59,40 @@ def files(folder):
 
 
 def test_an_index_is_a_safetensors_file(data):
-    place = data.with_name("idx")
-    write_index(place, SPEC, FileState.of(data), table())
-    found = read_index(place, SPEC, FileState.of(data))
+    location = data.with_name("idx")
+    write_index(location, SPEC, FileState.of(data), table())
+    found = read_index(location, SPEC, FileState.of(data))
     assert same(found, table()) and found.wrap == UNWRAPPED
-    assert load_file(place)["offset.1"].tolist() == [9, 7, 8]
-    assert {name: array.dtype for name, array in load_file(place).items()} == {
+    assert load_file(location)["offset.1"].tolist() == [9, 7, 8]
+    assert {name: array.dtype for name, array in load_file(location).items()} == {
         **dict.fromkeys(["offset.0", "offset.1"], np.int64),
         **dict.fromkeys(["length.0", "length.1", "letters", "width"], np.int32),
     }
 
 
 def test_flipped_bits_and_truncation_are_detected(data):
-    place, fingerprint = data.with_name("idx"), FileState.of(data)
-    write_index(place, SPEC, fingerprint, table())
-    whole = place.read_bytes()
+    location, fingerprint = data.with_name("idx"), FileState.of(data)
+    write_index(location, SPEC, fingerprint, table())
+    whole = location.read_bytes()
     for i in range(len(whole)):
         broken = bytearray(whole)
         broken[i] ^= 1 << i % 8
-        place.write_bytes(broken)
-        assert read_index(place, SPEC, fingerprint) is None, i
-        place.write_bytes(whole[:i])
-        assert read_index(place, SPEC, fingerprint) is None, i
-    place.write_bytes(whole + b"\0")
-    assert read_index(place, SPEC, fingerprint) is None
-    place.write_bytes(whole)
-    assert same(read_index(place, SPEC, fingerprint), table())
+        location.write_bytes(broken)
+        assert read_index(location, SPEC, fingerprint) is None, i
+        location.write_bytes(whole[:i])
+        assert read_index(location, SPEC, fingerprint) is None, i
+    location.write_bytes(whole + b"\0")
+    assert read_index(location, SPEC, fingerprint) is None
+    location.write_bytes(whole)
+    assert same(read_index(location, SPEC, fingerprint), table())
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"\xff" * 64, b"\2\0\0\0\0\0\0\0[]", b"\x40\x42\x0f\0\0\0\0\0" + b"[" * 1_000_000]
 )
 def test_invalid_index_files_are_replaced(data, content):
-    place, builds = index_paths(data, SPEC, None)[0], Builds()
-    place.write_bytes(content)
+    location, builds = index_paths(data, SPEC, None)[0], Builds()
+    location.write_bytes(content)
     assert same(load_index(data, SPEC, builds, None), table())
     assert same(load_index(data, SPEC, builds, None), table()) and builds.count == 1
 
@@ -121,12 +121,12 @@ def test_an_index_of_an_earlier_state_is_not_used(data, change):
     assert builds.count == 2
 
 
-@pytest.mark.parametrize("place", [0, 1_000, (1 << 20) - 1])
-def test_samples_cover_the_beginning_and_end_of_a_large_file(data, place):
+@pytest.mark.parametrize("location", [0, 1_000, (1 << 20) - 1])
+def test_samples_cover_the_beginning_and_end_of_a_large_file(data, location):
     content = bytearray(np.random.default_rng(0).bytes(1 << 20))
     data.write_bytes(content)
     before = FileState.of(data)
-    content[place] ^= 1
+    content[location] ^= 1
     data.write_bytes(content)
     os.utime(data, ns=(0, before.mtime_ns))
     after = FileState.of(data)
@@ -135,9 +135,9 @@ def test_samples_cover_the_beginning_and_end_of_a_large_file(data, place):
 
 def test_an_index_of_other_columns_another_version_or_another_file_is_not_used(data, monkeypatch):
     builds, other_spec = Builds(), {**SPEC, "columns": [1, 2]}
-    place = index_paths(data, SPEC, None)[0]
+    location = index_paths(data, SPEC, None)[0]
     load_index(data, other_spec, builds, None)
-    shutil.copy(index_paths(data, other_spec, None)[0], place)
+    shutil.copy(index_paths(data, other_spec, None)[0], location)
     load_index(data, SPEC, builds, None)
     assert builds.count == 2
     monkeypatch.setattr(index, "VERSION", index.VERSION + 1)
@@ -145,7 +145,7 @@ def test_an_index_of_other_columns_another_version_or_another_file_is_not_used(d
     assert builds.count == 3
     another = data.with_name("y.csv")
     another.write_text("id,sequence\n1,LLL\n")
-    shutil.copy(place, index_paths(another, SPEC, None)[0])
+    shutil.copy(location, index_paths(another, SPEC, None)[0])
     load_index(another, SPEC, builds, None)
     assert builds.count == 4
 
@@ -202,8 +202,8 @@ def test_file_systems_without_locks(data, monkeypatch, error):
 
 def test_timeout_while_another_process_builds(data, monkeypatch, caplog):
     monkeypatch.setattr(index_store, "_LOCK_SECONDS", 0.1)
-    place = index_paths(data, SPEC, None)[0]
-    with FileLock(f"{place}.lock"):
+    location = index_paths(data, SPEC, None)[0]
+    with FileLock(f"{location}.lock"):
         assert same(load_index(data, SPEC, Builds(), None), table())
     assert "timeout while another process builds" in caplog.text
 
@@ -235,9 +235,9 @@ def test_four_processes_build_once(data, tmp_path):
 
 
 def test_temporary_files_of_killed_processes_are_removed(data):
-    place = index_paths(data, SPEC, None)[0]
+    location = index_paths(data, SPEC, None)[0]
     for age, name in ((1, "young"), (1_000_000, "old")):
-        leftover = place.with_name(f"{place.name}.{name}.tmp")
+        leftover = location.with_name(f".{location.name}.{name}.tmp")
         leftover.touch()
         os.utime(leftover, (time.time() - age,) * 2)
     load_index(data, SPEC, Builds(), None)
@@ -286,7 +286,7 @@ def test_a_file_replaced_between_the_samples_with_equal_size_and_time_is_indexed
     before, fingerprint = data.stat(), FileState.of(data)
     assert len(open_sequences("csv_mmap", [data], data_col=1)) == 2_000
     content = bytearray(data.read_bytes())
-    ends = [place for place in range(20_000, 60_000) if content[place] == ord("\n")]
+    ends = [location for location in range(20_000, 60_000) if content[location] == ord("\n")]
     content[ends[0]] = ord("M")  # one record fewer, between the first and the second sample
     content[content.index(b",", ends[0])] = ord("M")
     data.write_bytes(content)
@@ -324,9 +324,9 @@ def test_copies_may_share_an_index(data, tmp_path, monkeypatch):
         times.append(data.stat().st_ctime_ns)
         monkeypatch.setattr("bionemo.data.shards.csv_shards.CsvSource._scan", None)
         open_sequences("csv_mmap", [data], data_col=1, index_mapping_dir=tmp_path / "shared")
-    (place,) = (path for path in (tmp_path / "shared").rglob("*.idx-*"))
-    spec = json.loads(json.loads(place.read_bytes()[8:].split(b"}}", 1)[0] + b"}}")["__metadata__"]["spec"])
-    found = read_index(place, spec, FileState.of(data))
+    (location,) = (path for path in (tmp_path / "shared").rglob("*.idx-*"))
+    spec = json.loads(json.loads(location.read_bytes()[8:].split(b"}}", 1)[0] + b"}}")["__metadata__"]["spec"])
+    found = read_index(location, spec, FileState.of(data))
     assert set(times) <= set(found.ctimes_ns) and len(found.ctimes_ns) == 3
 
 
@@ -335,16 +335,16 @@ def test_copies_may_share_an_index(data, tmp_path, monkeypatch):
     [("offset", 1 << 40), ("offset", -1), ("length", 1000), ("length", -1), ("letters", 1000), ("letters", -1)],
 )
 def test_an_index_with_offsets_outside_the_data_is_not_used(data, name, value):
-    place, forged, builds = index_paths(data, SPEC, None)[0], table(), Builds()
+    location, forged, builds = index_paths(data, SPEC, None)[0], table(), Builds()
     array = getattr(forged, name)
     (array[0] if isinstance(array, list) else array)[1] = value
-    write_index(place, SPEC, FileState.of(data), replace(forged, ctimes_ns=(data.stat().st_ctime_ns,)))
-    assert read_index(place, SPEC, FileState.of(data)) is None
+    write_index(location, SPEC, FileState.of(data), replace(forged, ctimes_ns=(data.stat().st_ctime_ns,)))
+    assert read_index(location, SPEC, FileState.of(data)) is None
     assert same(load_index(data, SPEC, builds, None), table()) and builds.count == 1
 
 
 @pytest.mark.parametrize("wrap", [-1, 1 << 40, "x", None])
 def test_an_index_with_invalid_line_widths_is_not_used(data, wrap):
-    place = data.with_name("idx")
-    write_index(place, SPEC, FileState.of(data), replace(table(), wrap=wrap))
-    assert read_index(place, SPEC, FileState.of(data)) is None
+    location = data.with_name("idx")
+    write_index(location, SPEC, FileState.of(data), replace(table(), wrap=wrap))
+    assert read_index(location, SPEC, FileState.of(data)) is None

@@ -154,8 +154,8 @@ class SequenceData(pl.LightningDataModule):
                 f"model.data.drop_last=True leaves no complete step: {len(sampler.order.records):,} training "
                 f"sequences in {epochs} epoch(s) give {sampler.count_rows():,} packed sequences, but a step needs "
                 f"{size:,} (model.micro_batch_size={self.config.micro_batch_size} x {ranks} ranks x "
-                f"{self.micro_batches} micro-batches): lower model.micro_batch_size, or set model.data.drop_last=False "
-                "or model.data.train.use_upsampling=True"
+                f"{self.micro_batches} micro-batches): lower model.micro_batch_size, or set "
+                "model.data.drop_last=False or model.data.train.use_upsampling=True"
             )
 
     def _epochs(self) -> int | None:

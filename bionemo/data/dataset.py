@@ -20,7 +20,7 @@ from bionemo.data.files import SplitName
 
 
 class MaxLengths(NamedTuple):
-    """Maximum number of tokens in a packed sequence, and therefore in each of the sequences packed into it."""
+    """Maximum number of tokens in a row, and therefore in each of the sequences packed into it; see `sampler`."""
 
     inputs: int
     source: int | None = None  # the encoder's, for an encoder-decoder
@@ -55,9 +55,9 @@ class Dataset(Protocol):
 
     Attributes:
         records: [k] int64, numbers of the records in use; with `clusters`, numbers of clusters.
-        lengths: [n] integer, maximum number of tokens that each record takes in a packed sequence; used for packing.
+        lengths: [n] integer, maximum number of tokens that each record takes in a row; used for packing.
         token_counts: [n] integer, number of tokens of each record in throughput figures, exact or estimated.
-        max_lengths: maximum length of a packed sequence.
+        max_lengths: maximum length of a row.
         clusters: selects a record from each cluster; None if a sample is a record.
         notes: messages about the data for the user, one line each.
         fingerprint: everything that determines the tokens of each record, except order and maximum length.

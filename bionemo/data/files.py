@@ -3,14 +3,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import DataConfig, ProteinDataConfig, ShardDataConfig, SplitConfig, TextDataConfig
 from bionemo.data.shards.ranges import shard_paths
 
 SplitName = Literal["train", "val", "test"]
-_FASTA_EXTENSIONS = (".fa", ".faa", ".fas")  # besides .fasta
+SPLITS: tuple[SplitName, ...] = get_args(SplitName)
+FASTA_EXTENSIONS = (".fasta", ".fa", ".faa", ".fas")
 
 
 def check_files_exist(config: DataConfig) -> None:
@@ -44,7 +45,7 @@ def split_files(config: ShardDataConfig, name: SplitName) -> list[Path]:
     directory = _directory(config, name)
     if split.data_impl == "fasta_fields_mmap":
         names = [split.range] if isinstance(split.range, str) else split.range
-        extension = "" if all(each.endswith(_FASTA_EXTENSIONS) for each in names) else ".fasta"
+        extension = "" if all(each.endswith(FASTA_EXTENSIONS) for each in names) else ".fasta"
         return shard_paths(directory, name, names, extension)
     paths = shard_paths(directory, name, split.range, ".csv")
     return sorted(paths) if getattr(split.data_impl_kwargs, split.data_impl).sort_dataset_paths else paths
@@ -83,8 +84,7 @@ def _directory(config: ShardDataConfig, name: SplitName) -> Path:
 def parse_prefixes(data_prefix: str | Sequence[str | float]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
     """Parse `model.data.data_prefix`: one prefix, several, or a weight before each as in `[0.3, a, 0.7, b]`.
 
-    Returns:
-        Prefixes, and their weights or None.
+    Returns the prefixes, and their weights or None.
 
     Raises:
         UserError: for any other form.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose which sequences are packed together.
+"""Choose which sequences are packed into one row.
 
-BioNeMo v1 padded every sequence to `seq_length` tokens. Here a packed sequence of `seq_length` tokens contains as many
-whole sequences as fit. Packing precedes the assignment to ranks and micro-batches and does not depend on it.
+BioNeMo v1 padded every sequence to `seq_length` tokens. Here a row of `seq_length` tokens contains as many whole
+sequences as fit. Packing precedes the assignment to ranks and micro-batches and does not depend on it.
 """
 
 from itertools import accumulate, chain
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 
 from bionemo.common.random_stream import permute
 
-Groups = list[NDArray[np.int64]]  # indices of the sequences in each packed sequence
+Groups = list[NDArray[np.int64]]  # indices of the sequences in each row
 
 
 def pack(lengths: NDArray[np.integer[Any]], max_length: int, key: int) -> Groups:
     """Pack sequences by best-fit decreasing: each goes to the fullest group with space for it (Johnson 1973).
 
-    With UniRef lengths and 2,048 sequences in a window, packed sequences of 512 tokens are 98.7 % full and those of
-    1,024 tokens are 99.7 % full.
+    With UniRef lengths and 2,048 sequences in a window, rows of 512 tokens are 98.7 % full and those of 1,024 tokens
+    are 99.7 % full.
 
     Args:
         lengths: [n] tokens of each sequence, at most `max_length`.
-        max_length: maximum number of tokens in a packed sequence.
-        key: random key that shuffles the packed sequences; otherwise each window would start with the longest.
+        max_length: maximum number of tokens in a row.
+        key: random key that shuffles the rows; otherwise each window would start with the longest sequences.
     """
     groups: list[list[int]] = []
     by_space: list[list[int]] = [[] for _ in range(max_length + 1)]  # groups by their remaining space

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shuffles the records, packs them into rows and groups the rows into global batches.
 
-A row is a packed sequence: the sequences of some samples. The shuffled stream of samples is divided into windows, and
-the samples of a window are packed together. All results are functions of the seed and the position in the stream, so
+A row contains the sequences of one or several samples. The shuffled stream of samples is divided into windows, and the
+samples of a window are packed together. All results are functions of the seed and the position in the stream, so
 resuming needs to pack only one window.
 """
 
@@ -70,7 +70,7 @@ class GlobalBatchSampler:
     lengths: NDArray[np.integer[Any]]  # [n] tokens of each record
     # groups the sequences of a window; `packing.pack` or `packing.pad`
     pack: Callable[[NDArray[np.integer[Any]], int, int], Groups]
-    max_length: int  # maximum number of tokens in a packed sequence
+    max_length: int  # maximum number of tokens in a row
     global_batch_size: int  # number of rows in a global batch
     window: int  # number of sequences that are packed together
     drop_last: bool = False  # omit an incomplete last batch

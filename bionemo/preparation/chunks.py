@@ -12,13 +12,13 @@ from typing import Literal
 import numpy as np
 
 from bionemo.common.errors import UserError
+from bionemo.data.files import FASTA_EXTENSIONS
 from bionemo.data.shards.blocks import BLOCK_BYTES, BYTE_ORDER_MARK, line_number
 from bionemo.data.shards.fasta import find_first_record
 from bionemo.preparation.records import InputColumns, Records, read_csv_records, read_fasta_records
 
 _CHUNK_BYTES = 32 << 20
 _WINDOW_BYTES = 1 << 16
-_FASTA_SUFFIXES = (".fasta", ".fa", ".faa", ".fas")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def is_fasta(path: Path, display_path: str, file_format: Literal["auto", "fasta"
         return file_format == "fasta"
     with path.open("rb") as file:
         head = file.read(_WINDOW_BYTES).lstrip(BYTE_ORDER_MARK + b"\r\n")
-    return head.startswith(b">") or any(suffix in _FASTA_SUFFIXES for suffix in Path(display_path).suffixes)
+    return head.startswith(b">") or any(suffix in FASTA_EXTENSIONS for suffix in Path(display_path).suffixes)
 
 
 def split_into_chunks(path: Path, display_path: str, columns: InputColumns | None) -> list[Chunk]:

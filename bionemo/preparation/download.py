@@ -63,8 +63,7 @@ def fetch(source: str, directory: Path, checksum: str | None = None) -> Path:
 def locate(base: str, name: str, directory: Path) -> tuple[Path, str]:
     """Find a file, or its gzipped form `<name>.gz`, in a local directory, or download it from below a base URL.
 
-    Returns:
-        Path of the file, and its path or URL for messages.
+    Returns the path of the file, and its path or URL for messages.
 
     Raises:
         UserError: see `fetch`.
@@ -173,10 +172,7 @@ def _download(url: str, path: Path, expected: tuple[str, str] | None) -> None:
 
 
 def _attempt(url: str, part: PartialDownload) -> bool:
-    """Request the missing bytes of a file.
-
-    Returns:
-        Whether it is certain that the file is complete.
+    """Request the missing bytes of a file; return whether it is certain that the file is complete.
 
     Raises:
         _RetryError: if it is not complete.
@@ -280,11 +276,7 @@ def _read_range(response: requests.Response, part: PartialDownload, start: int, 
 
 
 def _receive(response: requests.Response, url: str, part: PartialDownload, begin: int, total: int | None) -> bool:
-    """Write the raw bytes of a response, so that a gzipped file remains gzipped.
-
-    Returns:
-        Whether it is certain that the file is complete.
-    """
+    """Write the raw bytes of a response, so that a gzipped file remains gzipped; see `_attempt` for the result."""
     free = shutil.disk_usage(part.path.parent).free
     if total is not None and total - begin > free:
         raise UserError(

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import FlipJob
+from bionemo.data.files import SPLITS
 from bionemo.data.shards.fasta import MARKER_IN_SEQUENCE
 from bionemo.preparation.download import locate
 from bionemo.preparation.inputs import read_input
@@ -46,7 +47,6 @@ TASKS = {
     "scl": Task("mixed_soft.fasta", "scl_label"),
     "secondary_structure": Task("sequences.fasta", "3state", labels="sampled.fasta", resolved="resolved.fasta"),
 }
-SPLITS = ("train", "val", "test")
 # a value may contain spaces: it ends where the next KEY= begins
 _ATTRIBUTE = re.compile(r"(?<!\S)([A-Z_]+)=(.*?)(?=\s+[A-Z_]+=|\s*$)")
 

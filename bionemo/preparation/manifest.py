@@ -136,13 +136,10 @@ def _parse(value: Any, annotation: Any, where: str) -> Any:
 
 
 def verify(directory: Path, advance: Callable[[int], object] = lambda count: None) -> list[str]:
-    """Compare a prepared directory with its manifest.
+    """Compare a prepared directory with its manifest and describe the problems.
 
     All output files are read and must be unchanged. The record counts must add up. Inputs that still exist must be
     the files that were read.
-
-    Returns:
-        One description per problem.
 
     Raises:
         UserError: if there is no manifest.

@@ -74,7 +74,12 @@ def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutpu
     table = parse_table(io.BytesIO(read_input(path, source, output)), source, ",")
     if not table.rows:
         raise UserError(f"{source} contains no rows: download it again")
-    column = _find_smiles_column(table.columns, source)
+    names = [name.strip().lower() for name in table.columns]
+    if "smiles" not in names:
+        raise UserError(
+            f"{source}:1: no column smiles, only {', '.join(table.columns)}: rename the column of molecules"
+        )
+    column = names.index("smiles")
     kept: list[list[str]] = []
     for location, row in zip(table.locations, table.rows, strict=True):
         counts.read += 1
@@ -96,10 +101,3 @@ def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutpu
             rows_of_split = (kept[index] for index in order[begin : begin + size])
             counts.written += output.write_csv(f"{split}/x000.csv", table.columns, rows_of_split)
         begin += size
-
-
-def _find_smiles_column(header: list[str], display_path: str) -> int:
-    for index, name in enumerate(header):
-        if name.strip().lower() == "smiles":
-            return index
-    raise UserError(f"{display_path}:1: no column smiles, only {', '.join(header)}: rename the column of molecules")

@@ -27,10 +27,8 @@ def hash_names(names: pa.Array) -> Hashes:
 def find_duplicates(hash_files: Sequence[Path], total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Find names that occur more than once.
 
-    The files contain the hashes of `total` names, which are numbered across the files.
-
-    Returns:
-        Number of each repeated occurrence in ascending order, and number of the first occurrence of its name.
+    The files contain the hashes of `total` names, which are numbered across the files. Returns the number of each
+    repeated occurrence in ascending order, and the number of the first occurrence of its name.
     """
     repeated, first = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for hashes, numbers in _partitions(hash_files, total):

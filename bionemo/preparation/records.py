@@ -143,10 +143,7 @@ class InputColumns:
         return read, pyarrow.csv.ParseOptions(delimiter=self.separator, newlines_in_values=True)
 
     def resolve(self, path: Path, display_path: str) -> tuple[list[str], list[str]]:
-        """Find the columns in the header of a file.
-
-        Returns:
-            Titles of all columns, and titles of the columns of names and sequences.
+        """Return the titles of all columns of a file, and those of the columns of names and sequences.
 
         Raises:
             UserError: if a column is missing or ambiguous.

@@ -60,20 +60,11 @@ class StagedOutput:
         self.manifest.files[name] = write_with_checksum(self.path(name), [content], rows)
 
     def write_csv(self, name: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> int:
-        """Write a CSV file that fits into memory; fields are quoted only if necessary.
-
-        Returns:
-            Number of rows.
-        """
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(header)
-        count = 0
-        for row in rows:
-            writer.writerow(row)
-            count += 1
-        self.write(name, text.getvalue().encode(), count)
-        return count
+        """Write a CSV file that fits into memory; fields are quoted only if necessary. Return the number of rows."""
+        text, lines = io.StringIO(), [header, *rows]
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        self.write(name, text.getvalue().encode(), len(lines) - 1)
+        return len(lines) - 1
 
 
 def result_parameters(job: PreparationConfig, *excluded: str) -> dict[str, Any]:

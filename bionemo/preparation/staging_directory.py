@@ -103,11 +103,7 @@ class StagingDirectory:
             os.rename(self.target / name, self.path / _REPLACED / name)
 
     def _read_moves(self) -> dict[str, bool]:
-        """Read the list of moves and check the content of the staging directory.
-
-        Returns:
-            For each name at the top of the output, whether the new data set contains it.
-        """
+        """Check the staging directory; return for each name in the list whether the new data set contains it."""
         try:
             moves = load_json(self.path / _MOVES, _MAX_MOVES_BYTES, follow=False)
             if not isinstance(moves, dict) or not all(map(_is_valid_move, moves.items())):

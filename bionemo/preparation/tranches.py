@@ -23,20 +23,18 @@ _MAX_LIST_BYTES = 64 << 20
 def fetch_tranches(source: str, raw: Path) -> list[tuple[Path, str]]:
     """Find the files of a source, and download those of a list.
 
-    Args:
-        source: a directory, searched recursively for `.txt`, `.smi`, `.csv` and `.tsv`, each also with `.gz`; a file
-            that lists URLs, one per line; or a SMILES file. The latter two may be URLs themselves.
-        raw: directory of downloads.
-
-    Returns:
-        Path of each file and its path or URL for messages, in the order of the list or sorted by path.
+    A source is a directory, searched recursively for `.txt`, `.smi`, `.csv` and `.tsv`, each also with `.gz`; a file
+    that lists URLs, one per line, which are downloaded to `raw`; or a SMILES file. The latter two may be URLs
+    themselves. Returns the path of each file and its path or URL for messages, in the order of the list or sorted by
+    path.
 
     Raises:
         UserError: if there is no file, or a download fails.
     """
     path = fetch(source, raw)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _is_smiles_file(file))
+        files = [file for file in sorted(path.rglob("*")) if file.name.lower().removesuffix(".gz").endswith(_SUFFIXES)]
+        files = [file for file in files if file.is_file()]
         if not files:
             raise UserError(
                 f"{path} contains no file named {', '.join(f'*{each}' for each in _SUFFIXES)}: check the source"
@@ -58,10 +56,6 @@ def known_tranches(source: str, raw: Path) -> list[str] | None:
     if not path.is_file():
         return None
     return [redact_url(url) for url in _read_url_list(path)] or [absolute_source(source)]
-
-
-def _is_smiles_file(path: Path) -> bool:
-    return path.name.lower().removesuffix(".gz").endswith(_SUFFIXES)
 
 
 def _read_url_list(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import UsptoJob
+from bionemo.data.files import SPLITS
 from bionemo.data.table import parse_table
 from bionemo.preparation.download import fetch, locate
 from bionemo.preparation.inputs import notify_dropped_columns, read_input
@@ -18,7 +19,6 @@ from bionemo.preparation.progress import progress
 from bionemo.preparation.staged_output import StagedOutput, result_parameters, stage_output
 from bionemo.preparation.urls import absolute_source, expected_source, is_url, redact_url
 
-SPLITS = ("train", "val", "test")
 _HEADER = ("reaction_type", "set", "reactants", "products")
 _SPLIT_OF_SET = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 _REACTION = "reactants>reagents>production"  # column of the public raw_train.csv, raw_val.csv and raw_test.csv

@@ -6,8 +6,6 @@ adjacent. Rows are distributed to buckets by the first digits of the hash, and e
 order depends neither on the number of processes nor, except for the ids of duplicates, on the order of the files.
 """
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -22,6 +20,7 @@ import xxhash
 from bionemo.common.errors import UserError
 from bionemo.common.random_stream import purpose_key
 from bionemo.config.schema.preparation import ZincJob
+from bionemo.data.files import SPLITS
 from bionemo.preparation.checksums import checksum_file, write_with_checksum
 from bionemo.preparation.inputs import is_gzipped
 from bionemo.preparation.molecules import SmilesBlock, canonical_smiles, read_smiles
@@ -31,7 +30,6 @@ from bionemo.preparation.staged_output import StagedOutput, result_parameters, s
 from bionemo.preparation.tranches import fetch_tranches, known_tranches
 from bionemo.preparation.urls import is_url, redact_url
 
-SPLITS = ("train", "val", "test")
 _HEADER = b"zinc_id,smiles\n"
 _BUCKET_BYTES = 32 << 20  # bytes of input per bucket
 _BUFFER_BYTES = 64 << 20  # rows are buffered, so that buckets are written in long runs
@@ -165,11 +163,7 @@ def _parse_block(job: ZincJob, block: SmilesBlock) -> _ParsedBlock:
 
 
 def _quote(name: str) -> str:
-    if not set(name) & {",", '"', "\r"}:
-        return name
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow([name])
-    return text.getvalue()
+    return '"' + name.replace('"', '""') + '"' if set(name) & {",", '"', "\r"} else name
 
 
 class _Buckets:
@@ -203,8 +197,7 @@ class _Buckets:
 def _sort_bucket(on_duplicate: str, path: Path) -> tuple[int, int, int]:
     """Sort a bucket in place and remove duplicates and hashes.
 
-    Returns:
-        Number of rows that are kept, number of duplicates, and size of the bucket in bytes before sorting.
+    Returns the number of kept rows, the number of duplicates, and the size of the bucket in bytes before sorting.
     """
     data = path.read_bytes()
     rows = data.split(b"\n")[:-1]

@@ -40,16 +40,11 @@ class ResidueMasker:
     def __call__(
         self, tokens: NDArray[np.integer[Any]], keys: RandomBits, lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.integer[Any]]]:
-        """Mask concatenated sequences in place.
+        """Mask the ids [n] of concatenated sequences with BOS and EOS, in place.
 
-        Args:
-            tokens: [n] ids of sequences with BOS and EOS; changed in place.
-            keys: [N] random key of each sequence.
-            lengths: [N] number of tokens of each sequence.
-
-        Returns:
-            Target positions [m], ascending, and the original ids there [m]. Each sequence with at least one residue
-            has at least one target, unless modify_percent is 0.
+        Each sequence has a random key [N] and a number of tokens [N]. Returns the target positions [m], ascending, and
+        the original ids there [m]. Each sequence with at least one residue has at least one target, unless
+        modify_percent is 0.
         """
         if self.modify_percent == 0 or not len(tokens):
             return np.zeros(0, np.int64), np.zeros(0, np.uint8)

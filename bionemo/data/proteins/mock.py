@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
+from bionemo.data.files import SPLITS
 from bionemo.data.proteins.hidden_markov import HiddenMarkovModel
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -19,7 +20,6 @@ AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 _MOTIFS = ("GPx", "TCx", "NANP", "PEVK", "GLFG", "VPGVG", "CCQPT", "IGDNV", "GAGAGS", "AHHAAD", "YSPTSPS", "LEEKVxM")
 # composition of linkers in 256ths, similar to Swiss-Prot, in the order of AMINO_ACIDS
 _LINKER_COUNTS = (21, 4, 14, 17, 10, 18, 6, 15, 15, 25, 6, 10, 12, 10, 14, 17, 14, 18, 3, 7)
-_SPLITS = ("train", "val", "test")
 _GROUP = 256  # records generated together
 _MAX_CACHED_RESIDUES = 1 << 28  # sources up to this size keep the generated letters
 
@@ -60,10 +60,10 @@ class MockSource:
             raise UserError(f"mock data: num_sequences is {num_sequences}: set it to at least 1")
         if not 1 <= min_length <= max_length:
             raise UserError(f"mock data: min_length {min_length}, max_length {max_length}: need 1 <= min <= max")
-        if split not in _SPLITS:
-            raise UserError(f"mock data: unknown split '{split}': choose one of {', '.join(_SPLITS)}")
+        if split not in SPLITS:
+            raise UserError(f"mock data: unknown split '{split}': choose one of {', '.join(SPLITS)}")
         self.split = split
-        self._key = np.array([seed % 2**64, _SPLITS.index(split)], np.uint64)
+        self._key = np.array([seed % 2**64, SPLITS.index(split)], np.uint64)
         bits = self._random_bits(0, 1, num_sequences)
         self.lengths = (min_length + bits % np.uint64(max_length - min_length + 1)).astype(np.int32)
         self._ends = np.cumsum(self.lengths, dtype=np.int64)

@@ -44,15 +44,10 @@ class SpanCorruption:
     def __call__(
         self, tokens: NDArray[np.integer[Any]], keys: RandomBits, lengths: NDArray[np.int64]
     ) -> TokenSequences:
-        """Replace residues in place.
+        """Replace residues in the ids [n] of concatenated sequences, in place.
 
-        Args:
-            tokens: [n] ids of concatenated sequences; changed in place.
-            keys: [N] random key of each sequence.
-            lengths: [N] number of tokens of each sequence.
-
-        Returns:
-            The decoder's targets: two tokens for each replaced residue, and EOS.
+        Each sequence has a random key [N] and a number of tokens [N]. Returns the decoder's targets: two tokens for
+        each replaced residue, and EOS.
         """
         counts = self.count_spans(lengths)
         # the residues with the lowest bits of each sequence: every selection is equally likely
@@ -79,7 +74,7 @@ class SpanDataset(ProteinDataset):
         super().__init__(split, corruption.alphabet, max_source)
         self.corruption, self.max_lengths = corruption, MaxLengths(max_target, max_source)
         targets = 2 * corruption.count_spans(self.token_counts) + 1
-        # if the decoder's packed sequence fills up first, its equivalent in encoder tokens
+        # if the decoder's row fills up first, its equivalent in encoder tokens
         self.lengths = np.maximum(self.token_counts, -(-targets * max_source // max_target))
         self.fingerprint["model.data.masked_lm_prob"] = corruption.fraction
 

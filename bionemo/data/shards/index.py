@@ -148,11 +148,10 @@ def write_index(path: Path, spec: IndexSpec, state: FileState, index: RecordInde
 
 
 def read_index(path: Path, spec: IndexSpec, state: FileState) -> RecordIndex | None:
-    """Map an index file into memory.
+    """Map an index file into memory; the arrays are read-only views of the file.
 
-    Returns:
-        The index, with read-only views of the file; None if there is no index, it belongs to another state of the
-        data, it is damaged, or an offset is outside the data.
+    Returns None if there is no index, it belongs to another state of the data, it is damaged, or an offset is outside
+    the data.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError), path.open("rb") as file:
         start = 8 + min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES)

@@ -24,13 +24,10 @@ _MAX_LISTED = 10
 
 
 def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
-    """Expand a shard pattern, or several, into file names.
+    """Expand a shard pattern, or several, into file names in the order of the pattern, with its directory.
 
     Only the last component of a path is expanded; brackets in directory names are literal, as in
     `/data/run(1)/x000.csv`. An extension such as `.csv` is added to names that do not end with it.
-
-    Returns:
-        File names in the order of the pattern, with its directory part if there is one.
 
     Raises:
         UserError: if brackets are unbalanced or empty, a file is compressed, or the pattern is empty or not text.

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.data.files import SplitName
+from bionemo.data.files import SPLITS, SplitName
 from bionemo.data.text.indexed import IndexedTokens
 
-_SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 _CHECKED_RANGES, _CHECKED_TOKENS = 64, 4096  # evenly spaced ranges, and their length, checked when a split is opened
 _CHECKED_DOCUMENTS = 256
 
@@ -20,12 +19,8 @@ _CHECKED_DOCUMENTS = 256
 def split_documents(splits_string: str, documents: int) -> dict[SplitName, tuple[int, int]]:
     """Divide documents, in file order, into training, validation and test as Megatron-Core does for GPT.
 
-    Args:
-        splits_string: shares with any sum, such as "980,10,10"; missing ones are 0.
-        documents: number of documents.
-
-    Returns:
-        First document of each split, and the first after it.
+    `splits_string` contains shares with any sum, such as "980,10,10"; missing ones are 0. Returns the first document of
+    each split, and the first after it.
 
     Raises:
         UserError: if the shares are invalid.
@@ -34,14 +29,14 @@ def split_documents(splits_string: str, documents: int) -> dict[SplitName, tuple
         shares = [float(share) for share in re.split("[,/]", splits_string)]
     except ValueError:
         shares = []
-    if not 1 <= len(shares) <= len(_SPLITS) or min(shares) < 0 or not 0 < sum(shares) < float("inf"):
+    if not 1 <= len(shares) <= len(SPLITS) or min(shares) < 0 or not 0 < sum(shares) < float("inf"):
         raise UserError(
             f"model.data.splits_string={splits_string!r}: set it to the shares of training, validation and test, such "
             'as "980,10,10"'
         )
-    fractions = (np.array([*shares, 0.0, 0.0][: len(_SPLITS)]) / np.sum(shares)).tolist()
+    fractions = (np.array([*shares, 0.0, 0.0][: len(SPLITS)]) / np.sum(shares)).tolist()
     bounds = [round(bound * documents) for bound in accumulate(fractions, initial=0.0)]
-    return dict(zip(_SPLITS, pairwise(bounds), strict=True))
+    return dict(zip(SPLITS, pairwise(bounds), strict=True))
 
 
 class CorpusSplit:

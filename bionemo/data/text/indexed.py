@@ -8,6 +8,7 @@ all entries of the index are checked.
 """
 
 import struct
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,7 +75,7 @@ class IndexedTokens:
         return len(self.tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_unchecked, (self.prefix,)
+        return partial(IndexedTokens, self.prefix, check=False), ()
 
     def check(self) -> None:
         """Check that the files have not been truncated since they were mapped; call it before reading `tokens`.
@@ -134,7 +135,3 @@ class IndexedTokens:
                 f"{self._bin} has {size:,} bytes, but {self._idx} describes {end:,}: a file is truncated, or they "
                 "belong to different data; prepare the data again"
             )
-
-
-def _open_unchecked(prefix: str) -> IndexedTokens:
-    return IndexedTokens(prefix, check=False)

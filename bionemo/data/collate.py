@@ -98,9 +98,8 @@ class Collator:
     def __call__(self, batches: list[list[SampleIds]]) -> list[CompactBatch]:
         """Collate several micro-batches in one call, which takes little longer than one of them.
 
-        Args:
-            batches: for each micro-batch, the samples of each row. A micro-batch with fewer than `micro_batch_size`
-                rows is padded.
+        `batches` contains, for each micro-batch, the samples of each row. A micro-batch with fewer than
+        `micro_batch_size` rows is padded.
         """
         rows = [row for batch in batches for row in batch]
         epochs = np.concatenate([_EMPTY, *(epochs for epochs, _ in rows)])

@@ -88,7 +88,7 @@ class ClusterMapping:
         return self.scratch / f"{entry_type}s"
 
     def drop_orphans(self) -> NDArray[np.int64]:
-        """Drop members of dropped clusters, and clusters without members; return the members per cluster, [clusters]."""
+        """Drop members of dropped clusters, and clusters without members; return members per cluster, [clusters]."""
         owner = np.repeat(np.arange(len(self.counts)), self.counts)
         self.keep["member"] &= self.keep["cluster"][owner]
         counts = np.bincount(owner, weights=self.keep["member"], minlength=len(self.counts)).astype(np.int64)

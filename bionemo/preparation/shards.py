@@ -76,15 +76,9 @@ def write_shards(
 ) -> None:
     """Write the records of an input to shards, and add the shards and the record counts to the manifest.
 
-    Args:
-        output: the data set.
-        workers: pool that does the work.
-        label: name of the input in the manifest.
-        chunks: chunks of the input, with their record counts.
-        policies: policies for invalid records.
-        assign_rows: assigns rows to records.
-        directories: directories of the shards.
-        exclude_rows: called with the numbers of rows without a record; then rows are assigned again.
+    `label` is the name of the input in the manifest, `chunks` are its parts with their record counts, and
+    `directories` those of the shards. `exclude_rows` is called with the numbers of rows without a record; then rows
+    are assigned again.
 
     Raises:
         UserError: if a record is invalid and its policy is `error`.

@@ -19,13 +19,10 @@ class SmilesReader:
     """
 
     def __init__(self, source: SequenceSource, fields: tuple[str, str] | None, label: str) -> None:
-        """Open a source.
+        """Open a source; `label` is its name in messages.
 
-        Args:
-            source: source of the records.
-            fields: names of the fields with the source and target of reactions, which are all read once; None: the
-                text of a record is a molecule.
-            label: name of the data in messages.
+        `fields` are the names of the fields with the source and target of reactions, which are all read once; None:
+        the text of a record is a molecule.
         """
         self._source, self._fields, self._label = source, fields, label
         self.sizes: NDArray[np.integer] = source.lengths

@@ -31,12 +31,8 @@ class SequenceSource(Protocol):
     ) -> None:
         """Copy letters [start, start + count) of each record into out[offset : offset + count].
 
-        Args:
-            records: integer [k], record numbers in any order; repetitions are allowed.
-            starts: integer [k], first letter to copy.
-            counts: integer [k], number of letters to copy.
-            out: uint8 [m], contiguous.
-            offsets: integer [k].
+        All arrays are integer [k], except `out`, uint8 [m], which is contiguous. Records may be in any order and occur
+        several times.
         """
 
     def text(self, record: int) -> str:

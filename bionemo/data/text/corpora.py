@@ -19,8 +19,8 @@ _CHECKED_DOCUMENTS = 256
 def split_documents(splits_string: str, documents: int) -> dict[SplitName, tuple[int, int]]:
     """Divide documents, in file order, into training, validation and test as Megatron-Core does for GPT.
 
-    `splits_string` contains shares with any sum, such as "980,10,10"; missing ones are 0. Returns the first document of
-    each split, and the first after it.
+    `splits_string` contains shares with any sum, such as "980,10,10"; missing ones are 0. Returns the first document
+    of each split, and the first after it.
 
     Raises:
         UserError: if the shares are invalid.

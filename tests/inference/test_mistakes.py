@@ -28,7 +28,7 @@ def mistake(model: Path, data: Path, output: Path, *words: str) -> str:
         ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) has no letter that the model knows ('123')"),
         ("x.csv", "id,sequence\na,MKT\nb,\n", "a record without a sequence|b .record 1. is empty"),
         ("x.csv", "id,seq\na,MKT\n", "has no column 'sequence', but 'id', 'seq': set its name"),
-        ("x.csv", "id,sequence\n", "holds no records after its 1 header line"),
+        ("x.csv", "id,sequence\n", "contains no records after its 1 header line"),
         ("x.fasta", "id,sequence\na,MKT\n", "text before the first '>': is this a FASTA file?"),
         ("x.fasta", ">a\nMKT>b\nMKT\n", "x.fasta:2: a '>' within a sequence: put a line end before the record"),
         ("x.pdb", "ATOM\n", "unknown file format, expected .fasta, .fa"),

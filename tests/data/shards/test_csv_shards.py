@@ -124,8 +124,8 @@ HEAD = "id,name,sequence_length,sequence\n"
     ("content", "line", "message"),
     [
         ("", None, "is empty"),
-        (HEAD, None, "holds no records"),
-        (HEAD + "\n\n", None, "holds no records"),
+        (HEAD, None, "contains no records"),
+        (HEAD + "\n\n", None, "contains no records"),
         (HEAD + "1,a,3,MKV\n2,b\n3,c,1,M\n", 3, "2 columns, where field 'sequence' needs 4"),
         (HEAD + '1,"a\nb",3,MKV\n2\n', 4, "1 column, where"),
         (HEAD + "1,a,3,MKV\n\n2,b,1,M\n", 3, "blank line"),

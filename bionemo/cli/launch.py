@@ -4,7 +4,6 @@
 bionemo launch --config-name=pretrain_esm2_650M cluster=bcm cluster.partition=gpu trainer.num_nodes=4
 """
 
-import os
 import sys
 from argparse import ArgumentParser
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
+from bionemo.common.files import replacing
 from bionemo.config import run
 from bionemo.config.help import CommandSpec
 from bionemo.config.schema import RunConfig
@@ -73,9 +73,8 @@ def _write(path: Path, text: str) -> None:
     """Write a file atomically; make scripts executable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        unfinished.write_text(text)
-        unfinished.chmod(0o755 if path.suffix == ".sh" else 0o644)
-        unfinished.replace(path)
+        with replacing(path) as new:
+            new.write_text(text)
+            new.chmod(0o755 if path.suffix == ".sh" else 0o644)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}): choose another exp_manager.exp_dir") from error

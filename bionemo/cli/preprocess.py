@@ -49,7 +49,7 @@ def verify(directories: list[str]) -> None:
         UserError: if files or record counts differ.
     """
     from bionemo.preparation.manifest import Manifest
-    from bionemo.preparation.manifest import verify as problems_of
+    from bionemo.preparation.manifest import verify as find_problems
     from bionemo.preparation.progress import progress
 
     if not directories:
@@ -59,7 +59,7 @@ def verify(directories: list[str]) -> None:
         manifest = Manifest.read(directory)
         size = sum(entry.size for entry in manifest.files.values()) if manifest else None
         with progress(f"verifying {name}", size) as advance:
-            problems = problems_of(directory, advance)
+            problems = find_problems(directory, advance)
         if problems or manifest is None:
             more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
             raise UserError(f"{directory} differs from its manifest: {'; '.join(problems[:5])}{more}")

@@ -63,7 +63,7 @@ class CompactStep:
         return self.unpack().pin_memory()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepDataset(IterableDataset):
     """The steps of one rank, from a stream position on.
 
@@ -94,9 +94,6 @@ class StepDataset(IterableDataset):
             collated = iter(self.collate([batch.rows[i : i + size] for batch in batches for i in starts]))
             for batch in batches:
                 yield CompactStep(list(islice(collated, self.micro_batches)), batch.next_position)
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 @dataclass(frozen=True)

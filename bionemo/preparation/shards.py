@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the records of an input to CSV shards: read, clean, find duplicates, assign rows, shuffle, count.
 
-A row assignment determines the output row of each record. It depends on which records are dropped, which is known
-only after reading. If records were dropped, the pass over the input is repeated; a clean input needs one pass.
+A row is a line of a shard, numbered across all shards. A row assignment determines the row of each record. It depends
+on which records are dropped, which is known only after reading. If records were dropped, the pass over the input is
+repeated; a clean input needs one pass.
 """
 
 import shutil

@@ -114,4 +114,4 @@ def test_warnings_about_records_that_are_not_smiles(tmp_path: Path, records: lis
     found = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "train").notes
     assert [line for line in found if "look like" in line] == ([warning] if warning else [])
     found = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "val").notes
-    assert len([line for line in found if "which the model is trained on" in line]) == 1
+    assert len([line for line in found if "as the training file" in line]) == 1

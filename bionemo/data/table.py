@@ -69,7 +69,9 @@ def parse_table(file: BinaryIO, path: Path | str, separator: str) -> Table:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read ({error}): give a CSV file in UTF-8") from error
     except csv.Error as error:
-        raise UserError(f"{path} is not a valid CSV file ({error}): check its quotes, or write it again") from error
+        raise UserError(
+            f"{path} is not a valid CSV file (line {reader.line_num}: {error}): check its quotes, or write it again"
+        ) from error
     return Table(path, columns, rows, locations)
 
 

@@ -40,11 +40,7 @@ def _parser() -> ArgumentParser:
     check.add_argument("-n", "--times", type=int, default=20, help="repetitions per size (%(default)s)")
     check.add_argument("--cpu", action="store_true", help="use gloo between CPUs, even if there are GPUs")
     check.add_argument(
-        "--patience",
-        type=float,
-        default=120,
-        metavar="SECONDS",
-        help="seconds to wait for a connection (%(default)s)",
+        "--patience", type=float, default=120, metavar="SECONDS", help="seconds to wait for a connection (%(default)s)"
     )
     check.set_defaults(run=_check)
 
@@ -56,11 +52,7 @@ def _parser() -> ArgumentParser:
     ray.add_argument("--accelerator", default="auto", help="auto, cpu or gpu (%(default)s)")
     ray.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
     ray.add_argument(
-        "--patience",
-        type=float,
-        default=60,
-        metavar="SECONDS",
-        help="seconds to wait for the cluster (%(default)s)",
+        "--patience", type=float, default=60, metavar="SECONDS", help="seconds to wait for the cluster (%(default)s)"
     )
     ray.add_argument("command", nargs="+", help="the command, after --")
     ray.set_defaults(run=_ray)

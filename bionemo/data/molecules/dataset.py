@@ -18,16 +18,16 @@ from bionemo.data.files import SplitName, split_files
 from bionemo.data.molecules.augmentation import Augmentation, SmilesForm
 from bionemo.data.molecules.infilling import TextInfilling
 from bionemo.data.molecules.policies import (
-    apply_length_policy,
     check_content,
     check_unknown_tokens,
     check_validity,
+    count_tokens,
     count_unknown,
-    drop_empty,
     shorten,
 )
 from bionemo.data.molecules.reader import SmilesReader
 from bionemo.data.molecules.smiles import SmilesRewriter, rdkit_version
+from bionemo.data.policies import apply_length_policy, drop_empty
 from bionemo.data.shards.columns import SMILES
 from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards
 from bionemo.tokenizers import SmilesTokenizer
@@ -90,10 +90,12 @@ class MoleculeDataset:
         self._reader = SmilesReader(source, field_names, label)
         self.max_lengths = MaxLengths(seq_length, seq_length)
 
-        self.records, self._long, long_note = apply_length_policy(
-            self._reader, tokenizer, seq_length - 1, long_sequences, label
+        lengths = count_tokens(self._reader, tokenizer, seq_length - 1)
+        self._long = np.flatnonzero(lengths > seq_length - 1)
+        self.records, long_note = apply_length_policy(
+            lengths, seq_length - 1, long_sequences, label, "SMILES", "tokens", "truncate or drop"
         )
-        self.records, empty_note = drop_empty(self._reader, self.records, label)
+        self.records, empty_note = drop_empty(self._reader.is_empty, self.records, label, "SMILES")
         notes = [note for note in (empty_note, long_note) if note]
         notes += check_content(self._reader, self.records, label)
         notes += check_unknown_tokens(self._reader, self.records, tokenizer, on_unknown, label)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies for long, empty, invalid and unknown SMILES, checked on a sample of the records before training."""
+"""Lengths of SMILES, and policies for invalid and unknown ones, checked on a sample of the records before training."""
 
 import re
 from collections import Counter
@@ -20,58 +20,14 @@ _NUCLEOTIDES = re.compile(r"[ACGTUN]{10,}")
 _PROTEIN = re.compile(r"(?=.*[ADEGHKLMQRTVWY])[ABCDEFGHIKLMNOPQRSTUVWXYZ*]{10,}")  # with a letter that is no atom
 
 
-def apply_length_policy(
-    reader: SmilesReader, tokenizer: SmilesTokenizer, max_tokens: int, policy: str, label: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
-    """Apply the policy for SMILES of more than `max_tokens` tokens: `truncate`, `drop` or `error`.
-
-    Returns:
-        Records in use and long records, both int64, and a note about the long ones ("" if there are none).
-
-    Raises:
-        UserError: if the policy is `error` and there are long SMILES, or if no record remains.
-    """
-    total = len(reader.sizes)
-    candidates = np.flatnonzero(reader.sizes > max_tokens)
-    tokens = np.zeros(len(candidates), np.int64)
+def count_tokens(reader: SmilesReader, tokenizer: SmilesTokenizer, limit: int) -> NDArray[np.int64]:
+    """Return the number of tokens of each record's longer SMILES, [n]; 0 if its bytes are at most `limit`."""
+    candidates = np.flatnonzero(reader.sizes > limit)
+    tokens = np.zeros(len(reader.sizes), np.int64)
     for i in range(0, len(candidates), BATCH):
-        part = slice(i, i + BATCH)
-        tokens[part] = np.max([tokenizer.encode_all(side)[1] for side in reader.read(candidates[part])], axis=0)
-    long, tokens = candidates[tokens > max_tokens], tokens[tokens > max_tokens]
-    if policy == "error" and len(long):
-        raise UserError(
-            f"{label}: {len(long):,} of {total:,} SMILES are longer than {max_tokens} tokens (the first is record "
-            f"{long[0]:,} with {tokens[0]:,}): raise model.seq_length, or set model.data.long_sequences to truncate "
-            "or drop"
-        )
-    records = np.arange(total)
-    if policy == "drop":
-        records = np.delete(records, long)
-    if not len(records):
-        raise UserError(
-            f"{label}: no SMILES of at most {max_tokens} tokens is left: raise model.seq_length, or set "
-            "model.data.long_sequences to truncate"
-        )
-    action = "dropped" if policy == "drop" else "truncated"
-    count = f"{len(long):,} of {total:,} SMILES ({len(long) / total:.1%})"
-    note = f"{label}: {count} are longer than {max_tokens} tokens and are {action}"
-    return records, long, note if len(long) else ""
-
-
-def drop_empty(reader: SmilesReader, records: NDArray[np.int64], label: str) -> tuple[NDArray[np.int64], str]:
-    """Remove records with an empty SMILES; return the remaining records and a note ("" if none is empty).
-
-    Raises:
-        UserError: if all are empty.
-    """
-    kept = records[~reader.is_empty[records]]
-    empty = len(records) - len(kept)
-    if not len(kept):
-        raise UserError(f"{label}: all {empty:,} SMILES are empty: check the files and the SMILES columns")
-    return (
-        kept,
-        f"{label}: {empty:,} of {len(records):,} records have an empty SMILES and are dropped" if empty else "",
-    )
+        part = candidates[i : i + BATCH]
+        tokens[part] = np.max([tokenizer.encode_all(side)[1] for side in reader.read(part)], axis=0)
+    return tokens
 
 
 def check_content(reader: SmilesReader, records: NDArray[np.int64], label: str) -> list[str]:

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies for long, empty and unsuitable sequences, and warnings about data that does not look like proteins."""
+"""Checks of the letters of protein sequences: warnings about unknown letters and data that is not proteins."""
 
 import string
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.errors import UserError
 from bionemo.data.shards.source import SequenceSource
 from bionemo.tokenizers import Alphabet
 
@@ -17,52 +15,6 @@ _UPPER, _LOWER = list(string.ascii_uppercase.encode()), list(string.ascii_lowerc
 _SMILES_SYMBOLS = b"()[]=#@+/\\%0123456789"
 _SAMPLED_SEQUENCES, _SAMPLED_LETTERS = 1_000, 256  # examined for sequences of X only
 _MIN_LETTERS = 50  # minimum number of letters for checks of the content
-
-
-def apply_length_policy(
-    lengths: NDArray[np.integer[Any]], max_residues: int, policy: str, label: str
-) -> tuple[NDArray[np.int64], str]:
-    """Apply the policy for sequences of more than `max_residues` residues: `crop`, `truncate`, `drop` or `error`.
-
-    Returns:
-        Records in use, int64, and a note about the long sequences ("" if there are none).
-
-    Raises:
-        UserError: if the policy is `error` and there are long sequences, or if no record remains.
-    """
-    long = np.flatnonzero(lengths > max_residues)
-    records = np.flatnonzero(lengths <= max_residues) if policy == "drop" else np.arange(len(lengths))
-    if policy == "error" and len(long):
-        raise UserError(
-            f"{label}: {len(long):,} of {len(lengths):,} sequences are longer than {max_residues} residues "
-            f"(the first is record {long[0]:,} with {lengths[long[0]]:,}): raise model.seq_length, or set "
-            "model.data.long_sequences to crop, truncate or drop"
-        )
-    if not len(records):
-        raise UserError(
-            f"{label}: no sequence of at most {max_residues} residues is left: raise model.seq_length, or set "
-            "model.data.long_sequences to crop or truncate"
-        )
-    if not len(long):
-        return records, ""
-    action = {"crop": "cropped at a random position", "truncate": "truncated", "drop": "dropped"}[policy]
-    count = f"{len(long):,} of {len(lengths):,} sequences ({len(long) / len(lengths):.1%})"
-    return records, f"{label}: {count} are longer than {max_residues} residues and are {action}"
-
-
-def drop_empty(
-    lengths: NDArray[np.integer[Any]], records: NDArray[np.int64], label: str
-) -> tuple[NDArray[np.int64], str]:
-    """Remove records with empty sequences; return the remaining records and a note ("" if none is empty).
-
-    Raises:
-        UserError: if all sequences are empty.
-    """
-    kept = records[lengths[records] > 0]
-    empty = len(records) - len(kept)
-    if not len(kept):
-        raise UserError(f"{label}: all {empty:,} sequences are empty: check the files and the column of the sequence")
-    return kept, f"{label}: {empty:,} of {len(records):,} sequences are empty and are dropped" if empty else ""
 
 
 def letter_ids(alphabet: Alphabet) -> NDArray[np.uint8]:

@@ -10,12 +10,11 @@ from bionemo.common.errors import UserError
 from bionemo.config.schema import ProteinDataConfig
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.files import SplitName, cluster_members, split_files
+from bionemo.data.policies import apply_length_policy, drop_empty
 from bionemo.data.proteins.mock import MockSource
 from bionemo.data.proteins.policies import (
     WHITE_SPACE,
-    apply_length_policy,
     check_content,
-    drop_empty,
     note_unknown_letters,
     read_prefixes,
 )
@@ -74,8 +73,10 @@ def open_split(config: ProteinDataConfig, name: SplitName, max_residues: int, al
         raise UserError(f"{label} has no sequences: check model.data.dataset.{name}")
     crop = config.long_sequences == "crop" and name == "train"  # validation must use the same residues in every epoch
     policy = "truncate" if config.long_sequences == "crop" and not crop else config.long_sequences
-    records, long_note = apply_length_policy(source.lengths, max_residues, policy, label)
-    records, empty_note = drop_empty(source.lengths, records, label)
+    records, long_note = apply_length_policy(
+        source.lengths, max_residues, policy, label, "sequences", "residues", "crop, truncate or drop"
+    )
+    records, empty_note = drop_empty(source.lengths == 0, records, label, "sequences")
     counts = count_letters(source)
     if counts.sum() == counts[list(WHITE_SPACE)].sum():
         raise UserError(f"{label}: the sequences contain only white space: check the files and their columns")

@@ -155,7 +155,7 @@ def test_empty_sequences_are_dropped_and_counted(tmp_path: Path) -> None:
     assert opened.records.tolist() == [0, 1]
     assert opened.notes == ("train data: 1 of 3 sequences are empty and are dropped",)
     empty = V1.splitlines()[0] + "\n0,a,0,\n1,b,0,\n"
-    with pytest.raises(UserError, match="train data: all 2 sequences are empty: check the files and the column"):
+    with pytest.raises(UserError, match="train data: all 2 sequences are empty: check the files and their columns"):
         open_proteins(tmp_path, empty)
     with pytest.raises(UserError, match="train data: the sequences contain only white space"):
         open_proteins(tmp_path, empty.replace("0,\n", "2,  \n"))
@@ -176,4 +176,4 @@ def test_opening_molecules_checks_the_column(tmp_path: Path) -> None:
     write(tmp_path / "train", "zinc_id,smiles\n1,CCO\n2,\n3,CCN\n")
     samples = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "train")
     assert samples.records.tolist() == [0, 2]
-    assert "train data: 1 of 3 records have an empty SMILES and are dropped" in samples.notes
+    assert "train data: 1 of 3 SMILES are empty and are dropped" in samples.notes

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads records as SMILES."""
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.data.shards.source import SequenceSource
+from bionemo.data.shards.source import SequenceSource, read_prefixes
 
 BATCH = 10_000  # records per read when all records are read
 
@@ -41,13 +43,9 @@ class SmilesReader:
         """
         if self._fields:
             return [list(side) for side in zip(*map(self._read_pair, records.tolist()), strict=True)] or [[], []]
-        counts = self._source.lengths[records].astype(np.int64)
-        stops = counts.cumsum()
-        data = bytearray(int(counts.sum()))
-        out = np.frombuffer(data, np.uint8)
-        self._source.gather(records, np.zeros_like(counts), counts, out, stops - counts)  # 10 times faster than `text`
-        bounds = zip((stops - counts).tolist(), stops.tolist(), strict=True)
-        return [[data[begin:stop].decode().strip() for begin, stop in bounds]]
+        letters, starts = read_prefixes(self._source, records)  # 10 times faster than `text`
+        data = letters.tobytes()
+        return [[data[start:stop].decode().strip() for start, stop in pairwise([*starts.tolist(), len(data)])]]
 
     def _read_pair(self, record: int) -> tuple[str, ...]:
         assert self._fields

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.data.shards.source import SequenceSource
+from bionemo.data.shards.source import SequenceSource, read_prefixes
 from bionemo.tokenizers import Alphabet
 
 WHITE_SPACE = b" \t\n\v\f\r\x1c\x1d\x1e\x1f"
@@ -68,15 +68,3 @@ def check_content(source: SequenceSource, counts: NDArray[np.int64], alphabet: A
     masked = int((np.add.reduceat(known, starts) == 0).sum()) if len(records) else 0
     if masked:
         yield f"{label}: {masked:,} of {len(records):,} sampled sequences consist of X only: remove them"
-
-
-def read_prefixes(
-    source: SequenceSource, records: NDArray[np.int64], max_letters: int | None = None
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Read the first letters of records; return all letters, concatenated, and the start of each record [k]."""
-    counts = source.lengths[records].astype(np.int64)
-    counts = counts if max_letters is None else np.minimum(counts, max_letters)
-    starts = counts.cumsum() - counts
-    letters = np.empty(int(counts.sum()), np.uint8)
-    source.gather(records, np.zeros_like(counts), counts, letters, starts)
-    return letters, starts

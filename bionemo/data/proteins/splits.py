@@ -16,10 +16,9 @@ from bionemo.data.proteins.policies import (
     WHITE_SPACE,
     check_content,
     note_unknown_letters,
-    read_prefixes,
 )
 from bionemo.data.shards.columns import PROTEINS
-from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards
+from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards, read_prefixes
 from bionemo.tokenizers import Alphabet
 
 _COUNTED_SEQUENCES = 50_000

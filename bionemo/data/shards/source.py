@@ -42,6 +42,18 @@ class SequenceSource(Protocol):
         """Return all fields of a record, including its sequence."""
 
 
+def read_prefixes(
+    source: SequenceSource, records: np.ndarray, max_letters: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read the first letters of records [k]; return all letters, uint8 [m], and their starts, int64 [k]."""
+    counts = source.lengths[records].astype(np.int64)
+    counts = counts if max_letters is None else np.minimum(counts, max_letters)
+    starts = counts.cumsum() - counts
+    letters = np.empty(int(counts.sum()), np.uint8)
+    source.gather(records, np.zeros_like(counts), counts, letters, starts)
+    return letters, starts
+
+
 def open_shards(
     split: SplitConfig | UF90Config,
     paths: list[Path],

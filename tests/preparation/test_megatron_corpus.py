@@ -21,6 +21,7 @@ from bionemo.config.compose import load
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig
 from bionemo.preparation import megatron_corpus, pool, prepare
+from bionemo.preparation.inputs import read_line_blocks
 from bionemo.tokenizers.gpt2 import read_gpt2
 from tests.conftest import ROOT
 from tests.support.bpe import TEXTS, write_bpe
@@ -104,7 +105,7 @@ def test_several_files_gzip_another_key_and_a_missing_line_end(prepare_text: Pre
     assert both == parts[0] + parts[1]
     assert list(map(len, parts)) == [2, 2]
     for name in names:  # progress counts bytes on disk
-        assert sum(lines.size for lines in megatron_corpus._read_lines([name])) == Path(name).stat().st_size
+        assert sum(lines.size for lines in read_line_blocks(Path(name), name, 1 << 10)) == Path(name).stat().st_size
 
 
 def test_a_large_vocabulary_is_written_in_32_bits(
@@ -127,7 +128,7 @@ INVALID = [
     (b"[" * 100_000 + b"\n", "a line that is not JSON"), (b'["text"]\n', "a line that is not a JSON object"),
     (b'"text"\n', "a line that is not a JSON object"), (b'{"txt": "a"}\n', "no key 'text'"),
     (b'{"text": null}\n', "the 'text' is not a string"), (b'{"text": ["a"]}\n', "the 'text' is not a string"),
-    (b'{"text": "\xff"}\n', "text that is not UTF-8"), (b'{"text": "\\ud800"}\n', "the .text. has half a"),
+    (b'{"text": "\xff"}\n', "text that is not UTF-8"), (b'{"text": "\\ud800"}\n', "the .text. contains an unpaired"),
     (b'{"text": ' + b"9" * 5000 + b"}\n", "a line that is not JSON"), (b"\0\0\n", "a line that is not JSON"),
 ]  # fmt: skip
 

@@ -12,7 +12,12 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from bionemo.common.errors import HostError, RankError, describe
-from bionemo.common.launcher_environment import check_environment, is_global_rank_zero, is_local_rank_zero
+from bionemo.common.launcher_environment import (
+    ERROR_DESCRIPTOR,
+    check_environment,
+    is_global_rank_zero,
+    is_local_rank_zero,
+)
 from bionemo.common.redaction import learn, redact_text
 
 DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
@@ -50,9 +55,10 @@ def one_line_errors() -> Iterator[None]:
         line = describe(error)
         if line is None:
             _print_traceback(error)
-            print(f"error: {DEFECT}", file=sys.stderr)
-        elif _prints(error):
-            print(redact_text(f"error: {line}"), file=sys.stderr)
+        if (descriptor := os.environ.get(ERROR_DESCRIPTOR)) is not None:
+            os.write(int(descriptor), redact_text(line or DEFECT).encode())
+        elif line is None or _prints(error):
+            print(redact_text(f"error: {line or DEFECT}"), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         _end_interrupted()

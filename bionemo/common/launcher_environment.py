@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from bionemo.common.errors import HostError, UserError
 
+ERROR_DESCRIPTOR = "BIONEMO_ERROR_DESCRIPTOR"  # open file to which a worker of launch/spawn.py writes its error
 _PORTS = 15000, 10000  # first port for MASTER_PORT, and the number of ports
 _INTEGERS = (  # variables that torch, Lightning or this module reads
     "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID",

@@ -50,7 +50,7 @@ def one_line_errors() -> Iterator[None]:
             sys.excepthook = lambda *raised: _print_traceback(raised[1])
             raise
         if isinstance(error, BrokenPipeError) and error.filename is None:  # the reader of the output has closed it
-            _discard_output()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit without another error
             sys.exit(128 + signal.SIGPIPE)
         line = describe(error)
         if line is None:
@@ -122,8 +122,3 @@ def _check_directories() -> None:
         ) from error
     if os.path.expanduser("~") == "~":
         raise HostError("HOME is not set and the user has no home directory: set HOME to a directory to write to")
-
-
-def _discard_output() -> None:
-    """Let the interpreter flush stdout at exit without another error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

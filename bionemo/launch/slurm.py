@@ -55,7 +55,8 @@ class Slurm:
         numbers: list[str] = []
         for stage in job.stages:
             script = self._script(job, stage)
-            answer = _sbatch([*_after(self.config.dependency, numbers), str(script)])
+            command = ["sbatch", "--parsable", *_after(self.config.dependency, numbers), str(script)]
+            answer = subprocess.run(command, capture_output=True, text=True, check=False)
             if answer.returncode:
                 if numbers:
                     subprocess.run(["scancel", *numbers], check=False)
@@ -157,7 +158,7 @@ class Slurm:
         config = self.config
         given = shlex.split(config.srun_args) if isinstance(config.srun_args, str) else config.srun_args
         if not config.container_image:  # options of Pyxis
-            return [word for word in given if not re.match(r"--(no-)?container-", word)]
+            return [argument for argument in given if not re.match(r"--(no-)?container-", argument)]
         mounts = ",".join([f"{job.directory}:{job.directory}", *config.container_mounts])
         return [f"--container-image={config.container_image}", f"--container-mounts={mounts}", *given]
 
@@ -168,10 +169,6 @@ class Slurm:
         for mount in self.config.container_mounts if image else []:
             if not Path(mount.split(":")[0]).exists():
                 raise UserError(f"cluster.container_mounts: {mount.split(':')[0]} does not exist")
-
-
-def _sbatch(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True, check=False)
 
 
 def _after(dependency: str | None, numbers: list[str]) -> list[str]:

@@ -244,6 +244,8 @@ def _mask_scores(scores: Tensor, queries: _Segment, keys: _Segment, causal: bool
         diagonal.masked_fill_(torch.ones(diagonal.shape[1:], dtype=torch.bool).triu_(1), -torch.inf)
 
 
+# Sequence lengths differ in every batch, and torch.compile would compile a graph for each combination.
+@torch.compiler.disable
 def packed_attention(
     q: Tensor,
     k: Tensor,

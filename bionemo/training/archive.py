@@ -21,7 +21,7 @@ def export_archive(checkpoint: Path, path: Path, run_id: str) -> bool:
     Args:
         checkpoint: the checkpoint.
         path: preferred path of the file; `-v1` is inserted if another run or program uses it.
-        run_id: identity of the run.
+        run_id: ID of the run.
 
     Returns:
         Whether the model has a `.nemo` format.

@@ -41,7 +41,7 @@ class CheckpointCallback(pl.Callback):
     Args:
         directory: checkpoint directory.
         config: `exp_manager` of the configuration.
-        run_id: identity of the run; see `new_or_resumed_run_id`.
+        run_id: ID of the run; see `new_or_resumed_run_id`.
 
     Attributes:
         locks: locks of the directories that the run writes, on rank 0.
@@ -157,13 +157,11 @@ class CheckpointCallback(pl.Callback):
         """Return the name, with `-v1` or a higher number if files that are not of this run have the name."""
         for number in count():
             candidate = f"{name}-v{number}" if number else name
-            if all(self._is_own_or_missing(self.directory / each) for each in (candidate, f"{candidate}-last")):
+            paths = [self.directory / candidate, self.directory / f"{candidate}-last"]
+            used = [path for path in paths if os.path.lexists(path)]
+            if all(checkpoint.is_checkpoint(path) and checkpoint.read_run_id(path) == self.run_id for path in used):
                 return candidate
         raise AssertionError
-
-    def _is_own_or_missing(self, path: Path) -> bool:
-        is_own = checkpoint.is_checkpoint(path) and checkpoint.read_run_id(path) == self.run_id
-        return is_own or not os.path.lexists(path)
 
     def _metadata(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Return the run and, if this step has been validated, the monitored metric."""

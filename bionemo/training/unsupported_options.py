@@ -3,7 +3,6 @@
 
 import logging
 from collections.abc import Callable
-from functools import reduce
 from typing import Any
 
 from bionemo.common.errors import UserError
@@ -104,4 +103,7 @@ def warn_ignored_options(cfg: RunConfig | DownstreamConfig) -> None:
 
 def _read(cfg: RunConfig | DownstreamConfig, key: str) -> Any:
     """Return the value of a dotted key; None if this configuration does not have the key."""
-    return reduce(lambda section, name: getattr(section, name, None), key.split("."), cfg)
+    value: Any = cfg
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value

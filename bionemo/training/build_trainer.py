@@ -100,11 +100,11 @@ def require_determinism(config: TrainerConfig) -> None:
     if config.benchmark:
         raise UserError("trainer.benchmark=True chooses algorithms by timing: set it to False, or set "
                         "trainer.deterministic to False")  # fmt: skip
-    _require("NCCL_ALGO", _NCCL_ALGORITHMS)
-    _require("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
+    _set_or_check("NCCL_ALGO", _NCCL_ALGORITHMS)
+    _set_or_check("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
 
 
-def _require(variable: str, allowed: tuple[str, ...]) -> None:
+def _set_or_check(variable: str, allowed: tuple[str, ...]) -> None:
     value = os.environ.setdefault(variable, allowed[0])
     if value not in allowed:
         raise UserError(

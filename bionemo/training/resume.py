@@ -89,7 +89,7 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     """
     if path is None:
         return None
-    weights = _open(path)
+    weights = _open_weights(path)
     learned = weights.shapes("weights").get(_POSITION_EMBEDDINGS)
     if positions is None or learned is None or learned[0] == positions:
         return weights
@@ -98,7 +98,7 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     return ResizedPositions(weights, positions)
 
 
-def _open(path: str) -> TensorSource:
+def _open_weights(path: str) -> TensorSource:
     if path.endswith(".nemo"):
         return open_model(Path(path)).weights
     if not Path(path).is_dir():

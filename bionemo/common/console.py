@@ -56,7 +56,7 @@ def one_line_errors() -> Iterator[None]:
         if line is None:
             _print_traceback(error)
         if (descriptor := os.environ.get(ERROR_DESCRIPTOR)) is not None:
-            os.write(int(descriptor), redact_text(line or DEFECT).encode())
+            os.write(int(descriptor), redact_text(line or DEFECT).encode(errors="backslashreplace"))
         elif line is None or _prints(error):
             print(redact_text(f"error: {line or DEFECT}"), file=sys.stderr)
         sys.exit(1)

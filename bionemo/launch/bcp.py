@@ -60,10 +60,10 @@ class Bcp:
             raise UserError(
                 f"ngc was not found: install the NGC CLI, run `ngc config set`, then bash {self._script(job)}"
             )
-        answer = subprocess.run(["bash", str(self._script(job))], capture_output=True, text=True, check=False)
-        if answer.returncode:
-            raise UserError(f"ngc refused {self._script(job)}: {' '.join((answer.stderr or answer.stdout).split())}")
-        print(redact_text(answer.stdout), end="")
+        result = subprocess.run(["bash", str(self._script(job))], capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise UserError(f"ngc refused {self._script(job)}: {' '.join((result.stderr or result.stdout).split())}")
+        print(redact_text(result.stdout), end="")
         return 0
 
     @staticmethod

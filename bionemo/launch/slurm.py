@@ -56,12 +56,12 @@ class Slurm:
         for stage in job.stages:
             script = self._script(job, stage)
             command = ["sbatch", "--parsable", *_after(self.config.dependency, numbers), str(script)]
-            answer = subprocess.run(command, capture_output=True, text=True, check=False)
-            if answer.returncode:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
                 if numbers:
                     subprocess.run(["scancel", *numbers], check=False)
-                raise UserError(f"sbatch refused {script}: {' '.join(answer.stderr.split())}")
-            numbers.append(answer.stdout.split(";")[0].strip())
+                raise UserError(f"sbatch refused {script}: {' '.join(result.stderr.split())}")
+            numbers.append(result.stdout.split(";")[0].strip())
             print(f"{job.stem(stage)}: submitted batch job {numbers[-1]}")
         (job.directory / "launcher.log").write_text("".join(f"Submitted batch job {number}\n" for number in numbers))
         print(f"logs and results: {job.directory}")

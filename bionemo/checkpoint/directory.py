@@ -69,19 +69,15 @@ def link(source: Path, path: Path) -> None:
             raise UserError(f"checkpoint {source} cannot be used: its {MANIFEST} is missing or invalid")
         with disk_errors(path):
             for name in (*manifest["bytes"], MANIFEST):
-                _link_or_copy(source / name, new / name)
+                try:
+                    os.link(source / name, new / name)
+                except OSError:
+                    shutil.copyfile(source / name, new / name)
+                    sync(new / name)
             publish(path)
     except UserError:
         delete(new)
         raise
-
-
-def _link_or_copy(file: Path, new: Path) -> None:
-    try:
-        os.link(file, new)
-    except OSError:
-        shutil.copyfile(file, new)
-        sync(new)
 
 
 @contextmanager
@@ -130,12 +126,10 @@ def remove_unfinished(directory: Path) -> None:
     """Remove temporary directories of interrupted saves that contain only files of a checkpoint."""
     for path in directory.glob("*"):
         leftover = path.name.endswith(_UNFINISHED) or _is_superseded(path)
-        if leftover and (path.is_symlink() or (path.is_dir() and _has_only_our_files(path))):
+        if not leftover:
+            continue
+        if path.is_symlink() or (path.is_dir() and all(re.fullmatch(_FILES, file.name) for file in path.iterdir())):
             delete(path)
-
-
-def _has_only_our_files(path: Path) -> bool:
-    return all(re.fullmatch(_FILES, file.name) for file in path.iterdir())
 
 
 def _is_superseded(path: Path) -> bool:

@@ -70,7 +70,7 @@ def load_manifest(path: Path) -> dict[str, Any]:
 
 
 def read_run_id(path: Path) -> str:
-    """Return the identity of the run that wrote a checkpoint, even a damaged one; "" if there is none."""
+    """Return the ID of the run that wrote a checkpoint, even a damaged one; "" if there is none."""
     try:
         _file_size(path / MANIFEST)
         found = _RUN.search((path / MANIFEST).read_text(errors="replace"))

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The language model in the checkpoint of a fine-tuned model, with its LoRA adapters merged into the weights."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from bionemo.checkpoint.source import Shape, TensorSource
+from bionemo.checkpoint.source import Shape, TensorView
 from bionemo.common.errors import UserError
 
 ENCODER, HEAD = "encoder.", "head."  # prefixes of names in a fine-tuned model
@@ -17,38 +14,26 @@ _WEIGHTS = "weights/"
 
 
 @dataclass(frozen=True)
-class MergedLoRA:
-    """A TensorSource with the names of the language model alone; `tuned` is the fine-tuned model's checkpoint."""
-
-    tuned: TensorSource
-
-    @property
-    def path(self) -> Path:
-        """See TensorSource."""
-        return self.tuned.path
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """See TensorSource."""
-        return self.tuned.config
+class MergedLoRA(TensorView):
+    """A TensorSource with the names of the language model alone; `base` is the fine-tuned model's checkpoint."""
 
     def shapes(self, group: str = "") -> dict[str, Shape]:
         """See TensorSource; only weights."""
         prefix = "" if group == "weights" else _WEIGHTS
         return {
             prefix + name.removeprefix(ENCODER): shape
-            for name, shape in self.tuned.shapes("weights").items()
+            for name, shape in self.base.shapes("weights").items()
             if name.startswith(ENCODER) and not name.endswith((DOWN, UP))
         }
 
     def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
         """See TensorSource."""
         tuned_name = f"{_WEIGHTS}{ENCODER}{name.removeprefix(_WEIGHTS)}"
-        weight = self.tuned.read(tuned_name, offset, shape)
+        weight = self.base.read(tuned_name, offset, shape)
         module = tuned_name.removesuffix("weight")
-        if f"{module}{UP}" not in self.tuned.shapes():
+        if f"{module}{UP}" not in self.base.shapes():
             return weight
-        down, up = self.tuned.read(f"{module}{DOWN}"), self.tuned.read(f"{module}{UP}")
+        down, up = self.base.read(f"{module}{DOWN}"), self.base.read(f"{module}{UP}")
         expected = self.shapes("weights")[name.removeprefix(_WEIGHTS)]
         if down.dim() != 2 or up.dim() != 2 or up.shape[1] != len(down) or (len(up), down.shape[1]) != expected:
             raise UserError(

@@ -30,6 +30,23 @@ class TensorSource(Protocol):
 
 
 @dataclass(frozen=True)
+class TensorView:
+    """Base class of a TensorSource that changes what is read from another one."""
+
+    base: TensorSource
+
+    @property
+    def path(self) -> Path:
+        """See TensorSource."""
+        return self.base.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """See TensorSource."""
+        return self.base.config
+
+
+@dataclass(frozen=True)
 class TensorsInMemory:
     """A TensorSource of weights in memory, by our names."""
 

@@ -137,10 +137,10 @@ def checksum_bytes(data: bytes) -> str:
 
 def checksum_file(path: Path) -> str:
     """Return the checksum of a file."""
-    digest, block = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
+    digest, chunk = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
     with path.open("rb", buffering=0) as file:
-        while size := file.readinto(block):
-            digest.update(block[:size])
+        while size := file.readinto(chunk):
+            digest.update(chunk[:size])
     return digest.hexdigest()
 
 

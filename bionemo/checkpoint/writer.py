@@ -21,7 +21,7 @@ def save(path: Path, state: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
     Args:
         path: directory to create; an existing checkpoint is replaced.
         state: nested dicts, lists and tuples of numbers, strings, None and small tensors; `global_step` and `metrics`
-            are also written to the manifest, and `run`, the identity of the run, only to the manifest.
+            are also written to the manifest, and `run`, the ID of the run, only to the manifest.
         pieces: pieces of the tensors.
 
     Raises:

@@ -12,7 +12,12 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from bionemo.common.errors import HostError, RankError, describe
-from bionemo.common.launcher_environment import check_environment, is_global_rank_zero, is_local_rank_zero
+from bionemo.common.launcher_environment import (
+    ERROR_DESCRIPTOR,
+    check_environment,
+    is_global_rank_zero,
+    is_local_rank_zero,
+)
 from bionemo.common.redaction import learn, redact_text
 
 DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
@@ -45,14 +50,15 @@ def one_line_errors() -> Iterator[None]:
             sys.excepthook = lambda *raised: _print_traceback(raised[1])
             raise
         if isinstance(error, BrokenPipeError) and error.filename is None:  # the reader of the output has closed it
-            _discard_output()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit without another error
             sys.exit(128 + signal.SIGPIPE)
         line = describe(error)
         if line is None:
             _print_traceback(error)
-            print(f"error: {DEFECT}", file=sys.stderr)
-        elif _prints(error):
-            print(redact_text(f"error: {line}"), file=sys.stderr)
+        if (descriptor := os.environ.get(ERROR_DESCRIPTOR)) is not None:
+            os.write(int(descriptor), redact_text(line or DEFECT).encode(errors="backslashreplace"))
+        elif line is None or _prints(error):
+            print(redact_text(f"error: {line or DEFECT}"), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         _end_interrupted()
@@ -116,8 +122,3 @@ def _check_directories() -> None:
         ) from error
     if os.path.expanduser("~") == "~":
         raise HostError("HOME is not set and the user has no home directory: set HOME to a directory to write to")
-
-
-def _discard_output() -> None:
-    """Let the interpreter flush stdout at exit without another error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,10 +11,12 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bionemo.common.errors import HostError, UserError
 
+ERROR_DESCRIPTOR = "BIONEMO_ERROR_DESCRIPTOR"  # open file to which a worker of launch/spawn.py writes its error
 _PORTS = 15000, 10000  # first port for MASTER_PORT, and the number of ports
 _INTEGERS = (  # variables that torch, Lightning or this module reads
     "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID",
@@ -100,8 +102,8 @@ def check_environment(environment: Mapping[str, str] = os.environ) -> None:
         UserError: for the first variable that is not an integer in its range.
     """
     for name in _INTEGERS:
-        if name in environment and not _is_integer(name, environment[name]):
-            raise UserError(_wrong_integer(name, environment[name]))
+        if name in environment:
+            _parse_integer(name, environment[name])
 
 
 def check_master_address(process: Process | None, timeout: float = 5.0) -> None:
@@ -250,32 +252,28 @@ def _numbers(launcher: str, environment: Mapping[str, str]) -> Callable[..., int
         value = environment.get(name, None if default is None else str(default))
         if value is None:
             raise UserError(f"{name} is not set; {launcher} sets it to an integer")
-        if not _is_integer(name, value):
-            raise UserError(_wrong_integer(name, value))
-        return int(value)
+        return _parse_integer(name, value)
 
     return number
 
 
-def _range(name: str) -> tuple[int, int]:
+def _parse_integer(name: str, value: str) -> int:
     lowest = int(name.endswith(("SIZE", "NUM_TASKS")))
-    return lowest, 2**16 - 1 if name == "MASTER_PORT" else 2**32 - 1
-
-
-def _is_integer(name: str, value: str) -> bool:
-    lowest, highest = _range(name)
-    return bool(re.fullmatch(r"[0-9]{1,10}", value)) and lowest <= int(value) <= highest
-
-
-def _wrong_integer(name: str, value: str) -> str:
-    lowest, highest = _range(name)
-    return f"{name} is {_shown(value)}: expected an integer from {lowest} to {highest}, set by a launcher; or unset it"
+    highest = 2**16 - 1 if name == "MASTER_PORT" else 2**32 - 1
+    if re.fullmatch(r"[0-9]{1,10}", value) and lowest <= int(value) <= highest:
+        return int(value)
+    raise UserError(
+        f"{name} is {_shown(value)}: expected an integer from {lowest} to {highest}, set by a launcher; or unset it"
+    )
 
 
 def _may_be_first(environment: Mapping[str, str], *names: str) -> bool:
     """Return whether these variables are 0, unset, or no integers (so that an error about them is printed)."""
-    values = {name: environment.get(name, "0") for name in names}
-    return all(not _is_integer(name, value) or int(value) == 0 for name, value in values.items())
+    for name in names:
+        with suppress(UserError):
+            if _parse_integer(name, environment.get(name, "0")):
+                return False
+    return True
 
 
 def _shown(value: str) -> str:

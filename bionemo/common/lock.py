@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import socket
-import stat
 import threading
 import time
 import uuid
@@ -23,13 +22,13 @@ from datetime import datetime
 from pathlib import Path
 
 from bionemo.common.errors import UserError
+from bionemo.common.regular import open_regular
 
 LOCK = ".bionemo.lock"
-_BEAT = 10.0  # seconds between two increments of the holder's counter
-_LOOK = 1.0  # seconds between two checks by a waiting process
-_DEAD_AFTER = 60  # checks without a change of the counter
-_GUARD_LOOKS, _GUARD_LOOK = 1500, 0.02  # 30 seconds in total, for operations that take milliseconds
-_MOST_BYTES = 4096
+_HEARTBEAT_SECONDS = 10.0  # between two increments of the holder's counter
+_POLL_SECONDS, _STALE_POLLS = 1.0, 60  # a lock is stale after so many checks without a change of the counter
+_GUARD_STALE_POLLS = 1500  # every 20 ms; the guard is held for milliseconds
+_MAX_BYTES = 4096  # of a lock file
 log = logging.getLogger(__name__)
 
 
@@ -53,7 +52,7 @@ def run_lock(directory: Path, name: str = LOCK, wait: bool = False) -> Iterator[
         OSError: if the lock file cannot be written.
     """
     path = directory / name
-    created = _missing(directory)
+    created = [each for each in (directory, *directory.parents) if not each.exists()]
     lock = RunLock(path)
     try:
         lock._acquire(wait)
@@ -114,52 +113,51 @@ class RunLock:
             return
         if content is not None and (other := _parse(content)) != self.holder:
             raise UserError(
-                f"{self.path.parent} was taken over by another run ({other or 'unknown'}) while this one did not "
-                "respond: this one ends, the other one goes on"
+                f"{self.path.parent} was taken over by another run ({other or 'unknown'}) while this run did not "
+                "respond: this run exits"
             )
 
     def _acquire(self, wait: bool) -> None:
         """Take the lock if it is free or its holder is dead."""
         last: bytes | None = None
-        looks, told = 0, False
+        unchanged_polls, logged = 0, False
         while True:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with _guard(self.path, self.holder):
                     content = _read(self.path)
                     holder = None if content is None else _parse(content)
-                    alive = None if content is None else _alive(holder, self.holder)
-                    if content is None or alive is False or looks == _DEAD_AFTER:
+                    is_alive = None if content is None else _is_alive(holder, self.holder)
+                    if content is None or is_alive is False or unchanged_polls == _STALE_POLLS:
                         self._write()
                         break
             except FileNotFoundError:  # the previous holder has removed the empty directory
                 continue
-            changed = last is not None and content != last
-            if (alive or changed) and not wait:
-                raise UserError(self._busy(holder))
-            looks = 0 if alive or changed else looks + 1
+            if is_alive or (last is not None and content != last):
+                if not wait:
+                    raise UserError(
+                        f"{self.path.parent} is in use by another run ({holder or f'see {self.path}'}): wait for it "
+                        "to end, stop it, or choose another output directory"
+                    )
+                unchanged_polls = 0
+            else:
+                unchanged_polls += 1
             last = content
-            if not told:
-                told = True
-                self._tell(holder, bool(alive))
-            time.sleep(_LOOK)
+            if not logged:
+                logged = True
+                self._log_waiting(holder, bool(is_alive))
+            time.sleep(_POLL_SECONDS)
         self._held = True
-        threading.Thread(target=self._beat, name="lock", daemon=True).start()
+        threading.Thread(target=self._run_heartbeat, name="lock", daemon=True).start()
 
-    def _busy(self, holder: Holder | None) -> str:
-        return (
-            f"{self.path.parent} is in use by another run ({holder or f'see {self.path}'}): wait for it to end, stop "
-            "it, or choose another output directory"
-        )
-
-    def _tell(self, holder: Holder | None, alive: bool) -> None:
+    def _log_waiting(self, holder: Holder | None, is_alive: bool) -> None:
         directory, who = self.path.parent, holder or "unknown"
-        if alive:
+        if is_alive:
             log.warning("%s is in use by another run (%s): waiting for it to end", directory, who)
         else:
             log.warning(
-                "%s is locked by a run (%s): waiting up to %.0f s to see whether it is alive; if it is not, deleting "
-                "%s saves the wait", directory, who, _DEAD_AFTER * _LOOK, self.path,
+                "%s is locked by a run (%s): waiting up to %.0f s for its counter to change; if that run is dead, "
+                "delete %s to continue at once", directory, who, _STALE_POLLS * _POLL_SECONDS, self.path,
             )  # fmt: skip
 
     def _write(self) -> None:
@@ -173,13 +171,13 @@ class RunLock:
             new.unlink(missing_ok=True)
             raise
 
-    def _beat(self) -> None:
+    def _run_heartbeat(self) -> None:
         """Increment the counter in our file, even if another process has just replaced it."""
-        while not self._released.wait(_BEAT):
+        while not self._released.wait(_HEARTBEAT_SECONDS):
             with suppress(OSError):  # the disk is full, or the file system is temporarily unavailable
                 descriptor = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW)
                 try:
-                    if _parse(os.read(descriptor, _MOST_BYTES)) != self.holder:
+                    if _parse(os.read(descriptor, _MAX_BYTES)) != self.holder:
                         return
                     self._beats += 1
                     os.pwrite(descriptor, _encode(self.holder, self._beats), 0)
@@ -204,7 +202,7 @@ def _guard(path: Path, here: Holder) -> Iterator[None]:
     ran on this machine, otherwise if the guard has not changed for half a minute.
     """
     guard = path.with_name(f"{path.name}.guard")
-    last, looks = None, 0
+    last, unchanged_polls = None, 0
     while True:
         try:
             descriptor = os.open(guard, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -213,12 +211,12 @@ def _guard(path: Path, here: Holder) -> Iterator[None]:
             with suppress(FileNotFoundError):
                 status = guard.lstat()
                 found = status.st_ino, status.st_mtime_ns
-                looks = looks + 1 if found == last else 0
+                unchanged_polls = unchanged_polls + 1 if found == last else 0
                 last = found
-                if looks == _GUARD_LOOKS:
+                if unchanged_polls == _GUARD_STALE_POLLS:
                     guard.unlink()
             _remove_dead(guard, here)
-            time.sleep(_GUARD_LOOK)
+            time.sleep(0.02)
     try:
         try:
             os.write(descriptor, _encode(here))
@@ -235,15 +233,11 @@ def _remove_dead(guard: Path, here: Holder) -> None:
         descriptor = os.open(guard, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            dead = _alive(_parse(os.read(descriptor, _MOST_BYTES)), here) is False
-            if dead and os.path.samestat(os.fstat(descriptor), guard.lstat()):
+            is_dead = _is_alive(_parse(os.read(descriptor, _MAX_BYTES)), here) is False
+            if is_dead and os.path.samestat(os.fstat(descriptor), guard.lstat()):
                 guard.unlink()
         finally:
             os.close(descriptor)
-
-
-def _missing(directory: Path) -> list[Path]:
-    return [path for path in (directory, *directory.parents) if not path.exists()]
 
 
 def _this_process() -> Holder:
@@ -251,16 +245,16 @@ def _this_process() -> Holder:
     return Holder(
         token=uuid.uuid4().hex,
         host=socket.gethostname(),
-        machine=_machine(),
+        machine=_machine_id(),
         process=os.getpid(),
-        ticks=_ticks(os.getpid()),
+        ticks=_start_time(os.getpid()),
         since=datetime.now().astimezone().isoformat(" ", "seconds"),
         job=f"{os.environ.get('SLURM_CLUSTER_NAME', '')}/{job}" if job else "",
         restarts=int(restarts) if restarts.isdecimal() else 0,
     )
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     """Return the boot id of this machine and the process namespace, within which process ids are unique."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -268,16 +262,16 @@ def _machine() -> str:
         return ""
 
 
-def _ticks(process: int) -> int:
-    """Return the start time of a process; -1 if it cannot be read, 0 if the process has ended (zombie)."""
+def _start_time(process: int) -> int:
+    """Return the start time of a process in clock ticks; -1 if it cannot be read, 0 if the process has ended."""
     try:
-        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return 0 if words[0] in "ZX" else int(words[19])
+        values = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return 0 if values[0] in "ZX" else int(values[19])
     except (OSError, ValueError, IndexError):
         return -1
 
 
-def _alive(holder: Holder | None, here: Holder) -> bool | None:
+def _is_alive(holder: Holder | None, here: Holder) -> bool | None:
     """Return whether a holder is alive; None if only its counter can tell."""
     if holder is None:
         return None
@@ -288,7 +282,7 @@ def _alive(holder: Holder | None, here: Holder) -> bool | None:
             return False
         except OSError:  # the process belongs to another user
             pass
-        ticks = _ticks(holder.process)
+        ticks = _start_time(holder.process)
         return -1 in (ticks, holder.ticks) or ticks == holder.ticks
     if here.job and holder.job == here.job and holder.restarts < here.restarts:
         return False  # Slurm ended the process before it requeued the job
@@ -298,15 +292,12 @@ def _alive(holder: Holder | None, here: Holder) -> bool | None:
 def _read(path: Path) -> bytes | None:
     """Return the content of a lock file; None if it does not exist, b"" if it is not a regular file."""
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            return b""
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open_regular(path, follow=False) as file:
+            return file.read(_MAX_BYTES)
     except FileNotFoundError:
         return None
-    try:
-        return os.read(descriptor, _MOST_BYTES)
-    finally:
-        os.close(descriptor)
+    except ValueError:
+        return b""
 
 
 def _encode(holder: Holder, beats: int = 0) -> bytes:
@@ -321,9 +312,8 @@ def _parse(content: bytes) -> Holder | None:
         holder = Holder(**values)
     except (ValueError, TypeError, RecursionError):
         return None
-    plain = {"process": int, "ticks": int, "restarts": int}
     for field in fields(Holder):
         value = getattr(holder, field.name)
-        if type(value) is not plain.get(field.name, str) or (isinstance(value, str) and not value.isprintable()):
+        if type(value) is not field.type or (isinstance(value, str) and not value.isprintable()):
             return None
     return holder if holder.process > 0 else None

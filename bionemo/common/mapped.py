@@ -52,6 +52,6 @@ class MappedFile:
             ) from error
         if size < len(self.data):
             raise UserError(
-                f"{self.path} was cut short while it was in use, from {len(self.data):,} to {size:,} bytes: restore "
+                f"{self.path} was truncated from {len(self.data):,} to {size:,} bytes while it was in use: restore "
                 "the file, then start again"
             )

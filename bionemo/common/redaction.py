@@ -69,8 +69,8 @@ class Redactor:
     """
 
     def __init__(self, values: Iterable[str] = (), found: set[str] | None = None) -> None:
-        forms = {form for value in values for form in _forms(value)}
-        self._known = re.compile("|".join(sorted(forms, key=len, reverse=True))) if forms else None
+        patterns = {pattern for value in values for pattern in _encodings(value)}
+        self._known = re.compile("|".join(sorted(patterns, key=len, reverse=True))) if patterns else None
         self._found = found
 
     def text(self, text: str) -> str:
@@ -88,7 +88,12 @@ class Redactor:
             secret_name: name of a secret of which the whole tree is the value; "" if there is none.
         """
         if isinstance(tree, Mapping):
-            return {self._key(key): self._item(str(key), value, secret_name) for key, value in tree.items()}
+            return {
+                self.tree(key): value
+                if key == "_target_"
+                else self.tree(value, secret_name or (str(key) if is_secret_name(str(key)) else ""))
+                for key, value in tree.items()
+            }
         if isinstance(tree, list | tuple):
             if not secret_name and all(isinstance(item, str) for item in tree):
                 return self.arguments(tree)
@@ -97,28 +102,20 @@ class Redactor:
             return tree if is_harmless_value(secret_name, tree) else self._hide(str(tree))
         return self.text(tree) if isinstance(tree, str) else tree
 
-    def _key(self, key: Any) -> Any:
-        return self.text(key) if isinstance(key, str) else key
-
-    def _item(self, key: str, value: Any, secret_name: str) -> Any:
-        if key == "_target_":
-            return value
-        return self.tree(value, secret_name or (key if is_secret_name(key) else ""))
-
-    def arguments(self, words: Sequence[str]) -> list[str]:
-        """Hide secrets in the words of a command line: `key=value`, `--key=value`, `--key value`, and in values."""
+    def arguments(self, arguments: Sequence[str]) -> list[str]:
+        """Hide secrets in command-line arguments: `key=value`, `--key=value`, `--key value`, and in values."""
         shown, hide_next = [], False
-        for word in words:
-            key, equals, value = word.partition("=")
+        for argument in arguments:
+            key, equals, value = argument.partition("=")
             name = key.lstrip("+-~").partition("@")[0]
             secret = re.fullmatch(r"[\w.-]+", name) is not None and is_secret_name(name)
             if hide_next:
-                shown.append(self._hide(word))
+                shown.append(self._hide(argument))
             elif equals and secret:
-                shown.append(word if is_harmless_value(name, value) else f"{key}={self._hide(value)}")
+                shown.append(argument if is_harmless_value(name, value) else f"{key}={self._hide(value)}")
             else:
-                shown.append(self.text(word))
-            hide_next = not equals and word.startswith("-") and secret
+                shown.append(self.text(argument))
+            hide_next = not equals and argument.startswith("-") and secret
         return shown
 
     def _text(self, text: str) -> str:
@@ -128,7 +125,7 @@ class Redactor:
         text = _HEADER.sub(lambda match: match[1] + self._hide(match[2]), text)
         text = _USER.sub(self._user, text)
         text = _QUERY.sub(self._parameter, text)
-        return "".join(self._assigned(text))
+        return "".join(self._redact_assignments(text))
 
     def _user(self, match: re.Match[str]) -> str:
         name, colon, password = match[2].partition(":")
@@ -140,11 +137,11 @@ class Redactor:
             return match[0]
         return f"{match[1]}{match[2]}={self._hide(match[3])}"
 
-    def _assigned(self, text: str) -> Iterator[str]:
+    def _redact_assignments(self, text: str) -> Iterator[str]:
         """Yield the parts of a text, with the values of secret names hidden."""
         done = 0
         for match in _NAME.finditer(text):
-            if match.start() < done or not _assigns(text, match):
+            if match.start() < done or not _is_assignment(text, match):
                 continue
             value = _VALUE.match(text, match.end())
             if value is None:
@@ -165,7 +162,7 @@ class Redactor:
         return HIDDEN
 
 
-def _assigns(text: str, match: re.Match[str]) -> bool:
+def _is_assignment(text: str, match: re.Match[str]) -> bool:
     """Return whether a name is that of a secret and is followed by its value."""
     name: str = match["name"]
     if match["blank"] is not None:  # --password VALUE
@@ -181,7 +178,7 @@ def _is_key(text: str, match: re.Match[str]) -> bool:
     return "." not in match["name"] and _BEFORE_KEYS.search(text[: match.start()]) is not None
 
 
-def _forms(value: str) -> Iterator[str]:
+def _encodings(value: str) -> Iterator[str]:
     """Yield patterns of a secret: plain, escaped, split over lines, percent-encoded, hexadecimal and base64."""
     plain = value.strip()
     if len(plain) < _SHORTEST:
@@ -196,9 +193,7 @@ def _forms(value: str) -> Iterator[str]:
         yield r"\\?\s+\\?(?:\\ )?".join(map(re.escape, form.split()))
     yield re.sub("%..", lambda code: code[0].lower(), re.escape(quote(plain, safe="")))
     if len(plain) >= 8:
-        for offset in range(
-            3
-        ):  # offset of the secret in the encoded bytes; characters that share bits with other bytes are omitted
+        for offset in range(3):  # in the encoded bytes; characters that share bits with other bytes are omitted
             encoded = base64.b64encode(bytes(offset) + plain.encode()).decode().rstrip("=")
             core = encoded[(0, 2, 3)[offset] : len(encoded) - ((offset + len(plain.encode())) % 3 > 0)]
             yield re.escape(core)
@@ -225,7 +220,7 @@ def learn(tree: Any) -> None:
 
 def contains_value(secret: str, text: str) -> bool:
     """Return whether a secret is in a text, plain or encoded."""
-    return any(re.search(form, text) for form in _forms(secret))
+    return any(re.search(pattern, text) for pattern in _encodings(secret))
 
 
 def contains_secret(text: str) -> bool:
@@ -260,9 +255,9 @@ def redact_tree(tree: Any) -> Any:
     return _redactor().tree(tree)
 
 
-def redact_arguments(words: Sequence[str]) -> list[str]:
-    """Hide secrets in the words of a command line."""
-    return _redactor().arguments(words)
+def redact_arguments(arguments: Sequence[str]) -> list[str]:
+    """Hide secrets in the arguments of a command line."""
+    return _redactor().arguments(arguments)
 
 
 class LogFilter(logging.Filter):

@@ -20,7 +20,7 @@ _MOUNT = re.compile(r"[^:\s]+:(/[^:]*|no-mount)(:(RW|RO))?")
 _PORT = re.compile(r"(?:([A-Za-z][A-Za-z0-9]{0,9}):)?(\d+)(?:/(TCP|UDP|HTTPS|GRPC))?")
 _SECRET = re.compile(r"[^:\s]+(:[A-Za-z_][A-Za-z0-9_]*){0,2}")
 _KEY = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+/=]{16,}")  # matches API keys, but not names of secrets
-_MOST_LABELS, _LAST_ORDER, _LAST_PORT, _TAKEN_PORT = 20, 99, 65535, 1729
+_MAX_LABELS, _MAX_ORDER, _MAX_PORT, _RESERVED_PORT = 20, 99, 65535, 1729
 
 _SCRIPT = """\
 #!/bin/bash
@@ -60,10 +60,10 @@ class Bcp:
             raise UserError(
                 f"ngc was not found: install the NGC CLI, run `ngc config set`, then bash {self._script(job)}"
             )
-        answer = subprocess.run(["bash", str(self._script(job))], capture_output=True, text=True, check=False)
-        if answer.returncode:
-            raise UserError(f"ngc refused {self._script(job)}: {' '.join((answer.stderr or answer.stdout).split())}")
-        print(redact_text(answer.stdout), end="")
+        result = subprocess.run(["bash", str(self._script(job))], capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise UserError(f"ngc refused {self._script(job)}: {' '.join((result.stderr or result.stdout).split())}")
+        print(redact_text(result.stdout), end="")
         return 0
 
     @staticmethod
@@ -75,25 +75,25 @@ class Bcp:
         for key in ("instance", "image", "total_runtime"):
             if not getattr(config, key):
                 raise UserError(f"missing value: set cluster.{key}=..., which BCP requires")
-        _refuse("total_runtime", [config.total_runtime or ""], _RUNTIME, "such as 6H, 1D or 2D12H")
-        _refuse("labels", config.labels, _LABEL, "letters, digits and _, not starting with a digit")
-        _refuse("datasets", config.datasets, _MOUNT, "ID:/directory")
-        _refuse("workspaces", config.workspaces, _MOUNT, "ID:/directory, optionally followed by :RW or :RO")
+        _check_format("total_runtime", [config.total_runtime or ""], _RUNTIME, "such as 6H, 1D or 2D12H")
+        _check_format("labels", config.labels, _LABEL, "letters, digits and _, not starting with a digit")
+        _check_format("datasets", config.datasets, _MOUNT, "ID:/directory")
+        _check_format("workspaces", config.workspaces, _MOUNT, "ID:/directory, optionally followed by :RW or :RO")
         for number, secret in enumerate(config.secrets):
             if not _SECRET.fullmatch(secret) or _is_secret(secret):
                 raise UserError(
                     f"cluster.secrets[{number}] must be the NAME of a secret of the platform, NAME:KEY or "
                     "NAME:KEY:ALIAS, where KEY and ALIAS are names of variables, not the secret itself"
                 )
-        if len(config.labels) > _MOST_LABELS:
-            raise UserError(f"cluster.labels has {len(config.labels)} labels, expected at most {_MOST_LABELS}")
-        if config.order is not None and not 1 <= config.order <= _LAST_ORDER:
-            raise UserError(f"cluster.order is {config.order}, expected 1 to {_LAST_ORDER}")
+        if len(config.labels) > _MAX_LABELS:
+            raise UserError(f"cluster.labels has {len(config.labels)} labels, expected at most {_MAX_LABELS}")
+        if config.order is not None and not 1 <= config.order <= _MAX_ORDER:
+            raise UserError(f"cluster.order is {config.order}, expected 1 to {_MAX_ORDER}")
         self._check_devices(job)
         nodes = max(stage.nodes for stage in job.stages)
         ports = [*config.ports, *(["8888"] if config.interactive == "jupyter" and "8888" not in config.ports else [])]
         many = {
-            "datasetid": config.datasets, "workspace": config.workspaces, "port": [_port(port) for port in ports],
+            "datasetid": config.datasets, "workspace": config.workspaces, "port": list(map(_check_port, ports)),
             "label": config.labels, "secret": config.secrets,
             "env-var": [f"{variable(name)}:{value}" for name, value in config.env_vars.items()],
         }  # fmt: skip
@@ -122,9 +122,9 @@ class Bcp:
     def _bcprun(self, job: Job, stage: Stage) -> str:
         """Return the bcprun command of a stage, with the overrides; the configuration files are in the image."""
         command = shlex.join(["python", "-u", "-m", MODULE, *job.overrides, *stage.overrides])
-        words = ["bcprun", f"--nnodes={stage.nodes}", f"--npernode={stage.tasks}"]
-        words += ["--launcher", "mpirun --allow-run-as-root"] if self.config.array_type == "MPI" else []
-        return lines([words, ["--workdir", self._workdir(job)], ["--cmd", command]])
+        bcprun = ["bcprun", f"--nnodes={stage.nodes}", f"--npernode={stage.tasks}"]
+        bcprun += ["--launcher", "mpirun --allow-run-as-root"] if self.config.array_type == "MPI" else []
+        return lines([bcprun, ["--workdir", self._workdir(job)], ["--cmd", command]])
 
     def _workdir(self, job: Job) -> str:
         """Return the directory of the image that corresponds to the current directory in the checkout."""
@@ -140,19 +140,19 @@ def _is_secret(entry: str) -> bool:
     return redactor.text(entry) != entry or any(_KEY.fullmatch(part) for part in entry.split(":"))
 
 
-def _refuse(key: str, values: list[str], form: re.Pattern[str], expected: str) -> None:
+def _check_format(key: str, values: list[str], pattern: re.Pattern[str], expected: str) -> None:
     for value in values:
-        if not form.fullmatch(value):
+        if not pattern.fullmatch(value):
             raise UserError(f"cluster.{key} is {value!r}, expected {expected}")
 
 
-def _port(port: str) -> str:
-    """Check that the platform accepts a port."""
+def _check_port(port: str) -> str:
+    """Check that the platform accepts a port, and return it."""
     match = _PORT.fullmatch(port)
-    if not match or not 1 <= int(match[2]) <= _LAST_PORT or int(match[2]) == _TAKEN_PORT:
+    if not match or not 1 <= int(match[2]) <= _MAX_PORT or int(match[2]) == _RESERVED_PORT:
         raise UserError(
-            f"cluster.ports is {port!r}, expected PORT or NAME:PORT/PROTOCOL, from 1 to {_LAST_PORT} but not "
-            f"{_TAKEN_PORT}"
+            f"cluster.ports is {port!r}, expected PORT or NAME:PORT/PROTOCOL, from 1 to {_MAX_PORT} but not "
+            f"{_RESERVED_PORT}"
         )
     if match[1] and (match[3] or "HTTPS") in ("HTTPS", "GRPC"):
         raise UserError(f"cluster.ports is {port!r}: only TCP and UDP ports can have a name")

@@ -73,7 +73,7 @@ def _connect(process: Process, size: int, timeout: float) -> dist.TCPStore:
         raise UserError(
             f"rank {process.rank} on {socket.gethostname()} cannot connect to rank 0 at {process.address}:"
             f"{process.port} within {timeout:.0f} s: check that the host name resolves and that the port is open "
-            f"({_first_line(error)})"
+            f"({str(error).strip().splitlines()[0]})"
         ) from error
 
 
@@ -90,7 +90,7 @@ def _list_processes(process: Process, size: int, store: dist.TCPStore, device: t
         missing = {rank for rank in missing if not store.check([f"rank {rank}"])}
         time.sleep(0.05)
     present = [json.loads(store.get(f"rank {rank}")) for rank in range(size) if rank not in missing]
-    _table(_COLUMNS, present)
+    _print_table(_COLUMNS, present)
     if missing:
         named = ", ".join(map(str, sorted(missing)[:10])) + (", ..." if len(missing) > 10 else "")
         raise UserError(f"{len(missing)} of {size} processes did not connect within {timeout:.0f} s: ranks {named}")
@@ -110,10 +110,12 @@ def _measure(rank: int, ranks: int, sizes: Sizes, device: torch.device, backend:
             dist.all_reduce(numbers)
         seconds = _time(numbers, sizes.times)
         speed = size / seconds / 1e9
-        rows.append([_shown(size), f"{seconds * 1e3:.3f}", f"{speed:.3f}", f"{speed * 2 * (ranks - 1) / ranks:.3f}"])
+        rows.append(
+            [_format_size(size), f"{seconds * 1e3:.3f}", f"{speed:.3f}", f"{speed * 2 * (ranks - 1) / ranks:.3f}"]
+        )
     if rank == 0:
         print(f"\nall-reduce of float32 over {ranks} processes, {backend}, {sizes.times} repetitions")
-        _table(("size", "ms", "GB/s", "bus GB/s"), rows)
+        _print_table(("size", "ms", "GB/s", "bus GB/s"), rows)
 
 
 def _time(numbers: torch.Tensor, times: int) -> float:
@@ -126,18 +128,14 @@ def _time(numbers: torch.Tensor, times: int) -> float:
     return (time.perf_counter() - begin) / times
 
 
-def _table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
+def _print_table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for row in (columns, *rows):
-        print("  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)).rstrip(), flush=True)
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), flush=True)
 
 
-def _shown(size: int) -> str:
+def _format_size(size: int) -> str:
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size >= unit:
             return f"{size / unit:g} {name}"
     return f"{size} B"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]

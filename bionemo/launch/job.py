@@ -144,7 +144,7 @@ def create_job(cfg: RunConfig, invocation: Sequence[str]) -> Job:
         accelerator=cfg.trainer.accelerator,
         resumes=cfg.exp_manager.create_checkpoint_callback and cfg.exp_manager.resume_if_exists,
         max_time=None if limit is None else duration_in_seconds("trainer.max_time", limit),
-        overrides=tuple(word for word in invocation[1:] if not _CLUSTER_OVERRIDE.match(word)),
+        overrides=tuple(override for override in invocation[1:] if not _CLUSTER_OVERRIDE.match(override)),
         working_directory=Path.cwd(),
         python=sys.executable,
         config_text=_config_text(cfg, directory),

@@ -39,10 +39,10 @@ class Mpi(ForegroundCluster):
     def start(self, job: Job, stage: Stage) -> str:
         """Return the mpirun command. Processes are not bound to cores, so that they can use several."""
         processes = str(stage.nodes * stage.tasks)
-        words = ["mpirun", "-np", processes, "--map-by", f"ppr:{stage.tasks}:node", "--bind-to", "none"]
-        words += ["--hostfile", self.config.hostfile] if self.config.hostfile else []
-        mpirun = shlex.join([*words, *self.config.mpirun_args])
-        return f'{mpirun} "${{forward[@]}}" \\\n    {lines(job.command(stage))}'
+        mpirun = ["mpirun", "-np", processes, "--map-by", f"ppr:{stage.tasks}:node", "--bind-to", "none"]
+        mpirun += ["--hostfile", self.config.hostfile] if self.config.hostfile else []
+        start = shlex.join([*mpirun, *self.config.mpirun_args])
+        return f'{start} "${{forward[@]}}" \\\n    {lines(job.command(stage))}'
 
     def submit(self, job: Job) -> int:
         """Check the host file and run the script."""

@@ -26,8 +26,8 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from bionemo.common.errors import UserError
 
 _PR_SET_PDEATHSIG = 1
-_ANSWER = 20  # seconds to wait for an answer of the cluster
-_POLL = 1.0
+_RESPONSE_TIMEOUT = 20  # seconds to wait for a response of the cluster
+_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,20 @@ def run_on_ray(job: RayJob, address: str, timeout: float) -> None:
         UserError: if the cluster cannot be reached or is too small, or a process fails.
     """
     until = time.monotonic() + timeout
-    while not _answers(address):
+    while not _is_reachable(address):
         if time.monotonic() > until:
             raise UserError(
-                f"no Ray cluster answers at {address} within {timeout:.0f} s: start one with "
+                f"no Ray cluster responded at {address} within {timeout:.0f} s: start one with "
                 "scripts/start_ray_cluster.sh"
             )
-        time.sleep(_POLL)
+        time.sleep(_POLL_SECONDS)
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     console = _Console()
     try:
         while missing := _missing_resources(job):
             if time.monotonic() > until:
                 raise UserError(f"the Ray cluster {missing}")
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
         gpus = _uses_gpus(job)
         resources = {"CPU": job.cpus} | ({"GPU": 1} if gpus else {})
         TorchTrainer(
@@ -93,7 +93,7 @@ def run_on_ray(job: RayJob, address: str, timeout: float) -> None:
             run_config=RunConfig(storage_path=None),
         ).fit()  # fmt: skip
     except ray.train.TrainingFailedError as error:
-        raise UserError(f"the run failed: {_reason(error)}") from error
+        raise UserError(f"the run failed: {_last_error_line(error)}") from error
     finally:
         console.end()
         ray.shutdown()
@@ -118,7 +118,7 @@ class _Console(socketserver.ThreadingTCPServer):
     def end(self) -> None:
         """Print the remaining output and stop."""
         for each in self.ended:
-            each.wait(_ANSWER / 4)
+            each.wait(_RESPONSE_TIMEOUT / 4)
         self.shutdown()
         self.server_close()
 
@@ -136,12 +136,12 @@ class _Copy(socketserver.StreamRequestHandler):
         ended.set()
 
 
-def _answers(address: str) -> bool:
+def _is_reachable(address: str) -> bool:
     """Return whether a cluster responds; checked in another process, because Ray itself retries for minutes."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check"]
     command += [] if address == "auto" else ["--address", address]
     try:
-        return subprocess.run(command, capture_output=True, timeout=_ANSWER, check=False).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=_RESPONSE_TIMEOUT, check=False).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
@@ -159,16 +159,17 @@ def _missing_resources(job: RayJob) -> str:
     wanted = {"machines": (job.nodes, machines), "cores": (processes * job.cpus, has.get("CPU", 0))}
     if _uses_gpus(job):
         wanted["GPUs"] = (processes, has.get("GPU", 0))
-    for what, (needed, there) in wanted.items():
-        if there < needed:
+    for what, (needed, available) in wanted.items():
+        if available < needed:
             layout = f"trainer.num_nodes={job.nodes} x trainer.devices={job.workers}"
-            return f"has {there:.0f} {what}, and {layout} needs {needed}"
+            return f"has {available:.0f} {what}, but {layout} needs {needed}"
     return ""
 
 
 def _process(config: dict[str, Any]) -> None:
     """Run the command as one of the processes, with the rank that Ray has set."""
-    rendezvous: list[Any] = [_free_address()]
+    with socket.create_server(("", 0)) as server:
+        rendezvous: list[Any] = [(ray.util.get_node_ip_address(), server.getsockname()[1])]
     dist.broadcast_object_list(rendezvous)
     address, port = rendezvous[0]
     environment = os.environ | config["environment"]
@@ -183,18 +184,13 @@ def _process(config: dict[str, Any]) -> None:
         raise RuntimeError(f"rank {environment['RANK']} ended with status {status}")
 
 
-def _free_address() -> tuple[str, int]:
-    with socket.create_server(("", 0)) as server:
-        return ray.util.get_node_ip_address(), server.getsockname()[1]
-
-
 def _terminate_with_parent() -> None:
     """Terminate this process when the worker of Ray ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _reason(error: BaseException) -> str:
+def _last_error_line(error: BaseException) -> str:
     """Return the last line of the error of the first failed worker."""
     failures = getattr(error, "worker_failures", None) or {}
     first = failures[min(failures)] if failures else error

@@ -55,12 +55,13 @@ class Slurm:
         numbers: list[str] = []
         for stage in job.stages:
             script = self._script(job, stage)
-            answer = _sbatch([*_after(self.config.dependency, numbers), str(script)])
-            if answer.returncode:
+            command = ["sbatch", "--parsable", *_after(self.config.dependency, numbers), str(script)]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
                 if numbers:
                     subprocess.run(["scancel", *numbers], check=False)
-                raise UserError(f"sbatch refused {script}: {' '.join(answer.stderr.split())}")
-            numbers.append(answer.stdout.split(";")[0].strip())
+                raise UserError(f"sbatch refused {script}: {' '.join(result.stderr.split())}")
+            numbers.append(result.stdout.split(";")[0].strip())
             print(f"{job.stem(stage)}: submitted batch job {numbers[-1]}")
         (job.directory / "launcher.log").write_text("".join(f"Submitted batch job {number}\n" for number in numbers))
         print(f"logs and results: {job.directory}")
@@ -157,7 +158,7 @@ class Slurm:
         config = self.config
         given = shlex.split(config.srun_args) if isinstance(config.srun_args, str) else config.srun_args
         if not config.container_image:  # options of Pyxis
-            return [word for word in given if not re.match(r"--(no-)?container-", word)]
+            return [argument for argument in given if not re.match(r"--(no-)?container-", argument)]
         mounts = ",".join([f"{job.directory}:{job.directory}", *config.container_mounts])
         return [f"--container-image={config.container_image}", f"--container-mounts={mounts}", *given]
 
@@ -168,10 +169,6 @@ class Slurm:
         for mount in self.config.container_mounts if image else []:
             if not Path(mount.split(":")[0]).exists():
                 raise UserError(f"cluster.container_mounts: {mount.split(':')[0]} does not exist")
-
-
-def _sbatch(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sbatch", "--parsable", *arguments], capture_output=True, text=True, check=False)
 
 
 def _after(dependency: str | None, numbers: list[str]) -> list[str]:

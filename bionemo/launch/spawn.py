@@ -2,13 +2,17 @@
 """Start the same command again for the other devices of this machine, if no launcher did."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryFile
+from typing import IO
 
 from bionemo.common.errors import UserError
+from bionemo.common.launcher_environment import ERROR_DESCRIPTOR
 
 LAUNCHER = "the first process"  # name of this launcher in the workers
 
@@ -17,32 +21,45 @@ LAUNCHER = "the first process"  # name of this launcher in the workers
 def spawn_local_workers(count: int) -> Iterator[Callable[[], None]]:
     """Start further processes with the same command; they are terminated at the end of the block.
 
+    The workers write their errors to temporary files instead of printing them, so that this process prints one error.
+
     Args:
         count: number of processes, including this one.
 
     Yields:
-        A function that raises UserError if one of the processes was killed or crashed. If one has ended with status 1,
-        it has printed its error, and the function ends this process with the same status.
+        A function that raises UserError if a process has failed: names it, with its error or how it ended.
     """
-    processes = [
-        subprocess.Popen([sys.executable, *_program(), *sys.argv[1:]], env=os.environ | environment)
-        for environment in _environments(count)
-    ]
+    workers: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
 
     def check_workers() -> None:
-        for rank, process in enumerate(processes, 1):
-            if process.poll() == 1:
-                raise SystemExit(1)
-            if process.returncode:
-                raise UserError(f"process {rank} of {count} has ended with status {process.returncode}")
+        for rank, (process, errors) in enumerate(workers, 1):
+            if process.poll():
+                errors.seek(0)
+                message = errors.read().decode(errors="replace").strip()
+                how = f": {message}" if message else _describe_exit(process.returncode)
+                raise UserError(f"rank {rank} (process {process.pid}){how}")
 
-    try:
-        yield check_workers
-        for process in processes:
-            process.wait()
-    finally:
-        for process in processes:
-            process.terminate()
+    with ExitStack() as files:
+        try:
+            for environment in _environments(count):
+                errors = files.enter_context(TemporaryFile())
+                environment[ERROR_DESCRIPTOR] = str(errors.fileno())
+                command = [sys.executable, *_program(), *sys.argv[1:]]
+                process = subprocess.Popen(command, env=os.environ | environment, pass_fds=[errors.fileno()])
+                workers.append((process, errors))
+            yield check_workers
+            for process, _ in workers:
+                process.wait()
+            check_workers()
+        finally:
+            for process, _ in workers:
+                process.terminate()
+
+
+def _describe_exit(status: int) -> str:
+    if status < 0:
+        return f" was killed by {signal.Signals(-status).name}: check the memory of this machine"
+    return f" exited with status {status}: check its messages above"
 
 
 def _environments(count: int) -> Iterator[dict[str, str]]:

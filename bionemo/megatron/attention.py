@@ -74,8 +74,8 @@ class PackedAttention(nn.Module):
         self.scale = softmax_scale if softmax_scale is not None else config.kv_channels**-0.5
         self.causal = attn_mask_type == AttnMaskType.causal
         self.dropout, self.num_heads = config.attention_dropout, config.num_attention_heads
-        position = CROSS_PROBABILITIES if attention_type == "cross" else PROBABILITIES
-        self.dropout_site = layer_site(layer_number, position)
+        location = CROSS_PROBABILITIES if attention_type == "cross" else PROBABILITIES
+        self.dropout_site = layer_site(layer_number, location)
         self.tensor_rank = get_pg_rank(pg_collection.tp if pg_collection is not None else None)
 
     def forward(
@@ -125,7 +125,7 @@ def attend(
     """Compute attention, [T, H, d], with the fastest implementation that is exact on this device."""
     keys = sequences.context or sequences
     if not q_THd.is_cuda:
-        return _attend_on_cpu(q_THd, k_SHd, v_SHd, sequences.lengths, scale, dropout, keys.lengths, causal)
+        return packed_attention(q_THd, k_SHd, v_SHd, sequences.lengths, scale, dropout, keys.lengths, causal)
     # The backward pass of varlen_attn adds in a nondeterministic order.
     per_sequence = dropout is not None or torch.are_deterministic_algorithms_enabled()
     if not per_sequence and v_SHd.dtype in (torch.float16, torch.bfloat16):
@@ -139,11 +139,7 @@ def attend(
     return attend_per_sequence(q_THd, k_SHd, v_SHd, sequences.lengths, scale, dropout, keys.lengths, causal)
 
 
-# Sequence lengths differ in every batch, and torch.compile would compile a graph for each combination.
-_attend_on_cpu = torch.compiler.disable(packed_attention)
-
-
-@torch.compiler.disable
+@torch.compiler.disable  # as packed_attention
 def attend_per_sequence(
     q_THd: Tensor,
     k_SHd: Tensor,

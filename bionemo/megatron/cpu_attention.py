@@ -59,7 +59,7 @@ def _segments(lengths: tuple[int, ...]) -> list[_Segment]:
 
 
 def _stripes(queries: _Segment, keys: _Segment, causal: bool) -> tuple[tuple[_Segment, _Segment], ...]:
-    """Divides causal attention into stripes without keys after the last query, to skip nearly half of the scores."""
+    """Divide causal attention into stripes without keys after the last query, to skip nearly half of the scores."""
     if not causal:
         return ((queries, keys),)
     first, stop = queries.window.start, queries.window.stop
@@ -74,7 +74,7 @@ def _stripes(queries: _Segment, keys: _Segment, causal: bool) -> tuple[tuple[_Se
 
 @lru_cache(maxsize=64)
 def _tiles(lengths: tuple[int, ...], key_lengths: tuple[int, ...], heads: int, causal: bool) -> list[_Tile]:
-    """Divides a packed batch into tiles of a few heads of one sequence, the most expensive first."""
+    """Divide a packed batch into tiles of a few heads of one sequence, the most expensive first."""
     tiles = []
     for queries, keys in zip(_segments(lengths), _segments(key_lengths), strict=True):
         scores = heads * (queries.window.stop - queries.window.start) * (keys.window.stop - keys.window.start)
@@ -90,7 +90,7 @@ def _tiles(lengths: tuple[int, ...], key_lengths: tuple[int, ...], heads: int, c
 
 @lru_cache(maxsize=1)
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Returns Python threads that share `threads` cores."""
+    """Return Python threads that share `threads` cores."""
     workers = min(threads, 8)  # More do not scale because of the GIL.
     ready = threading.Barrier(workers + 1)
 
@@ -112,7 +112,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 @lru_cache(maxsize=1)
 def _onednn_is_exact() -> bool:
-    """Returns whether oneDNN computes in fp32 although the caller has allowed bf16, as without AMX.
+    """Return whether oneDNN computes in fp32 although the caller has allowed bf16, as without AMX.
 
     Where AMX is possible this is not measured, because fp32 must not execute AMX instructions.
     """
@@ -124,7 +124,7 @@ def _onednn_is_exact() -> bool:
 
 @contextmanager
 def _flush_subnormals() -> Iterator[None]:
-    """Flushes subnormal numbers to zero in this thread, then restores the previous setting."""
+    """Flush subnormal numbers to zero in this thread, then restore the previous setting."""
     previous = not torch.full((), 1e-40).mul(1.0).item()
     torch.set_flush_denormal(True)
     try:
@@ -134,7 +134,7 @@ def _flush_subnormals() -> Iterator[None]:
 
 
 def _run_tiles(tiles: list[_Tile], compute: Callable[..., None], dtype: torch.dtype) -> None:
-    """Computes every tile, its stripes in order; uses oneDNN for fp32 products if it is exact."""
+    """Compute every tile, its stripes in order; use oneDNN for fp32 products if it is exact."""
 
     def run_tile(tile: _Tile) -> None:
         heads, stripes = tile
@@ -236,7 +236,7 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def _mask_scores(scores: Tensor, queries: _Segment, keys: _Segment, causal: bool) -> None:
-    """Sets the scores of keys beyond the sequence and, if causal, after the query to -inf."""
+    """Set the scores of keys beyond the sequence and, if causal, after the query to -inf."""
     scores[:, :, keys.length :] = -torch.inf
     if causal:
         first = queries.window.start - keys.window.start  # All queries attend to the keys before this one.
@@ -244,6 +244,8 @@ def _mask_scores(scores: Tensor, queries: _Segment, keys: _Segment, causal: bool
         diagonal.masked_fill_(torch.ones(diagonal.shape[1:], dtype=torch.bool).triu_(1), -torch.inf)
 
 
+# Sequence lengths differ in every batch, and torch.compile would compile a graph for each combination.
+@torch.compiler.disable
 def packed_attention(
     q: Tensor,
     k: Tensor,

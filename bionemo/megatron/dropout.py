@@ -27,14 +27,14 @@ EMBEDDING, TASK_HEAD = 0, 1
 PROBABILITIES, ATTENTION_OUTPUT, CROSS_PROBABILITIES, CROSS_OUTPUT, MLP_OUTPUT = range(5)
 
 
-def layer_site(layer: int, position: int) -> int:
+def layer_site(layer: int, location: int) -> int:
     """Return the number of a dropout site.
 
     Args:
         layer: number of the layer in the full model, from 1.
-        position: position in the layer, such as MLP_OUTPUT.
+        location: location in the layer, such as MLP_OUTPUT.
     """
-    return 5 * layer + position
+    return 5 * layer + location
 
 
 def mix(bits: Tensor) -> Tensor:
@@ -123,8 +123,8 @@ def _apply_mask(x: Tensor, keys: Tensor, site: int, probability: float) -> Tenso
     if not x.is_cpu or torch.compiler.is_compiling():
         return x * keep_mask(keys, site, columns, probability).view(x.shape) * scale
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    rows = max(1, _CPU_CHUNK // columns)
-    for x_chunk, out_chunk, key_chunk in zip(*(tensor.split(rows) for tensor in (x, out, keys)), strict=True):
+    tokens = max(1, _CPU_CHUNK // columns)
+    for x_chunk, out_chunk, key_chunk in zip(*(tensor.split(tokens) for tensor in (x, out, keys)), strict=True):
         mask = keep_mask(key_chunk, site, columns, probability).to(torch.float32).mul_(scale)
         torch.mul(x_chunk, mask.view(x_chunk.shape), out=out_chunk)
     return out
@@ -147,7 +147,7 @@ class AttentionDropout(NamedTuple):
 
         Args:
             heads: heads of this process.
-            tokens: position of the sequence in the packed batch.
+            tokens: tokens of the sequence in the packed batch.
             columns: number of key positions.
         """
         counters = _COUNTERS_PER_SITE // self.num_heads

@@ -81,18 +81,18 @@ class CachedDecoder:
         hidden: Tensor = self._block.final_layernorm(x_1ND)
         return hidden[0]
 
-    def reorder(self, rows: Tensor) -> None:
-        """Replace the generated tokens of sequence i by those of `rows[i]`, int64 [N], with the same encoder input."""
+    def reorder(self, indices: Tensor) -> None:
+        """Replace the generated tokens of sequence i by those of `indices[i]`, int64 [N]; the encoder input stays."""
         past = slice(0, self.length)
         for cache in self._self_cache:
             for x_NHLd in cache:
-                x_NHLd[:, :, past] = x_NHLd[rows, :, past]
+                x_NHLd[:, :, past] = x_NHLd[indices, :, past]
 
-    def select(self, rows: Tensor) -> None:
-        """Keep the sequences `rows`, int64 [M], in this order; a sequence may be repeated."""
-        self._mask_N11S = self._mask_N11S[rows]
-        self._cross_cache = [(keys[rows], values[rows]) for keys, values in self._cross_cache]
-        self._self_cache = [(keys[rows], values[rows]) for keys, values in self._self_cache]
+    def select(self, indices: Tensor) -> None:
+        """Keep the sequences `indices`, int64 [M], in this order; a sequence may be repeated."""
+        self._mask_N11S = self._mask_N11S[indices]
+        self._cross_cache = [(keys[indices], values[indices]) for keys, values in self._cross_cache]
+        self._self_cache = [(keys[indices], values[indices]) for keys, values in self._self_cache]
 
     def _append(self, layer: int, k_NH1d: Tensor, v_NH1d: Tensor) -> tuple[Tensor, Tensor]:
         """Append to the cache of a layer and return its keys and values so far, [N, H, length + 1, d]."""

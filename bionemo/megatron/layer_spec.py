@@ -87,11 +87,11 @@ class PackedTransformerLayer(TransformerLayer):
         output, _ = self.mlp(self.pre_mlp_layernorm(x_TBD))
         return x_TBD + self._dropout(output, dropout_keys_T, MLP_OUTPUT)
 
-    def _dropout(self, x_TBD: Tensor, keys_T: Tensor | None, position: int) -> Tensor:
+    def _dropout(self, x_TBD: Tensor, keys_T: Tensor | None, location: int) -> Tensor:
         if not self.training or self.hidden_dropout == 0:
             return x_TBD
         assert keys_T is not None
-        return dropout(x_TBD, keys_T, layer_site(self.layer_number, position), self.hidden_dropout)
+        return dropout(x_TBD, keys_T, layer_site(self.layer_number, location), self.hidden_dropout)
 
 
 class PackedTransformerBlock(TransformerBlock):
@@ -106,7 +106,7 @@ class PackedTransformerBlock(TransformerBlock):
             post_process=groups.is_last_stage(),
             pg_collection=groups.collection(),
         )
-        self.recompute_blocks = list(_recompute_blocks(config, layers))
+        self.recompute_groups = _recompute_groups(config, layers)
 
     def forward(
         self, x_TBD: Tensor | None, sequences: PackedSequences, encoder_output: EncoderOutput | None = None
@@ -123,7 +123,7 @@ class PackedTransformerBlock(TransformerBlock):
                 hidden = self.layers[number](hidden, sequences, keys_T, encoder_output)
             return hidden
 
-        for layers, recompute in self.recompute_blocks:
+        for layers, recompute in self.recompute_groups:
             if recompute and self.training:
                 hidden = checkpoint(run, hidden, layers, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -131,10 +131,10 @@ class PackedTransformerBlock(TransformerBlock):
         return hidden if self.final_layernorm is None else self.final_layernorm(hidden)
 
 
-def _recompute_blocks(config: ModelConfig, layers: int) -> list[tuple[range, bool]]:
-    """Divide the layers of a stage into blocks, each with a flag whether its activations are recomputed.
+def _recompute_groups(config: ModelConfig, layers: int) -> list[tuple[range, bool]]:
+    """Divide the layers of a pipeline stage into groups, each with a flag whether its activations are recomputed.
 
-    `uniform` recomputes all layers in blocks of `activations_checkpoint_num_layers`; `block` recomputes each of the
+    `uniform` recomputes all layers in groups of `activations_checkpoint_num_layers`; `block` recomputes each of the
     first `activations_checkpoint_num_layers` layers and saves the activations of the others.
     """
     if config.activations_checkpoint_granularity != "full":

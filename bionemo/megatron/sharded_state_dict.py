@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model and optimizer state in checkpoints, stored by position in the full model: any layout can load any checkpoint.
+"""Model and optimizer state in checkpoints, stored by offset in the full tensors: any layout can load any checkpoint.
 
 Tensors are named `weights/NAME`, and `SLOT/NAME` for the optimizer state, such as `exp_avg/NAME`.
 """
@@ -48,7 +48,7 @@ def load_weights(shards: dict[nn.Parameter, ParameterShard], saved: TensorSource
     """Load the weights of this process.
 
     Args:
-        shards: parameters and their positions in the full model.
+        shards: parameters and the shards of the full tensors that they hold.
         saved: source of the weights.
         to_train: raise an error for NaN and infinity instead of a warning: every update of such a weight is NaN.
             Without training they may be in a part of the model that is not used.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Position of this process's parameters in the full (unsharded) model.
+"""Shards of the full model's parameters that this process holds.
 
 Initial weights, gradient norms and checkpoints are defined on the full model, so that they do not depend on the
 parallel layout.

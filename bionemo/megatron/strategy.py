@@ -67,15 +67,17 @@ class MegatronStrategy(DDPStrategy):
         """Number of data-parallel ranks."""
         return groups.data_size()
 
+    @property
+    def _module(self) -> Any:
+        return self.lightning_module
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the weights that this process writes."""
-        module: Any = self.lightning_module
-        return {"pieces": weight_pieces(module.parallel)}
+        return {"pieces": weight_pieces(self._module.parallel)}
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the optimizer state that this process writes."""
-        module: Any = self.lightning_module
-        return {"pieces": optimizer_pieces(module.parallel, optimizer)}
+        return {"pieces": optimizer_pieces(self._module.parallel, optimizer)}
 
     def save_checkpoint(self, checkpoint_: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write a checkpoint directory; all ranks take part.
@@ -83,8 +85,7 @@ class MegatronStrategy(DDPStrategy):
         Raises:
             UserError: if the state or a metric is not finite; nothing is written in this case.
         """
-        module: Any = self.lightning_module
-        module.check_finite(checkpoint_.get("metrics"))
+        self._module.check_finite(checkpoint_.get("metrics"))
         state_dicts = [checkpoint_.pop("state_dict"), *checkpoint_.get("optimizer_states", [])]
         checkpoint_["optimizer_states"] = []
         pieces = [piece for each in state_dicts for piece in each["pieces"]]
@@ -110,12 +111,11 @@ class MegatronStrategy(DDPStrategy):
         Raises:
             UserError: if they belong to another model.
         """
-        module: Any = self.lightning_module
-        load_weights(module.parallel.shards, checkpoint_[_TENSORS], to_train=module.trainer.training)
+        load_weights(self._module.parallel.shards, checkpoint_[_TENSORS], to_train=self._module.trainer.training)
 
     def load_optimizer_state_dict(self, checkpoint_: Mapping[str, Any]) -> None:
         """Load the optimizer state from the result of `load_checkpoint`."""
-        module: Any = self.lightning_module
+        module = self._module
         load_optimizer(module.parallel, self.optimizers[0], checkpoint_[_TENSORS], module.schedule_step)
 
     def remove_checkpoint(self, filepath: Any) -> None:

@@ -33,7 +33,7 @@ class OptimizerShard:
         parameter: parameter of the optimizer: `model_parameter` itself or a flat view of some of its values.
         gradient: view of the gradient buffer, same shape as `parameter`.
         model_parameter: parameter of the model.
-        shard: position of `model_parameter` in the full model.
+        shard: the part of the full tensor that `model_parameter` holds.
         start: first updated value in the flattened `model_parameter`.
     """
 
@@ -49,17 +49,19 @@ class ParallelModel:
 
     Args:
         model: this process's part of the model.
+        loss_function: returns the summed loss and the number of target tokens, given logits and a micro-batch.
+        autocast: context manager for the forward pass.
         zero: shard the optimizer over the data-parallel ranks (ZeRO-1, Rajbhandari et al. 2020): gradients are
             reduce-scattered, each rank updates its share of the weights, then the weights are gathered.
     """
 
-    def __init__(self, model: Any, zero: bool = False) -> None:
+    def __init__(self, model: Any, loss_function: LossFunction, autocast: Autocast, zero: bool = False) -> None:
         config = model.transformer_config
         model.model_type = ModelType.encoder_or_decoder
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, overlap_grad_reduce=True, use_distributed_optimizer=zero
         )
-        self.model, self.zero = model, zero
+        self.model, self.loss_function, self.autocast, self.zero = model, loss_function, autocast, zero
         self.ddp = DistributedDataParallel(config, ddp_config, model)
         self.shards = parameter_shards(model)
         self.optimizer_shards = list(_zero_shards(self.ddp, self.shards) if zero else _whole_shards(self.shards))
@@ -67,19 +69,11 @@ class ParallelModel:
         config.no_sync_func = self.ddp.no_sync
         config.finalize_model_grads_func = self._finalize_gradients
 
-    def forward_backward(
-        self,
-        micro_batches: list[PackedBatch],
-        loss_function: LossFunction,
-        autocast: Autocast,
-        loss_scale: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
+    def forward_backward(self, micro_batches: list[PackedBatch], loss_scale: float = 1.0) -> tuple[Tensor, Tensor]:
         """Compute the mean gradient of the global batch in the `.grad` of each optimizer shard.
 
         Args:
             micro_batches: micro-batches of this rank.
-            loss_function: returns the summed loss and the number of target tokens, given logits and a micro-batch.
-            autocast: context manager for the forward pass.
             loss_scale: factor of the loss in the backward pass; the resulting gradients are unscaled.
 
         Returns:
@@ -87,35 +81,29 @@ class ParallelModel:
         """
         self.ddp.zero_grad_buffer()
         self._loss_scale = loss_scale
-        self._run_schedule(micro_batches, loss_function, autocast)
+        self._run_schedule(micro_batches)
         for each in self.optimizer_shards:
             each.parameter.grad = each.gradient
         return self._totals[0], self._totals[1]
 
     @torch.no_grad()
-    def evaluate(self, micro_batches: list[PackedBatch], loss_function: LossFunction, autocast: Autocast) -> Tensor:
+    def evaluate(self, micro_batches: list[PackedBatch]) -> Tensor:
         """Return summed loss and number of target tokens of this rank's micro-batches, [2], on all pipeline stages."""
-        self._run_schedule(micro_batches, loss_function, autocast, backward=False)
+        self._run_schedule(micro_batches, backward=False)
         return groups.sum_over_pipeline(self._totals)
 
-    def _run_schedule(
-        self,
-        micro_batches: list[PackedBatch],
-        loss_function: LossFunction,
-        autocast: Autocast,
-        backward: bool = True,
-    ) -> None:
+    def _run_schedule(self, micro_batches: list[PackedBatch], backward: bool = True) -> None:
         device = next(self.model.parameters()).device
         self._totals = torch.zeros(2, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
 
         def forward(batches: Any, model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
             batch = next(batches)
-            with autocast():
+            with self.autocast():
                 output = model(batch)
 
             def loss(logits: Tensor) -> Any:  # called on the last stage
-                with autocast():
-                    total, count = loss_function(logits, batch)
+                with self.autocast():
+                    total, count = self.loss_function(logits, batch)
                 self._totals += torch.stack((total.detach(), count.detach()))
                 return total * self._loss_scale, count.int(), {}
 

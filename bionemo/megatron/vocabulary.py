@@ -98,19 +98,13 @@ def gather_vocabulary(logits: Tensor) -> Tensor:
     return full
 
 
-def cross_entropy(logits: Tensor, targets_M: Tensor) -> Tensor:
-    """Return the cross-entropy in nats, summed over the target positions, in fp32.
+def language_model_loss(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy in nats, summed over the target positions in fp32, and the number of target positions.
 
-    Args:
-        logits: output of VocabularyProjection.
-        targets_M: target token ids.
+    Both are scalars on the device. `logits` is the output of VocabularyProjection.
     """
     if groups.tensor_size() == 1:
-        return F.cross_entropy(logits.float(), targets_M, reduction="sum")
-    return vocab_parallel_cross_entropy(logits.float(), targets_M).sum()
-
-
-def language_model_loss(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy and the number of target positions, both scalars on the device."""
-    loss = cross_entropy(logits, batch.target_ids)
+        loss = F.cross_entropy(logits.float(), batch.target_ids, reduction="sum")
+    else:
+        loss = vocab_parallel_cross_entropy(logits.float(), batch.target_ids).sum()
     return loss, loss.new_tensor(len(batch.target_ids))

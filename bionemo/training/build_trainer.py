@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Construction of Lightning's trainer."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,12 +14,15 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from bionemo.common.errors import HostError, UserError
 from bionemo.common.launcher_environment import check_master_address, launched_process
 from bionemo.config.check import check_layout
-from bionemo.config.schema import RunConfig
+from bionemo.config.schema import RunConfig, TrainerConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.launch.lightning_environment import LauncherEnvironment
 from bionemo.megatron.strategy import MegatronStrategy
-from bionemo.training.determinism import require_determinism
 from bionemo.training.patches import disable_sigterm_broadcast
+
+# NCCL algorithms that add in a fixed order; without a setting, NCCL chooses by timing.
+_NCCL_ALGORITHMS = ("Ring", "Tree", "CollnetDirect", "CollnetChain", "^NVLS")
+_CUBLAS_WORKSPACES = (":4096:8", ":16:8")  # with which cuBLAS is deterministic
 
 
 @contextmanager
@@ -81,3 +85,29 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         raise UserError(problem)
     disable_sigterm_broadcast(trainer)
     return trainer
+
+
+def require_determinism(config: TrainerConfig) -> None:
+    """Set the environment variables that `trainer.deterministic=True` needs, before the device is used.
+
+    The same command on the same devices then gives bitwise the same result, or an error. torch raises an error for
+    operations without deterministic implementation, and attention on a GPU uses another implementation
+    (megatron/attention.py). This function handles the settings that torch does not check.
+
+    Raises:
+        UserError: if a key or variable contradicts determinism.
+    """
+    if config.benchmark:
+        raise UserError("trainer.benchmark=True chooses algorithms by timing: set it to False, or set "
+                        "trainer.deterministic to False")  # fmt: skip
+    _set_or_check("NCCL_ALGO", _NCCL_ALGORITHMS)
+    _set_or_check("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACES)
+
+
+def _set_or_check(variable: str, allowed: tuple[str, ...]) -> None:
+    value = os.environ.setdefault(variable, allowed[0])
+    if value not in allowed:
+        raise UserError(
+            f"{variable}={value} is not known to be deterministic: unset it, set it to one of {', '.join(allowed)}, "
+            "or set trainer.deterministic to False"
+        )

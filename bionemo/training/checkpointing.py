@@ -5,6 +5,7 @@ No state beside the checkpoint directory is needed: a run resumes from the newes
 ones are found by the metric in their manifests. Nothing is deleted before its successor is on disk.
 """
 
+import json
 import logging
 import math
 import os
@@ -19,11 +20,13 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo import checkpoint
+from bionemo.common.files import write_atomic
 from bionemo.common.lock import RunLock
 from bionemo.config.check import METRIC_FIELD
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.config.schema.ranges import duration_in_seconds
-from bionemo.training.archive import export_archive
+from bionemo.interop.convert import export_nemo
+from bionemo.interop.nemo_models import find_nemo_model
 from bionemo.training.patches import ignore_sigterm_after_training
 from bionemo.training.rank_consistency import all_reduce_max
 from bionemo.training.signals import Signals
@@ -41,7 +44,7 @@ class CheckpointCallback(pl.Callback):
     Args:
         directory: checkpoint directory.
         config: `exp_manager` of the configuration.
-        run_id: identity of the run; see `new_or_resumed_run_id`.
+        run_id: ID of the run; see `new_or_resumed_run_id`.
 
     Attributes:
         locks: locks of the directories that the run writes, on rank 0.
@@ -128,7 +131,7 @@ class CheckpointCallback(pl.Callback):
         with pl_module.throughput.paused():
             name = trainer.strategy.broadcast(self._unused_name(self._format_name(trainer, pl_module)))
             last = self.directory / f"{name}-last"
-            pl_module.checkpoint_metadata = self._metadata(trainer)
+            pl_module.checkpoint_metadata = self._build_metadata(trainer)
             trainer.save_checkpoint(last, self.config.save_weights_only or False)
             strategy: Any = trainer.strategy
             strategy.checkpoint_writer.after_save(partial(self._link_and_prune, last, name))
@@ -157,15 +160,13 @@ class CheckpointCallback(pl.Callback):
         """Return the name, with `-v1` or a higher number if files that are not of this run have the name."""
         for number in count():
             candidate = f"{name}-v{number}" if number else name
-            if all(self._is_own_or_missing(self.directory / each) for each in (candidate, f"{candidate}-last")):
+            paths = [self.directory / candidate, self.directory / f"{candidate}-last"]
+            used = [path for path in paths if os.path.lexists(path)]
+            if all(checkpoint.is_checkpoint(path) and checkpoint.read_run_id(path) == self.run_id for path in used):
                 return candidate
         raise AssertionError
 
-    def _is_own_or_missing(self, path: Path) -> bool:
-        is_own = checkpoint.is_checkpoint(path) and checkpoint.read_run_id(path) == self.run_id
-        return is_own or not os.path.lexists(path)
-
-    def _metadata(self, trainer: pl.Trainer) -> dict[str, Any]:
+    def _build_metadata(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Return the run and, if this step has been validated, the monitored metric."""
         value = trainer.callback_metrics.get(self.config.monitor or "")
         if value is None or self._validated_step != trainer.global_step:
@@ -191,10 +192,20 @@ class CheckpointCallback(pl.Callback):
             self._export()
 
     def _export(self) -> None:
-        """Write the .nemo file from the newest or the best checkpoint."""
+        """Write the .nemo file from the newest or the best checkpoint, if the model has a `.nemo` format."""
+        if self._archive is None:
+            return
         best = self.find_best() if self.config.save_best_model else None
-        if self._archive and not export_archive(best or self._list_own()[0], self._archive, self.run_id):
+        path = best or self._list_own()[0]
+        config = checkpoint.Checkpoint(path).config
+        if find_nemo_model(config) is None:
+            log.warning(
+                "no .nemo file is written, because models of the class %s have no .nemo format: use the checkpoint",
+                config.get("_target_"),
+            )
             self._archive = None
+        else:
+            export_nemo(path, _own_archive(self._archive, self.run_id))
 
     def find_best(self) -> Path | None:
         """Return the checkpoint with the best monitored metric, if any checkpoint has one."""
@@ -214,3 +225,32 @@ class CheckpointCallback(pl.Callback):
         return [
             path for path in checkpoint.list_complete(self.directory) if checkpoint.read_run_id(path) == self.run_id
         ]
+
+
+def _own_archive(path: Path, run_id: str) -> Path:
+    """Return a path that no other run or program uses, and record next to it which run writes it.
+
+    `-v1` or a higher number is inserted before the suffix if needed. `run_id` is "" for runs of versions that recorded
+    none.
+
+    Raises:
+        OSError: if the record cannot be written.
+    """
+    for number in count():
+        candidate = path.with_name(f"{path.stem}-v{number}{path.suffix}") if number else path
+        record = candidate.with_name(f".{candidate.name}.run")
+        if not os.path.lexists(candidate) or _read_record(record) == run_id:
+            if run_id:
+                write_atomic(record, json.dumps({"run": run_id}))
+            return candidate
+    raise AssertionError
+
+
+def _read_record(record: Path) -> str:
+    try:
+        match json.loads(record.read_text()):
+            case {"run": str(run_id)}:
+                return run_id
+    except (OSError, ValueError, RecursionError):
+        pass
+    return ""

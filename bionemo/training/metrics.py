@@ -42,7 +42,7 @@ def check_monitors(config: ExpManagerConfig, module: Any, trainer: pl.Trainer) -
         fields = (name for name, _ in METRIC_FIELD.findall(saving.filename or ""))
         required |= {f"{_CHECKPOINTS}.filename: {{{name}}}": name for name in fields if name not in INTEGER_METRICS}
     if {*required.values()} - {"val_loss"}:  # all models have val_loss; otherwise the model must be built
-        known = _validation_metrics(module, trainer)
+        known = _list_validation_metrics(module, trainer)
         for key, metric in required.items():
             if metric not in known:
                 names = known if "filename" not in key else [*INTEGER_METRICS, *known]
@@ -56,11 +56,9 @@ def check_monitors(config: ExpManagerConfig, module: Any, trainer: pl.Trainer) -
             log.warning("%s.mode=%s: the %s %s is considered the best", key, mode, extreme, metric)
 
 
-def _validation_metrics(module: Any, trainer: pl.Trainer) -> list[str]:
+def _list_validation_metrics(module: Any, trainer: pl.Trainer) -> list[str]:
     model = module.build_on_meta()
-    names = ["loss", *(["perplexity"] if model.has_perplexity else []), *model.metric_names]
+    names = ["loss", *["perplexity"] * model.has_perplexity, *model.metric_names]
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return [
-        *(f"val_{name}" for name in names),
-        *(name for callback in callbacks for name in getattr(callback, "metric_names", ())),
-    ]
+    others = [name for callback in callbacks for name in getattr(callback, "metric_names", ())]
+    return [f"val_{name}" for name in names] + others

@@ -27,8 +27,8 @@ from bionemo.megatron.train_step import LossFunction, ParallelModel
 from bionemo.models.trainable import Trainable
 from bionemo.training.divergence import check_finite, divergence_error
 from bionemo.training.identity import check_same_function, check_same_model, log_changed_settings
-from bionemo.training.loop_state import loop_state_at_step
 from bionemo.training.optimizers import build_optimizer
+from bionemo.training.patches import loop_state_at_step
 from bionemo.training.schedules import build_schedule
 from bionemo.training.throughput import Throughput
 
@@ -97,21 +97,24 @@ class TrainingModule(pl.LightningModule):
         if self._initial_weights is not None:
             load_weights(parameter_shards(model), self._initial_weights, to_train=True)
         if self.config.compile:
-            for layer in (layer for block in model.blocks() for layer in block.layers):
-                layer.compile()
+            for block in model.blocks():
+                for layer in block.layers:
+                    layer.compile()
         self.model = model
-        self.parallel = ParallelModel(model, zero=self.config.optim.name == "distributed_fused_adam")
+        autocast = partial(self.precision.autocast, self.trainer.strategy.root_device)
+        zero = self.config.optim.name == "distributed_fused_adam"
+        self.parallel = ParallelModel(model, self._loss_function, autocast, zero)
 
-    def check_initial_weights(self, start: Path | None) -> None:
+    def check_initial_weights(self, resume_path: Path | None) -> None:
         """Check that this model can load the weights with which the run starts, before the run writes anything.
 
         Args:
-            start: checkpoint to resume from; None for a new run.
+            resume_path: checkpoint to resume from; None for a new run.
 
         Raises:
             UserError: if the weights belong to another model, or the run cannot resume from the checkpoint.
         """
-        source = self._initial_weights if start is None else Checkpoint(start)
+        source = self._initial_weights if resume_path is None else Checkpoint(resume_path)
         if source is None:
             return
         model, config = self.build_on_meta(), asdict(self.config)
@@ -120,9 +123,9 @@ class TrainingModule(pl.LightningModule):
             check_same_model(identity if isinstance(identity, dict) else {}, model)
         check_weight_shapes(parameter_shards(model), source)
         check_same_function(source.path, source.config, config)
-        if start is not None:
+        if resume_path is not None:
             optimizer_state_names(source)
-            log_changed_settings(start, source.config, config)
+            log_changed_settings(resume_path, source.config, config)
 
     def build_on_meta(self) -> Trainable:
         """Build the model without memory for its parameters."""
@@ -151,9 +154,7 @@ class TrainingModule(pl.LightningModule):
         """Make one update from all micro-batches of a step."""
         optimizer: Any = self.optimizers()
         scale = self.scaler.scale if self.precision.needs_scaling else 1.0
-        autocast = partial(self.precision.autocast, self.device)
-        loss_sum, count = self.parallel.forward_backward(step.micro_batches, self._loss_function, autocast, scale)
-
+        loss_sum, count = self.parallel.forward_backward(step.micro_batches, scale)
         norm = self.parallel.gradient_norm()
         if (max_norm := self.trainer_config.gradient_clip_val) is not None:
             self.parallel.scale_gradients((max_norm / (norm + 1e-6)).clamp(max=1.0))
@@ -237,10 +238,9 @@ class TrainingModule(pl.LightningModule):
 
     def validation_step(self, step: StepBatch) -> None:
         """Collect loss and metrics of a batch."""
-        autocast = partial(self.precision.autocast, self.device)
-        self._sums["loss"].append(self.parallel.evaluate(step.micro_batches, self._loss_function, autocast).float())
+        self._sums["loss"].append(self.parallel.evaluate(step.micro_batches).float())
         for batch in step.micro_batches:
-            with autocast():
+            with self.parallel.autocast():
                 for name, sums in self._get_model().compute_metrics(batch).items():
                     self._sums.setdefault(name, []).append(sums)
 
@@ -248,13 +248,7 @@ class TrainingModule(pl.LightningModule):
         """Log the means over all ranks."""
         self._log_evaluation("val")
 
-    def on_test_epoch_start(self) -> None:
-        """Reset the metrics."""
-        self.on_validation_epoch_start()
-
-    def test_step(self, step: StepBatch) -> None:
-        """Collect loss and metrics of a batch."""
-        self.validation_step(step)
+    on_test_epoch_start, test_step = on_validation_epoch_start, validation_step
 
     def on_test_epoch_end(self) -> None:
         """Log the means over all ranks."""
@@ -290,7 +284,7 @@ class TrainingModule(pl.LightningModule):
         self._pause.__exit__(None, None, None)
 
     def on_save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Add the state of this module; Lightning's counters are derived from the step, see loop_state.py."""
+        """Add the state of this module; Lightning's counters are derived from the step, see patches.py."""
         del state["loops"]
         state["epoch"] = 0
         state |= self.checkpoint_metadata

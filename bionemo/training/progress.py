@@ -26,7 +26,12 @@ _SHOWN_METRICS = ("val_", "dwnstr_task_", "test_")  # test_: test split of a dow
 
 @rank_zero_only
 def print_start(
-    cfg: RunConfig, trainer: pl.Trainer, num_parameters: int, precision: str, start: Path | None, micro_batches: int
+    cfg: RunConfig,
+    trainer: pl.Trainer,
+    num_parameters: int,
+    precision: str,
+    resume_path: Path | None,
+    micro_batches: int,
 ) -> None:
     """Print model size, devices, batch size, and the checkpoint from which the run resumes."""
     model = cfg.model
@@ -36,7 +41,7 @@ def print_start(
     _print_and_log(
         f"{cfg.name}: {num_parameters:,} parameters, {precision} on {trainer.world_size} x "
         f"{trainer.strategy.root_device.type}, {size} per step, "
-        + (f"resuming from {start}" if start else "starting from the beginning")
+        + (f"resuming from {resume_path}" if resume_path else "starting from the beginning")
     )
 
 

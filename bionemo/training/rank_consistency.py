@@ -40,13 +40,13 @@ class RankConsistencyCheck(pl.Callback):
     Without this check, such ranks would train on different data without an error, or wait for each other forever.
     """
 
-    def __init__(self, cfg: RunConfig, start: Path | None) -> None:
+    def __init__(self, cfg: RunConfig, resume_path: Path | None) -> None:
         self._common = {
             "bionemo": __version__,
             "torch": torch.__version__,
             "python": ".".join(platform.python_version_tuple()[:2]),
             **dict(flatten_config(asdict(cfg))),
-            "the checkpoint to resume from": str(start),
+            "the checkpoint to resume from": str(resume_path),
         }
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

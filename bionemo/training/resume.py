@@ -3,16 +3,15 @@
 
 import logging
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bionemo import checkpoint
 from bionemo.checkpoint import TensorSource
+from bionemo.checkpoint.source import Shape, TensorView
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
 from bionemo.interop.convert import open_model
@@ -67,14 +66,14 @@ def _find_other_runs(checkpoint_dir: Path, log_dir: Path) -> set[Path]:
     return others if len(others) < len(paths) else set()
 
 
-def new_or_resumed_run_id(start: Path | None, *directories: Path) -> str:
+def new_or_resumed_run_id(resume_path: Path | None, *directories: Path) -> str:
     """Return the ID that a run writes to its checkpoints; it deletes and replaces only checkpoints with this ID.
 
     A run that resumes from a checkpoint in its own directories has the ID of that checkpoint, "" for checkpoints of
     versions that recorded none. Other runs get a new ID.
     """
-    if start is not None and start.absolute().parent in directories:
-        return checkpoint.read_run_id(start)
+    if resume_path is not None and resume_path.absolute().parent in directories:
+        return checkpoint.read_run_id(resume_path)
     return uuid.uuid4().hex
 
 
@@ -90,7 +89,7 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     """
     if path is None:
         return None
-    weights = _open(path)
+    weights = _open_weights(path)
     learned = weights.shapes("weights").get(_POSITION_EMBEDDINGS)
     if positions is None or learned is None or learned[0] == positions:
         return weights
@@ -99,7 +98,7 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     return ResizedPositions(weights, positions)
 
 
-def _open(path: str) -> TensorSource:
+def _open_weights(path: str) -> TensorSource:
     if path.endswith(".nemo"):
         return open_model(Path(path)).weights
     if not Path(path).is_dir():
@@ -114,37 +113,26 @@ def _open(path: str) -> TensorSource:
 
 
 @dataclass(frozen=True)
-class ResizedPositions:
+class ResizedPositions(TensorView):
     """Weights with resized position embeddings: position p has the embedding of p modulo the saved size, as in v1.
 
     For example, a model pretrained with 128 tokens can continue with 512.
     """
 
-    weights: TensorSource
     positions: int
 
-    @property
-    def path(self) -> Path:
-        """See TensorSource."""
-        return self.weights.path
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        """See TensorSource."""
-        return self.weights.config
-
-    def shapes(self, group: str = "") -> dict[str, tuple[int, ...]]:
+    def shapes(self, group: str = "") -> dict[str, Shape]:
         """See TensorSource."""
         return {
             name: (self.positions, *shape[1:]) if name.endswith(_POSITION_EMBEDDINGS) else shape
-            for name, shape in self.weights.shapes(group).items()
+            for name, shape in self.base.shapes(group).items()
         }
 
-    def read(self, name: str, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
+    def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
         """See TensorSource."""
         if not name.endswith(_POSITION_EMBEDDINGS):
-            return self.weights.read(name, offset, shape)
-        table_PD = self.weights.read(name)
+            return self.base.read(name, offset, shape)
+        table_PD = self.base.read(name)
         resized = table_PD[torch.arange(self.positions) % len(table_PD)]
         return checkpoint.TensorsInMemory(self.path, {_POSITION_EMBEDDINGS: resized}).read(
             _POSITION_EMBEDDINGS, offset, shape

@@ -26,22 +26,22 @@ def build_schedule(config: SchedConfig | None, lr: float, max_steps: int) -> Sch
     """
     if config is None:
         return lambda step: lr
-    steps = config.max_steps or max_steps
-    warmup = _warmup_steps(config, steps)
+    steps, min_lr = config.max_steps or max_steps, config.min_lr or 0.0
+    warmup = int((config.warmup_ratio or 0.0) * steps if config.warmup_steps is None else config.warmup_steps)
     match config.name:
         case "CosineAnnealing" if config.constant_steps:
             return _cosine_with_constant(lr, _require(config, "min_lr"), warmup, int(config.constant_steps), steps)
         case "CosineAnnealing":
-            return _cosine(lr, config.min_lr or 0.0, warmup, steps)
+            return _warm_up(lr, warmup, steps, lambda x: min_lr + 0.5 * (1 + math.cos(math.pi * x)) * (lr - min_lr))
         case "WarmupAnnealDecayHold":
             max_lr, hold = _require(config, "max_lr"), _require(config, "anneal_percentage")
             return _warmup_decay_hold(_require(config, "min_lr"), max_lr, hold, warmup, steps)
         case "InverseSquareRootAnnealing":
             return lambda s: lr * (s + 1) / (warmup + 1) if s < warmup else lr / math.sqrt((s + 1) / (warmup + 1))
         case "NoamAnnealing":
-            return _noam(lr, config.min_lr or 0.0, int(_require(config, "d_model")), warmup)
+            return _noam(lr, min_lr, int(_require(config, "d_model")), warmup)
         case "WarmupAnnealing":
-            return _warmup_anneal(lr, config.min_lr or 0.0, warmup, steps)
+            return _warm_up(lr, warmup, steps, lambda x: lr + (min_lr - lr) * x)
     raise UserError(f"model.optim.sched.name={config.name}: unknown schedule")
 
 
@@ -59,14 +59,13 @@ def _cosine_with_constant(lr: float, min_lr: float, warmup: int, constant: int, 
     return rate
 
 
-def _cosine(lr: float, min_lr: float, warmup: int, max_steps: int) -> Schedule:
-    """Linear warm-up from lr / (warmup + 1), then cosine decay to min_lr at max_steps."""
+def _warm_up(lr: float, warmup: int, max_steps: int, decay: Callable[[float], float]) -> Schedule:
+    """Linear warm-up from lr / (warmup + 1), then `decay` of a number that grows from 0 to 1 at max_steps."""
 
     def rate(step: int) -> float:
         if step < warmup:
             return lr * (step + 1) / (warmup + 1)
-        progress = min((step - warmup) / max(max_steps - warmup, 1), 1.0)
-        return min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (lr - min_lr)
+        return decay(min((step - warmup) / max(max_steps - warmup, 1), 1.0))
 
     return rate
 
@@ -95,24 +94,6 @@ def _noam(scale: float, min_lr: float, d_model: int, warmup: int) -> Schedule:
         return max(value, min_lr) if s > warmup else value
 
     return rate
-
-
-def _warmup_anneal(lr: float, min_lr: float, warmup: int, max_steps: int) -> Schedule:
-    """Linear warm-up to lr, then linear decay to min_lr at max_steps."""
-
-    def rate(step: int) -> float:
-        if step < warmup:
-            return lr * (step + 1) / (warmup + 1)
-        progress = min((step - warmup) / max(max_steps - warmup, 1), 1.0)
-        return lr + (min_lr - lr) * progress
-
-    return rate
-
-
-def _warmup_steps(config: SchedConfig, max_steps: int) -> int:
-    if config.warmup_steps is not None:
-        return int(config.warmup_steps)
-    return int((config.warmup_ratio or 0.0) * max_steps)
 
 
 def _require(config: SchedConfig, key: str) -> float:

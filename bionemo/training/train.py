@@ -64,9 +64,9 @@ def train(
     log_dir = log_directory(cfg.exp_manager)
     checkpoint_dir = checkpoint_directory(cfg.exp_manager, log_dir)
     newest = checkpoint.list_complete(checkpoint_dir, log_dir)[:1]
-    start = find_resume_checkpoint(cfg, checkpoint_dir, log_dir)
+    resume_path = find_resume_checkpoint(cfg, checkpoint_dir, log_dir)
 
-    run_id = new_or_resumed_run_id(start, checkpoint_dir, log_dir)
+    run_id = new_or_resumed_run_id(resume_path, checkpoint_dir, log_dir)
     checkpoints = CheckpointCallback(checkpoint_dir, cfg.exp_manager, run_id)
     monitor = HealthMonitor(duration_in_seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
     reference_losses: dict[str, float] = {}  # filled when the data is open
@@ -74,7 +74,7 @@ def train(
         cfg,
         [
             monitor,
-            RankConsistencyCheck(cfg, start),
+            RankConsistencyCheck(cfg, resume_path),
             TrainingProgress(),
             LossCurve(log_dir, reference_losses),
             TimeLimit(cfg.exp_manager.max_time_per_run),
@@ -94,8 +94,8 @@ def train(
     ):
         if checkpoint.list_complete(checkpoint_dir, log_dir)[:1] != newest:
             raise UserError(f"another run has just written to {checkpoint_dir}: run the command again")
-        data, module = build(trainer, precision, start)
-        module.check_initial_weights(start)
+        data, module = build(trainer, precision, resume_path)
+        module.check_initial_weights(resume_path)
         data.setup("fit")  # an error in the data ends the run before directories are made
         if cfg.do_training:
             reference_losses |= data.reference_losses()
@@ -110,11 +110,13 @@ def train(
             progress.save_config(cfg, trainer, log_dir, data.micro_batches)
 
         if cfg.do_training:
-            progress.print_start(cfg, trainer, module.count_parameters(), precision.name, start, data.micro_batches)
-            trainer.fit(module, data, ckpt_path=start)
+            progress.print_start(
+                cfg, trainer, module.count_parameters(), precision.name, resume_path, data.micro_batches
+            )
+            trainer.fit(module, data, ckpt_path=resume_path)
             progress.print_result(trainer, reference_losses, log_dir)
         if cfg.do_testing and not checkpoints.stop_signal:
-            trainer.test(module, data, ckpt_path=None if cfg.do_training else start, verbose=False)
+            trainer.test(module, data, ckpt_path=None if cfg.do_training else resume_path, verbose=False)
             progress.print_test_result(trainer)
     if checkpoints.stop_signal and trainer.is_global_zero:  # rank 0 only: launchers kill all ranks if one fails
         sys.exit(128 + checkpoints.stop_signal)  # exit status of a process that was ended by this signal

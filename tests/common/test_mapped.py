@@ -15,7 +15,7 @@ def test_a_truncated_file_is_detected_before_it_is_read(tmp_path: Path) -> None:
     file = MappedFile(path)
     file.check()
     os.truncate(path, 5_000)
-    with pytest.raises(UserError, match=f"{path} was cut short while it was in use, from 10,000 to 5,000 bytes"):
+    with pytest.raises(UserError, match=f"{path} was truncated from 10,000 to 5,000 bytes while it was in use"):
         file.check()
 
 

@@ -47,7 +47,7 @@ def test_a_truncated_shard_is_an_error(tmp_path: Path, name: str, read: Callable
     source = write(tmp_path, name)
     read(source)
     os.truncate(tmp_path / name, 5)
-    with pytest.raises(UserError, match=f"{tmp_path / name} was cut short while it was in use"):
+    with pytest.raises(UserError, match=f"{tmp_path / name} was truncated"):
         read(source)
 
 
@@ -58,7 +58,7 @@ def test_only_shards_that_are_read_are_checked(tmp_path: Path) -> None:
     source = open_sequences("csv_mmap", paths, data_col=1)
     os.truncate(paths[1], 5)
     assert gather(source, 0) == b"MKV"
-    with pytest.raises(UserError, match=r"b\.csv was cut short"):
+    with pytest.raises(UserError, match=r"b\.csv was truncated"):
         gather(source, 1)
 
 
@@ -82,9 +82,9 @@ def test_a_truncated_text_corpus_is_an_error(tmp_path: Path) -> None:
     split = CorpusSplit(corpus, 0, 20)
     assert split.read(np.array([39_990]), 10).tolist() == [list(range(1990, 2000))]
     os.truncate(tmp_path / "text.bin", 100)
-    with pytest.raises(UserError, match=r"text\.bin was cut short while it was in use, from 80,000 to 100 bytes"):
+    with pytest.raises(UserError, match=r"text\.bin was truncated from 80,000 to 100 bytes while it was in use"):
         split.read(np.array([39_990]), 10)
-    with pytest.raises(UserError, match=r"text\.bin was cut short"):
+    with pytest.raises(UserError, match=r"text\.bin was truncated"):
         corpus.document_start(19)
 
 
@@ -94,7 +94,7 @@ def test_truncated_cluster_files_are_an_error(tmp_path: Path) -> None:
     clusters = open_clusters(tmp_path, 1, None, 5_000)
     assert clusters.sample(np.zeros(1, np.int64), np.array([4_999])).tolist() == [4_999]
     os.truncate(tmp_path / "counts.mmap", 8)
-    with pytest.raises(UserError, match=r"counts\.mmap was cut short"):
+    with pytest.raises(UserError, match=r"counts\.mmap was truncated"):
         clusters.sample(np.zeros(1, np.int64), np.array([4_999]))
 
 
@@ -132,5 +132,5 @@ def test_a_run_with_truncated_data_ends_with_a_one_line_error(
     overrides = [f"model.data.dataset_path={shards}", "model.data.dataset.train=x000", "model.data.dataset.val=x000",
              "trainer.max_steps=100", "trainer.val_check_interval=100",
              f"model.data.num_workers={workers}"]  # fmt: skip
-    with pytest.raises(UserError, match=r"^\S*/x000\.csv was cut short while it was in use, from [^\n]*$"):
+    with pytest.raises(UserError, match=r"^\S*/x000\.csv was truncated from [^\n]* while it was in use[^\n]*$"):
         train(config(tmp_path / "run", *overrides, model="esm1nv"))

@@ -79,7 +79,7 @@ class Run:
         vocabulary = load_tokenizer(kind.tokenizer, cfg.model.tokenizer)
         module = kind(cfg.model, vocabulary)
         module.initialize_weights(seed=1)
-        self.model = ParallelModel(module, layout.sharded)
+        self.model = ParallelModel(module, language_model_loss, nullcontext, layout.sharded)
         self.optimizer = build_optimizer(
             cfg.model.optim, self.model.optimizer_shards, self.model.model.learning_rate_factor
         )
@@ -95,7 +95,7 @@ class Run:
         batches = iter(self._data.steps("train", True, None, self._micro_batches, self.position))
         for _ in range(steps):
             step: StepBatch = next(batches)
-            loss, count = self.model.forward_backward(step.micro_batches, language_model_loss, nullcontext)
+            loss, count = self.model.forward_backward(step.micro_batches)
             seen.append((float(loss / count), float(self.model.gradient_norm())))
             self.optimizer.step()
             self.model.finish_update()

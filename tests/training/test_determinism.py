@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bionemo.common.errors import UserError
-from bionemo.training.determinism import require_determinism
+from bionemo.training.build_trainer import require_determinism
 from tests.support.runs import FAMILIES, config, fingerprint, logged, run, run_on_ranks, train
 
 

@@ -223,9 +223,9 @@ def test_keys_without_effect_are_noted_once(tmp_path: Path) -> None:
     assert status == 0
     noted = [line for line in lines if "has no effect" in line]
     assert [line.split()[1] for line in noted] == [
-        "model.data.dataloader_type",
-        "exp_manager.checkpoint_callback_params.every_n_epochs",
+        "exp_manager.checkpoint_callback_params.every_n_epochs=1",
         "exp_manager.checkpoint_callback_params.save_last=False",
+        "model.data.dataloader_type=cyclic",
     ]
 
 

@@ -126,7 +126,7 @@ class HeartbeatClient(threading.Thread):
             socket.create_connection(self._store_address, RECONNECT_SECONDS).close()
             self._port, self._rank_0.host, self._rank_0.pid = json.loads(self._open_store().get(_STORE_KEY))
         try:
-            return close_on_fork(socket.create_connection((host, self._port or 0), RECONNECT_SECONDS))
+            return close_on_fork(lambda: socket.create_connection((host, self._port or 0), RECONNECT_SECONDS))
         except OSError as error:
             if self._rank_0.last_heartbeat is None:  # although the store of rank 0 was reachable
                 raise _PortUnreachable(f"port {self._port} of {host} cannot be reached") from error

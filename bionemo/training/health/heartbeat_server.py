@@ -6,6 +6,7 @@ Each rank has one TCP connection. Messages are JSON objects, one per line.
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import threading
@@ -20,16 +21,27 @@ from weakref import WeakSet
 from bionemo.training.health.rank_status import RECONNECT_SECONDS, Diagnosis, RankStatus, diagnose
 
 _MAX_MESSAGE = 1 << 24  # bytes of a heartbeat, which contains the whole message of an error
+_RETRY_SECONDS = 0.2  # pause after an error of `accept`, such as too many open files
 _sockets: WeakSet[socket.socket] = WeakSet()
+_fork_lock = threading.Lock()  # held while a socket is created and while this process forks
+log = logging.getLogger(__name__)
 
 
-def close_on_fork(connection: socket.socket) -> socket.socket:
-    """Close a socket in forked processes: a data loader worker could otherwise keep a dead rank's connection open."""
-    _sockets.add(connection)
+def close_on_fork(create: Callable[[], socket.socket]) -> socket.socket:
+    """Create a socket that forked processes close: a data loader worker could otherwise keep a dead rank's open."""
+    with _fork_lock:
+        connection = create()
+        _sockets.add(connection)
     return connection
 
 
-os.register_at_fork(after_in_child=lambda: [connection.close() for connection in list(_sockets)])  # type: ignore[func-returns-value]
+def _close_sockets() -> None:
+    for connection in list(_sockets):
+        connection.close()
+    _fork_lock.release()
+
+
+os.register_at_fork(before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_close_sockets)
 
 
 class HeartbeatServer(threading.Thread):
@@ -56,7 +68,8 @@ class HeartbeatServer(threading.Thread):
         self._finished = False
         self._now = 0.0
         self._connections: dict[asyncio.StreamWriter, int | None] = {}  # open connections and their ranks
-        self._listener = close_on_fork(_listen())
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio keeps weak references only
+        self._listener = close_on_fork(_listen)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
 
@@ -67,10 +80,15 @@ class HeartbeatServer(threading.Thread):
 
     def run(self) -> None:
         """Run the server."""
-        asyncio.run(self._serve())
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            log.error("the heartbeat server has ended: %s: %s", type(error).__name__, " ".join(str(error).split()))
+        finally:
+            self._listener.close()
 
     async def _serve(self) -> None:
-        acceptor = asyncio.create_task(self._accept())
+        self._accept()
         previous = time.monotonic()
         while self._diagnosis is None and not self._finished:
             await asyncio.sleep(min(self._interval / 4, 0.5))
@@ -85,16 +103,23 @@ class HeartbeatServer(threading.Thread):
         deadline = time.monotonic() + RECONNECT_SECONDS
         while self._connections and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        acceptor.cancel()
         for writer in self._connections:
             writer.transport.abort()
-        self._listener.close()
 
-    async def _accept(self) -> None:
-        tasks = set()
-        while True:
-            connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            tasks.add(asyncio.create_task(self._receive(close_on_fork(connection))))  # asyncio keeps weak references
+    def _accept(self) -> None:
+        """Accept all waiting connections, then call this method again when there are more, or after an error."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        try:
+            while True:
+                connection = close_on_fork(lambda: self._listener.accept()[0])
+                connection.setblocking(False)
+                self._tasks.add(task := loop.create_task(self._receive(connection)))
+                task.add_done_callback(self._tasks.discard)
+        except BlockingIOError:
+            loop.add_reader(self._listener, self._accept)
+        except OSError:
+            loop.call_later(_RETRY_SECONDS, self._accept)
 
     async def _receive(self, connection: socket.socket) -> None:
         """Process the heartbeats of one connection until it is closed."""

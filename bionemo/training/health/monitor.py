@@ -210,27 +210,20 @@ def report_first_error(monitor: HealthMonitor, trainer: pl.Trainer) -> Iterator[
     Rank 0 prints the message. An unexpected error (a defect) is also raised on its own rank, with a traceback.
     """
     monitor.error = None
-    if trainer.world_size == 1:
-        try:
-            yield
-        except BaseException as error:
-            _raise(_find_cause(error, monitor), error)
-        return
     with disable_process_observer():
-        monitor.start(trainer)
+        if trainer.world_size > 1:
+            monitor.start(trainer)
         try:
             yield
         except BaseException as error:
-            _raise(_select_exception(_find_cause(error, monitor), monitor), error)
+            cause = _find_cause(error, monitor)
+            selected = _select_exception(cause, monitor) if trainer.world_size > 1 else cause
+            if selected is error:
+                raise
+            raise selected from error
         if monitor.diagnosis is not None:
             sys.exit(1)
         monitor.stop()
-
-
-def _raise(selected: BaseException, caught: BaseException) -> None:
-    if selected is caught:
-        raise caught
-    raise selected from caught
 
 
 def _find_cause(error: BaseException, monitor: HealthMonitor) -> BaseException:

@@ -129,7 +129,7 @@ def read_config(
         UserError: if the configuration is invalid, or the model cannot read sequences of this length.
     """
     section = _complete_section(network_class, saved, path)
-    config = _typed(section, path)
+    config = _typed(section, network_class, path)
     if longest is None or longest <= config.max_position_embeddings:
         return config
     if not network_class.rotary:
@@ -138,15 +138,15 @@ def read_config(
             "a smaller length, or another model"
         )
     _replace(section, dict.fromkeys(_LENGTHS, longest))
-    return _typed(section, path)
+    return _typed(section, network_class, path)
 
 
 def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return a complete `model` section of plain values."""
+    """Return the `model` section of a checkpoint, or of the model class with the values of another format."""
     data = saved.get("data")
-    # Complete: v1's `data` section lacks `packing`, and an archive that we wrote has v1's keys such as `precision`.
-    if isinstance(data, Mapping) and "packing" in data and "precision" not in saved:
-        section = deepcopy(dict(saved))
+    # v1's `data` section lacks `kind`, and an archive that this package wrote has v1's keys such as `precision`.
+    if isinstance(data, Mapping) and ("kind" in data or "packing" in data) and "precision" not in saved:
+        section = deepcopy({**saved, "data": {"preprocessing": None, **data}})
         _replace(section, _REPLACED)
         check_plain_values(section, "model", path)  # OmegaConf would evaluate interpolations
         return section
@@ -169,8 +169,8 @@ def _replace(section: dict[str, Any], values: Mapping[str, Any]) -> None:
             group[name] = value
 
 
-def _typed(section: dict[str, Any], path: Path) -> ModelConfig:
+def _typed(section: dict[str, Any], network_class: type[LanguageModel], path: Path) -> ModelConfig:
     try:
-        return read_model_section(section)
+        return read_model_section(section, network_class.default_config)
     except UserError as error:
         raise UserError(f"{path}: invalid model configuration: {error}") from error

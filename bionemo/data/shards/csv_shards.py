@@ -86,6 +86,8 @@ class CsvSource(TextShards):
         index_mapping_dir: str | Path | None = None,
         workers: int | None = None,
     ) -> None:
+        if not columns:
+            raise UserError("no column is selected: name at least that of the sequences, counted from 0")
         sequence = list(columns).index("sequence") if "sequence" in columns else 0
         self._dialect = Dialect(
             tuple(columns),

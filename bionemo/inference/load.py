@@ -106,9 +106,9 @@ def read_vocabulary(network_class: type[LanguageModel], config: ModelConfig, sav
         UserError: if its files are missing, or its size is not that of the saved model.
     """
     vocabulary = load_tokenizer(network_class.tokenizer, config.tokenizer)
-    if saved.vocabulary_size is not None and vocabulary.vocab_size != saved.vocabulary_size:
+    if saved.vocab_size is not None and vocabulary.vocab_size != saved.vocab_size:
         raise UserError(
-            f"{path} has a vocabulary of {saved.vocabulary_size:,} tokens, but the tokenizer has "
+            f"{path} has a vocabulary of {saved.vocab_size:,} tokens, but the tokenizer has "
             f"{vocabulary.vocab_size:,}: provide the vocabulary files of its training"
         )
     return vocabulary

@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translation of parameter names and tensor layouts between our models and other formats.
 
-A `WeightNames` table maps the names of our parameters to those of Hugging Face or of `.nemo` files. Tables are data:
-torch is imported only when tensors are converted. Values are moved, never changed, so a round trip is bitwise
-identical.
+A `WeightNames` table maps the names of our parameters to those of Hugging Face or of `.nemo` files. Values are moved,
+never changed, so a round trip is bitwise identical.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from bionemo.interop.shape_check import MAX_LAYERS, Shape, get_size
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MULTIPLE = "make_vocab_size_divisible_by"
 # Our module -> shapes of its weight and bias. H: hidden size, P: heads x head size, D: 2P, Q: 3P, F: feed-forward
@@ -50,8 +47,6 @@ def _trim_rows(rows: int, padded_rows: int) -> Transform:
     """Remove the rows that pad the vocabulary, or add them as zeros."""
 
     def pad(theirs: Tensor) -> Tensor:
-        import torch
-
         padding = theirs.new_zeros(padded_rows - rows, *theirs.shape[1:])
         return torch.cat([theirs, padding]) if len(padding) else theirs
 
@@ -84,8 +79,6 @@ class Weight(NamedTuple):
 
     def to_ours(self, read: Callable[[str], Tensor]) -> Tensor:
         """Convert their tensors, which `read` returns by name, to ours."""
-        import torch
-
         parts = [read(name) for name in self.theirs]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
         for transform in reversed(self.transforms):
@@ -94,8 +87,6 @@ class Weight(NamedTuple):
 
     def their_shapes(self) -> dict[str, Shape]:
         """Return the shape of each of their tensors."""
-        import torch
-
         theirs = self.to_theirs(torch.empty(self.shape, device="meta"))
         return {name: tuple(tensor.shape) for name, tensor in theirs.items()}
 
@@ -124,8 +115,8 @@ class WeightNames:
     transposes: bool = False
     extra_positions: int = 0
 
-    def weights(self, config: Mapping[str, Any], vocabulary_size: int) -> dict[str, Weight]:
-        """Return all weights of a model, by our names; `vocabulary_size` does not count padding.
+    def weights(self, config: Mapping[str, Any], vocab_size: int) -> dict[str, Weight]:
+        """Return all weights of a model, by our names; `vocab_size` does not count padding.
 
         Raises:
             UserError: if a size is missing or out of range.
@@ -140,7 +131,7 @@ class WeightNames:
             "Q": 3 * attention,
             "F": get_size(config, "ffn_hidden_size"),
             "L": get_size(config, "max_position_embeddings") + self.extra_positions,
-            "V": -(-vocabulary_size // multiple) * multiple,
+            "V": -(-vocab_size // multiple) * multiple,
         }
         layers = get_size(config, "num_layers", MAX_LAYERS)
 
@@ -150,7 +141,7 @@ class WeightNames:
             divided = next((dim for dim, letter in enumerate(letters) if letter.islower()), None)
             transforms = []
             if letters[0] == "v" and not self.pads_vocabulary:
-                transforms.append(_trim_rows(vocabulary_size, shape[0]))
+                transforms.append(_trim_rows(vocab_size, shape[0]))
             if letters[0] == "q" and not self.qkv_by_head:
                 transforms.append(_separate_qkv(heads))
             if self.transposes and in_layer and len(shape) == 2:

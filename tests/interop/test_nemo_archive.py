@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.interop.nemo_archive import read, write
-from bionemo.interop.nemo_models import NEMO_MODELS, get_nemo_model
+from bionemo.interop.nemo_models import get_nemo_model
+from bionemo.models.esm1nv import ESM1nv
+from bionemo.models.esm2nv import ESM2nv
 from bionemo.models.language_model import load_model_class
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
@@ -78,7 +80,7 @@ def test_weight_table_matches_the_model(name: str) -> None:
     names = get_nemo_model(asdict(cfg))
     shapes = {key: weight.shape for key, weight in names.weights(asdict(cfg)).items()}
     assert shapes == {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    assert (names.our_class, names.nemo_class, names.vocabulary_size) == (
+    assert (names.our_class, names.nemo_class, names.vocab_size) == (
         cfg._target_,
         TARGETS[name],
         alphabet.vocab_size,
@@ -266,9 +268,9 @@ def test_configuration_values_are_not_evaluated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["", "bionemo.model.protein.esm1nv.base.ESMnvMegatronBertModel"])
 def test_position_type_determines_the_model_without_a_class(target: str) -> None:
-    assert get_nemo_model({"target": target, "position_embedding_type": "rope"}) is NEMO_MODELS[1]
-    assert get_nemo_model({"target": target, "position_embedding_type": "learned_absolute"}) is NEMO_MODELS[0]
-    assert get_nemo_model({}) is NEMO_MODELS[0]
+    assert get_nemo_model({"target": target, "position_embedding_type": "rope"}) is ESM2nv.nemo
+    assert get_nemo_model({"target": target, "position_embedding_type": "learned_absolute"}) is ESM1nv.nemo
+    assert get_nemo_model({}) is ESM1nv.nemo
 
 
 def write_with_room_for(size: int, file: Path, weights: dict[str, Tensor]) -> None:

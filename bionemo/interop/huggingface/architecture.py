@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
+from bionemo.interop.model_formats import ModelFormat
 from bionemo.interop.shape_check import MAX_LAYERS, MAX_SIZE, get_size
 from bionemo.interop.weight_names import MULTIPLE, WeightNames
 
@@ -16,15 +17,15 @@ Config = Mapping[str, Any]  # `model` section of our configuration
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """One architecture of transformers.
+class Architecture(ModelFormat):
+    """A model class in the format of transformers.
 
     Attributes:
         title: name for messages.
         model_type, class_name: `model_type` and class in config.json.
         names: names of the weights.
         prefix: prefix of names that files of the base model, without a head, omit.
-        config: keys that all our configurations of this architecture have, with `_target_`, their class.
+        config: keys that all our configurations of this architecture have, except for `_target_`.
         required: keys of config.json that may only have one value, which is also their default.
         sizes: our key -> theirs, of positive integers.
         numbers: our key -> theirs and its default, of numbers from 0 on.
@@ -58,11 +59,6 @@ class Architecture:
     inverse_frequencies: str = ""
     contact_head: str = ""
 
-    @property
-    def our_class(self) -> str:
-        """Class path in our configurations."""
-        return str(self.config["_target_"])
-
     def to_config(self, settings: Settings) -> tuple[dict[str, Any], int]:
         """Translate config.json to our configuration and the vocabulary size.
 
@@ -74,7 +70,7 @@ class Architecture:
             unset = found is None and value is False
             if not unset and (found != value or isinstance(found, bool) != isinstance(value, bool)):
                 raise UserError(f"{key} in its config.json is {str(found)[:50]!r}; only {value} is supported")
-        config = {**self.config, "kv_channels": None}
+        config = {"_target_": self.our_class, **self.config, "kv_channels": None}
         for ours, theirs in self.sizes.items():
             config[ours] = get_size(settings, theirs, MAX_LAYERS if ours == "num_layers" else MAX_SIZE)
         hidden, heads = self.sizes["hidden_size"], self.sizes["num_attention_heads"]
@@ -95,7 +91,7 @@ class Architecture:
         config["seq_length"] = config["encoder_seq_length"] = config["max_position_embeddings"]
         return config, get_size(settings, "vocab_size")
 
-    def to_settings(self, config: Config, vocabulary_size: int) -> dict[str, Any]:
+    def to_settings(self, config: Config, vocab_size: int) -> dict[str, Any]:
         """Translate our configuration and the vocabulary size to config.json.
 
         Raises:
@@ -108,11 +104,11 @@ class Architecture:
         return {
             "architectures": [self.class_name],
             "model_type": self.model_type,
-            "vocab_size": vocabulary_size,
+            "vocab_size": vocab_size,
             MULTIPLE: get_size(config, MULTIPLE),  # not used by transformers; restores our padding when read again
             **{theirs: config[ours] for ours, theirs in self.sizes.items()},
             **{theirs: bool(config.get(ours, True)) for ours, theirs in self.flags.items()},
             **{theirs: config.get(ours, default) for ours, (theirs, default) in self.numbers.items()},
-            **self.write_settings(config, vocabulary_size),
+            **self.write_settings(config, vocab_size),
             **self.required,
         }

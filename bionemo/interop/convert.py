@@ -16,30 +16,20 @@ CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
 
 
 class Model(NamedTuple):
-    """A trained model of any format.
+    """A trained model of any format."""
 
-    Attributes:
-        config: `model` section of our configuration, as far as the file determines it.
-        vocab_size: number of tokens without padding; None if it is not known.
-        weights: weights by our names.
-        history: facts about the training, for the model card.
-        contact_head: contact regression, if there is one.
-    """
-
-    config: Mapping[str, Any]
-    vocab_size: int | None
-    weights: TensorSource
-    history: Mapping[str, str] = {}
-    contact_head: ContactHead | None = None
+    config: Mapping[str, Any]  # `model` section of our configuration, as far as the file determines it
+    vocab_size: int | None  # number of tokens without padding; None if it is not known
+    weights: TensorSource  # weights by our names
+    history: Mapping[str, str] = {}  # facts about the training, for the model card
+    contact_head: ContactHead | None = None  # contact regression, if there is one
 
 
 def convert(source: Path, target: Path, to: str | None = None) -> None:
     """Convert a trained model to another format.
 
-    Args:
-        source: a checkpoint, a `.nemo` archive or a Hugging Face directory.
-        target: path to create.
-        to: "hf" for a Hugging Face directory; None: an archive if the name ends in .nemo, else a checkpoint.
+    `to` is "hf" for a Hugging Face directory; None: an archive if the name of the target ends in .nemo, else a
+    checkpoint.
 
     Raises:
         UserError: if the source cannot be read, both formats are the same, or the target exists or cannot be written.

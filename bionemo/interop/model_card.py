@@ -29,14 +29,10 @@ def render(
 ) -> str:
     """Return the text of a model card, without secrets.
 
-    Args:
-        name: name of the model's file or directory.
-        config: `model` section of our configuration. The first sentence of the docstring of its class is the
-            description of the model.
-        vocab_size: number of tokens; None if it is not known.
-        weights: weights of the whole model.
-        history: facts about the training; empty if nothing is known.
-        usage: Python code that opens the model with another library.
+    The first sentence of the docstring of the model's class is the description of the model.
+
+    `name` is that of the model's file or directory, `config` the `model` section of our configuration, `history` facts
+    about the training, and `usage` Python code that opens the model with another library.
     """
     model_class = import_target(str(config["_target_"]))
     class_name, tag = model_class.__name__, model_class.card_tag

@@ -10,12 +10,9 @@ from bionemo.config.targets import import_target, is_allowed, known_models
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFormat:
-    """Description of a model class in another format.
+    """Description of a model class in another format."""
 
-    Attributes:
-        our_class: path of the class of which this is an attribute; Python sets it when the class is created.
-    """
-
+    # Path of the class of which this is an attribute; Python sets it when the class is created.
     our_class: str = field(init=False, default="")
 
     def __set_name__(self, owner: type, name: str) -> None:

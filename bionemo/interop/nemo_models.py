@@ -28,29 +28,19 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class NemoModel(ModelFormat):
-    """A model class in `.nemo` files.
+    """A model class in `.nemo` files."""
 
-    Attributes:
-        nemo_class: class path in `.nemo` files (the `target` that ModelPT adds); it is compared, never imported.
-        base_class: class that re-partitioned files name instead, and files of early releases do not name; the type of
-            positions then determines the model.
-        vocab_size: number of tokens without padding; the default where users bring their own vocabulary.
-        names: names of the weights, without the prefix.
-        prefix: prefix of all names.
-        sentinels: default number of sentinel tokens, which follow the vocabulary.
-        user_vocabulary: whether users bring their own vocabulary, with its size in `tokenizer.vocab_size`.
-        rotary: whether the positions are rotary; NeMo also stores their frequencies.
-        config: keys of NeMo's configuration that have one value for this model.
-    """
-
-    nemo_class: str
+    nemo_class: str  # class path in `.nemo` files (the `target` that ModelPT adds); it is compared, never imported
+    # Class that re-partitioned files name instead, and files of early releases do not name; the type of positions
+    # then determines the model.
     base_class: str = ""
-    vocab_size: int
-    names: WeightNames
-    prefix: str = "model."
-    sentinels: int = 0
-    user_vocabulary: bool = False
-    rotary: bool = False
+    vocab_size: int  # number of tokens without padding; the default where users bring their own vocabulary
+    names: WeightNames  # names of the weights, without the prefix
+    prefix: str = "model."  # prefix of all names
+    sentinels: int = 0  # default number of sentinel tokens, which follow the vocabulary
+    user_vocabulary: bool = False  # whether users bring their own vocabulary, with its size in `tokenizer.vocab_size`
+    rotary: bool = False  # whether the positions are rotary; NeMo also stores their frequencies
+    # Keys of NeMo's configuration that have one value for this model.
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def describes(self, config: Mapping[str, Any]) -> bool:

@@ -54,21 +54,14 @@ def _trim_rows(rows: int, padded_rows: int) -> Transform:
 
 
 class Weight(NamedTuple):
-    """One of our parameters and its counterpart in another format.
+    """One of our parameters and its counterpart in another format."""
 
-    Attributes:
-        theirs: names in the other format; several hold equal parts of the first dimension, in this order.
-        shape: shape of our parameter.
-        tensor_parallel_dim: dimension that tensor parallelism divides.
-        padded: whether the first dimension is the vocabulary, padded to a multiple.
-        transforms: rearrangements, in the order in which they are applied to our tensor.
-    """
-
+    # Names in the other format; several hold equal parts of the first dimension, in this order.
     theirs: tuple[str, ...]
-    shape: Shape
-    tensor_parallel_dim: int | None = None
-    padded: bool = False
-    transforms: tuple[Transform, ...] = ()
+    shape: Shape  # shape of our parameter
+    tensor_parallel_dim: int | None = None  # dimension that tensor parallelism divides
+    padded: bool = False  # whether the first dimension is the vocabulary, padded to a multiple
+    transforms: tuple[Transform, ...] = ()  # rearrangements, in the order in which they are applied to our tensor
 
     def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
         """Convert our tensor to theirs, by their names; views where possible."""
@@ -93,27 +86,20 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightNames:
-    """The weights of one model architecture in another format.
+    """The weights of one model architecture in another format."""
 
-    Attributes:
-        names: our parameter name -> theirs, with `{}` for the number of a layer. Several names, separated by spaces,
-            hold equal parts of the first dimension.
-        only_if: our parameter name -> (configuration key, value): the weight exists only with this value; a key that
-            is missing counts as true.
-        copies: their names under which the format stores a weight a second time -> the name of that weight.
-        pads_vocabulary: whether their vocabulary is padded like ours.
-        qkv_by_head: whether query, key and value are ordered by head, as ours are.
-        transposes: whether the matrices of layers are stored as [in, out].
-        extra_positions: rows of the position table that belong to no position.
-    """
-
+    # Our parameter name -> theirs, with `{}` for the number of a layer. Several names, separated by spaces, hold
+    # equal parts of the first dimension.
     names: Mapping[str, str]
+    # Our parameter name -> (configuration key, value): the weight exists only with this value; a key that is missing
+    # counts as true.
     only_if: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    # Their names under which the format stores a weight a second time -> the name of that weight.
     copies: Mapping[str, str] = field(default_factory=dict)
-    pads_vocabulary: bool = True
-    qkv_by_head: bool = True
-    transposes: bool = False
-    extra_positions: int = 0
+    pads_vocabulary: bool = True  # whether their vocabulary is padded like ours
+    qkv_by_head: bool = True  # whether query, key and value are ordered by head, as ours are
+    transposes: bool = False  # whether the matrices of layers are stored as [in, out]
+    extra_positions: int = 0  # rows of the position table that belong to no position
 
     def weights(self, config: Mapping[str, Any], vocab_size: int) -> dict[str, Weight]:
         """Return all weights of a model, by our names; `vocab_size` does not count padding.
@@ -162,12 +148,9 @@ class WeightNames:
 
 
 def module_names(modules: Mapping[str, str], ours: str = "", theirs: str = "") -> dict[str, str]:
-    """Return the names of the weight and the bias of each module.
+    """Return the names of the weight and the bias of each module, with a prefix of our names and one of theirs.
 
-    Args:
-        modules: our module -> theirs, or several of theirs separated by spaces.
-        ours: prefix of our names.
-        theirs: prefix of their names.
+    `modules` maps our module to theirs, or several of theirs separated by spaces.
     """
     return {
         f"{ours}{module}.{kind}": " ".join(f"{theirs}{name}.{kind}" for name in names.split())

@@ -156,7 +156,7 @@ def test_keys_that_do_not_change_the_function_may_be_missing_or_unknown(tmp_path
 def test_a_rotary_model_reads_longer_sequences_on_request(reference: tuple[Path, EsmForMaskedLM]) -> None:
     path, theirs = reference
     (text,) = sequences((150,))
-    with pytest.raises(UserError, match="150 tokens, the model reads 94 at most"):
+    with pytest.raises(UserError, match="150 tokens, but the model accepts at most 94"):
         bionemo.load(path).embed([text])
     ours = bionemo.load(path, longest=152)
     ids = torch.tensor([[0, *ours.ids([text])[0].tolist(), 2]])

@@ -91,7 +91,7 @@ def test_inference(tmp_path: Path) -> None:
     scores = text[places, ids[0, 1:-1]]
     np.testing.assert_allclose(ours.embed(SEQUENCES[:1])[0], hidden.mean(0), rtol=0, atol=1e-5)
     np.testing.assert_allclose(ours.pseudo_perplexity(SEQUENCES[:1])[0], torch.exp(-scores.mean()), rtol=1e-5)
-    with pytest.raises(UserError, match="sequence 0 has 97 tokens, the model reads 96 at most"):
+    with pytest.raises(UserError, match="sequence 0 has 97 tokens, but the model accepts at most 96"):
         ours.embed([LONGEST + "M"])
 
 

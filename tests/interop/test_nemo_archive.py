@@ -217,8 +217,8 @@ def make_inconsistent(kind: str, config: dict[str, Any]) -> dict[str, dict[str, 
         "replica": "its tensor parallel ranks differ in lm_head.dense.bias",
         "table": "its pipeline stages differ in word_embeddings.weight",
         "width": "encoder.layers.3.self_attention.linear_proj.weight has shape (8, 7), expected (8, 8) from",
-        "height": "the parts of encoder.layers.3.self_attention.linear_proj.weight do not fit together",
-        "type": "the parts of lm_head.bias do not fit together",
+        "height": "the parts of encoder.layers.3.self_attention.linear_proj.weight have incompatible shapes",
+        "type": "the parts of lm_head.bias have incompatible shapes",
     }.items(),
 )
 def test_inconsistent_ranks_are_refused(kind: str, message: str, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from bionemo.inference.analysis.plots import plot_contacts, plot_map, plot_scan,
 from bionemo.inference.analysis.protein import tokenize_protein
 from bionemo.inference.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
 from bionemo.inference.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
-from bionemo.inference.batching import max_tokens, tokenize
+from bionemo.inference.batching import max_tokens, tokenize, too_long_error
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import progress_bar
@@ -68,8 +68,8 @@ def run_variants(
         raise UserError(f"{table.path}: column {name!r} has no number: name another with --score-column")
     positions = {
         mutation.position
-        for text, place in zip(mutants, table.locations, strict=True)
-        for mutation in parse_mutations(text, place)
+        for text, location in zip(mutants, table.locations, strict=True)
+        for mutation in parse_mutations(text, location)
     }
     with staged_file(output) as file:
         model = load_model()
@@ -192,10 +192,8 @@ def _embed(
     for record in records:  # check all before the first is computed
         count = len(tokenize(model.network.vocabulary, record["sequence"], record["id"]))
         if count > max_length:
-            raise UserError(
-                f"{record['id']} has {count:,} tokens, the model reads {max_length:,} at most: embed the file with "
-                "`python -m bionemo.predict`, which can truncate it, and use the .npz file that it writes"
-            )
+            remedy = "embed the file with `python -m bionemo.predict`, which can truncate it, and use its .npz file"
+            raise too_long_error(record["id"], count, max_length, remedy)
     parts = []
     with progress_bar("embedding", len(records), "sequences") as advance:
         for first in range(0, len(records), EMBEDDING_BATCH):

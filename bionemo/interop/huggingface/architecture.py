@@ -18,46 +18,29 @@ Config = Mapping[str, Any]  # `model` section of our configuration
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture(ModelFormat):
-    """A model class in the format of transformers.
+    """A model class in the format of transformers."""
 
-    Attributes:
-        title: name for messages.
-        model_type, class_name: `model_type` and class in config.json.
-        names: names of the weights.
-        prefix: prefix of names that files of the base model, without a head, omit.
-        config: keys that all our configurations of this architecture have, except for `_target_`.
-        required: keys of config.json that may only have one value, which is also their default.
-        sizes: our key -> theirs, of positive integers.
-        numbers: our key -> theirs and its default, of numbers from 0 on.
-        flags: our key -> theirs, of booleans that are false by default.
-        read_settings: checks config.json and returns the remaining keys of our configuration, given the others.
-        write_settings: checks our configuration and returns the other keys of config.json.
-        write_tokenizer: returns the texts of the tokenizer's files, by file name.
-        read_tokenizer: returns the keys of our configuration that follow from the tokenizer's files.
-        position_type: `position_embedding_type` that distinguishes architectures of one model_type.
-        ignored: patterns of the names of tensors that are computed or unused.
-        inverse_frequencies: name of the rotary frequencies of layer `{}`, which some versions of transformers expect.
-        contact_head: name of the contact regression, which the class in transformers has.
-    """
-
-    title: str
-    model_type: str
+    title: str  # name for messages
+    model_type: str  # in config.json, as class_name
     class_name: str
     names: WeightNames
-    prefix: str
-    config: Config
-    required: Settings
-    sizes: Mapping[str, str]
-    numbers: Mapping[str, tuple[str, float]]
-    flags: Mapping[str, str] = field(default_factory=dict)
+    prefix: str  # of the names of weights, which files of the base model, without a head, omit
+    config: Config  # keys that all our configurations of this architecture have, except for `_target_`
+    required: Settings  # keys of config.json that may only have one value, which is also their default
+    sizes: Mapping[str, str]  # our key -> theirs, of positive integers
+    numbers: Mapping[str, tuple[str, float]]  # our key -> theirs and its default, of numbers from 0 on
+    flags: Mapping[str, str] = field(default_factory=dict)  # our key -> theirs, of booleans that are false by default
+    # Checks config.json and returns the remaining keys of our configuration, given the others.
     read_settings: Callable[[Settings, Config], dict[str, Any]]
+    # Checks our configuration and returns the other keys of config.json; the second argument is the vocabulary size.
     write_settings: Callable[[Config, int], dict[str, Any]]
-    write_tokenizer: Callable[[Config], dict[str, str]]
-    read_tokenizer: Callable[[Path], dict[str, Any]]
-    position_type: str = ""
-    ignored: Sequence[str] = ()
+    write_tokenizer: Callable[[Config], dict[str, str]]  # returns the texts of the tokenizer's files, by file name
+    read_tokenizer: Callable[[Path], dict[str, Any]]  # returns the keys that follow from the tokenizer's files
+    position_type: str = ""  # `position_embedding_type` that distinguishes architectures of one model_type
+    ignored: Sequence[str] = ()  # patterns of the names of tensors that are computed or unused
+    # Name of the rotary frequencies of layer `{}`, which some versions of transformers expect.
     inverse_frequencies: str = ""
-    contact_head: str = ""
+    contact_head: str = ""  # name of the contact regression, which the class in transformers has
 
     def to_config(self, settings: Settings) -> tuple[dict[str, Any], int]:
         """Translate config.json to our configuration and the vocabulary size.

@@ -152,13 +152,9 @@ def write(
 ) -> None:
     """Write a directory that transformers' `from_pretrained` opens; it appears when it is complete.
 
-    Args:
-        path: the directory; an existing Hugging Face model is replaced.
-        config: `model` section of our configuration, of plain values.
-        vocab_size: number of tokens, without padding.
-        source: weights of the whole model; all of them are held in memory.
-        contact_head: contact regression; None: zeros, with which every contact has probability 0.5.
-        history: facts about the training, for the model card.
+    An existing Hugging Face model is replaced. `config` is the `model` section of our configuration, of plain values;
+    `vocab_size` does not count padding. All weights are held in memory. A missing contact head is replaced by zeros,
+    with which every contact has probability 0.5.
 
     Raises:
         UserError: if the architecture is not supported, the weights do not match the configuration, or the disk is

@@ -162,11 +162,11 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"token_dropout": 1}, "token_dropout in its config.json is '1', neither true nor false"),
     (
         {"position_embedding_type": "relative_key"},
-        "position_embedding_type is 'relative_key'; supported are rotary and absolute",
+        "position_embedding_type is 'relative_key'; supported are absolute and rotary",
     ),
     (
         {"position_embedding_type": ["absolute"]},
-        "position_embedding_type is \"['absolute']\"; supported are rotary and",
+        "position_embedding_type is \"['absolute']\"; supported are absolute and",
     ),
     (
         {"position_embedding_type": "rotary"},

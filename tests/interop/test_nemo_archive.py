@@ -232,7 +232,7 @@ def test_inconsistent_ranks_are_refused(kind: str, message: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target": "bionemo.model.dna.DNABERTModel"}, "supported: ESM1nvModel, ESM2nvModel, ProtT5nvModel, MegaMolB"),
+        ({"target": "bionemo.model.dna.DNABERTModel"}, "supported: ESM1nvModel, ESM2nvModel, MegatronGPTModel, Meg"),
         ({"megatron_legacy": True}, "megatron_legacy in its configuration is 'True'; only False is supported"),
         ({"normalization": "layernorm1p"}, "normalization in its configuration is 'layernorm1p'; only layernorm"),
         ({"num_layers": 3}, "12 weights are missing: 'encoder.layers.2.input_layernorm.weight'"),

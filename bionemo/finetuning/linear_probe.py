@@ -222,9 +222,8 @@ def predict(head: Head, data: Features) -> tuple[Tensor, Tensor]:
 def _predict_batch(
     head: Head, batch: FeatureBatch, device: torch.device, keys: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    vectors, targets = (
-        torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (batch.vectors, batch.targets)
-    )
+    arrays = (np.ascontiguousarray(each) for each in (batch.vectors, batch.targets))
+    vectors, targets = (torch.from_numpy(array).to(device) for array in arrays)
     predictions = head(vectors, batch.lengths.tolist(), keys)
     if targets.dtype == torch.int64:
         labelled = targets != IGNORED

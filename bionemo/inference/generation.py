@@ -112,13 +112,9 @@ def _check(config: SamplingConfig, prefix: str) -> None:
 
 
 def generate(
-    model: InferenceModel,
-    sequences: Sequence[Ids],
-    decoding: Decoding,
-    numbers: NDArray[np.int64] | None = None,
-    limits: BatchLimits = DEFAULT_LIMITS,
-    advance: Callable[[int], object] = no_progress,
-) -> list[list[str]]:
+    model: InferenceModel, sequences: Sequence[Ids], decoding: Decoding, numbers: NDArray[np.int64] | None = None,
+    limits: BatchLimits = DEFAULT_LIMITS, advance: Callable[[int], object] = no_progress,
+) -> list[list[str]]:  # fmt: skip
     """Decode molecules from each input.
 
     The noise is determined by `numbers`, the record numbers [N]; None: positions in `sequences`. `advance` is called

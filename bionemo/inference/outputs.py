@@ -90,12 +90,9 @@ class InferenceModel:
                 raise UserError(f"{name} is not available for encoder-decoder models ({name_of_class})")
 
     def compute(
-        self,
-        sequences: Sequence[Ids],
-        wanted: Sequence[str],
-        limits: BatchLimits = DEFAULT_LIMITS,
+        self, sequences: Sequence[Ids], wanted: Sequence[str], limits: BatchLimits = DEFAULT_LIMITS,
         advance: Callable[[int], object] = no_progress,
-    ) -> Iterator[OutputArrays]:
+    ) -> Iterator[OutputArrays]:  # fmt: skip
         """Compute outputs of tokenized sequences, batch by batch and in order.
 
         The sequences have no begin and end tokens. `wanted` contains names from PER_SEQUENCE and PER_TOKEN. `advance`

@@ -129,9 +129,8 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
     found = identity_of(directory, KIND)
     if found is not None and found != prediction.identity:
         other = [key for key, value in prediction.identity.items() if found.get(key) != value]
-        log.warning(
-            "%s holds parts of another prediction: they are removed (other %s)", directory, " and ".join(other)
-        )
+        reason = " and ".join(other)
+        log.warning("%s holds parts of another prediction: they are removed (other %s)", directory, reason)
         remove_owned(directory, KIND, NAMES)
     create_owned(directory, KIND, prediction.identity)
 
@@ -198,18 +197,15 @@ def _compute_part(prediction: Prediction, model: TrainedModel, number: int, whic
     generated = decodings(prediction.task)
     computed = [name for name in prediction.outputs if name not in GENERATED]
     batches = list(model.compute(fitted.pieces, computed, limits, no_progress if generated else advance))
-    columns = {
-        name: np.concatenate([batch[name] for batch in batches]) if batches else np.zeros((0, 1), np.float32)
-        for name in computed
-    }
+    empty = {name: np.zeros((0, 1), np.float32) for name in computed}
+    columns = {name: np.concatenate([batch[name] for batch in batches or [empty]]) for name in computed}
     columns, tokens = join_pieces(columns, fitted)
     numbers = which.start + np.array(fitted.kept, np.int64)
     molecules: dict[str, np.ndarray] = {}
     for name, decoding in generated.items():
         last = len(molecules) == len(generated) - 1
-        texts = encode_texts(
-            generate(model, fitted.pieces, decoding, numbers, limits, advance if last else no_progress)
-        )
+        progress = advance if last else no_progress
+        texts = encode_texts(generate(model, fitted.pieces, decoding, numbers, limits, progress))
         molecules[name] = texts[:, 0] if name == "reconstruction" else texts
     advance(len(which) - len(fitted.pieces))
     arrays = {**columns, **molecules, "tokens": tokens, "numbers": numbers}
@@ -258,9 +254,8 @@ def merge_parts(prediction: Prediction) -> list[str]:
     lengths = {file: count_sequences(file, prediction.digest) for file in prediction.files}
     if damaged := [file for file, length in lengths.items() if length is None]:
         raise UserError(f"{damaged[0]} is damaged: run the same command again, which computes it again")
-    results = PredictionResults(
-        [file for file in prediction.files if lengths[file]], prediction.records, prediction.outputs
-    )
+    files = [file for file in prediction.files if lengths[file]]
+    results = PredictionResults(files, prediction.records, prediction.outputs)
     if not results.files:
         raise UserError("all sequences were dropped: set model.data.long_sequences to truncate or split")
     lines = [f"{len(results.tokens):,} sequences: {prediction.output}"]

@@ -208,11 +208,9 @@ def _parquet(path: Path, results: PredictionResults) -> None:
 
 
 def _write_tables(
-    path: Path,
-    results: PredictionResults,
-    make_table: Callable[[ResultPart], Any],
+    path: Path, results: PredictionResults, make_table: Callable[[ResultPart], Any],
     make_writer: Callable[[IO[bytes], Any], Any],
-) -> None:
+) -> None:  # fmt: skip
     """Write a table for each part with one writer."""
     parts = iter(results)
     first = make_table(next(parts))

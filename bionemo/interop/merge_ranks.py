@@ -56,10 +56,8 @@ def check_weights(expected: Mapping[str, Weight], found: Mapping[str, Tensor]) -
     Raises:
         UserError: if weights are missing or unknown, or one has a wrong shape or type.
     """
-    check_shapes(
-        {name: weight.shape for name, weight in expected.items()},
-        {name: tensor.shape for name, tensor in found.items()},
-    )
+    shapes = {name: weight.shape for name, weight in expected.items()}
+    check_shapes(shapes, {name: tensor.shape for name, tensor in found.items()})
     for name, tensor in found.items():
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UserError(f"{name} is of type {tensor.dtype}")

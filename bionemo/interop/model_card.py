@@ -20,13 +20,9 @@ _SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
 
 
 def render(
-    name: str,
-    config: Mapping[str, Any],
-    vocab_size: int | None,
-    weights: TensorSource,
-    history: Mapping[str, str],
+    name: str, config: Mapping[str, Any], vocab_size: int | None, weights: TensorSource, history: Mapping[str, str],
     usage: str = "",
-) -> str:
+) -> str:  # fmt: skip
     """Return the text of a model card, without secrets.
 
     The first sentence of the docstring of the model's class is the description of the model.

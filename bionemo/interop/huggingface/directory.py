@@ -143,13 +143,9 @@ class HuggingFaceModel:
 
 
 def write(
-    path: Path,
-    config: Mapping[str, Any],
-    vocab_size: int,
-    source: TensorSource,
-    contact_head: ContactHead | None = None,
-    history: Mapping[str, str] | None = None,
-) -> None:
+    path: Path, config: Mapping[str, Any], vocab_size: int, source: TensorSource,
+    contact_head: ContactHead | None = None, history: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
     """Write a directory that transformers' `from_pretrained` opens; it appears when it is complete.
 
     An existing Hugging Face model is replaced. `config` is the `model` section of our configuration, of plain values;

@@ -25,7 +25,7 @@ def mistake(model: Path, data: Path, output: Path, *words: str) -> str:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) has no letter of the vocabulary ('123')"),
+        ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) contains no letter of the vocabulary ('123')"),
         ("x.csv", "id,sequence\na,MKT\nb,\n", "a record without a sequence|b .record 1. is empty"),
         ("x.csv", "id,seq\na,MKT\n", "has no column 'sequence', but 'id', 'seq': set its name"),
         ("x.csv", "id,sequence\n", "holds no records after its 1 header line"),

@@ -97,7 +97,9 @@ def test_the_process_with_an_invalid_sequence_names_it(model: Path, tmp_path: Pa
     )
     errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
     assert told.returncode == 1
-    assert errors == [f"error: b (record 1) has no letter of the vocabulary ('{'1' * 30}'): is it a sequence?"]
+    assert errors == [
+        f"error: b (record 1) contains no letter of the vocabulary ('{'1' * 30}'): check that it is a sequence"
+    ]
     assert "Traceback" not in told.stderr
 
 

@@ -124,7 +124,7 @@ def test_unsupported_models_and_sequences(model: TrainedModel) -> None:
         score_variants(model, "A" * 97, ["A1G"])
     with pytest.raises(UserError, match="the sequence is empty"):
         scan(model, " ")
-    with pytest.raises(UserError, match="the sequence has no letter of the vocabulary"):
+    with pytest.raises(UserError, match="the sequence contains no letter of the vocabulary"):
         scan(model, "123")
     with pytest.raises(UserError, match="method='esm' is unknown: choose from masked-marginal, wild-type-marginal"):
         scan(model, SEQUENCE, "esm")

@@ -152,7 +152,6 @@ def _count_devices(cfg: InferConfig, gpus: int) -> int:
         return max(gpus, 1)
     count = int(configured) if str(configured).isdecimal() else 0
     if count < 1 or (gpus and count > gpus):
-        raise UserError(
-            f"trainer.devices={configured}, but there are {max(gpus, 1)}: set it to a number of these, or auto"
-        )
+        available = f"{gpus or 1} {'device is' if gpus < 2 else 'devices are'} available"
+        raise UserError(f"trainer.devices={configured}, but {available}: set it to at most {gpus or 1}, or to auto")
     return count

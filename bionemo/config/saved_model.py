@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `model` section of the configuration of a saved model, outside a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,44 @@ from bionemo.config.paths import find_source
 from bionemo.config.schema import ModelConfig
 from bionemo.config.schema_reader import SchemaReader
 
-_MAX_REPORTED = 3  # problems in one error message
+# Keys of `model` that do not change the function that the weights compute; a key includes all keys below it. All
+# other keys, also those of new models, may change it.
+TRAINING_KEYS = (  # they change the training
+    "micro_batch_size", "global_batch_size", "hidden_dropout", "attention_dropout", "seed", "optim",
+    "data.modify_percent", "data.mask_percent", "data.perturb_percent", "data.identity_percent",
+    "data.mask_special_tokens", "data.seq_length_dec", "data.masked_lm_prob", "data.max_ngram_size",
+    "data.encoder_augment", "data.canonicalize_encoder_input", "data.decoder_independent_augment",
+    "data.canonicalize_decoder_output", "data.encoder_mask", "data.decoder_mask", "data.mask_prob",
+    "data.span_lambda", "data.dynamic_padding", "data.drop_last", "data.long_sequences",
+)  # fmt: skip
+_OTHER_KEYS = (
+    "_target_", "name", "init_method_std",
+    # checked elsewhere: class and tokens by `Trainable.identity`, sizes by the shapes of the weights, the order of
+    # the data by data/data_module.py
+    "tokenizer", "make_vocab_size_divisible_by", "seq_length", "encoder_seq_length", "max_position_embeddings", "data",
+    # parallel layout and speed
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel", "compile",
+    "native_amp_init_scale", "native_amp_growth_interval", "hysteresis", "activations_checkpoint_granularity",
+    "activations_checkpoint_method", "activations_checkpoint_num_layers",
+    # start of a run, and tasks beside the training
+    "resume_from_checkpoint", "restore_encoder_path", "validation", "dwnstr_task_validation", "drop_last",
+)  # fmt: skip
+_MAX_REPORTED = 3  # problems or keys in one error message
 
 
 @dataclass(kw_only=True)
 class _Section:
     model: ModelConfig
+
+
+def changes_function(key: str) -> bool:
+    """Return whether a key of `model` may change the function that the weights compute."""
+    return not includes_key(TRAINING_KEYS + _OTHER_KEYS, key)
+
+
+def includes_key(keys: Iterable[str], key: str) -> bool:
+    """Return whether a key, or a group that contains it, is among `keys`."""
+    return any(key == each or key.startswith(f"{each}.") for each in keys)
 
 
 def complete_model_section(default_config: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,14 +64,50 @@ def complete_model_section(default_config: str, values: Mapping[str, Any]) -> di
     return section
 
 
-def read_model_section(section: Mapping[str, Any]) -> ModelConfig:
-    """Convert a complete section of plain values to the dataclass that its `_target_` selects.
+def read_model_section(section: Mapping[str, Any], default_config: str) -> ModelConfig:
+    """Convert a section of plain values, which another version may have written, to the dataclass of its `_target_`.
+
+    Of the keys that do not change the function of the model, unknown ones are ignored, and missing ones have the value
+    in the file `default_config` of conf/model.
 
     Raises:
-        UserError: if values are invalid; names the first ones.
+        UserError: if values are invalid, or a key that may change the function is missing or unknown; names the first
+            ones.
     """
     reader = SchemaReader()
-    found = reader.read(OmegaConf.create({"model": dict(section)}), _Section)
-    if found is None:
+    if (found := reader.read(OmegaConf.create({"model": dict(section)}), _Section)) is not None:
+        return found.model
+    for problem, keys in (("missing", reader.missing), ("unknown", reader.unknown)):
+        if changing := [key for key in keys if changes_function(key.removeprefix("model."))]:
+            raise UserError(
+                f"{problem} key {', '.join(changing[:_MAX_REPORTED])} may change the function of the model: use the "
+                "version of bionemo that wrote it"
+            )
+    adapted = {"model": deepcopy(dict(section))}
+    for key in reader.unknown:
+        _delete(adapted, key)
+    defaults = {"model": complete_model_section(default_config, section)} if reader.missing else {}
+    for key in reader.missing:
+        _copy(defaults, adapted, key)
+    if adapted["model"] == section:
         raise UserError("; ".join(reader.problems[:_MAX_REPORTED]))
-    return found.model
+    return read_model_section(adapted["model"], default_config)
+
+
+def _delete(tree: dict[str, Any], key: str) -> None:
+    """Delete a dotted key, and the groups that become empty."""
+    name, _, rest = key.partition(".")
+    if rest:
+        _delete(tree[name], rest)
+    if not rest or not tree[name]:
+        del tree[name]
+
+
+def _copy(source: dict[str, Any], target: dict[str, Any], key: str) -> None:
+    """Copy a dotted key, if the source has it."""
+    name, _, rest = key.partition(".")
+    if name in source:
+        if rest:
+            _copy(source[name], target.setdefault(name, {}), rest)
+        else:
+            target[name] = source[name]

@@ -30,13 +30,16 @@ class SchemaReader:
 
     Attributes:
         problems: errors, one phrase each.
+        missing: keys without a value.
+        unknown: keys that the dataclasses do not have.
         ignored: keys of v1 that were set and have no effect -> what replaced them.
     """
 
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.ignored: dict[str, str] = {}
-        self._unknown: list[str] = []
+        self.missing: list[str] = []
+        self.unknown: list[str] = []
         self._root: type = object
         # Problems of values that are references to others. They are reported only if there is no other problem.
         self._consequences: dict[str, str] = {}
@@ -45,9 +48,9 @@ class SchemaReader:
         """Return the typed configuration, or None if there are problems."""
         self._root = schema
         result = self._read_group(cfg, schema, "")
-        if self._unknown:
+        if self.unknown:
             keys = [*all_keys(_schema_or_default(cfg, schema)), *_model_keys(cfg)]
-            self.problems[:0] = [f"unknown key {key}{did_you_mean(key, keys)}" for key in self._unknown]
+            self.problems[:0] = [f"unknown key {key}{did_you_mean(key, keys)}" for key in self.unknown]
         self.problems = list(dict.fromkeys(self.problems or self._consequences.values()))
         return None if self.problems else result
 
@@ -75,7 +78,7 @@ class SchemaReader:
             if field.name in list(cfg):  # `in cfg` is False for a key whose value is missing
                 values[field.name] = self._read_value(cfg, field.name, annotated[field.name], hints[field.name], key)
             elif field.default is MISSING and field.default_factory is MISSING:
-                self.problems.append(_missing(key))
+                self._add_missing(key)
         return schema(**values) if before == self._count_problems() else None
 
     def _read_value(self, cfg: DictConfig, name: str, annotated: Any, hint: Any, key: str) -> Any:
@@ -89,13 +92,17 @@ class SchemaReader:
                 self._add_problem(cfg, name, key, f"{key} is {_shorten(str(value))}, expected {expected}")
             return value
         except MissingMandatoryValue:
-            self.problems.append(_missing(key))
+            self._add_missing(key)
         except OmegaConfBaseException as error:
             reason = _describe_interpolation_error(error)
             self._consequences.setdefault(reason, f"{key}: {reason}")
         except TypeError:
             self._add_problem(cfg, name, key, _describe_wrong_type(cfg, name, hint, key))
         return None
+
+    def _add_missing(self, key: str) -> None:
+        self.missing.append(key)
+        self.problems.append(f"missing value: give {key}=...")
 
     def _add_problem(self, cfg: DictConfig, name: str, key: str, problem: str) -> None:
         if OmegaConf.is_interpolation(cfg, name):
@@ -104,7 +111,7 @@ class SchemaReader:
             self.problems.append(problem)
 
     def _count_problems(self) -> int:
-        return len(self.problems) + len(self._unknown) + len(self._consequences)
+        return len(self.problems) + len(self.unknown) + len(self._consequences)
 
     def _add_undefined(self, cfg: DictConfig, name: str, key: str) -> None:
         """Classify a key that the schema lacks as a key of v1 or as unknown; of a group, each key in it."""
@@ -115,7 +122,7 @@ class SchemaReader:
             for child in node:
                 self._add_undefined(cfg[name], str(child), f"{key}.{child}")
         else:
-            self._unknown.append(key)
+            self.unknown.append(key)
 
 
 def find_out_of_range(value: Any, hint: Any) -> str | None:
@@ -206,10 +213,6 @@ def _schema_or_default(node: DictConfig, default: type) -> type:
         return target_schema(node["_target_"], object)
     except Exception:  # used only for suggestions
         return default
-
-
-def _missing(key: str) -> str:
-    return f"missing value: give {key}=..."
 
 
 def _describe_wrong_type(cfg: DictConfig, name: str, hint: Any, key: str) -> str:

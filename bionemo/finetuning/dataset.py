@@ -28,21 +28,14 @@ class LabelledDataset:
     """The sequences of one split, with a target at each labelled position; see `Dataset`.
 
     A class is stored as its number, a number as the bits of its fp32 value, which `bits_to_numbers` converts.
-
-    Attributes:
-        ids: token ids of N sequences, with begin and end tokens if the model has them.
-        target_positions: labelled positions of each sequence; the first token for a label of the whole sequence.
-        target_ids: int64 targets at these positions.
-        max_length: maximum number of tokens of a sequence.
-        seed: seed of dropout.
-        notes: messages for the user.
     """
 
-    ids: Sequence[Ids]
+    ids: Sequence[Ids]  # token ids of N sequences, with begin and end tokens if the model has them
+    # Labelled positions of each sequence; the first token for a label of the whole sequence.
     target_positions: list[NDArray[np.int64]]
-    target_ids: list[NDArray[np.int64]]
-    max_length: int
-    seed: int
+    target_ids: list[NDArray[np.int64]]  # int64 targets at these positions
+    max_length: int  # maximum number of tokens of a sequence
+    seed: int  # seed of dropout
     notes: tuple[str, ...] = ()
     clusters: None = None
 

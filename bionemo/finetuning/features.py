@@ -23,17 +23,11 @@ from bionemo.tokenizers import Vocabulary
 
 @dataclass(frozen=True)
 class Features:
-    """Vectors and targets.
+    """Vectors and targets."""
 
-    Attributes:
-        vectors: [rows, D] fp32, a row for each sequence, or for each token.
-        targets: [rows] int64 classes, or fp32 numbers.
-        lengths: [N] int64, number of rows of each sequence.
-    """
-
-    vectors: np.ndarray
-    targets: np.ndarray
-    lengths: np.ndarray
+    vectors: np.ndarray  # [rows, D] fp32, a row for each sequence, or for each token
+    targets: np.ndarray  # [rows] int64 classes, or fp32 numbers
+    lengths: np.ndarray  # [N] int64, number of rows of each sequence
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -61,9 +55,8 @@ def tokenize_split(split: Split, task_type: TaskType, vocabulary: Vocabulary) ->
     if task_type == "token-level-classification":
         for number, (text, ids) in enumerate(zip(split.texts, found, strict=True)):
             if len(text) != len(ids):
-                raise UserError(
-                    f"sequence {number:,} has {len(text):,} letters and {len(ids):,} tokens: remove spaces"
-                )
+                problem = f"{len(text):,} letters and {len(ids):,} tokens"
+                raise UserError(f"sequence {number:,} has {problem}: remove spaces")
     return found
 
 
@@ -73,13 +66,7 @@ def compute_features(
 ) -> tuple[Features, int]:  # fmt: skip
     """Compute the features of a split. Sequences above the model's maximum length are truncated.
 
-    Args:
-        model: trained model.
-        split: sequences and targets.
-        task_type: type of the task.
-        limits: maximum size of a batch.
-        file: .npy file for the vectors, which may exceed the memory; None: keep them in memory.
-        advance: called with the number of finished sequences.
+    The vectors, which may exceed the memory, are written to the .npy `file`; None: they are kept in memory.
 
     Returns:
         The features, and the number of truncated sequences.

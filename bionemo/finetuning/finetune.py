@@ -51,9 +51,8 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     model_class = load_model_class(str(saved.config["_target_"]))
     model = _model_config(cfg, read_config(model_class, saved.config, path, cfg.model.seq_length))
     check_same_function(path, saved.config, asdict(model))
-    splits, classes = read_splits(
-        cfg.model.data, "model.data", ["train", "val", *(["test"] if cfg.do_testing else [])]
-    )
+    names = ["train", "val", *(["test"] if cfg.do_testing else [])]
+    splits, classes = read_splits(cfg.model.data, "model.data", names)
     labelled = LabelledData(splits, cfg.model.data.task_type, model_class)
     vocabulary = read_vocabulary(model_class, model, saved, path)
     make_head = head_factory(cfg.model.downstream_task, cfg.model.data.task_type, model.hidden_size, len(classes))
@@ -91,15 +90,9 @@ def _build(
         cfg.model.freeze_layers, lora.adapter_dim if cfg.model.peft.enabled else None, tuple(lora.target_modules),
         cfg.model.encoder_lr_scale,
     )  # fmt: skip
-    return FineTunedModel(
-        model_class(model, vocabulary),
-        make_head,
-        saved.weights,
-        cfg.model.data.task_type,
-        trainable,
-        sample,
-        head_weights,
-    )
+    task_type = cfg.model.data.task_type
+    encoder = model_class(model, vocabulary)
+    return FineTunedModel(encoder, make_head, saved.weights, task_type, trainable, sample, head_weights)
 
 
 def _load_head_weights(
@@ -113,10 +106,10 @@ def _load_head_weights(
     if path is None:
         return None
     trained = read_trained_head(Path(path))
-    shapes = [
+    expected, found = (
         {name: weight.shape for name, weight in head.state_dict().items()} for head in (make_head(), trained.head)
-    ]
-    if trained.classes != classes or shapes[0] != shapes[1]:
+    )
+    if trained.classes != classes or expected != found:
         raise UserError(
             f"model.restore_head_path={path}: it predicts {', '.join(trained.classes[:8]) or 'a number'}, or has "
             "another size: use the head of a run on this task and this model, with the same model.downstream_task"
@@ -206,11 +199,8 @@ class ReportCallback(pl.Callback):
         sizes = {parameter: math.prod(place.shape) for parameter, place in pl_module.parallel.shards.items()}
         trainable = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
         head = sum(parameter.numel() for parameter in model.head.parameters() if parameter.requires_grad)
-        details = {
-            "parameters": sum(sizes.values()),
-            "parameters_that_learn": trainable,
-            "parameters_of_the_head": head,
-        }
+        total = sum(sizes.values())
+        details = {"parameters": total, "parameters_that_learn": trainable, "parameters_of_the_head": head}
         results = Results(path, model.head, best, self.history, test, self.fingerprint, details)
         write_results(results, self.cfg, self.directory, self.classes)
 

@@ -152,28 +152,10 @@ class SequenceHead(Head):
         return vectors_RD * self.answer_scale + self.answer_mean
 
 
-def make_head(
-    task_type: TaskType, hidden_size: int, classes: int, *, width: int, sizes: tuple[int, ...], dropout: float
-) -> Head:
-    """Create a head for a task.
-
-    Args:
-        task_type: type of the task.
-        hidden_size: size of the vectors.
-        classes: number of classes; 0 for regression.
-        width: channels between the convolutions of a TokenHead.
-        sizes: sizes of the hidden layers of a SequenceHead.
-        dropout: dropout probability.
-    """
-    if task_type == "token-level-classification":
-        return TokenHead(hidden_size, classes, width, dropout)
-    return SequenceHead(hidden_size, max(classes, 1), sizes, dropout)
-
-
 def head_factory(config: HeadConfig, task_type: TaskType, hidden_size: int, classes: int) -> Callable[[], Head]:
-    """Return a function that creates heads of the configured size."""
+    """Return a function that creates heads for a task; `classes` is 0 for regression."""
+    if task_type == "token-level-classification":
+        return partial(TokenHead, hidden_size, classes, config.cnn_dim, config.dropout)
     width = config.hidden_layer_size
     sizes = (width,) if isinstance(width, int) else tuple(width)
-    return partial(
-        make_head, task_type, hidden_size, classes, width=config.cnn_dim, sizes=sizes, dropout=config.dropout
-    )
+    return partial(SequenceHead, hidden_size, max(classes, 1), sizes, config.dropout)

@@ -41,37 +41,23 @@ _NAMES = r"(train|val|test)\.npy|\..+\.tmp"
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """Training settings of a head.
-
-    Attributes:
-        epochs: number of epochs.
-        batch_size: sequences per step.
-        shuffle: shuffle the sequences in every epoch.
-        seed: seed of weights, order and dropout.
-        optim: optimizer and schedule.
-        clip: maximum norm of the gradient; None: no limit.
-    """
+    """Training settings of a head."""
 
     epochs: int
-    batch_size: int
-    shuffle: bool
-    seed: int
+    batch_size: int  # sequences per step
+    shuffle: bool  # shuffle the sequences in every epoch
+    seed: int  # seed of weights, order and dropout
     optim: OptimConfig
-    clip: float | None = None
+    clip: float | None = None  # maximum norm of the gradient; None: no limit
 
 
 @dataclass
 class TrainedProbe:
-    """A head with its weights after the best epoch.
-
-    Attributes:
-        head: the module.
-        best: the epoch, from 1.
-        history: `epoch`, `train_loss` and validation metrics of each epoch.
-    """
+    """A head with its weights after the best epoch."""
 
     head: Head
-    best: int = 0
+    best: int = 0  # the epoch, from 1
+    # `epoch`, `train_loss` and validation metrics of each epoch.
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -94,7 +80,7 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
     encoder = model_fingerprint(model.path, network.config.max_position_embeddings, network.vocabulary)
     fingerprint = run_fingerprint(cfg, encoder, splits)
     if check_results(directory, fingerprint):
-        print_line(f"{cfg.name}: {directory} holds the result of this command already")
+        print_line(f"{cfg.name}: {directory} already contains the results of this run")
         return
     make_directories(directory)  # after the data and the model were checked
     with _feature_directory(directory) as feature_directory:
@@ -149,15 +135,8 @@ def train_head(
 ) -> TrainedProbe:  # fmt: skip
     """Train a new head and return it with the weights of the lowest validation loss, or the last ones without `val`.
 
+    `make_head` creates a head with random weights; `on_epoch` is called with the loss and the metrics of each epoch.
     The state of the global random number generators is restored.
-
-    Args:
-        make_head: creates the head with random weights.
-        data: features of the training split.
-        val: features of the validation split.
-        config: training settings.
-        device: device of the head.
-        on_epoch: called with the loss and the metrics of each epoch.
 
     Raises:
         UserError: if a loss or a weight is not finite.
@@ -189,7 +168,9 @@ def _train(
         head.train()
         totals = torch.zeros(2, device=device)
         for batch in iterate_batches(data, config.batch_size, order):
-            keys = _dropout_keys(config.seed, epoch, batch.sequences)
+            epochs = np.full(len(batch.sequences), epoch, np.int64)
+            bits = sample_keys(purpose_key(config.seed, "dropout"), epochs, batch.sequences)
+            keys = torch.from_numpy(bits.view(np.int64)).to(device)
             predictions, targets = _predict_batch(head, batch, device, keys)
             loss, count = metrics.summed_loss(predictions, targets), len(targets)
             optimizer.zero_grad()
@@ -238,18 +219,12 @@ def predict(head: Head, data: Features) -> tuple[Tensor, Tensor]:
     return torch.cat([predictions for predictions, _ in pairs]), torch.cat([targets for _, targets in pairs])
 
 
-def _dropout_keys(seed: int, epoch: int, sequences: np.ndarray) -> Tensor:
-    bits = sample_keys(purpose_key(seed, "dropout"), np.full(len(sequences), epoch, np.int64), sequences)
-    return torch.from_numpy(bits.view(np.int64))
-
-
 def _predict_batch(
     head: Head, batch: FeatureBatch, device: torch.device, keys: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    vectors, targets = (
-        torch.from_numpy(np.ascontiguousarray(each)).to(device) for each in (batch.vectors, batch.targets)
-    )
-    predictions = head(vectors, batch.lengths.tolist(), None if keys is None else keys.to(device))
+    arrays = (np.ascontiguousarray(each) for each in (batch.vectors, batch.targets))
+    vectors, targets = (torch.from_numpy(array).to(device) for array in arrays)
+    predictions = head(vectors, batch.lengths.tolist(), keys)
     if targets.dtype == torch.int64:
         labelled = targets != IGNORED
         return predictions[labelled], targets[labelled]

@@ -17,17 +17,11 @@ from bionemo.inference.model import TrainedModel
 
 
 class TrainedHead(NamedTuple):
-    """The content of `head.safetensors`.
-
-    Attributes:
-        head: the module.
-        classes: names of the classes; () for regression.
-        encoder: path of the model that the head was trained with.
-    """
+    """The content of `head.safetensors`."""
 
     head: Head
-    classes: tuple[str, ...]
-    encoder: Path
+    classes: tuple[str, ...]  # names of the classes; () for regression
+    encoder: Path  # path of the model that the head was trained with
 
 
 def read_trained_head(path: Path) -> TrainedHead:

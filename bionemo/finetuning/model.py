@@ -29,32 +29,22 @@ from bionemo.models.trainable import Trainable
 
 
 class TrainableParts(NamedTuple):
-    """Parameters that are trained besides the head.
+    """Parameters that are trained besides the head."""
 
-    Attributes:
-        freeze_layers: number of first layers that are frozen, with the embedding; a negative number: all but the last.
-        lora_rank: rank of LoRA adapters, with which all other weights are frozen; None: no adapters.
-        lora_modules: modules with adapters, from lora.TARGET_MODULES.
-        encoder_lr_scale: learning rate of the encoder's weights, as a multiple of the head's.
-    """
-
+    # Number of first layers that are frozen, with the embedding; a negative number: all but the last.
     freeze_layers: int = 0
-    lora_rank: int | None = None
-    lora_modules: Collection[str] = ("attention_qkv",)
-    encoder_lr_scale: float = 1.0
+    lora_rank: int | None = None  # rank of LoRA adapters, with which all other weights are frozen; None: no adapters
+    lora_modules: Collection[str] = ("attention_qkv",)  # modules with adapters, from lora.TARGET_MODULES
+    encoder_lr_scale: float = 1.0  # learning rate of the encoder's weights, as a multiple of the head's
 
 
 class FineTunedModel(Trainable):
     """An encoder with a prediction head; its parameters are `encoder.*`, including adapters, and `head.*`.
 
     Args:
-        encoder: the language model; its own head is not trained.
-        make_head: creates a prediction head with random weights.
-        weights: weights of the language model.
-        task_type: type of the task.
-        trainable: parameters that are trained.
+        encoder: the language model, whose own head is not trained, and `weights` its weights.
+        make_head: creates a prediction head with random weights, which `head_weights` replace.
         sample: batches of the training split for the statistics of a new head.
-        head_weights: weights of a trained head; None: random weights.
     """
 
     has_perplexity = False
@@ -113,9 +103,8 @@ class FineTunedModel(Trainable):
         """Set the statistics of the head from the sample, which is the same on all processes."""
         training, device = self.training, self.head.mean.device
         self.eval()
-        vectors = [
-            self._vectors(batch.to(device), _lengths(batch, self.encoder.has_bos_eos)) for batch in self._sample
-        ]
+        has_bos_eos = self.encoder.has_bos_eos
+        vectors = [self._vectors(batch.to(device), _lengths(batch, has_bos_eos)) for batch in self._sample]
         self.train(training)
         if vectors:
             targets = torch.cat([dataset.get_targets(batch, self.task_type) for batch in self._sample])
@@ -164,9 +153,8 @@ def _lengths(batch: PackedBatch, has_bos_eos: bool) -> NDArray[np.int64]:
 def loss_function(predictions_RC: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Return the loss summed over labelled rows, and their number. One column is a regression."""
     targets_R = dataset.get_targets(batch, "regression" if predictions_RC.shape[1] == 1 else "classification")
-    return metrics.summed_loss(predictions_RC, targets_R), predictions_RC.new_tensor(
-        len(targets_R), dtype=torch.float32
-    )
+    count = predictions_RC.new_tensor(len(targets_R), dtype=torch.float32)
+    return metrics.summed_loss(predictions_RC, targets_R), count
 
 
 def _set_trainable(encoder: LanguageModel, trainable: TrainableParts) -> None:

@@ -34,25 +34,15 @@ _MAX_CLASSES = 20  # number of classes whose names fit beside a plot
 
 
 class Results(NamedTuple):
-    """Results of a run.
+    """Results of a run."""
 
-    Attributes:
-        encoder: path of the model that computes the head's input.
-        head: the best head.
-        best: number of its epoch or validation in the history, from 1; 0 without a history.
-        history: `epoch`, `train_loss` and validation metrics of each epoch or validation.
-        test: predictions [R, C] and targets [R] of the test split; None: it was not tested.
-        fingerprint: fingerprint of the run.
-        details: further entries of the report.
-    """
-
-    encoder: Path
+    encoder: Path  # path of the model that computes the head's input
     head: Head
-    best: int
-    history: Sequence[Mapping[str, float]]
-    test: tuple[Tensor, Tensor] | None
+    best: int  # number of its epoch or validation in the history, from 1; 0 without a history
+    history: Sequence[Mapping[str, float]]  # `epoch`, `train_loss` and validation metrics of each epoch or validation
+    test: tuple[Tensor, Tensor] | None  # predictions [R, C] and targets [R] of the test split; None: it was not tested
     fingerprint: str
-    details: Mapping[str, Any] = {}
+    details: Mapping[str, Any] = {}  # further entries of the report
 
 
 def run_fingerprint(cfg: DownstreamConfig, model: str, splits: Mapping[str, Split]) -> str:
@@ -86,7 +76,7 @@ def check_results(directory: Path, fingerprint: str) -> bool:
     found = [name for name in (HEAD, REPORT, PLOT) if (directory / name).exists()]
     if found and (head != fingerprint or (REPORT in found and report != fingerprint)):
         raise UserError(
-            f"{directory / found[0]} is not the result of this command, which would replace it: choose another "
+            f"{directory / found[0]} belongs to another run and would be replaced: choose another "
             "exp_manager.exp_dir, or move it away"
         )
     return len(found) == 3

@@ -22,25 +22,18 @@ _MAX_SHOWN = 8  # labels in an error message
 
 @dataclass(frozen=True)
 class TaskColumns:
-    """Columns of a task.
+    """Columns of a task."""
 
-    Attributes:
-        task_type: a class for each residue, a class for each sequence, or a number for each sequence.
-        sequence: column of the sequences.
-        target: column of the labels.
-        mask: column of strings of 1 (residue has a label) and 0; None: all residues have one.
-    """
-
-    task_type: TaskType
-    sequence: str
-    target: str
-    mask: str | None = None
+    task_type: TaskType  # a class for each residue, a class for each sequence, or a number for each sequence
+    sequence: str  # column of the sequences
+    target: str  # column of the labels
+    mask: str | None = None  # column of strings of 1 (residue has a label) and 0; None: all residues have one
 
 
 class Example(NamedTuple):
     """A row of a file: its file and line, and the text of its cells."""
 
-    place: str
+    location: str
     text: str
     target: str
     mask: str | None
@@ -55,26 +48,16 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True)
 class Split:
-    """One of train, val and test.
+    """One of train, val and test."""
 
-    Attributes:
-        texts: N sequences.
-        targets: N arrays: classes [residues] int64, some of them IGNORED, or one class or number [].
-    """
-
-    texts: list[str]
-    targets: list[np.ndarray]
+    texts: list[str]  # N sequences
+    targets: list[np.ndarray]  # N arrays: classes [residues] int64, some of them IGNORED, or one class or number []
 
 
 def read_splits(
     config: DownstreamDataConfig | DownstreamDatasetConfig, key: str, names: Sequence[str]
 ) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Read the splits of a task.
-
-    Args:
-        config: configuration of the task.
-        key: its key in the whole configuration, for error messages.
-        names: names of the splits; the first is `train`.
+    """Read the splits `names` of a task, of which the first is `train`; `key` is that of `config` in error messages.
 
     Returns:
         The splits by name, and the names of the classes, () for regression.
@@ -120,11 +103,11 @@ def _read_file(path: Path, columns: TaskColumns) -> Iterator[Example]:
     cells = [table.column(name, "set the column name") for name in wanted]
     if not table.rows:
         raise UserError(f"{path} has no examples: check the files of the dataset")
-    for place, *row in zip(table.locations, *cells, strict=True):
+    for location, *row in zip(table.locations, *cells, strict=True):
         text, target, *mask = (cell.strip() for cell in row)
         if not (text and target and all(mask)):
-            raise UserError(f"{place}: {incomplete_row(wanted)}")
-        example = Example(place, text, target, mask[0] if mask else None)
+            raise UserError(f"{location}: {incomplete_row(wanted)}")
+        example = Example(location, text, target, mask[0] if mask else None)
         if columns.task_type == "token-level-classification":
             _check_residues(example)
         yield example
@@ -135,10 +118,10 @@ def _check_residues(example: Example) -> None:
     residues = len(example.text)
     for name, text in (("labels", example.target), ("digits in the mask", example.mask)):
         if text is not None and len(text) != residues:
-            raise UserError(f"{example.place}: {len(text):,} {name} for {residues:,} residues: each needs one")
+            raise UserError(f"{example.location}: {len(text):,} {name} for {residues:,} residues: each needs one")
     if example.mask is not None and (invalid := set(example.mask) - {"0", "1"}):
         raise UserError(
-            f"{example.place}: the mask has {min(invalid)!r}, expected 1 for labels that count and 0 for others"
+            f"{example.location}: the mask has {min(invalid)!r}, expected 1 for labels that count and 0 for others"
         )
 
 
@@ -183,7 +166,7 @@ def _encode_target(example: Example, task_type: TaskType, numbers: dict[str, int
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise UserError(f"{example.place}: the target is {example.target[:30]!r}, expected a number")
+            raise UserError(f"{example.location}: the target is {example.target[:30]!r}, expected a number")
         return np.array(value, np.float32)
     if task_type == "classification":
         _check_labels(example, {example.target}, numbers)
@@ -203,6 +186,6 @@ def _check_labels(example: Example, labels: set[str], numbers: dict[str, int]) -
     if unknown := labels - numbers.keys():
         known = ", ".join(list(numbers)[:_MAX_SHOWN])
         raise UserError(
-            f"{example.place}: the training split does not have the label {min(unknown)!r} (but {known}): correct it, "
-            "or add training examples with it"
+            f"{example.location}: the training split does not have the label {min(unknown)!r} (but {known}): "
+            "correct it, or add training examples with it"
         )

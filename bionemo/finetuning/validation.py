@@ -6,7 +6,6 @@ without it end with the same weights.
 """
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,23 @@ import lightning.pytorch as pl
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
+from bionemo.config.schema.downstream import HeadConfig
 from bionemo.finetuning import linear_probe
 from bionemo.finetuning.features import compute_features
-from bionemo.finetuning.heads import make_head
+from bionemo.finetuning.heads import head_factory
 from bionemo.finetuning.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS
 from bionemo.finetuning.task_data import read_splits
 from bionemo.inference.batching import BatchLimits
 from bionemo.inference.model import TrainedModel
 
 _KEY = "model.dwnstr_task_validation.dataset"
-_HEAD: dict[str, Any] = {"width": 32, "sizes": (256, 128), "dropout": 0.25}  # as in v1
+_HEAD = HeadConfig(cnn_dim=32, hidden_layer_size=[256, 128], dropout=0.25)  # as in v1
 
 
 class DownstreamValidation(pl.Callback):
-    """Trains a new head on the frozen model and logs its metrics on the test split.
+    """Trains a new head on the frozen model and logs its metrics on the test split of `model.dwnstr_task_validation`.
 
     Every rank computes the same values, so nothing has to be communicated.
-
-    Args:
-        cfg: configuration of the run, with the task in `model.dwnstr_task_validation`.
 
     Raises:
         UserError: if the data cannot be used, or the model is pipeline parallel.
@@ -69,11 +66,11 @@ class DownstreamValidation(pl.Callback):
         train, test = (
             compute_features(model, self.splits[name], config.task_type, limits)[0] for name in ("train", "test")
         )
-        make = partial(make_head, config.task_type, model.hidden_size, len(self.classes), **_HEAD)
+        make_head = head_factory(_HEAD, config.task_type, model.hidden_size, len(self.classes))
         settings = linear_probe.ProbeConfig(
             config.num_epochs, config.batch_size, config.shuffle, config.random_seed, config.optim
         )
-        trained = linear_probe.train_head(make, train, None, settings, model.device)
+        trained = linear_probe.train_head(make_head, train, None, settings, model.device)
         figures = linear_probe.evaluate(trained.head, test)
         named = {f"test_{self.target}_{name}": value for name, value in figures.items() if name != "loss"}
         return {"dwnstr_task_val_loss": figures["loss"], **named}

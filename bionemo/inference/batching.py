@@ -45,13 +45,19 @@ def tokenize(vocabulary: Vocabulary, text: str, name: str) -> Ids:
     if not len(ids):
         raise UserError(f"{name} is empty: remove it, or add its sequence")
     if isinstance(vocabulary, TokenTable) and (ids == vocabulary.unk_id).all():
-        raise UserError(f"{name} has no letter that the model knows ({text.strip()[:30]!r}): is it a sequence?")
+        shown = repr(text.strip()[:30])
+        raise UserError(f"{name} contains no letter of the vocabulary ({shown}): check that it is a sequence")
     return ids
 
 
 def max_tokens(model: LanguageModel) -> int:
     """Return the maximum number of tokens of a sequence, without begin and end tokens."""
     return model.config.max_position_embeddings - 2 * model.has_bos_eos
+
+
+def too_long_error(name: str, length: int, max_length: int, remedy: str, unit: str = "tokens") -> UserError:
+    """Return the error for a sequence that is too long; `remedy` says how to fix it."""
+    return UserError(f"{name} has {length:,} {unit}, but the model accepts at most {max_length:,}: {remedy}")
 
 
 def add_special_tokens(model: LanguageModel, ids: Ids) -> Ids:

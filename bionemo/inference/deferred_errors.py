@@ -34,18 +34,6 @@ class DeferredErrorFile(io.RawIOBase):
         if self._error is not None:
             raise self._error
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
     def write(self, data: Any) -> int:
         """Write all data and return its size in bytes."""
         left = memoryview(data).cast("B")
@@ -91,10 +79,6 @@ class DeferredErrorFile(io.RawIOBase):
         if whence == os.SEEK_END and self._error is not None:
             return self._file.seek(self._size() + offset)
         return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._file.tell()
 
     def _size(self) -> int:
         """Return the size in bytes that the file would have without the error."""

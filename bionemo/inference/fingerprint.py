@@ -40,7 +40,7 @@ def prediction_fingerprint(
         "format": _FORMAT,
         "settings": digest([task_settings, data_settings, precision]),
         "model": model_fingerprint(model.path, model.network.config.max_position_embeddings, model.network.vocabulary),
-        "input": digest([[path.suffix.lower(), _file_fingerprint(path)] for path in paths]),
+        "input": digest([[path.suffix.lower(), FileState.of(path)] for path in paths]),
     }
 
 
@@ -56,17 +56,12 @@ def model_fingerprint(path: Path, positions: int, vocabulary: Vocabulary) -> str
         weights: Any = checksum_bytes((path / MANIFEST).read_bytes())
     elif path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-        weights = [[str(file.relative_to(path)), _file_fingerprint(file)] for file in files]
+        weights = [[str(file.relative_to(path)), FileState.of(file)] for file in files]
     else:
-        weights = _file_fingerprint(path)
+        weights = FileState.of(path)
     return digest([weights, positions, vocabulary.identity])
 
 
 def digest(value: Mapping[str, Any] | list[Any]) -> str:
     """Return a digest of JSON values; other values count as their text."""
     return checksum_bytes(json.dumps(value, sort_keys=True, default=str).encode())
-
-
-def _file_fingerprint(path: Path) -> list[Any]:
-    """Return size, modification time and sample hash of a file, without reading all of it."""
-    return list(FileState.of(path))

@@ -34,24 +34,15 @@ _TYPICAL_TOKENS = 32  # of a SMILES; converts a limit of tokens to a number of S
 
 @dataclass(frozen=True)
 class Decoding:
-    """Decoding settings for one output.
+    """Decoding settings for one output."""
 
-    Attributes:
-        perturbations: number of perturbed copies of the hidden vectors.
-        radius: standard deviation of the noise.
-        beams: number of beams; 0: token by token.
-        kept: number of molecules of each perturbation, the best beams first.
-        alpha: length penalty of the beam search.
-        seed: seed of noise and sampled tokens.
-        make_select: without beams, returns the function that selects tokens, given a key for each perturbation.
-    """
-
-    perturbations: int = 1
-    radius: float = 0.0
-    beams: int = 0
-    kept: int = 1
-    alpha: float = 0.0
-    seed: int = 0
+    perturbations: int = 1  # number of perturbed copies of the hidden vectors
+    radius: float = 0.0  # standard deviation of the noise
+    beams: int = 0  # number of beams; 0: token by token
+    kept: int = 1  # number of molecules of each perturbation, the best beams first
+    alpha: float = 0.0  # length penalty of the beam search
+    seed: int = 0  # seed of noise and sampled tokens
+    # Without beams, returns the function that selects tokens, given a key for each perturbation.
     make_select: Callable[[RandomBits], SelectToken] = lambda keys: select_greedy
 
 
@@ -121,22 +112,13 @@ def _check(config: SamplingConfig, prefix: str) -> None:
 
 
 def generate(
-    model: InferenceModel,
-    sequences: Sequence[Ids],
-    decoding: Decoding,
-    numbers: NDArray[np.int64] | None = None,
-    limits: BatchLimits = DEFAULT_LIMITS,
-    advance: Callable[[int], object] = no_progress,
-) -> list[list[str]]:
+    model: InferenceModel, sequences: Sequence[Ids], decoding: Decoding, numbers: NDArray[np.int64] | None = None,
+    limits: BatchLimits = DEFAULT_LIMITS, advance: Callable[[int], object] = no_progress,
+) -> list[list[str]]:  # fmt: skip
     """Decode molecules from each input.
 
-    Args:
-        model: encoder-decoder of molecules.
-        sequences: token ids of N inputs.
-        decoding: decoding settings.
-        numbers: [N] record numbers, which determine the noise; None: positions in `sequences`.
-        limits: maximum size of a batch.
-        advance: called with the number of finished inputs.
+    The noise is determined by `numbers`, the record numbers [N]; None: positions in `sequences`. `advance` is called
+    with the number of finished inputs.
 
     Returns:
         For each input `perturbations * kept` SMILES, grouped by perturbation.
@@ -158,25 +140,18 @@ def generate(
     for begin in range(0, len(owners), size):
         part = slice(begin, begin + size)
         ours = owners[part]
-        hiddens = _hiddens(model, sequences[ours[0] : ours[-1] + 1], limits)
+        hiddens = model.compute_per_token(sequences[ours[0] : ours[-1] + 1], "hiddens", limits)
         perturbed = [
             _perturb(hiddens[owner - ours[0]], decoding.radius, key)
             for owner, key in zip(ours, noise[part], strict=True)
         ]
         padding = max(min_size - len(perturbed), 0)
         keys = np.pad(tokens[part], (0, padding), "edge")
-        memory = _encoder_output([*perturbed, *perturbed[-1:] * padding], model.device)
-        for owner, smiles in zip(ours, _decode(model, memory, decoding, keys), strict=False):
+        encoder_output = _encoder_output([*perturbed, *perturbed[-1:] * padding], model.device)
+        for owner, smiles in zip(ours, _decode(model, encoder_output, decoding, keys), strict=False):
             found[owner] += smiles
         advance(int((perturbations[part] == decoding.perturbations - 1).sum()))
     return found
-
-
-def _hiddens(model: InferenceModel, sequences: Sequence[Ids], limits: BatchLimits) -> list[Floats]:
-    """Return the encoder's hidden vectors of each input, [n, D]."""
-    ends = np.cumsum([len(ids) for ids in sequences])
-    arrays = [part["hiddens"] for part in model.compute(sequences, ["hiddens"], limits)]
-    return np.split(np.concatenate(arrays), ends[:-1])
 
 
 def _perturb(hidden_nD: Floats, radius: float, key: np.uint64) -> Floats:
@@ -197,16 +172,20 @@ def _encoder_output(hiddens: list[Floats], device: torch.device) -> EncoderOutpu
 
 
 @torch.no_grad()
-def _decode(model: InferenceModel, memory: EncoderOutput, decoding: Decoding, keys: RandomBits) -> list[list[str]]:
-    """Return the SMILES decoded from each sequence of the memory, the best beam first."""
+def _decode(
+    model: InferenceModel, encoder_output: EncoderOutput, decoding: Decoding, keys: RandomBits
+) -> list[list[str]]:
+    """Return the SMILES decoded from each sequence of the encoder output, the best beam first."""
     network = model.network
     assert isinstance(network, EncoderDecoder)
     with model.autocast():
         if decoding.beams:
-            found = beam_search(network, memory, decoding.beams, alpha=decoding.alpha)
+            found = beam_search(network, encoder_output, decoding.beams, alpha=decoding.alpha)
         else:
             found = [
                 [each]
-                for each in decoders.generate(network, memory, decoding.make_select(keys), min_batch_size=MIN_ROWS)
+                for each in decoders.generate(
+                    network, encoder_output, decoding.make_select(keys), min_batch_size=MIN_ROWS
+                )
             ]
     return [[network.vocabulary.decode(each.tokens) for each in beams[: decoding.kept]] for beams in found]

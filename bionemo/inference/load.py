@@ -45,16 +45,18 @@ _LENGTHS = (
 
 
 def load(
-    path: str | Path, device: str | None = None, precision: str = "32", longest: int | None = None
-) -> TrainedModel:
+    path: str | Path, device: str | None = None, precision: str = "32", max_length: int | None = None,
+    *, longest: int | None = None,
+) -> TrainedModel:  # fmt: skip
     """Load a trained model onto one device; it may have been trained with any parallel layout.
 
     Args:
         path: checkpoint, `.nemo` archive or Hugging Face directory.
         device: device such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU.
         precision: `32`, `bf16-mixed` or `16-mixed`, as in training.
-        longest: maximum number of tokens of a sequence, with begin and end tokens. It may exceed the length in
+        max_length: maximum number of tokens of a sequence, with begin and end tokens. It may exceed the length in
             training if the model has rotary positions. None: the length in training.
+        longest: former name of max_length.
 
     Raises:
         UserError: if the model does not exist, is damaged, or cannot be used on this machine.
@@ -62,10 +64,9 @@ def load(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     path, saved = open_saved_model(path)
-    model = build_network(saved, path, longest)
-    check_weight_shapes(
-        parameter_shards(model), saved.weights
-    )  # before the memory for the configured sizes is allocated
+    model = build_network(saved, path, longest if max_length is None else max_length)
+    # before the memory for the configured sizes is allocated
+    check_weight_shapes(parameter_shards(model), saved.weights)
     materialize(model, torch.device(device))
     load_weights(parameter_shards(model), saved.weights)
     return TrainedModel(model.eval().requires_grad_(False), path, precision, saved.contact_head)
@@ -83,14 +84,14 @@ def open_saved_model(path: str | Path) -> tuple[Path, Model]:
     return path, open_model(path)
 
 
-def build_network(saved: Model, path: Path, longest: int | None = None) -> LanguageModel:
+def build_network(saved: Model, path: Path, max_length: int | None = None) -> LanguageModel:
     """Build the network of a saved model on the meta device; see `load`.
 
     Raises:
         UserError: if its class is unknown, its vocabulary is missing, or it cannot read sequences of this length.
     """
     network_class = load_model_class(str(saved.config["_target_"]))
-    config = read_config(network_class, saved.config, path, longest)
+    config = read_config(network_class, saved.config, path, max_length)
     vocabulary = read_vocabulary(network_class, config, saved, path)
     try:
         with torch.device("meta"):
@@ -106,47 +107,43 @@ def read_vocabulary(network_class: type[LanguageModel], config: ModelConfig, sav
         UserError: if its files are missing, or its size is not that of the saved model.
     """
     vocabulary = load_tokenizer(network_class.tokenizer, config.tokenizer)
-    if saved.vocabulary_size is not None and vocabulary.vocab_size != saved.vocabulary_size:
+    if saved.vocab_size is not None and vocabulary.vocab_size != saved.vocab_size:
         raise UserError(
-            f"{path} has a vocabulary of {saved.vocabulary_size:,} tokens, but the tokenizer has "
+            f"{path} has a vocabulary of {saved.vocab_size:,} tokens, but the tokenizer has "
             f"{vocabulary.vocab_size:,}: provide the vocabulary files of its training"
         )
     return vocabulary
 
 
 def read_config(
-    network_class: type[LanguageModel], saved: Mapping[str, Any], path: Path, longest: int | None = None
+    network_class: type[LanguageModel], saved: Mapping[str, Any], path: Path, max_length: int | None = None
 ) -> ModelConfig:
     """Return the configuration of a saved model for use on one device; see `load`.
 
-    Args:
-        network_class: class of the model.
-        saved: `model` section of a checkpoint, or what `interop` translates from another format.
-        path: path of the model, for error messages.
-        longest: see `load`.
+    `saved` is the `model` section of a checkpoint, or what `interop` translates from another format.
 
     Raises:
         UserError: if the configuration is invalid, or the model cannot read sequences of this length.
     """
     section = _complete_section(network_class, saved, path)
-    config = _typed(section, path)
-    if longest is None or longest <= config.max_position_embeddings:
+    config = _typed(section, network_class, path)
+    if max_length is None or max_length <= config.max_position_embeddings:
         return config
     if not network_class.rotary:
         raise UserError(
-            f"{path} has {config.max_position_embeddings:,} learned positions, too few for {longest:,} tokens: choose "
-            "a smaller length, or another model"
+            f"{path} has {config.max_position_embeddings:,} learned positions, too few for {max_length:,} tokens: "
+            "choose a smaller length, or another model"
         )
-    _replace(section, dict.fromkeys(_LENGTHS, longest))
-    return _typed(section, path)
+    _replace(section, dict.fromkeys(_LENGTHS, max_length))
+    return _typed(section, network_class, path)
 
 
 def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return a complete `model` section of plain values."""
+    """Return the `model` section of a checkpoint, or of the model class with the values of another format."""
     data = saved.get("data")
-    # Complete: v1's `data` section lacks `packing`, and an archive that we wrote has v1's keys such as `precision`.
-    if isinstance(data, Mapping) and "packing" in data and "precision" not in saved:
-        section = deepcopy(dict(saved))
+    # v1's `data` section lacks `kind`, and an archive that this package wrote has v1's keys such as `precision`.
+    if isinstance(data, Mapping) and ("kind" in data or "packing" in data) and "precision" not in saved:
+        section = deepcopy({**saved, "data": {"preprocessing": None, **data}})
         _replace(section, _REPLACED)
         check_plain_values(section, "model", path)  # OmegaConf would evaluate interpolations
         return section
@@ -169,8 +166,8 @@ def _replace(section: dict[str, Any], values: Mapping[str, Any]) -> None:
             group[name] = value
 
 
-def _typed(section: dict[str, Any], path: Path) -> ModelConfig:
+def _typed(section: dict[str, Any], network_class: type[LanguageModel], path: Path) -> ModelConfig:
     try:
-        return read_model_section(section)
+        return read_model_section(section, network_class.default_config)
     except UserError as error:
         raise UserError(f"{path}: invalid model configuration: {error}") from error

@@ -6,37 +6,26 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from bionemo.common.errors import UserError
-from bionemo.inference.batching import Ids
+from bionemo.inference.batching import Ids, too_long_error
 from bionemo.inference.outputs import PER_SEQUENCE, OutputArrays
 
 Policy = Literal["truncate", "split", "drop", "error"]
+SET_POLICY = "set model.data.long_sequences to truncate, split or drop"
 
 
 class FittedSequences(NamedTuple):
-    """Sequences after the policy was applied.
+    """Sequences after the policy was applied."""
 
-    Attributes:
-        pieces: token ids of each piece, in order.
-        owners: [pieces] int64, index into `kept` of each piece's sequence.
-        kept: numbers of the sequences that remain.
-        long: numbers of the sequences that exceeded the maximum length.
-    """
-
-    pieces: list[Ids]
-    owners: np.ndarray
-    kept: list[int]
-    long: list[int]
+    pieces: list[Ids]  # token ids of each piece, in order
+    owners: np.ndarray  # [pieces] int64, index into `kept` of each piece's sequence
+    kept: list[int]  # numbers of the sequences that remain
+    long: list[int]  # numbers of the sequences that exceeded the maximum length
 
 
 def apply_policy(sequences: Sequence[Ids], names: Sequence[str], max_length: int, policy: Policy) -> FittedSequences:
-    """Apply the policy for long sequences.
+    """Apply the policy for sequences of more than `max_length` tokens, without begin and end tokens.
 
-    Args:
-        sequences: token ids without begin and end tokens.
-        names: names of the sequences in error messages.
-        max_length: maximum number of tokens.
-        policy: `truncate` keeps the beginning, `split` makes pieces of equal length, `drop` removes the sequence.
+    `truncate` keeps the beginning, `split` makes pieces of equal length, `drop` removes the sequence.
 
     Raises:
         UserError: if the policy is `error` and a sequence is too long.
@@ -46,7 +35,7 @@ def apply_policy(sequences: Sequence[Ids], names: Sequence[str], max_length: int
     kept: list[int] = []
     long = [number for number, ids in enumerate(sequences) if len(ids) > max_length]
     if long and policy == "error":
-        raise too_long_error(names[long[0]], len(sequences[long[0]]), max_length)
+        raise too_long_error(names[long[0]], len(sequences[long[0]]), max_length, SET_POLICY)
     for number, ids in enumerate(sequences):
         if len(ids) > max_length and policy == "drop":
             continue
@@ -55,14 +44,6 @@ def apply_policy(sequences: Sequence[Ids], names: Sequence[str], max_length: int
         owners += [len(kept)] * len(parts)
         kept.append(number)
     return FittedSequences(pieces, np.array(owners, np.int64), kept, long)
-
-
-def too_long_error(name: str, tokens: int, max_length: int) -> UserError:
-    """Return the error for a sequence that is too long."""
-    return UserError(
-        f"{name} has {tokens:,} tokens, the model reads {max_length:,} at most: set model.data.long_sequences to "
-        "truncate, split or drop"
-    )
 
 
 def join_pieces(columns: OutputArrays, fitted: FittedSequences) -> tuple[OutputArrays, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.config.schema import SamplingConfig
 from bionemo.config.schema.infer import SamplingMethod
-from bionemo.inference.batching import Ids, max_tokens, tokenize
+from bionemo.inference.batching import Ids, max_tokens, tokenize, too_long_error
 from bionemo.inference.generation import generate, reconstruction, sampling
 from bionemo.inference.outputs import Floats, InferenceModel, check_generates
 
@@ -36,7 +36,7 @@ class TrainedModel(InferenceModel):
         Raises:
             UserError: see `embed`.
         """
-        return self._per_token(texts, "hiddens")
+        return self.compute_per_token(self.ids(texts), "hiddens")
 
     def logits(self, texts: Sequence[str]) -> list[Floats]:
         """Return the logits at each token: N arrays [n, V] fp32. Those of a causal model predict the next token.
@@ -44,7 +44,7 @@ class TrainedModel(InferenceModel):
         Raises:
             UserError: see `embed`; also for encoder-decoder models.
         """
-        return self._per_token(texts, "logits")
+        return self.compute_per_token(self.ids(texts), "logits")
 
     def pseudo_perplexity(self, texts: Sequence[str]) -> Floats:
         """Return the pseudo-perplexity, [N] fp32: exp(-1/n sum_i log p(x_i | all other tokens)), in n forward passes.
@@ -121,17 +121,10 @@ class TrainedModel(InferenceModel):
         max_length = max_tokens(self.network)
         for number, ids in enumerate(found):
             if len(ids) > max_length:
-                raise UserError(
-                    f"sequence {number} has {len(ids):,} tokens, the model reads {max_length:,} at most: shorten it, "
-                    "or use `python -m bionemo.predict`, which can (model.data.long_sequences)"
-                )
+                remedy = "shorten it, or use `python -m bionemo.predict` with model.data.long_sequences"
+                raise too_long_error(f"sequence {number}", len(ids), max_length, remedy)
         return found
 
     def _per_sequence(self, texts: Sequence[str], name: str) -> Floats:
         found = [columns[name] for columns in self.compute(self.ids(texts), [name])]
         return np.concatenate(found) if found else np.zeros((0, self.hidden_size), np.float32)
-
-    def _per_token(self, texts: Sequence[str], name: str) -> list[Floats]:
-        sequences = self.ids(texts)
-        found = [columns[name] for columns in self.compute(sequences, [name])]
-        return np.split(np.concatenate(found), np.cumsum([len(ids) for ids in sequences])[:-1]) if found else []

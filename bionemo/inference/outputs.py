@@ -90,19 +90,13 @@ class InferenceModel:
                 raise UserError(f"{name} is not available for encoder-decoder models ({name_of_class})")
 
     def compute(
-        self,
-        sequences: Sequence[Ids],
-        wanted: Sequence[str],
-        limits: BatchLimits = DEFAULT_LIMITS,
+        self, sequences: Sequence[Ids], wanted: Sequence[str], limits: BatchLimits = DEFAULT_LIMITS,
         advance: Callable[[int], object] = no_progress,
-    ) -> Iterator[OutputArrays]:
+    ) -> Iterator[OutputArrays]:  # fmt: skip
         """Compute outputs of tokenized sequences, batch by batch and in order.
 
-        Args:
-            sequences: token ids without begin and end tokens.
-            wanted: names from PER_SEQUENCE and PER_TOKEN.
-            limits: maximum size of a batch.
-            advance: called with the number of sequences of each finished batch.
+        The sequences have no begin and end tokens. `wanted` contains names from PER_SEQUENCE and PER_TOKEN. `advance`
+        is called with the number of sequences of each finished batch.
 
         Yields:
             For each name an array: [k, ...] for the k sequences of the batch, or [their tokens, ...], concatenated.
@@ -116,6 +110,17 @@ class InferenceModel:
             yield self._compute(sequences[part], wanted, limits)
             advance(part.stop - part.start)
 
+    def compute_per_token(
+        self, sequences: Sequence[Ids], name: str, limits: BatchLimits = DEFAULT_LIMITS
+    ) -> list[Floats]:
+        """Compute an output of PER_TOKEN: an array [n, ...] for each sequence.
+
+        Raises:
+            UserError: if the model does not have it.
+        """
+        found = [columns[name] for columns in self.compute(sequences, [name], limits)]
+        return np.split(np.concatenate(found), np.cumsum([len(ids) for ids in sequences])[:-1]) if found else []
+
     @torch.no_grad()
     def _compute(self, sequences: Sequence[Ids], wanted: Sequence[str], limits: BatchLimits) -> OutputArrays:
         network = self.network
@@ -126,9 +131,8 @@ class InferenceModel:
                 hidden_TD = network.compute_representations(batch).float()
             if "begin" in wanted:
                 found["begin"] = hidden_TD[batch.cu_seqlens[: len(sequences)].long()]
-            inner_MD = (
-                hidden_TD[self._inner_positions(batch)] if network.has_bos_eos else hidden_TD[: batch.num_tokens]
-            )
+            inner = self._inner_positions(batch) if network.has_bos_eos else slice(batch.num_tokens)
+            inner_MD = hidden_TD[inner]
             if "embeddings" in wanted:
                 lengths = torch.tensor([len(ids) for ids in sequences], device=self.device)
                 found["embeddings"] = torch.segment_reduce(inner_MD, "mean", lengths=lengths)
@@ -168,29 +172,23 @@ class InferenceModel:
 
     def _at_tokens(self, log_probabilities_nV: Tensor, ids: Ids) -> Tensor:
         """Return the log-probability of each token, [n]."""
-        return log_probabilities_nV.gather(1, torch.from_numpy(ids.astype(np.int64)).to(self.device)[:, None]).squeeze(
-            1
-        )
+        index_n1 = torch.from_numpy(ids.astype(np.int64)).to(self.device)[:, None]
+        return log_probabilities_nV.gather(1, index_n1).squeeze(1)
 
     @torch.no_grad()
     def masked_log_probabilities(
-        self, ids: Ids, places: NDArray[np.integer[Any]], limits: BatchLimits = DEFAULT_LIMITS
+        self, ids: Ids, positions: NDArray[np.integer[Any]], limits: BatchLimits = DEFAULT_LIMITS
     ) -> Iterator[Tensor]:
-        """Compute the prediction of a masked language model at single positions, each masked in a copy of its own.
-
-        Args:
-            ids: [n] token ids of a sequence, without begin and end tokens.
-            places: [k] positions in `ids`.
-            limits: maximum size of a batch.
+        """Compute the prediction of a masked language model at positions [k] of ids [n], each masked in its own copy.
 
         Yields:
-            Log-probabilities [batch, V] fp32, in the order of `places`.
+            Log-probabilities [batch, V] fp32, in the order of `positions`.
         """
         assert isinstance(self.network, MaskedLanguageModel)
         whole = add_special_tokens(self.network, ids)
-        size = max(1, min(limits.tokens // len(whole), limits.sequences or len(places)))
-        for begin in range(0, len(places), size):
-            masked = places[begin : begin + size] + self.network.has_bos_eos
+        size = max(1, min(limits.tokens // len(whole), limits.sequences or len(positions)))
+        for begin in range(0, len(positions), size):
+            masked = positions[begin : begin + size] + self.network.has_bos_eos
             copies = np.tile(whole, (len(masked), 1))
             copies[np.arange(len(masked)), masked] = self.network.vocabulary.mask_id
             with self.autocast():

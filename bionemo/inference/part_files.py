@@ -14,13 +14,9 @@ from bionemo.checkpoint.tensors import write as write_tensors
 from bionemo.common.files import replacing
 
 KIND = "parts of a prediction"  # of their directory, see `create_owned`
+NAME = "part-{:06}.safetensors"
 COMPLETE = "complete"  # a hard link to the output, until the parts are deleted
 NAMES = rf"part-\d{{6,}}\.safetensors|\..+\.tmp|{COMPLETE}"  # of all files that are written to their directory
-
-
-def part_name(number: int) -> str:
-    """Return the file name of a part."""
-    return f"part-{number:06}.safetensors"
 
 
 def write_part(path: Path, columns: Mapping[str, np.ndarray], digest: str) -> None:

@@ -21,11 +21,11 @@ from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned, identity_of, remove_owned
 from bionemo.config.schema import InferDataConfig, TaskConfig
 from bionemo.inference import part_files
-from bionemo.inference.batching import BatchLimits, max_tokens, tokenize
+from bionemo.inference.batching import BatchLimits, max_tokens, tokenize, too_long_error
 from bionemo.inference.fingerprint import digest
 from bionemo.inference.generation import decodings, generate
 from bionemo.inference.input_records import Records
-from bionemo.inference.long_sequences import apply_policy, join_pieces, too_long_error
+from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_pieces
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import GENERATED, PER_TOKEN
 from bionemo.inference.part_files import COMPLETE, KIND, NAMES, count_sequences
@@ -99,7 +99,7 @@ class Prediction:
     @cached_property
     def files(self) -> list[Path]:
         """Part files."""
-        return [self.directory / part_files.part_name(number) for number in range(len(self.parts))]
+        return [self.directory / part_files.NAME.format(number) for number in range(len(self.parts))]
 
 
 def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
@@ -113,7 +113,8 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
     if data.long_sequences == "error" and isinstance(model.network.vocabulary, Alphabet):  # a token for each letter
         long = np.flatnonzero(prediction.records.lengths > max_tokens(model.network))
         for record in prediction.records.read(long[0], long[0] + 1) if len(long) else ():
-            raise too_long_error(f"{record.id} (record {long[0]:,})", len(record.text), max_tokens(model.network))
+            name, max_length = f"{record.id} (record {long[0]:,})", max_tokens(model.network)
+            raise too_long_error(name, len(record.text), max_length, SET_POLICY)
     if prediction.file_format == "csv" and (per_token := [name for name in outputs if name in PER_TOKEN]):
         raise UserError(
             f"a CSV file cannot hold {', '.join(per_token)}, which have a row per token: write .parquet or .npz"
@@ -128,9 +129,8 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
     found = identity_of(directory, KIND)
     if found is not None and found != prediction.identity:
         other = [key for key, value in prediction.identity.items() if found.get(key) != value]
-        log.warning(
-            "%s holds parts of another prediction: they are removed (other %s)", directory, " and ".join(other)
-        )
+        reason = " and ".join(other)
+        log.warning("%s holds parts of another prediction: they are removed (other %s)", directory, reason)
         remove_owned(directory, KIND, NAMES)
     create_owned(directory, KIND, prediction.identity)
 
@@ -163,7 +163,8 @@ def wait_for_directory(prediction: Prediction, timeout: float) -> None:
     while identity_of(prediction.directory, KIND) != prediction.identity:
         if time.monotonic() > until:
             raise UserError(
-                f"{prediction.directory} was not created within {timeout:.0f} s: check that all processes see it"
+                f"{prediction.directory} was not created within {timeout:.0f} s: check that all processes can access "
+                "it"
             )
         time.sleep(_POLL_SECONDS)
 
@@ -196,18 +197,15 @@ def _compute_part(prediction: Prediction, model: TrainedModel, number: int, whic
     generated = decodings(prediction.task)
     computed = [name for name in prediction.outputs if name not in GENERATED]
     batches = list(model.compute(fitted.pieces, computed, limits, no_progress if generated else advance))
-    columns = {
-        name: np.concatenate([batch[name] for batch in batches]) if batches else np.zeros((0, 1), np.float32)
-        for name in computed
-    }
+    empty = {name: np.zeros((0, 1), np.float32) for name in computed}
+    columns = {name: np.concatenate([batch[name] for batch in batches or [empty]]) for name in computed}
     columns, tokens = join_pieces(columns, fitted)
     numbers = which.start + np.array(fitted.kept, np.int64)
     molecules: dict[str, np.ndarray] = {}
     for name, decoding in generated.items():
         last = len(molecules) == len(generated) - 1
-        texts = encode_texts(
-            generate(model, fitted.pieces, decoding, numbers, limits, advance if last else no_progress)
-        )
+        progress = advance if last else no_progress
+        texts = encode_texts(generate(model, fitted.pieces, decoding, numbers, limits, progress))
         molecules[name] = texts[:, 0] if name == "reconstruction" else texts
     advance(len(which) - len(fitted.pieces))
     arrays = {**columns, **molecules, "tokens": tokens, "numbers": numbers}
@@ -233,7 +231,8 @@ def wait_for_parts(prediction: Prediction, timeout: float, check_workers: Callab
         if time.monotonic() - since > timeout:
             raise UserError(
                 f"no new part for {timeout:.0f} s (trainer.rank_timeout), {left} are missing: check the errors of the "
-                "other processes, and that all see the same directory; the same command continues from these parts"
+                "other processes, and that all processes can access the directory; the same command continues from "
+                "these parts"
             )
         time.sleep(_POLL_SECONDS)
 
@@ -255,9 +254,8 @@ def merge_parts(prediction: Prediction) -> list[str]:
     lengths = {file: count_sequences(file, prediction.digest) for file in prediction.files}
     if damaged := [file for file, length in lengths.items() if length is None]:
         raise UserError(f"{damaged[0]} is damaged: run the same command again, which computes it again")
-    results = PredictionResults(
-        [file for file in prediction.files if lengths[file]], prediction.records, prediction.outputs
-    )
+    files = [file for file in prediction.files if lengths[file]]
+    results = PredictionResults(files, prediction.records, prediction.outputs)
     if not results.files:
         raise UserError("all sequences were dropped: set model.data.long_sequences to truncate or split")
     lines = [f"{len(results.tokens):,} sequences: {prediction.output}"]

@@ -36,16 +36,11 @@ FORMATS = ("npz", "h5", "pt", "csv", "parquet", "pkl")
 
 
 class ResultPart(NamedTuple):
-    """Outputs of consecutive sequences.
+    """Outputs of consecutive sequences."""
 
-    Attributes:
-        records: names and texts of the sequences.
-        tokens: [k] int64, number of tokens of each.
-        columns: outputs, see `InferenceModel.compute`; generated molecules are text [k] or [k, samples].
-    """
-
-    records: list[Record]
-    tokens: np.ndarray
+    records: list[Record]  # names and texts of the sequences
+    tokens: np.ndarray  # [k] int64, number of tokens of each
+    # Outputs, see `InferenceModel.compute`; generated molecules are text [k] or [k, samples].
     columns: dict[str, np.ndarray]
 
 
@@ -113,14 +108,10 @@ class PredictionResults:
 
 
 def write_results(path: Path, file_format: str, results: PredictionResults, directory: Path | None = None) -> None:
-    """Write all outputs to a file atomically.
+    """Write all outputs to a file in one of FORMATS atomically.
 
-    Args:
-        path: the file.
-        file_format: one of FORMATS.
-        results: the outputs.
-        directory: directory of the part files, on the same file system: the file is written there and remains
-            hard-linked there as COMPLETE; None: the file is written beside `path`.
+    With the `directory` of the part files, on the same file system, the file is written there and remains hard-linked
+    there as COMPLETE; otherwise it is written beside `path`.
 
     Raises:
         OSError: if it cannot be written.
@@ -217,11 +208,9 @@ def _parquet(path: Path, results: PredictionResults) -> None:
 
 
 def _write_tables(
-    path: Path,
-    results: PredictionResults,
-    make_table: Callable[[ResultPart], Any],
+    path: Path, results: PredictionResults, make_table: Callable[[ResultPart], Any],
     make_writer: Callable[[IO[bytes], Any], Any],
-) -> None:
+) -> None:  # fmt: skip
     """Write a table for each part with one writer."""
     parts = iter(results)
     first = make_table(next(parts))

@@ -16,30 +16,20 @@ CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
 
 
 class Model(NamedTuple):
-    """A trained model of any format.
+    """A trained model of any format."""
 
-    Attributes:
-        config: `model` section of our configuration, as far as the file determines it.
-        vocabulary_size: number of tokens without padding; None if it is not known.
-        weights: weights by our names.
-        history: facts about the training, for the model card.
-        contact_head: contact regression, if there is one.
-    """
-
-    config: Mapping[str, Any]
-    vocabulary_size: int | None
-    weights: TensorSource
-    history: Mapping[str, str] = {}
-    contact_head: ContactHead | None = None
+    config: Mapping[str, Any]  # `model` section of our configuration, as far as the file determines it
+    vocab_size: int | None  # number of tokens without padding; None if it is not known
+    weights: TensorSource  # weights by our names
+    history: Mapping[str, str] = {}  # facts about the training, for the model card
+    contact_head: ContactHead | None = None  # contact regression, if there is one
 
 
 def convert(source: Path, target: Path, to: str | None = None) -> None:
     """Convert a trained model to another format.
 
-    Args:
-        source: a checkpoint, a `.nemo` archive or a Hugging Face directory.
-        target: path to create.
-        to: "hf" for a Hugging Face directory; None: an archive if the name ends in .nemo, else a checkpoint.
+    `to` is "hf" for a Hugging Face directory; None: an archive if the name of the target ends in .nemo, else a
+    checkpoint.
 
     Raises:
         UserError: if the source cannot be read, both formats are the same, or the target exists or cannot be written.
@@ -59,7 +49,7 @@ def convert(source: Path, target: Path, to: str | None = None) -> None:
         export_nemo(source, target)
         return
     model = open_model(source)
-    size = model.vocabulary_size
+    size = model.vocab_size
     if target_format == HUGGING_FACE:
         if size is None:
             raise UserError(f"{source} does not contain the size of its vocabulary, which {target} needs")
@@ -80,8 +70,8 @@ def export_nemo(source: Path, target: Path) -> None:
             full.
     """
     model = open_model(source)
-    config = get_nemo_model(model.config).with_vocabulary_size(model.config, model.vocabulary_size)
-    text = model_card.render(target.name, model.config, model.vocabulary_size, model.weights, model.history)
+    config = get_nemo_model(model.config).with_vocab_size(model.config, model.vocab_size)
+    text = model_card.render(target.name, model.config, model.vocab_size, model.weights, model.history)
     nemo_archive.write(target, config, dict(tools.iterate_weights(model.weights)), text)
 
 
@@ -96,11 +86,11 @@ def open_model(path: Path) -> Model:
         archive = nemo_archive.read(path)
         nemo_model = get_nemo_model(archive.config)
         config = nemo_model.to_our_config(archive.config)
-        size = nemo_model.read_vocabulary_size(archive.config)
+        size = nemo_model.read_vocab_size(archive.config)
         return Model(config, size, TensorsInMemory(path, archive.weights, config))
     if file_format == HUGGING_FACE:
         hf = huggingface.HuggingFaceModel(path)
-        return Model(hf.config, hf.vocabulary_size, hf, contact_head=hf.contact_head)
+        return Model(hf.config, hf.vocab_size, hf, contact_head=hf.contact_head)
     check(path)
     saved = Checkpoint(path)
     if not saved.config.get("_target_"):
@@ -130,7 +120,7 @@ def describe(path: Path, every_tensor: bool = False) -> str:
         {NEMO: "archive", HUGGING_FACE: "Hugging Face"}[file_format]: str(path),
         "model": str(model.config["_target_"]),
         "parameters": tools.format_parameter_count(shapes),
-        "vocabulary": f"{model.vocabulary_size:,} tokens",
+        "vocabulary": f"{model.vocab_size:,} tokens",
         "layers": str(model.config.get("num_layers", "unknown")),
         "hidden size": str(model.config.get("hidden_size", "unknown")),
     }

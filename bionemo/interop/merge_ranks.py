@@ -56,10 +56,8 @@ def check_weights(expected: Mapping[str, Weight], found: Mapping[str, Tensor]) -
     Raises:
         UserError: if weights are missing or unknown, or one has a wrong shape or type.
     """
-    check_shapes(
-        {name: weight.shape for name, weight in expected.items()},
-        {name: tensor.shape for name, tensor in found.items()},
-    )
+    shapes = {name: weight.shape for name, weight in expected.items()}
+    check_shapes(shapes, {name: tensor.shape for name, tensor in found.items()})
     for name, tensor in found.items():
         if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UserError(f"{name} is of type {tensor.dtype}")
@@ -103,7 +101,7 @@ def _rename(
 
 def _concatenate(name: str, weight: Weight, parts: list[Tensor]) -> Tensor:
     if len({(part.dtype, part.dim()) for part in parts}) > 1 or parts[0].dim() != len(weight.shape):
-        raise UserError(f"the parts of {name} do not fit together")
+        raise UserError(f"the parts of {name} have incompatible shapes")
     if weight.tensor_parallel_dim is None:
         if any(not same_values(part, parts[0]) for part in parts[1:]):
             raise UserError(f"its tensor parallel ranks differ in {name}")
@@ -111,6 +109,6 @@ def _concatenate(name: str, weight: Weight, parts: list[Tensor]) -> Tensor:
     try:
         whole = torch.cat(parts, weight.tensor_parallel_dim) if len(parts) > 1 else parts[0]
     except RuntimeError as error:
-        raise UserError(f"the parts of {name} do not fit together") from error
+        raise UserError(f"the parts of {name} have incompatible shapes") from error
     # NeMo pads the vocabulary to a multiple that depends on the number of tensor ranks
     return whole[: weight.shape[0]] if weight.padded else whole

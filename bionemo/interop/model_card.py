@@ -5,6 +5,7 @@ Mitchell et al. 2019, "Model Cards for Model Reporting".
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,47 +14,34 @@ import yaml
 from bionemo.checkpoint import TensorSource
 from bionemo.common.redaction import redact_text
 from bionemo.common.version import __version__
+from bionemo.config.targets import import_target
 
-_MODELS = {  # class name -> tag and description
-    "ESM1nv": ("protein", "a masked language model of protein sequences with learned positions, after ESM-1b"),
-    "ESM1b": ("protein", "a masked language model of protein sequences with learned positions, as ESM-1b and ESM-1v"),
-    "ESM2nv": ("protein", "a masked language model of protein sequences with rotary positions, after ESM-2"),
-    "ProtT5nv": ("protein", "an encoder-decoder that fills in masked spans of protein sequences, after ProtT5"),
-    "MegaMolBART": ("chemistry", "an encoder-decoder that reconstructs the SMILES of a molecule, after Chemformer"),
-    "GPT3": ("text-generation", "an autoregressive language model of text, after GPT-3"),
-}
 _SIZES = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
 
 
 def render(
-    name: str,
-    config: Mapping[str, Any],
-    vocabulary_size: int | None,
-    weights: TensorSource,
-    history: Mapping[str, str],
+    name: str, config: Mapping[str, Any], vocab_size: int | None, weights: TensorSource, history: Mapping[str, str],
     usage: str = "",
-) -> str:
+) -> str:  # fmt: skip
     """Return the text of a model card, without secrets.
 
-    Args:
-        name: name of the model's file or directory.
-        config: `model` section of our configuration.
-        vocabulary_size: number of tokens; None if it is not known.
-        weights: weights of the whole model.
-        history: facts about the training; empty if nothing is known.
-        usage: Python code that opens the model with another library.
+    The first sentence of the docstring of the model's class is the description of the model.
+
+    `name` is that of the model's file or directory, `config` the `model` section of our configuration, `history` facts
+    about the training, and `usage` Python code that opens the model with another library.
     """
-    class_name = str(config["_target_"]).rpartition(".")[2]
-    tag, description = _MODELS.get(class_name, ("", "a model"))
+    model_class = import_target(str(config["_target_"]))
+    class_name, tag = model_class.__name__, model_class.card_tag
+    description = re.split(r"\.(\s|$)", model_class.__doc__ or "", maxsplit=1)[0]
     parameters = sum(math.prod(shape) for shape in weights.shapes("weights").values())
     header = yaml.safe_dump({"library_name": "bionemo", "tags": ["bionemo", class_name, *([tag] if tag else [])]})
     facts = {
         "class": f"{class_name}: {description}",
         "parameters": f"{parameters:,}, including rows that pad the vocabulary",
-        "vocabulary": "unknown" if vocabulary_size is None else f"{vocabulary_size:,} tokens",
+        "vocabulary": "unknown" if vocab_size is None else f"{vocab_size:,} tokens",
         **{key: f"{config[key]:,}" for key in _SIZES if isinstance(config.get(key), int)},
     }
-    training = _table(history) if history else "The training is unknown: add what you know."
+    training = _table(history) if history else "No information about the training is available; please add it."
     other = f"\n```python\n{usage}\n```\n" if usage else ""
     return redact_text(f"""---
 {header}---
@@ -74,7 +62,7 @@ import bionemo
 model = bionemo.load({name!r})
 ```
 {other}
-Predictions reflect the sequences the model was trained on; they are no evidence of what a protein or a molecule does.
+Predictions reflect the training sequences; they are not evidence of the function of a protein or molecule.
 The model has not been evaluated for any use beyond research.
 
 Written by bionemo {__version__}.

@@ -33,7 +33,7 @@ from bionemo.interop.log_write_errors import tolerate_write_errors
 
 log = logging.getLogger(__name__)
 _MIN_SPACE = 1 << 18  # bytes that must fit into a directory when a run starts
-_OURS = {  # features that this package implements itself; NeMo's checkpoints, for example, are pickles
+_DISABLED_FEATURES = {  # features that this package implements itself; NeMo's checkpoints, for example, are pickles
     "explicit_log_dir": None,
     "exp_dir": None,
     "version": None,
@@ -110,8 +110,14 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     tolerate_write_errors()
     known = {field.name for field in fields(nemo.ExpManagerConfig)}
     given: dict[str, Any] = {"seconds_to_sleep": 0}  # by default other ranks wait for 5 s; see _OpenLogFile
-    given |= {key: value for key, value in _without_none(asdict(config)).items() if key in known and key not in _OURS}
-    given |= {key: value for key, value in _OURS.items() if value is not None} | {"explicit_log_dir": str(directory)}
+    given |= {
+        key: value
+        for key, value in _without_none(asdict(config)).items()
+        if key in known and key not in _DISABLED_FEATURES
+    }
+    given |= {key: value for key, value in _DISABLED_FEATURES.items() if value is not None} | {
+        "explicit_log_dir": str(directory)
+    }
     nemo_logging.remove_stream_handlers()
     nemo_logging._logger.addHandler(logging.NullHandler())  # without any handler, Python prints warnings itself
     for handler in _log_files():  # of an earlier run in the same process

@@ -38,15 +38,11 @@ _RANK = re.compile(r"(?:[mt]p_rank_([0-9]{2})(?:_pp_rank_([0-9]{3}))?/)?model_we
 
 @dataclass(frozen=True)
 class NemoArchive:
-    """Content of an archive.
+    """Content of an archive."""
 
-    Attributes:
-        config: content of model_config.yaml; class paths are not imported and interpolations not resolved.
-        weights: whole weights by our names, in the types they were saved in.
-    """
-
+    # Content of model_config.yaml; class paths are not imported and interpolations not resolved.
     config: dict[str, Any]
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # whole weights by our names, in the types they were saved in
 
 
 def read(path: str | Path) -> NemoArchive:
@@ -73,11 +69,7 @@ def read(path: str | Path) -> NemoArchive:
 def write(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor], model_card: str = "") -> None:
     """Write an archive that BioNeMo v1 and NeMo's SaveRestoreConnector open; it appears when it is complete.
 
-    Args:
-        path: path of the archive; an existing one is replaced.
-        config: `model` section of our configuration, of plain values.
-        weights: weights of the whole model, by our names.
-        model_card: text of the model card.
+    An existing file is replaced. `config` is the `model` section of our configuration, `weights` has our names.
 
     Raises:
         UserError: if the weights do not match the configuration, or the disk is full; an existing file stays as it

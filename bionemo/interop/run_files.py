@@ -29,10 +29,8 @@ def read_run_id(directory: Path) -> str | None:
 def move_old_files(directory: Path, run: str | None, copies: Iterable[str] = ()) -> None:
     """Move the files of earlier runs to the next `run_N`, then record the start of this run.
 
-    Args:
-        directory: the log directory.
-        run: identity of the run; None: it writes no checkpoints, and the recorded identity stays.
-        copies: paths of files that the run copies into the directory.
+    `run` is the identity of the run; None: it writes no checkpoints, and the recorded identity stays. `copies` are the
+    paths of files that the run copies into the directory.
 
     Raises:
         UserError: if a file that no run has written has the name of a file that this run writes.

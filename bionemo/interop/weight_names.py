@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translation of parameter names and tensor layouts between our models and other formats.
 
-A `WeightNames` table maps the names of our parameters to those of Hugging Face or of `.nemo` files. Tables are data:
-torch is imported only when tensors are converted. Values are moved, never changed, so a round trip is bitwise
-identical.
+A `WeightNames` table maps the names of our parameters to those of Hugging Face or of `.nemo` files. Values are moved,
+never changed, so a round trip is bitwise identical.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from bionemo.interop.shape_check import MAX_LAYERS, Shape, get_size
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MULTIPLE = "make_vocab_size_divisible_by"
 # Our module -> shapes of its weight and bias. H: hidden size, P: heads x head size, D: 2P, Q: 3P, F: feed-forward
@@ -50,8 +47,6 @@ def _trim_rows(rows: int, padded_rows: int) -> Transform:
     """Remove the rows that pad the vocabulary, or add them as zeros."""
 
     def pad(theirs: Tensor) -> Tensor:
-        import torch
-
         padding = theirs.new_zeros(padded_rows - rows, *theirs.shape[1:])
         return torch.cat([theirs, padding]) if len(padding) else theirs
 
@@ -59,21 +54,14 @@ def _trim_rows(rows: int, padded_rows: int) -> Transform:
 
 
 class Weight(NamedTuple):
-    """One of our parameters and its counterpart in another format.
+    """One of our parameters and its counterpart in another format."""
 
-    Attributes:
-        theirs: names in the other format; several hold equal parts of the first dimension, in this order.
-        shape: shape of our parameter.
-        tensor_parallel_dim: dimension that tensor parallelism divides.
-        padded: whether the first dimension is the vocabulary, padded to a multiple.
-        transforms: rearrangements, in the order in which they are applied to our tensor.
-    """
-
+    # Names in the other format; several hold equal parts of the first dimension, in this order.
     theirs: tuple[str, ...]
-    shape: Shape
-    tensor_parallel_dim: int | None = None
-    padded: bool = False
-    transforms: tuple[Transform, ...] = ()
+    shape: Shape  # shape of our parameter
+    tensor_parallel_dim: int | None = None  # dimension that tensor parallelism divides
+    padded: bool = False  # whether the first dimension is the vocabulary, padded to a multiple
+    transforms: tuple[Transform, ...] = ()  # rearrangements, in the order in which they are applied to our tensor
 
     def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
         """Convert our tensor to theirs, by their names; views where possible."""
@@ -84,8 +72,6 @@ class Weight(NamedTuple):
 
     def to_ours(self, read: Callable[[str], Tensor]) -> Tensor:
         """Convert their tensors, which `read` returns by name, to ours."""
-        import torch
-
         parts = [read(name) for name in self.theirs]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
         for transform in reversed(self.transforms):
@@ -94,38 +80,29 @@ class Weight(NamedTuple):
 
     def their_shapes(self) -> dict[str, Shape]:
         """Return the shape of each of their tensors."""
-        import torch
-
         theirs = self.to_theirs(torch.empty(self.shape, device="meta"))
         return {name: tuple(tensor.shape) for name, tensor in theirs.items()}
 
 
 @dataclass(frozen=True)
 class WeightNames:
-    """The weights of one model architecture in another format.
+    """The weights of one model architecture in another format."""
 
-    Attributes:
-        names: our parameter name -> theirs, with `{}` for the number of a layer. Several names, separated by spaces,
-            hold equal parts of the first dimension.
-        only_if: our parameter name -> (configuration key, value): the weight exists only with this value; a key that
-            is missing counts as true.
-        copies: their names under which the format stores a weight a second time -> the name of that weight.
-        pads_vocabulary: whether their vocabulary is padded like ours.
-        qkv_by_head: whether query, key and value are ordered by head, as ours are.
-        transposes: whether the matrices of layers are stored as [in, out].
-        extra_positions: rows of the position table that belong to no position.
-    """
-
+    # Our parameter name -> theirs, with `{}` for the number of a layer. Several names, separated by spaces, hold
+    # equal parts of the first dimension.
     names: Mapping[str, str]
+    # Our parameter name -> (configuration key, value): the weight exists only with this value; a key that is missing
+    # counts as true.
     only_if: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
+    # Their names under which the format stores a weight a second time -> the name of that weight.
     copies: Mapping[str, str] = field(default_factory=dict)
-    pads_vocabulary: bool = True
-    qkv_by_head: bool = True
-    transposes: bool = False
-    extra_positions: int = 0
+    pads_vocabulary: bool = True  # whether their vocabulary is padded like ours
+    qkv_by_head: bool = True  # whether query, key and value are ordered by head, as ours are
+    transposes: bool = False  # whether the matrices of layers are stored as [in, out]
+    extra_positions: int = 0  # rows of the position table that belong to no position
 
-    def weights(self, config: Mapping[str, Any], vocabulary_size: int) -> dict[str, Weight]:
-        """Return all weights of a model, by our names; `vocabulary_size` does not count padding.
+    def weights(self, config: Mapping[str, Any], vocab_size: int) -> dict[str, Weight]:
+        """Return all weights of a model, by our names; `vocab_size` does not count padding.
 
         Raises:
             UserError: if a size is missing or out of range.
@@ -140,7 +117,7 @@ class WeightNames:
             "Q": 3 * attention,
             "F": get_size(config, "ffn_hidden_size"),
             "L": get_size(config, "max_position_embeddings") + self.extra_positions,
-            "V": -(-vocabulary_size // multiple) * multiple,
+            "V": -(-vocab_size // multiple) * multiple,
         }
         layers = get_size(config, "num_layers", MAX_LAYERS)
 
@@ -150,7 +127,7 @@ class WeightNames:
             divided = next((dim for dim, letter in enumerate(letters) if letter.islower()), None)
             transforms = []
             if letters[0] == "v" and not self.pads_vocabulary:
-                transforms.append(_trim_rows(vocabulary_size, shape[0]))
+                transforms.append(_trim_rows(vocab_size, shape[0]))
             if letters[0] == "q" and not self.qkv_by_head:
                 transforms.append(_separate_qkv(heads))
             if self.transposes and in_layer and len(shape) == 2:
@@ -171,12 +148,9 @@ class WeightNames:
 
 
 def module_names(modules: Mapping[str, str], ours: str = "", theirs: str = "") -> dict[str, str]:
-    """Return the names of the weight and the bias of each module.
+    """Return the names of the weight and the bias of each module, with a prefix of our names and one of theirs.
 
-    Args:
-        modules: our module -> theirs, or several of theirs separated by spaces.
-        ours: prefix of our names.
-        theirs: prefix of their names.
+    `modules` maps our module to theirs, or several of theirs separated by spaces.
     """
     return {
         f"{ours}{module}.{kind}": " ".join(f"{theirs}{name}.{kind}" for name in names.split())

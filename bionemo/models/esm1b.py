@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bionemo.config.schema import ESM1bConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.models.encoder import MaskedLanguageModel, token_dropout
+from bionemo.models.hugging_face_esm import ESM1B_EMBEDDINGS, REQUIRED, esm_architecture
 from bionemo.tokenizers import Alphabet
 
 
@@ -32,10 +33,20 @@ class OffsetPositionEmbedding(nn.Module):
 
 
 class ESM1b(MaskedLanguageModel):
-    """Word plus position embeddings, followed by a layer norm (ESM-1b) or not (ESM-1v)."""
+    """A masked language model of protein sequences with learned positions, as ESM-1b and ESM-1v.
+
+    Word plus position embeddings are followed by a layer norm (ESM-1b) or not (ESM-1v).
+    """
 
     tokenizer = "esm2nv"  # both alphabets are the same
     default_config = "esm1b_small"
+    card_tag = "protein"
+    hugging_face = esm_architecture(
+        "ESM-1b", "absolute", ESM1B_EMBEDDINGS,
+        config={"position_embedding_type": "learned_absolute"}, required=REQUIRED,
+        flags={"embedding_token_dropout": "token_dropout", "embedding_layer_norm": "emb_layer_norm_before"},
+        ignored=(r"embeddings\.position_ids",),
+    )  # fmt: skip
     config: ESM1bConfig
     position_embeddings: OffsetPositionEmbedding
 

@@ -5,15 +5,38 @@ from torch import Tensor
 
 from bionemo.config.schema import ESM2nvConfig
 from bionemo.data.batch import PackedBatch
+from bionemo.interop.nemo_models import NemoModel
+from bionemo.interop.weight_names import WeightNames
+from bionemo.models import nemo_names
 from bionemo.models.encoder import MaskedLanguageModel, token_dropout
+from bionemo.models.hugging_face_esm import EMBEDDINGS, REQUIRED, esm_architecture
+from bionemo.tokenizers.alphabet import esm2nv
 
 
 class ESM2nv(MaskedLanguageModel):
-    """Encoder with rotary positions and token dropout."""
+    """A masked language model of protein sequences with rotary positions, after ESM-2. It has token dropout."""
 
     tokenizer = "esm2nv"
     default_config = "esm2nv_8M"
     rotary = True
+    card_tag = "protein"
+    nemo = NemoModel(
+        nemo_class=f"{nemo_names.ESM_MODULE}.ESM2nvModel", base_class=nemo_names.ESM_BASE_CLASS, vocab_size=33,
+        names=WeightNames({**nemo_names.BERT, **nemo_names.BERT_LAYERS}), rotary=True,
+        config={
+            **nemo_names.BERT_CONFIG, "embedding_use_attention_mask": True, "normalize_attention_scores": False,
+            "use_esm_attention": True, "esm_gelu": True, "use_pt_layernorm": False, "use_pt_mlp_out": False,
+        },
+    )  # fmt: skip
+    hugging_face = esm_architecture(
+        "ESM-2", "rotary", EMBEDDINGS,
+        config={"position_embedding_type": "rope", "mask_token_id": esm2nv().mask_id},
+        required=REQUIRED | {"rope_theta": 10000.0, "emb_layer_norm_before": False},
+        flags={"embedding_token_dropout": "token_dropout"},
+        # published files still contain a position table, which transformers do not use
+        ignored=(r".*rotary_embeddings\.inv_freq", r"embeddings\.position_(ids|embeddings\.weight)"),
+        inverse_frequencies="esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq",
+    )  # fmt: skip
     config: ESM2nvConfig
 
     def embed(self, batch: PackedBatch, keys_T: Tensor | None) -> Tensor:

@@ -16,6 +16,8 @@ from bionemo.config.schema import ModelConfig
 from bionemo.config.targets import import_target
 from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import DatasetFactory
+from bionemo.interop.huggingface.architecture import Architecture
+from bionemo.interop.nemo_models import NemoModel
 from bionemo.megatron import groups
 from bionemo.megatron.attention import PackedSequences, rotary_cos_sin
 from bionemo.megatron.dropout import EMBEDDING, dropout, token_dropout_keys
@@ -41,6 +43,9 @@ class LanguageModel(Trainable):
         causal: attend to earlier tokens only; also names the block in checkpoints: "decoder" if true, else "encoder".
         has_bos_eos: sequences begin with a BOS token and end with an EOS token.
         rotary: use rotary instead of learned positions.
+        card_tag: tag of model cards, such as `protein`.
+        nemo, hugging_face: description of the class in these formats. A subclass does not inherit it, because it may
+            compute another function.
     """
 
     tokenizer: ClassVar[str | TokenizerFactory]
@@ -49,6 +54,9 @@ class LanguageModel(Trainable):
     causal: ClassVar[bool] = False
     has_bos_eos: ClassVar[bool] = False
     rotary: ClassVar[bool] = False
+    card_tag: ClassVar[str] = ""
+    nemo: ClassVar[NemoModel | None] = None
+    hugging_face: ClassVar[Architecture | None] = None
 
     def __init__(self, config: ModelConfig, vocabulary: Vocabulary) -> None:
         super().__init__()

@@ -11,8 +11,10 @@ from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.molecules.dataset import MoleculeDataset
 from bionemo.data.molecules.smiles import same_molecule
+from bionemo.interop.nemo_models import NemoModel
 from bionemo.megatron.kv_cache import sequence_parallel_disabled
 from bionemo.megatron.vocabulary import gather_vocabulary
+from bionemo.models import nemo_names
 from bionemo.models.decoding import GeneratedSequence, generate
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.tokenizers import SmilesTokenizer
@@ -21,10 +23,18 @@ _METRICS = ("character_accuracy", "molecular_accuracy", "percent_invalid")
 
 
 class MegaMolBART(EncoderDecoder):
-    """Reads a SMILES with masked spans and generates a SMILES of the same molecule."""
+    """An encoder-decoder that reconstructs the SMILES of a molecule, after Chemformer.
+
+    It reads a SMILES with masked spans and generates a SMILES of the same molecule.
+    """
 
     tokenizer = "megamolbart"
     default_config = "megamolbart_small"
+    card_tag = "chemistry"
+    nemo = NemoModel(
+        nemo_class="bionemo.model.molecule.megamolbart.megamolbart_model.MegaMolBARTModel", vocab_size=523,
+        names=nemo_names.ENCODER_DECODER, prefix="enc_dec_model.", config=nemo_names.ENCODER_DECODER_CONFIG,
+    )  # fmt: skip
     dataset = MoleculeDataset
     config: MegaMolBARTConfig
     vocabulary: SmilesTokenizer

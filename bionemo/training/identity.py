@@ -6,32 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bionemo.common.errors import UserError
+from bionemo.config.saved_model import TRAINING_KEYS, changes_function, includes_key
 from bionemo.models.trainable import Trainable
 
 log = logging.getLogger(__name__)
 
-# Keys of `model` that do not change the function that the weights compute; a key includes all keys below it. All
-# other keys, also those of new models, must match.
-_LOGGED_KEYS = (  # they change the training; a difference is logged
-    "micro_batch_size", "global_batch_size", "hidden_dropout", "attention_dropout", "seed", "optim",
-    "data.modify_percent", "data.mask_percent", "data.perturb_percent", "data.identity_percent",
-    "data.mask_special_tokens", "data.seq_length_dec", "data.masked_lm_prob", "data.max_ngram_size",
-    "data.encoder_augment", "data.canonicalize_encoder_input", "data.decoder_independent_augment",
-    "data.canonicalize_decoder_output", "data.encoder_mask", "data.decoder_mask", "data.mask_prob",
-    "data.span_lambda", "data.dynamic_padding", "data.drop_last", "data.long_sequences",
-)  # fmt: skip
-_IGNORED_KEYS = (
-    "_target_", "name", "init_method_std",
-    # checked elsewhere: class and tokens by `Trainable.identity`, sizes by the shapes of the weights, the order of
-    # the data by data/data_module.py
-    "tokenizer", "make_vocab_size_divisible_by", "seq_length", "encoder_seq_length", "max_position_embeddings", "data",
-    # parallel layout and speed
-    "tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel", "compile",
-    "native_amp_init_scale", "native_amp_growth_interval", "hysteresis", "activations_checkpoint_granularity",
-    "activations_checkpoint_method", "activations_checkpoint_num_layers",
-    # start of a run, and tasks beside the training
-    "resume_from_checkpoint", "restore_encoder_path", "validation", "dwnstr_task_validation", "drop_last",
-)  # fmt: skip
 _DEFAULTS = {"normalization": "layernorm", "transformer_block_type": "pre_ln"}  # meaning of null
 _MAX_LISTED = 6  # differences in a message
 
@@ -67,7 +46,7 @@ def check_same_function(source: object, saved: Mapping[str, Any], config: Mappin
     Raises:
         UserError: if it differs; names the keys and how to set them.
     """
-    changed = [each for each in _differences(saved, config) if not _includes(_IGNORED_KEYS + _LOGGED_KEYS, each[0])]
+    changed = [each for each in _differences(saved, config) if changes_function(each[0])]
     if str(source).endswith(".nemo"):
         for difference in [each for each in changed if each[0] == "activation"]:
             _, old, new = difference
@@ -88,7 +67,7 @@ def check_same_function(source: object, saved: Mapping[str, Any], config: Mappin
 
 def log_changed_settings(source: object, saved: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Log in one line which training settings a resumed run changes."""
-    changed = [each for each in _differences(saved, config) if _includes(_LOGGED_KEYS, each[0])]
+    changed = [each for each in _differences(saved, config) if includes_key(TRAINING_KEYS, each[0])]
     if changed:
         listed = ", ".join(f"model.{key} {_format(old)} -> {_format(new)}" for key, old, new in changed[:_MAX_LISTED])
         more = f" and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
@@ -141,10 +120,6 @@ def _to_number(value: Any) -> float | None:
         return float(value)
     except ValueError:
         return None
-
-
-def _includes(keys: tuple[str, ...], key: str) -> bool:
-    return any(key == each or key.startswith(f"{each}.") for each in keys)
 
 
 def _format_tokens(value: Any) -> str:

@@ -56,9 +56,10 @@ def print_result(trainer: pl.Trainer, reference_losses: dict[str, float], direct
 
 @rank_zero_only
 def print_test_result(trainer: pl.Trainer) -> None:
-    """Print loss and perplexity on the test split."""
-    loss, perplexity = (float(trainer.callback_metrics[f"test_{name}"]) for name in ("loss", "perplexity"))
-    _print_and_log(f"test loss {loss:.4f}, test perplexity {perplexity:.3f}")
+    """Print the loss on the test split and, if the model has one, the perplexity."""
+    metrics = trainer.callback_metrics
+    perplexity = f", test perplexity {metrics['test_perplexity']:.3f}" if "test_perplexity" in metrics else ""
+    _print_and_log(f"test loss {metrics['test_loss']:.4f}{perplexity}")
 
 
 @rank_zero_only

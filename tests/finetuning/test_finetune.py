@@ -14,9 +14,10 @@ from torch import Tensor
 
 import bionemo
 from bionemo.checkpoint import Checkpoint, TensorsInMemory
+from bionemo.config.schema.downstream import HeadConfig
 from bionemo.data.collate import Collator
 from bionemo.finetuning.dataset import LabelledData, bits_to_numbers
-from bionemo.finetuning.heads import TokenHead, make_head
+from bionemo.finetuning.heads import TokenHead, head_factory
 from bionemo.finetuning.model import FineTunedModel, TrainableParts, loss_function
 from bionemo.finetuning.task_data import Split, TaskType
 from bionemo.megatron.sharding import materialize
@@ -82,7 +83,8 @@ def test_initial_predictions_equal_the_frozen_model(kind: TaskType, tuning: Trai
     classes = 0 if kind == "regression" else 3
 
     def head() -> Any:
-        return make_head(kind, ours.hidden_size, classes, width=8, sizes=(8,), dropout=0.5)
+        config = HeadConfig(cnn_dim=8, hidden_layer_size=8, dropout=0.5)
+        return head_factory(config, kind, ours.hidden_size, classes)()
 
     collate = Collator(samples, 3, ours.network.vocabulary.pad_id, dynamic_padding=True)
     batch = collate([[(np.zeros(3, np.int64), np.arange(3))]])[0].unpack()

@@ -34,7 +34,7 @@ def test_user_files_are_kept(model: Path, data: Path, tmp_path: Path) -> None:
         run(*words(model, data, directory))
     (directory / "features").rename(directory / "vectors")
     (directory / "report.json").write_text('{"run": "mine"}')
-    with pytest.raises(UserError, match=r"run/report.json is not the result of this command, which would replace it"):
+    with pytest.raises(UserError, match=r"run/report.json belongs to another run, which would replace it"):
         run(*words(model, data, directory))
     (directory / "report.json").rename(directory / "mine.json")
     run(*words(model, data, directory))
@@ -56,7 +56,7 @@ def test_the_head_of_another_run_is_kept(
         "model.seed=2",
         "model.encoder_frozen=False",
     ):
-        with pytest.raises(UserError, match=r"head.safetensors is not the result of this command, .* choose another"):
+        with pytest.raises(UserError, match=r"head.safetensors belongs to another run, .* choose another"):
             run(*given, other)
     capsys.readouterr()
 
@@ -67,11 +67,11 @@ def test_the_head_of_another_run_is_kept(
         patch.setattr(linear_probe, "compute_features", never)
         run(*given, "model.data.emb_batch_size=3")
     assert (
-        capsys.readouterr().out == f"flip_secondary_structure: {directory} holds the result of this command already\n"
+        capsys.readouterr().out == f"flip_secondary_structure: {directory} already contains the results of this run\n"
     )
     shard = data / "train" / "x000.csv"
     shard.write_text(shard.read_text().replace(",A", ",V", 1))
-    with pytest.raises(UserError, match="is not the result of this command"):
+    with pytest.raises(UserError, match="belongs to another run"):
         run(*given)
     assert {path: path.read_bytes() for path in directory.iterdir()} == before
 

@@ -37,7 +37,7 @@ def results(directory: Path, outputs: list[str]) -> PredictionResults:
             "embeddings": rng.random((each, 32), np.float32), "hiddens": rng.random((3 * each, 32), np.float32),
             "tokens": np.full(each, 3, np.int64), "numbers": np.arange(number * each, (number + 1) * each),
         }  # fmt: skip
-        files.append(directory / part_files.part_name(number))
+        files.append(directory / part_files.NAME.format(number))
         part_files.write_part(files[-1], columns, "x")
     return PredictionResults(files, Named(), outputs)  # type: ignore[arg-type]
 
@@ -86,7 +86,7 @@ def test_a_failed_write_is_one_error_in_every_format(kind: str, tmp_path: Path) 
 
 def test_a_part_is_complete_or_missing(tmp_path: Path) -> None:
     columns = {"tokens": np.arange(1000), "numbers": np.arange(1000)}
-    file = tmp_path / part_files.part_name(0)
+    file = tmp_path / part_files.NAME.format(0)
     for size in (0, 8, 200, 4096, 16_000):
         told = with_largest_file(size, lambda: part_files.write_part(file, columns, "x"))
         assert told == f"{errno.EFBIG} {file}"

@@ -163,7 +163,7 @@ def test_models_that_cannot_reconstruct_their_input(name: str, told: str) -> Non
 def test_few_beams_and_long_inputs(model: TrainedModel) -> None:
     with pytest.raises(UserError, match="beam_size is 0, expected at least 1"):
         model.reconstruct(KNOWN, 0)
-    with pytest.raises(UserError, match=f"sequence 0 has 25 tokens, the model reads {ROOM} at most"):
+    with pytest.raises(UserError, match=f"sequence 0 has 25 tokens, but the model accepts at most {ROOM}"):
         model.reconstruct(["C" * 25])
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading trained models: the saved configuration and the maximum length of a sequence."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,8 @@ def test_keys_of_the_training_run_are_replaced(tmp_path: Path) -> None:
     [
         ({"embedding_scale": None}, "model.embedding_scale is null, expected float"),
         ({"embedding_scale": "${oc.env:HOME}"}, "model.embedding_scale .*interpolation"),
-        ({"num_layer": 1}, "unknown key model.num_layer"),
+        ({"num_layer": 1}, "unknown key model.num_layer may change the function"),
+        ({"tower": {"depth": 1}}, "unknown key model.tower.depth may change the function"),
         ({"layernorm_epsilon": -1.0}, "model.layernorm_epsilon is -1.0, expected"),
     ],
 )
@@ -108,20 +110,53 @@ def test_invalid_saved_configurations(changes: dict[str, Any], message: str, tmp
         bionemo.load(tmp_path / "changed", "cpu")
 
 
-def test_a_missing_key_is_an_error(tmp_path: Path) -> None:
-    """It is not replaced by a default value."""
-    model, saved = save_scaled(tmp_path / "model")
-    del saved["embedding_scale"]
+def write_with(path: Path, change: Callable[[dict[str, Any]], object]) -> Scaled:
+    """Write a checkpoint of `Scaled` whose configuration is changed in place; return the model."""
+    model, saved = save_scaled(path.with_name("unchanged"))
+    change(saved)
     state = {"config": saved, "model": {"model._target_": saved["_target_"]}}
-    tools.write_weights(tmp_path / "changed", state, iter(dict(model.named_parameters()).items()))
-    with pytest.raises(UserError, match=r"missing value: give model\.embedding_scale"):
+    tools.write_weights(path, state, iter(dict(model.named_parameters()).items()))
+    return model
+
+
+@pytest.mark.parametrize("key", ["embedding_scale", "layernorm_epsilon", "num_layers"])
+def test_a_missing_key_that_may_change_the_function_is_an_error(key: str, tmp_path: Path) -> None:
+    """It is not replaced by a default value."""
+    write_with(tmp_path / "changed", lambda saved: saved.pop(key))
+    with pytest.raises(UserError, match=rf"changed: .* missing key model\.{key} may change the function"):
         bionemo.load(tmp_path / "changed", "cpu")
+
+
+def _change_irrelevant_keys(saved: dict[str, Any]) -> None:
+    for key in ("hysteresis", "compile", "dwnstr_task_validation", "seed"):
+        del saved[key]
+    for key in ("packing", "max_seq_length", "preprocessing", "data_impl_kwargs"):
+        del saved["data"][key]
+    del saved["optim"]["weight_decay"]
+    # keys of a later version
+    saved["data"] |= {"prefetch": 4, "storage": {"kind": "object", "bucket": {"name": "x"}}}
+    saved["optim"]["sched"]["cycles"] = 2
+    saved["validation"] = {"every": 10}
+
+
+def test_keys_that_do_not_change_the_function_may_be_missing_or_unknown(tmp_path: Path) -> None:
+    model = write_with(tmp_path / "changed", _change_irrelevant_keys)
+    loaded = bionemo.load(tmp_path / "changed", "cpu")
+    assert np.array_equal(
+        loaded.embed(sequences((30, 5))), TrainedModel(model.eval(), tmp_path).embed(sequences((30, 5)))
+    )
+    config, expected = loaded.network.config, load("pretrain_esm2_8M", _SIZES, EXAMPLES / "esm2nv" / "conf").model
+    assert (config.hysteresis, config.seed) == (expected.hysteresis, expected.seed)
+    assert (config.data.packing, config.data.max_seq_length) == (expected.data.packing, 64)
+    assert (config.optim, config.data.preprocessing) == (expected.optim, None)
+    longer = bionemo.load(tmp_path / "changed", "cpu", longest=100).network.config
+    assert (longer.max_position_embeddings, longer.data.max_seq_length) == (100, 100)
 
 
 def test_a_rotary_model_reads_longer_sequences_on_request(reference: tuple[Path, EsmForMaskedLM]) -> None:
     path, theirs = reference
     (text,) = sequences((150,))
-    with pytest.raises(UserError, match="150 tokens, the model reads 94 at most"):
+    with pytest.raises(UserError, match="150 tokens, but the model accepts at most 94"):
         bionemo.load(path).embed([text])
     ours = bionemo.load(path, longest=152)
     ids = torch.tensor([[0, *ours.ids([text])[0].tolist(), 2]])

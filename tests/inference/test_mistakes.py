@@ -25,7 +25,7 @@ def mistake(model: Path, data: Path, output: Path, *words: str) -> str:
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) has no letter that the model knows ('123')"),
+        ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) contains no letter of the vocabulary ('123')"),
         ("x.csv", "id,sequence\na,MKT\nb,\n", "a record without a sequence|b .record 1. is empty"),
         ("x.csv", "id,seq\na,MKT\n", "has no column 'sequence', but 'id', 'seq': set its name"),
         ("x.csv", "id,sequence\n", "contains no records after its 1 header line"),
@@ -45,7 +45,7 @@ def test_files_of_the_wrong_type(name: str, content: str, told: str, model: Path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["model.data.long_sequences=error"], "p6 (record 6) has 130 tokens, the model reads 94 at most"),
+        (["model.data.long_sequences=error"], "p6 (record 6) has 130 tokens, but the model accepts at most 94"),
         (
             ["model.downstream_task.outputs=[hidden]"],
             "model.downstream_task.outputs is ['hidden'], expected a list of",
@@ -56,7 +56,7 @@ def test_files_of_the_wrong_type(name: str, content: str, told: str, model: Path
             "a CSV file cannot hold hiddens",
         ),
         (["trainer.num_nodes=2"], "no launcher has started this process"),
-        (["trainer.devices=0"], "trainer.devices=0, but there are 1"),
+        (["trainer.devices=0"], "trainer.devices=0, but 1 device is available: set it to at most 1"),
         (["model.data.dataset_path=none.fasta"], "none.fasta is missing (model.data.dataset_path)"),
         (["model.downstream_task.restore_from_path=none"], "none: there is no such checkpoint, .nemo archive"),
     ],

@@ -16,7 +16,8 @@ from torch import Tensor
 from bionemo.checkpoint import TensorsInMemory
 from bionemo.common.errors import UserError
 from bionemo.interop.convert import convert
-from bionemo.interop.huggingface.directory import ARCHITECTURES, HuggingFaceModel, write
+from bionemo.interop.huggingface.directory import HuggingFaceModel, write
+from bionemo.models.gpt3 import GPT3
 
 pytestmark = pytest.mark.usefixtures("sentinel")
 
@@ -31,9 +32,8 @@ FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def weights() -> dict[str, Tensor]:
-    architecture = next(each for each in ARCHITECTURES if each.model_type == "gpt2")
     generator = torch.Generator().manual_seed(0)
-    table = architecture.names.weights(CONFIG, WORDS)
+    table = GPT3.hugging_face.names.weights(CONFIG, WORDS)
     return {name: torch.randn(weight.shape, generator=generator) for name, weight in table.items()}
 
 

@@ -91,7 +91,7 @@ def test_inference(tmp_path: Path) -> None:
     scores = text[places, ids[0, 1:-1]]
     np.testing.assert_allclose(ours.embed(SEQUENCES[:1])[0], hidden.mean(0), rtol=0, atol=1e-5)
     np.testing.assert_allclose(ours.pseudo_perplexity(SEQUENCES[:1])[0], torch.exp(-scores.mean()), rtol=1e-5)
-    with pytest.raises(UserError, match="sequence 0 has 97 tokens, the model reads 96 at most"):
+    with pytest.raises(UserError, match="sequence 0 has 97 tokens, but the model accepts at most 96"):
         ours.embed([LONGEST + "M"])
 
 
@@ -162,11 +162,11 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"token_dropout": 1}, "token_dropout in its config.json is '1', neither true nor false"),
     (
         {"position_embedding_type": "relative_key"},
-        "position_embedding_type is 'relative_key'; supported are rotary and absolute",
+        "position_embedding_type is 'relative_key'; supported are absolute and rotary",
     ),
     (
         {"position_embedding_type": ["absolute"]},
-        "position_embedding_type is \"['absolute']\"; supported are rotary and",
+        "position_embedding_type is \"['absolute']\"; supported are absolute and",
     ),
     (
         {"position_embedding_type": "rotary"},

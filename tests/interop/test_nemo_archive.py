@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.interop.nemo_archive import read, write
-from bionemo.interop.nemo_models import NEMO_MODELS, get_nemo_model
+from bionemo.interop.nemo_models import get_nemo_model
+from bionemo.models.esm1nv import ESM1nv
+from bionemo.models.esm2nv import ESM2nv
 from bionemo.models.language_model import load_model_class
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
@@ -78,7 +80,7 @@ def test_weight_table_matches_the_model(name: str) -> None:
     names = get_nemo_model(asdict(cfg))
     shapes = {key: weight.shape for key, weight in names.weights(asdict(cfg)).items()}
     assert shapes == {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    assert (names.our_class, names.nemo_class, names.vocabulary_size) == (
+    assert (names.our_class, names.nemo_class, names.vocab_size) == (
         cfg._target_,
         TARGETS[name],
         alphabet.vocab_size,
@@ -215,8 +217,8 @@ def make_inconsistent(kind: str, config: dict[str, Any]) -> dict[str, dict[str, 
         "replica": "its tensor parallel ranks differ in lm_head.dense.bias",
         "table": "its pipeline stages differ in word_embeddings.weight",
         "width": "encoder.layers.3.self_attention.linear_proj.weight has shape (8, 7), expected (8, 8) from",
-        "height": "the parts of encoder.layers.3.self_attention.linear_proj.weight do not fit together",
-        "type": "the parts of lm_head.bias do not fit together",
+        "height": "the parts of encoder.layers.3.self_attention.linear_proj.weight have incompatible shapes",
+        "type": "the parts of lm_head.bias have incompatible shapes",
     }.items(),
 )
 def test_inconsistent_ranks_are_refused(kind: str, message: str, tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_inconsistent_ranks_are_refused(kind: str, message: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target": "bionemo.model.dna.DNABERTModel"}, "supported: ESM1nvModel, ESM2nvModel, ProtT5nvModel, MegaMolB"),
+        ({"target": "bionemo.model.dna.DNABERTModel"}, "supported: ESM1nvModel, ESM2nvModel, MegatronGPTModel, Meg"),
         ({"megatron_legacy": True}, "megatron_legacy in its configuration is 'True'; only False is supported"),
         ({"normalization": "layernorm1p"}, "normalization in its configuration is 'layernorm1p'; only layernorm"),
         ({"num_layers": 3}, "12 weights are missing: 'encoder.layers.2.input_layernorm.weight'"),
@@ -266,9 +268,9 @@ def test_configuration_values_are_not_evaluated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["", "bionemo.model.protein.esm1nv.base.ESMnvMegatronBertModel"])
 def test_position_type_determines_the_model_without_a_class(target: str) -> None:
-    assert get_nemo_model({"target": target, "position_embedding_type": "rope"}) is NEMO_MODELS[1]
-    assert get_nemo_model({"target": target, "position_embedding_type": "learned_absolute"}) is NEMO_MODELS[0]
-    assert get_nemo_model({}) is NEMO_MODELS[0]
+    assert get_nemo_model({"target": target, "position_embedding_type": "rope"}) is ESM2nv.nemo
+    assert get_nemo_model({"target": target, "position_embedding_type": "learned_absolute"}) is ESM1nv.nemo
+    assert get_nemo_model({}) is ESM1nv.nemo
 
 
 def write_with_room_for(size: int, file: Path, weights: dict[str, Tensor]) -> None:

@@ -86,10 +86,10 @@ def test_weight_table_matches_the_model(name: str) -> None:
     with torch.device("meta"):
         model = kind(cfg, vocabulary)
     names = get_nemo_model(asdict(cfg))
-    config = names.with_vocabulary_size(asdict(cfg), vocabulary.vocab_size)
+    config = names.with_vocab_size(asdict(cfg), vocabulary.vocab_size)
     shapes = {key: weight.shape for key, weight in names.weights(config).items()}
     assert shapes == {key: tuple(value.shape) for key, value in model.named_parameters()}
-    assert (names.our_class, names.nemo_class, names.read_vocabulary_size(config)) == (
+    assert (names.our_class, names.nemo_class, names.read_vocab_size(config)) == (
         cfg._target_,
         TARGETS[name],
         vocabulary.vocab_size,
@@ -208,7 +208,7 @@ def test_unsupported_models_are_refused(name: str, change: dict[str, Any], messa
 def test_default_number_of_sentinels() -> None:
     config = tiny("prott5nv")
     del config["tokenizer"]
-    assert get_nemo_model(config).read_vocabulary_size(config) == 126
+    assert get_nemo_model(config).read_vocab_size(config) == 126
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,17 @@ def source_of(model: MegaMolBART, texts: list[str]) -> PackedBatch:
     return CompactBatch(PackedTokens(np.concatenate(ids), np.array([len(each) for each in ids]), 96)).unpack()
 
 
+def test_encoder_input(model: MegaMolBART) -> None:
+    """The letters of BOS and EOS in a text are unknown tokens; masks may be anywhere."""
+    token = model.vocabulary.tokens.index
+    batch = source_of(model, ["CCl", "<MASK>c1", "C<MASK><MASK>", "^&"])
+    mask, unknown = model.vocabulary.mask_id, model.vocabulary.unk_id
+    assert not {token("^"), token("&")} & {mask, unknown}
+    expected = [[token("C"), token("Cl")], [mask, token("c"), token("1")], [token("C"), mask, mask], [unknown] * 2]
+    pieces = batch.tokens[: batch.num_tokens].split(batch.lengths)
+    assert [piece.tolist() for piece in pieces] == expected
+
+
 def test_every_generation_method_returns_smiles(model: MegaMolBART) -> None:
     """Start from the perturbed encoder output of a masked SMILES."""
     with torch.no_grad():

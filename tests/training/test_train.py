@@ -8,12 +8,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
+import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bionemo.common.errors import UserError
 from bionemo.megatron.precision import cpu_has_bf16
+from bionemo.training.progress import print_test_result
 from tests.conftest import EXAMPLES, ROOT
 from tests.support.runs import FAMILIES, config, logged, run, train, write_shards
 
@@ -264,6 +267,14 @@ def test_the_test_set_is_evaluated_if_configured(tmp_path: Path) -> None:
     assert lines[-1].startswith(f"test loss {loss:.4f}, test perplexity ")
     _, again = run(tmp_path, "do_training=False", "do_testing=True", "trainer.max_steps=2")
     assert again[-1] == lines[-1]
+
+
+def test_the_test_result_of_a_model_without_perplexity(capsys: pytest.CaptureFixture[str]) -> None:
+    """The loss of a labelled task, for example, is not a cross-entropy of tokens."""
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.callback_metrics["test_loss"] = torch.tensor(0.25)
+    print_test_result(trainer)
+    assert capsys.readouterr().err.splitlines()[-1] == "test loss 0.2500"
 
 
 def test_without_training_the_test_set_is_not_evaluated(tmp_path: Path) -> None:

@@ -77,6 +77,8 @@ class CsvSource(TextShards):
         index_mapping_dir: str | Path | None = None,
         workers: int | None = None,
     ) -> None:
+        if not columns:
+            raise UserError("no column is selected: name at least that of the sequences, counted from 0")
         names, numbers = tuple(columns), tuple(columns.values())
         sequence = names.index("sequence") if "sequence" in names else 0
         separator_byte, newline_byte = _single_byte("data_sep", separator), _single_byte("newline_int", chr(newline))

@@ -12,30 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from bionemo.common.errors import UserError
-from bionemo.inference.analysis.contacts import (
-    LONG_RANGE,
-    check_contact_map,
-    fit_contact_head,
-    precision,
-    predict_contacts,
-    read_contact_head,
-    write_contact_head,
-)
-from bionemo.inference.analysis.files import (
-    is_fasta,
-    read_fasta,
-    read_nonempty_table,
-    read_sequence,
-    refuse_existing,
-    staged_file,
-    write_table,
-)
+from bionemo.inference.analysis import contacts, files
 from bionemo.inference.analysis.maps import make_reducer, read_embeddings, to_plane
 from bionemo.inference.analysis.plots import plot_contacts, plot_map, plot_scan, plot_scores
 from bionemo.inference.analysis.protein import tokenize_protein
 from bionemo.inference.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
 from bionemo.inference.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
-from bionemo.inference.batching import max_tokens, tokenize
+from bionemo.inference.batching import max_tokens, tokenize, too_long_error
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import progress_bar
@@ -50,7 +33,7 @@ def run_variants(
 ) -> None:  # fmt: skip
     """Score the variants of a file."""
     plot = _plot_path(output)
-    refuse_existing([output, plot], overwrite)
+    files.refuse_existing([output, plot], overwrite)
     table, sequences = read_variants(variants)
     if "zero_shot" in table.columns:
         raise UserError(f"{table.path} has a column 'zero_shot' already: rename it")
@@ -59,7 +42,7 @@ def run_variants(
     has_scores = score_column is not None or name in table.columns
     measured = parse_scores(table, table.column(name, "name one with --score-column")) if has_scores else None
     if sequence is not None:
-        wild_type = read_sequence(sequence)
+        wild_type = files.read_sequence(sequence)
     elif sequences is not None:
         wild_type = infer_wild_type(sequences, mutants, table.locations, offset)
     else:
@@ -68,19 +51,19 @@ def run_variants(
         raise UserError(f"{table.path}: column {name!r} has no number: name another with --score-column")
     positions = {
         mutation.position
-        for text, place in zip(mutants, table.locations, strict=True)
-        for mutation in parse_mutations(text, place)
+        for text, location in zip(mutants, table.locations, strict=True)
+        for mutation in parse_mutations(text, location)
     }
-    with staged_file(output) as file:
+    with files.staged_file(output) as file:
         model = load_model()
         with progress_bar("scoring", len(positions), "residues") as advance:
             scores = score_variants(model, wild_type, mutants, method, offset, table.locations, advance)
         rows = [[*row, score] for row, score in zip(table.rows, _format(scores), strict=True)]
-        write_table(file, [*table.columns, "zero_shot"], rows)
+        files.write_table(file, [*table.columns, "zero_shot"], rows)
     print(f"{len(scores):,} variants: {output}")
     if measured is not None and not np.isnan(measured).all():
         rho, count = rank_correlation(scores, measured)
-        with staged_file(plot) as file:
+        with files.staged_file(plot) as file:
             plot_scores(file, scores, measured, rho, name)
         print(f"Spearman's rho {rho:.4f} with {count:,} measured values of {name!r}: {plot}")
 
@@ -91,15 +74,15 @@ def run_scan(
     """Score every substitution at every position of a protein."""
     if sequence is None:
         raise UserError("--scan needs the wild type: give it with --sequence, a FASTA file or its letters")
-    plot, wild_type = _plot_path(output), read_sequence(sequence)
-    refuse_existing([output, plot], overwrite)
-    with staged_file(output) as file, staged_file(plot) as plot_file:
+    plot, wild_type = _plot_path(output), files.read_sequence(sequence)
+    files.refuse_existing([output, plot], overwrite)
+    with files.staged_file(output) as file, files.staged_file(plot) as plot_file:
         model = load_model()
         with progress_bar("scanning", len(wild_type), "residues") as advance:
             scores = scan(model, wild_type, method, advance)
         numbered = enumerate(zip(wild_type, scores, strict=True), 1 + offset)
         rows = [[number, letter, *_format(row)] for number, (letter, row) in numbered]
-        write_table(file, ["position", "wild_type", *AMINO_ACIDS], rows)
+        files.write_table(file, ["position", "wild_type", *AMINO_ACIDS], rows)
         plot_scan(plot_file, scores, wild_type, offset)
     print(f"{len(wild_type):,} residues: {output}, {plot}")
 
@@ -108,24 +91,24 @@ def run_contacts(
     load_model: LoadModel, *, input_path: Path, head: Path | None, maps: Path | None, output: Path, overwrite: bool
 ) -> None:
     """Predict the contacts of each protein."""
-    contact_head = read_contact_head(head) if head else None
-    records = read_fasta(input_path)
+    contact_head = contacts.read_contact_head(head) if head else None
+    records = files.read_fasta(input_path)
     names = _file_names(records, input_path)
     outputs = [(output / f"{name}.csv", output / f"{name}.png") for name in names]
-    refuse_existing([path for pair in outputs for path in pair], overwrite)
+    files.refuse_existing([path for pair in outputs for path in pair], overwrite)
     known_maps = _read_maps(maps, names) if maps else None
     model, precisions = load_model(), []
     for record in records:  # check all before the first is computed
         tokenize_protein(model, record["sequence"], record["id"])
     with progress_bar("predicting contacts", len(records), "proteins") as advance:
         for number, (record, name) in enumerate(zip(records, names, strict=True)):
-            predicted = predict_contacts(model, record["sequence"], contact_head, record["id"])
+            predicted = contacts.predict_contacts(model, record["sequence"], contact_head, record["id"])
             known = None
             if known_maps is not None:
-                known = check_contact_map(known_maps[number], len(predicted), f"the map {name}.npy")
-                precisions.append([precision(predicted, known), precision(predicted, known, 5)])
+                known = contacts.check_contact_map(known_maps[number], len(predicted), f"the map {name}.npy")
+                precisions.append([contacts.precision(predicted, known), contacts.precision(predicted, known, 5)])
             table, plot = outputs[number]
-            with staged_file(table) as file, staged_file(plot) as plot_file:
+            with files.staged_file(table) as file, files.staged_file(plot) as plot_file:
                 i, j = np.triu_indices(len(predicted), 1)
                 pairs = np.stack([i + 1, j + 1, predicted[i, j]], axis=1)
                 np.savetxt(file, pairs, fmt="%d,%d,%.6g", header="i,j,probability", comments="")
@@ -136,18 +119,18 @@ def run_contacts(
         top, fifth = np.mean(found, axis=0)
         print(f"precision of the top L long-range contacts {top:.4f}, of L/5 {fifth:.4f} ({len(found):,} proteins)")
     elif known_maps is not None:
-        print(f"precision unknown: no map has known pairs {LONG_RANGE} and more residues apart")
+        print(f"precision unknown: no map has known pairs {contacts.LONG_RANGE} and more residues apart")
 
 
 def run_contacts_fit(load_model: LoadModel, *, input_path: Path, maps: Path, output: Path, overwrite: bool) -> None:
     """Fit a contact head to proteins of known structure."""
-    refuse_existing([output], overwrite)
-    records = read_fasta(input_path)
+    files.refuse_existing([output], overwrite)
+    records = files.read_fasta(input_path)
     known_maps = _read_maps(maps, _file_names(records, input_path))
     model = load_model()
     with progress_bar("computing attention", len(records), "proteins") as advance:
-        head = fit_contact_head(model, [record["sequence"] for record in records], known_maps, advance)
-    write_contact_head(output, head)
+        head = contacts.fit_contact_head(model, [record["sequence"] for record in records], known_maps, advance)
+    contacts.write_contact_head(output, head)
     used = sum(weight != 0 for weight in head["weight"])
     print(f"{used} of {len(head['weight'])} attention heads have a weight: {output}")
 
@@ -158,13 +141,13 @@ def run_map(
 ) -> None:  # fmt: skip
     """Project the embeddings of many sequences to two dimensions."""
     plot = _plot_path(output)
-    refuse_existing([output, plot], overwrite)
+    files.refuse_existing([output, plot], overwrite)
     if table and not color:
         raise UserError("--table needs --color: name the column of the colors")
     make_reducer(method, neighbors, seed)  # reports a missing installation before anything is computed
     own_color = None if table else color
-    with staged_file(output) as file, staged_file(plot) as plot_file:
-        if is_fasta(input_path):
+    with files.staged_file(output) as file, files.staged_file(plot) as plot_file:
+        if files.is_fasta(input_path):
             ids, embeddings, colors = _embed(load_model, input_path, pooling, own_color)
         else:
             ids, embeddings, colors = read_embeddings(input_path, own_color)
@@ -173,7 +156,7 @@ def run_map(
         points_N2 = to_plane(embeddings, method, neighbors, seed)
         extra = [[each] for each in colors] if colors else [[]] * len(ids)
         rows = [[name, *_format(point), *more] for name, point, more in zip(ids, points_N2, extra, strict=True)]
-        write_table(file, ["id", "x", "y", *([color] if colors and color else [])], rows)
+        files.write_table(file, ["id", "x", "y", *([color] if colors and color else [])], rows)
         plot_map(plot_file, points_N2, colors, color or "")
     print(f"{len(ids):,} sequences: {output}, {plot}")
 
@@ -184,7 +167,7 @@ def _embed(
     """Return the ids, embeddings and colors of the records of a FASTA file."""
     if load_model is None:
         raise UserError(f"{path} holds sequences: add --model, which embeds them")
-    records = read_fasta(path)
+    records = files.read_fasta(path)
     if color and not any(color in record for record in records):
         raise UserError(f"{path}: no header has {color}=...: name another key, or add --table")
     model = load_model()
@@ -192,10 +175,8 @@ def _embed(
     for record in records:  # check all before the first is computed
         count = len(tokenize(model.network.vocabulary, record["sequence"], record["id"]))
         if count > max_length:
-            raise UserError(
-                f"{record['id']} has {count:,} tokens, the model reads {max_length:,} at most: embed the file with "
-                "`python -m bionemo.predict`, which can truncate it, and use the .npz file that it writes"
-            )
+            remedy = "embed the file with `python -m bionemo.predict`, which can truncate it, and use its .npz file"
+            raise too_long_error(record["id"], count, max_length, remedy)
     parts = []
     with progress_bar("embedding", len(records), "sequences") as advance:
         for first in range(0, len(records), EMBEDDING_BATCH):
@@ -208,7 +189,7 @@ def _embed(
 
 def _read_colors(path: Path, color: str, ids: list[str], input_path: Path) -> list[str]:
     """Return the cell of each id in the column of the colors; "" for ids that are not in the table."""
-    table = read_nonempty_table(path)
+    table = files.read_nonempty_table(path)
     known, colors = table.column("id", "rename the column of the ids"), table.column(color, "name one with --color")
     cells = dict(zip(known, colors, strict=True))
     if not cells.keys() & set(ids):

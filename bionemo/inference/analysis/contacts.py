@@ -103,12 +103,7 @@ def fit_contact_head(
     """Fit the regression, with an L1 penalty, to pairs at least SEPARATION residues apart.
 
     The authors used twenty proteins. The features of all pairs are held in memory: 4 L H bytes for each pair.
-
-    Args:
-        model: masked language model.
-        sequences: proteins of known structure.
-        maps: contacts of each protein, [n, n]: 1 for a contact, 0 for none, nan if unknown.
-        advance: called after every protein.
+    `maps` contains the contacts of each protein, [n, n]: 1 for a contact, 0 for none, nan if unknown.
 
     Returns:
         Weights [L * H] and bias, as in Hugging Face's ESM-2.
@@ -146,12 +141,9 @@ def fit_contact_head(
 
 
 def precision(predicted: Floats, known: NDArray[Any], divisor: int = 1) -> float:
-    """Return the share of contacts among the n / divisor most likely long-range pairs; nan if no pair is known.
+    """Return the share of contacts [n, n] among the n / divisor most likely long-range pairs; nan if no pair is known.
 
-    Args:
-        predicted: [n, n] probabilities.
-        known: [n, n], see `fit_contact_head`.
-        divisor: 1 for the precision of the top L, 5 for that of the top L/5.
+    `known` is a contact map as in `fit_contact_head`; `divisor` 5 gives the precision of the top L/5.
     """
     i, j = _known_pairs(np.asarray(known, np.float32), LONG_RANGE)
     best = np.argsort(-predicted[i, j], kind="stable")[: max(1, len(known) // divisor)]

@@ -22,14 +22,8 @@ _MIN_SEQUENCES = 4  # UMAP's initialization needs two eigenvectors besides the c
 def to_plane(embeddings: Floats, method: str = "umap", neighbors: int = 15, seed: int = 0) -> Floats:
     """Project embeddings to two dimensions, reproducibly for the same seed.
 
-    Args:
-        embeddings: [N, D].
-        method: `umap` (McInnes et al. 2018), which preserves neighborhoods, or `pca`, which preserves distances.
-        neighbors: number of neighbors of each sequence (umap).
-        seed: random seed (umap).
-
-    Returns:
-        [N, 2] fp32.
+    `method` is `umap` (McInnes et al. 2018; with this number of neighbors of each sequence), which preserves
+    neighborhoods, or `pca`, which preserves distances. [N, D] -> [N, 2] fp32.
 
     Raises:
         UserError: see `make_reducer`; also if there are too few sequences, or values are not finite.

@@ -4,7 +4,7 @@
 from typing import NamedTuple
 
 from bionemo.common.errors import UserError
-from bionemo.inference.batching import Ids, max_tokens, tokenize
+from bionemo.inference.batching import Ids, max_tokens, tokenize, too_long_error
 from bionemo.inference.model import TrainedModel
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.tokenizers import Alphabet
@@ -32,5 +32,5 @@ def tokenize_protein(model: TrainedModel, sequence: str, name: str = "the sequen
     letters = "".join(sequence.split())
     ids, max_length = tokenize(network.vocabulary, letters, name), max_tokens(network)
     if len(ids) > max_length:
-        raise UserError(f"{name} has {len(ids):,} residues, the model reads {max_length:,} at most: cut out a domain")
+        raise too_long_error(name, len(ids), max_length, "cut out a domain", "residues")
     return Protein(letters, ids, network.vocabulary)

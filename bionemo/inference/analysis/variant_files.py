@@ -31,7 +31,7 @@ def read_variants(path: Path) -> tuple[Table, list[str] | None]:
     if not is_fasta(path):
         return read_nonempty_table(path), None
     records = read_fasta(path)
-    rows, places = [], []
+    rows, locations = [], []
     for record in records:
         index, _, rest = record["id"].partition("|")
         label, _, score = rest.partition("|")
@@ -39,27 +39,25 @@ def read_variants(path: Path) -> tuple[Table, list[str] | None]:
         if not mark or not variant:
             raise UserError(f"{path}: record {record['id']!r}: expected a header such as >2810|name_R63P|0.873")
         rows.append([index, name, variant, score])
-        places.append(f"{path}: {record['id']}")
-    return Table(path, _FASTA_COLUMNS, rows, places), [record["sequence"] for record in records]
+        locations.append(f"{path}: {record['id']}")
+    return Table(path, _FASTA_COLUMNS, rows, locations), [record["sequence"] for record in records]
 
 
-def infer_wild_type(sequences: Sequence[str], variants: Sequence[str], places: Sequence[str], offset: int = 0) -> str:
+def infer_wild_type(
+    sequences: Sequence[str], variants: Sequence[str], locations: Sequence[str], offset: int = 0
+) -> str:
     """Return the wild type: the first sequence with its mutations reverted. Check it against all other sequences.
 
-    Args:
-        sequences: sequences of the variants.
-        variants: mutations of the variants.
-        places: locations of the variants, for error messages.
-        offset: the first residue has the number 1 + offset.
+    The first residue has the number 1 + offset. `locations` are the files and lines of the variants.
 
     Raises:
         UserError: if a variant contradicts the wild type; names the first one.
     """
-    found = _mutate(sequences[0], variants[0], offset, places[0], revert=True)
-    for sequence, variant, place in zip(sequences, variants, places, strict=True):
-        if _mutate(found, variant, offset, place) != sequence:
+    found = _mutate(sequences[0], variants[0], offset, locations[0], revert=True)
+    for sequence, variant, location in zip(sequences, variants, locations, strict=True):
+        if _mutate(found, variant, offset, location) != sequence:
             raise UserError(
-                f"{place}: its sequence is not the wild type with {variant or 'no mutation'}, as inferred from the "
+                f"{location}: its sequence is not the wild type with {variant or 'no mutation'}, as inferred from the "
                 "first record: correct one of the two, or give the wild type with --sequence"
             )
     return found
@@ -79,12 +77,12 @@ def parse_scores(table: Table, cells: Sequence[str]) -> Scores:
         UserError: if a cell is not a number; names its row.
     """
     values = []
-    for cell, place in zip(cells, table.locations, strict=True):
+    for cell, location in zip(cells, table.locations, strict=True):
         try:
             values.append(math.nan if cell.strip().lower() in _MISSING else float(cell))
         except ValueError as error:
             raise UserError(
-                f"{place}: the score {cell!r} is not a number: leave the cell empty, or name another column "
+                f"{location}: the score {cell!r} is not a number: leave the cell empty, or name another column "
                 "with --score-column"
             ) from error
     return np.array(values, np.float64)

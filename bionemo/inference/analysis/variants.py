@@ -36,14 +36,9 @@ class Mutation(NamedTuple):
 
 
 def score_variants(
-    model: TrainedModel,
-    sequence: str,
-    variants: Sequence[str],
-    method: str = "masked-marginal",
-    offset: int = 0,
-    names: Sequence[str] | None = None,
-    advance: Advance = no_progress,
-) -> Floats:
+    model: TrainedModel, sequence: str, variants: Sequence[str], method: str = "masked-marginal", offset: int = 0,
+    names: Sequence[str] | None = None, advance: Advance = no_progress,
+) -> Floats:  # fmt: skip
     """Score variants: the sum over mutations of log p(mutant) - log p(wild type), in nats; above 0 is likelier.
 
     `masked-marginal` masks each mutated residue in the wild type, in one pass for each such residue, however many

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
+from bionemo.interop.model_formats import ModelFormat
 from bionemo.interop.shape_check import MAX_LAYERS, MAX_SIZE, get_size
 from bionemo.interop.weight_names import MULTIPLE, WeightNames
 
@@ -16,52 +17,30 @@ Config = Mapping[str, Any]  # `model` section of our configuration
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """One architecture of transformers.
+class Architecture(ModelFormat):
+    """A model class in the format of transformers."""
 
-    Attributes:
-        title: name for messages.
-        model_type, class_name: `model_type` and class in config.json.
-        names: names of the weights.
-        prefix: prefix of names that files of the base model, without a head, omit.
-        config: keys that all our configurations of this architecture have, with `_target_`, their class.
-        required: keys of config.json that may only have one value, which is also their default.
-        sizes: our key -> theirs, of positive integers.
-        numbers: our key -> theirs and its default, of numbers from 0 on.
-        flags: our key -> theirs, of booleans that are false by default.
-        read_settings: checks config.json and returns the remaining keys of our configuration, given the others.
-        write_settings: checks our configuration and returns the other keys of config.json.
-        write_tokenizer: returns the texts of the tokenizer's files, by file name.
-        read_tokenizer: returns the keys of our configuration that follow from the tokenizer's files.
-        position_type: `position_embedding_type` that distinguishes architectures of one model_type.
-        ignored: patterns of the names of tensors that are computed or unused.
-        inverse_frequencies: name of the rotary frequencies of layer `{}`, which some versions of transformers expect.
-        contact_head: name of the contact regression, which the class in transformers has.
-    """
-
-    title: str
-    model_type: str
+    title: str  # name for messages
+    model_type: str  # in config.json, as class_name
     class_name: str
     names: WeightNames
-    prefix: str
-    config: Config
-    required: Settings
-    sizes: Mapping[str, str]
-    numbers: Mapping[str, tuple[str, float]]
-    flags: Mapping[str, str] = field(default_factory=dict)
+    prefix: str  # of the names of weights, which files of the base model, without a head, omit
+    config: Config  # keys that all our configurations of this architecture have, except for `_target_`
+    required: Settings  # keys of config.json that may only have one value, which is also their default
+    sizes: Mapping[str, str]  # our key -> theirs, of positive integers
+    numbers: Mapping[str, tuple[str, float]]  # our key -> theirs and its default, of numbers from 0 on
+    flags: Mapping[str, str] = field(default_factory=dict)  # our key -> theirs, of booleans that are false by default
+    # Checks config.json and returns the remaining keys of our configuration, given the others.
     read_settings: Callable[[Settings, Config], dict[str, Any]]
+    # Checks our configuration and returns the other keys of config.json; the second argument is the vocabulary size.
     write_settings: Callable[[Config, int], dict[str, Any]]
-    write_tokenizer: Callable[[Config], dict[str, str]]
-    read_tokenizer: Callable[[Path], dict[str, Any]]
-    position_type: str = ""
-    ignored: Sequence[str] = ()
+    write_tokenizer: Callable[[Config], dict[str, str]]  # returns the texts of the tokenizer's files, by file name
+    read_tokenizer: Callable[[Path], dict[str, Any]]  # returns the keys that follow from the tokenizer's files
+    position_type: str = ""  # `position_embedding_type` that distinguishes architectures of one model_type
+    ignored: Sequence[str] = ()  # patterns of the names of tensors that are computed or unused
+    # Name of the rotary frequencies of layer `{}`, which some versions of transformers expect.
     inverse_frequencies: str = ""
-    contact_head: str = ""
-
-    @property
-    def our_class(self) -> str:
-        """Class path in our configurations."""
-        return str(self.config["_target_"])
+    contact_head: str = ""  # name of the contact regression, which the class in transformers has
 
     def to_config(self, settings: Settings) -> tuple[dict[str, Any], int]:
         """Translate config.json to our configuration and the vocabulary size.
@@ -74,7 +53,7 @@ class Architecture:
             unset = found is None and value is False
             if not unset and (found != value or isinstance(found, bool) != isinstance(value, bool)):
                 raise UserError(f"{key} in its config.json is {str(found)[:50]!r}; only {value} is supported")
-        config = {**self.config, "kv_channels": None}
+        config = {"_target_": self.our_class, **self.config, "kv_channels": None}
         for ours, theirs in self.sizes.items():
             config[ours] = get_size(settings, theirs, MAX_LAYERS if ours == "num_layers" else MAX_SIZE)
         hidden, heads = self.sizes["hidden_size"], self.sizes["num_attention_heads"]
@@ -95,7 +74,7 @@ class Architecture:
         config["seq_length"] = config["encoder_seq_length"] = config["max_position_embeddings"]
         return config, get_size(settings, "vocab_size")
 
-    def to_settings(self, config: Config, vocabulary_size: int) -> dict[str, Any]:
+    def to_settings(self, config: Config, vocab_size: int) -> dict[str, Any]:
         """Translate our configuration and the vocabulary size to config.json.
 
         Raises:
@@ -108,11 +87,11 @@ class Architecture:
         return {
             "architectures": [self.class_name],
             "model_type": self.model_type,
-            "vocab_size": vocabulary_size,
+            "vocab_size": vocab_size,
             MULTIPLE: get_size(config, MULTIPLE),  # not used by transformers; restores our padding when read again
             **{theirs: config[ours] for ours, theirs in self.sizes.items()},
             **{theirs: bool(config.get(ours, True)) for ours, theirs in self.flags.items()},
             **{theirs: config.get(ours, default) for ours, (theirs, default) in self.numbers.items()},
-            **self.write_settings(config, vocabulary_size),
+            **self.write_settings(config, vocab_size),
             **self.required,
         }

@@ -30,12 +30,10 @@ from bionemo.common.regular import load_json, require_regular
 from bionemo.interop import model_card
 from bionemo.interop.huggingface.architecture import Architecture
 from bionemo.interop.huggingface.contacts import ContactHead, contact_shapes, to_contact_head, to_pieces
-from bionemo.interop.huggingface.esm import ESM1B, ESM2
-from bionemo.interop.huggingface.gpt2 import GPT2
+from bionemo.interop.model_formats import format_of, known_formats
 from bionemo.interop.shape_check import MAX_LAYERS, Shape, check_shapes, format_names, get_size, shorten
 from bionemo.interop.weight_names import head_size
 
-ARCHITECTURES = (ESM2, ESM1B, GPT2)
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 CARD = "README.md"
 _WRITTEN = r"README\.md|(config|tokenizer_config|vocab)\.json|(vocab|merges)\.txt|model\.safetensors"
@@ -72,7 +70,7 @@ class HuggingFaceModel:
         path: the directory.
         architecture: architecture of the model.
         config: `model` section of our configuration, as far as config.json determines it.
-        vocabulary_size: number of tokens, without padding.
+        vocab_size: number of tokens, without padding.
         contact_head: contact regression, which is not part of the network; None if there is none.
 
     Raises:
@@ -86,9 +84,9 @@ class HuggingFaceModel:
         try:
             settings = _load_json(path / CONFIG)
             self.architecture = _find_readable(settings)
-            self.config, self.vocabulary_size = self.architecture.to_config(settings)
+            self.config, self.vocab_size = self.architecture.to_config(settings)
             self.config |= self.architecture.read_tokenizer(path)
-            self._weights = self.architecture.names.weights(self.config, self.vocabulary_size)
+            self._weights = self.architecture.names.weights(self.config, self.vocab_size)
             self._stored = self._check_tensors()
         except UserError as error:
             raise UserError(f"{path} cannot be opened: {error}") from error
@@ -145,22 +143,14 @@ class HuggingFaceModel:
 
 
 def write(
-    path: Path,
-    config: Mapping[str, Any],
-    vocabulary_size: int,
-    source: TensorSource,
-    contact_head: ContactHead | None = None,
-    history: Mapping[str, str] | None = None,
-) -> None:
+    path: Path, config: Mapping[str, Any], vocab_size: int, source: TensorSource,
+    contact_head: ContactHead | None = None, history: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
     """Write a directory that transformers' `from_pretrained` opens; it appears when it is complete.
 
-    Args:
-        path: the directory; an existing Hugging Face model is replaced.
-        config: `model` section of our configuration, of plain values.
-        vocabulary_size: number of tokens, without padding.
-        source: weights of the whole model; all of them are held in memory.
-        contact_head: contact regression; None: zeros, with which every contact has probability 0.5.
-        history: facts about the training, for the model card.
+    An existing Hugging Face model is replaced. `config` is the `model` section of our configuration, of plain values;
+    `vocab_size` does not count padding. All weights are held in memory. A missing contact head is replaced by zeros,
+    with which every contact has probability 0.5.
 
     Raises:
         UserError: if the architecture is not supported, the weights do not match the configuration, or the disk is
@@ -168,9 +158,10 @@ def write(
     """
     new = unfinished(path)
     try:
-        [architecture] = _find_architectures("the class", "our_class", config.get("_target_"))
-        weights = architecture.names.weights(config, vocabulary_size)
-        settings = architecture.to_settings(config, vocabulary_size)
+        if (architecture := format_of(config, "hugging_face")) is None:
+            raise _unsupported("the class", "our_class", config.get("_target_"))
+        weights = architecture.names.weights(config, vocab_size)
+        settings = architecture.to_settings(config, vocab_size)
         check_shapes({name: weight.shape for name, weight in weights.items()}, source.shapes("weights"))
         tensors = {
             name: tensor
@@ -187,7 +178,7 @@ def write(
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **architecture.write_tokenizer(config)}
         name = architecture.class_name
         usage = f"from transformers import {name}\n\nmodel = {name}.from_pretrained({path.name!r})"
-        texts[CARD] = model_card.render(path.name, config, vocabulary_size, source, history or {}, usage)
+        texts[CARD] = model_card.render(path.name, config, vocab_size, source, history or {}, usage)
         path.parent.mkdir(parents=True, exist_ok=True)
         delete(new, _WRITTEN)
         new.mkdir()
@@ -213,16 +204,17 @@ def _inverse_frequencies(pattern: str, config: Mapping[str, Any], dtype: torch.d
     return [Piece.whole(pattern.format(layer), values) for layer in layers]
 
 
-def _find_architectures(what: str, attribute: str, value: object) -> list[Architecture]:
-    if found := [architecture for architecture in ARCHITECTURES if getattr(architecture, attribute) == value]:
-        return found
-    supported = ", ".join(dict.fromkeys(getattr(architecture, attribute) for architecture in ARCHITECTURES))
-    raise UserError(f"{what} {str(value)[:100]!r} has no Hugging Face format here; supported: {supported}")
+def _unsupported(what: str, attribute: str, value: object) -> UserError:
+    supported = ", ".join(dict.fromkeys(getattr(each, attribute) for each in known_formats("hugging_face")))
+    return UserError(f"{what} {str(value)[:100]!r} has no Hugging Face format here; supported: {supported}")
 
 
 def _find_readable(settings: Mapping[str, Any]) -> Architecture:
-    found = _find_architectures("the model_type", "model_type", settings.get("model_type"))
+    model_type = settings.get("model_type")
     positions = settings.get("position_embedding_type", "absolute")  # the default of transformers
+    found: list[Architecture] = [each for each in known_formats("hugging_face") if each.model_type == model_type]
+    if not found:
+        raise _unsupported("the model_type", "model_type", model_type)
     for architecture in found:
         if architecture.position_type in ("", positions):
             return architecture

@@ -153,7 +153,10 @@ def test_a_complete_last_line_needs_no_line_end(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"data_impl": "csv_mmap", "data_col": -1}, "counted from 0"),
+        ({"data_impl": "csv_mmap", "data_col": -1}, "field 'sequence' is negative: columns are counted from 0"),
+        ({"data_impl": "csv_mmap", "data_col": 1}, "1 column, where field 'sequence' needs 2"),
+        ({"data_impl": "csv_fields_mmap", "data_fields": {}}, "no column is selected"),
+        ({"data_impl": "csv_fields_mmap", "data_fields": {"sequence": 0, "id": -2}}, "field 'id' is negative"),
         ({"data_impl": "csv_mmap", "data_col": 0, "data_sep": "::"}, "one ASCII character"),
         ({"data_impl": "csv_mmap", "data_col": 0, "data_sep": "\n"}, "same character"),
     ],

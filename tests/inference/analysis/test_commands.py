@@ -226,7 +226,7 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
     [
         (">a/b\nMK\n>a_b\nMK\n", [], "x: several records would be written as 'a_b': give each a different id"),
         (">..\nMK\n", [], "x: several records would be written as ''"),
-        (">a\nMK\n>b\n" + "A" * 95 + "\n", [], "b has 95 residues, the model reads 94 at most"),
+        (">a\nMK\n>b\n" + "A" * 95 + "\n", [], "b has 95 residues, but the model accepts at most 94"),
         (">a\nMK\n", ["--head", "none"], "none cannot be read"),
         (">a\nMK\n", ["--maps", "d"], "d/a.npy cannot be read (No such file or directory): each record needs a map"),
         (">b\nMK\n", ["--maps", "maps"], "the map b.npy is of shape (3, 3), its sequence has 2 residues"),
@@ -285,8 +285,8 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
         (["--input", "x.fasta", "--model", "M", "--color", "kind", "--table", "kinds.csv"], "kinds.csv: none of its "
          "ids is in x.fasta: use the same ids in both"),
         (["--input", "x.fasta", "--table", "kinds.csv"], "--table needs --color"),
-        (["--input", "long.fasta", "--model", "M"], "b has 95 tokens, the model reads 94 at most: embed the file with "
-         "`python -m bionemo.predict`"),
+        (["--input", "long.fasta", "--model", "M"], "b has 95 tokens, but the model accepts at most 94: embed "
+         "the file with `python -m bionemo.predict`"),
         (["--input", "few.fasta", "--model", "M", "--method", "pca"], "embeddings of shape (1, 32): a map needs"),
         (["--input", "x.fasta", "--output", "a.png"], "--output a.png is the table"),
     ],

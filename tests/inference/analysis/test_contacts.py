@@ -191,7 +191,7 @@ def test_maps_that_cannot_be_fitted(known: np.ndarray, told: str, model: Trained
 
 
 def test_sequences_and_models_that_cannot_be_used(model: TrainedModel) -> None:
-    with pytest.raises(UserError, match="P1 has 97 residues, the model reads 94 at most"):
+    with pytest.raises(UserError, match="P1 has 97 residues, but the model accepts at most 94"):
         predict_contacts(model, "A" * 97, name="P1")
     with pytest.raises(UserError, match="x is a ProtT5nv, not a masked language model"):
         head = {"weight": [0.0] * 12, "bias": 0.0}

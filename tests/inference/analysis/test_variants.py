@@ -120,11 +120,11 @@ def test_invalid_variants(variant: str, told: str, model: TrainedModel) -> None:
 
 
 def test_unsupported_models_and_sequences(model: TrainedModel) -> None:
-    with pytest.raises(UserError, match="the sequence has 97 residues, the model reads 94 at most"):
+    with pytest.raises(UserError, match="the sequence has 97 residues, but the model accepts at most 94"):
         score_variants(model, "A" * 97, ["A1G"])
     with pytest.raises(UserError, match="the sequence is empty"):
         scan(model, " ")
-    with pytest.raises(UserError, match="the sequence has no letter that the model knows"):
+    with pytest.raises(UserError, match="the sequence contains no letter of the vocabulary"):
         scan(model, "123")
     with pytest.raises(UserError, match="method='esm' is unknown: choose from masked-marginal, wild-type-marginal"):
         scan(model, SEQUENCE, "esm")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ESM-2, ESM-1b and ESM-1v: transformers' EsmConfig and EsmForMaskedLM, whose vocabulary is that of our esm2nv."""
+"""ESM-2, ESM-1b and ESM-1v in the Hugging Face format: EsmConfig and EsmForMaskedLM, with the vocabulary of esm2nv."""
 
 import json
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ _LAYER = {
     "mlp.linear_fc1": "intermediate.dense",
     "mlp.linear_fc2": "output.dense",
 }
-_EMBEDDINGS = {
+EMBEDDINGS = {
     "word_embeddings.weight": "esm.embeddings.word_embeddings.weight",
     **module_names({"encoder.final_layernorm": "esm.encoder.emb_layer_norm_after"}),
 }
 _EMBEDDING_NORM = module_names({"embedding_layernorm": "esm.embeddings.layer_norm"})
-_ESM1B_EMBEDDINGS = {
-    **_EMBEDDINGS,
+ESM1B_EMBEDDINGS = {
+    **EMBEDDINGS,
     "position_embeddings.table.weight": "esm.embeddings.position_embeddings.weight",
     **_EMBEDDING_NORM,
 }
@@ -38,7 +38,7 @@ _HEAD_AND_LAYERS = {
     "lm_head.bias": "lm_head.bias",
     **module_names(_LAYER, "encoder.layers.{}.", "esm.encoder.layer.{}."),
 }
-_REQUIRED = {  # other values give the weights another meaning
+REQUIRED = {  # other values give the weights another meaning
     "hidden_act": "gelu", "is_folding_model": False, "is_decoder": False, "add_cross_attention": False,
     "tie_word_embeddings": True,
 }  # fmt: skip
@@ -54,12 +54,12 @@ def _read_settings(title: str, settings: Mapping[str, Any], _: Mapping[str, Any]
     return {"activation": "gelu", "max_position_embeddings": length}
 
 
-def _write_settings(title: str, positions: str, config: Mapping[str, Any], vocabulary_size: int) -> dict[str, Any]:
+def _write_settings(title: str, positions: str, config: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     if (activation := config.get("activation", "gelu")) != "gelu":
         raise UserError(f"its activation is {str(activation)[:50]!r}; that of {title} is gelu")
     vocabulary = esm2nv()
-    if vocabulary_size != vocabulary.vocab_size:
-        raise UserError(f"its vocabulary has {vocabulary_size} tokens; that of {title} has {vocabulary.vocab_size}")
+    if vocab_size != vocabulary.vocab_size:
+        raise UserError(f"its vocabulary has {vocab_size} tokens; that of {title} has {vocabulary.vocab_size}")
     return {
         "pad_token_id": vocabulary.pad_id,
         "mask_token_id": vocabulary.mask_id,
@@ -85,7 +85,7 @@ def _read_tokenizer(directory: Path) -> dict[str, Any]:
     return {}
 
 
-def _esm(title: str, positions: str, names: Mapping[str, str], **others: Any) -> Architecture:
+def esm_architecture(title: str, positions: str, names: Mapping[str, str], **others: Any) -> Architecture:
     """Return an architecture of the class EsmForMaskedLM."""
     learned = positions == "absolute"
     return Architecture(
@@ -111,24 +111,3 @@ def _esm(title: str, positions: str, names: Mapping[str, str], **others: Any) ->
         write_tokenizer=_write_tokenizer, read_tokenizer=_read_tokenizer,
         contact_head="esm.contact_head.regression", **others,
     )  # fmt: skip
-
-
-ESM2 = _esm(
-    "ESM-2", "rotary", _EMBEDDINGS,
-    config={
-        "_target_": "bionemo.models.esm2nv.ESM2nv", "position_embedding_type": "rope",
-        "mask_token_id": esm2nv().mask_id,
-    },
-    required=_REQUIRED | {"rope_theta": 10000.0, "emb_layer_norm_before": False},
-    flags={"embedding_token_dropout": "token_dropout"},
-    # published files still contain a position table, which transformers do not use
-    ignored=(r".*rotary_embeddings\.inv_freq", r"embeddings\.position_(ids|embeddings\.weight)"),
-    inverse_frequencies="esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq",
-)  # fmt: skip
-ESM1B = _esm(
-    "ESM-1b", "absolute", _ESM1B_EMBEDDINGS,
-    config={"_target_": "bionemo.models.esm1b.ESM1b", "position_embedding_type": "learned_absolute"},
-    required=_REQUIRED,
-    flags={"embedding_token_dropout": "token_dropout", "embedding_layer_norm": "emb_layer_norm_before"},
-    ignored=(r"embeddings\.position_ids",),
-)  # fmt: skip

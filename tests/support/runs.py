@@ -26,6 +26,7 @@ from bionemo.cli.finetune import main as fine_tune
 from bionemo.cli.pretrain import main, pretrain
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
+from bionemo.training.loss_curve import LossCurve
 from bionemo.training.module import TrainingModule
 from tests.conftest import EXAMPLES, ROOT
 from tests.support.bpe import TEXTS, write_bpe
@@ -129,9 +130,14 @@ def config(directory: Path, *overrides: str, model: str = "esm2nv") -> RunConfig
     return load(family.name, words, family.directory / "conf")
 
 
-def train(cfg: RunConfig, stop_before_step: int | None = None) -> None:
-    """Run a training; with `stop_before_step`, it is interrupted before that step."""
+def train(cfg: RunConfig, stop_before_step: int | None = None, plot: bool = False) -> None:
+    """Run a training; with `stop_before_step`, it is interrupted before that step.
+
+    Without `plot`, it does not draw the loss curve, which takes as long as its steps.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        if not plot:
+            patch.setattr(LossCurve, "_plot", lambda *_: None)
         if stop_before_step is not None:
             original = TrainingModule.training_step
 
@@ -175,7 +181,7 @@ def logged(directory: Path, key: str) -> dict[int, float]:
 
 
 class Command:
-    """A command line in its own process; see FORK.
+    """A command line in its own process, which does not draw the loss curve; see FORK.
 
     Attributes:
         words: overrides added to those of a tiny run.
@@ -210,6 +216,7 @@ def _main(family: Example, words: list[str], console: Path, environment: dict[st
     multiprocessing.set_start_method("fork", force=True)  # for the run's own workers, like in a new Python process
     if processors := environment.get("PROCESSORS"):
         os.cpu_count = lambda: int(processors)
+    LossCurve._plot = lambda *_: None  # type: ignore[method-assign]
     os.chdir(family.directory)
     sys.argv = ["pretrain.py", *words]
     (fine_tune if family == TASK else main)(family.name, family.directory / "conf")

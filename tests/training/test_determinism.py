@@ -13,7 +13,9 @@ from bionemo.training.determinism import require_determinism
 from tests.support.runs import FAMILIES, config, fingerprint, logged, run, run_on_ranks, train
 
 
-@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=[] if model == "esm2nv" else pytest.mark.slow) for model in FAMILIES]
+)
 def test_equal_commands_give_bitwise_equal_weights(tmp_path: Path, model: str) -> None:
     """With and without the mode: on a CPU all operations are deterministic."""
     for name, words in {"a": ["++trainer.deterministic=True"], "b": []}.items():

@@ -29,7 +29,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.fixture(scope="module", params=["esm1nv", "esm2nv"])
+@pytest.fixture(scope="module", params=[pytest.param("esm1nv", marks=pytest.mark.slow), "esm2nv"])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     directory = tmp_path_factory.mktemp(request.param) / "run"
     train(config(directory, f"{NEMO}.save_nemo_on_train_end=True", model=request.param))

@@ -42,7 +42,7 @@ def test_logs_of_earlier_starts_are_moved_aside(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     for steps in (1, 2, 3):
         words = (f"trainer.max_steps={steps}", "trainer.val_check_interval=1", "model.optim.sched.max_steps=8")
-        train(config(directory, *words, f"+exp_manager.files_to_copy=[{copied}]"))
+        train(config(directory, *words, f"+exp_manager.files_to_copy=[{copied}]"), plot=True)
     logs = {"cmd-args.log", "git-info.log", "config.yaml", "hparams.yaml", "lightning_logs.txt", "nemo_error_log.txt",
             "nemo_log_globalrank-0_localrank-0.txt", "loss_curve.png", "settings.json"}  # fmt: skip
     for number, place in enumerate((directory / "run_0", directory / "run_1", directory), 1):

@@ -35,8 +35,8 @@ from tests.support.runs import FAMILIES, FORK, Command, _main, tiny
 LIMIT = 3.0  # seconds
 
 
-def told(what: type[Exception]) -> None:
-    raise what("in two\nlines")
+def fail(error: type[Exception]) -> None:
+    raise error("in two\nlines")
 
 
 def orphan() -> None:
@@ -61,11 +61,11 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "killed without its worker": orphan,
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "asleep": lambda: time.sleep(60),
-    "deaf": lambda: ctypes.PyDLL(None).sleep(60),  # no Python thread runs meanwhile
+    "asleep": lambda: time.sleep(600),
+    "deaf": lambda: ctypes.PyDLL(None).sleep(600),  # no Python thread runs meanwhile
     "other": lambda: MockSource(300, 20, 90, seed=7, split="train"),
-    "mistaken": lambda: told(UserError),
-    "defective": lambda: told(ValueError),
+    "mistaken": lambda: fail(UserError),
+    "defective": lambda: fail(ValueError),
 }
 
 
@@ -94,6 +94,9 @@ def _steps(console: Path, rank: int, ranks: int, port: int, fault: str = "", at:
     strategy = SimpleNamespace(cluster_environment=environment, launcher=None)
     trainer: Any = SimpleNamespace(world_size=ranks, global_rank=rank, strategy=strategy, loggers=[])
     monitor = HealthMonitor(LIMIT)
+    console.with_name(f"{rank}.started").touch()
+    while len([*console.parent.glob("*.started")]) < ranks:  # LIMIT does not include the start of the processes
+        time.sleep(0.01)
     with one_line_errors(), report_first_error(monitor, trainer):
         for step in range(1000):
             monitor.phase = f"in step {step}" if step else "before the start"
@@ -156,7 +159,8 @@ def test_a_killed_rank_is_named_at_once(tmp_path: Path, rank: int, fault: str) -
     for speaker in speakers:
         who, when = errors[speaker][0].split(" ended without an error message, last seen ")
         assert who == f"error: rank {rank} {name}"
-        assert re.fullmatch(r"(in step \d+|before the start), \d\.\d s before", when)
+        # a rank that has not received any answer of rank 0 knows no time
+        assert re.fullmatch(r"(in step \d+|before the start)(, \d+\.\d s before)?", when)
 
 
 def test_a_rank_that_dies_before_process_groups_exist(tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def test_an_unresponsive_rank_is_named(tmp_path: Path, rank: int, fault: str) ->
     speakers = [1, 2] if rank == 0 else [0]
     assert [len(lines) for lines in errors] == [number in speakers for number in range(3)]
     for speaker in speakers:
-        assert re.match(rf"error: rank {rank} {re.escape(name)} has not answered for [34] s ", errors[speaker][0])
+        assert re.match(rf"error: rank {rank} {re.escape(name)} has not answered for \d+ s ", errors[speaker][0])
         assert errors[speaker][0].endswith("(trainer.rank_timeout is 3 s)")
 
 
@@ -183,7 +187,7 @@ def test_a_hanging_rank_is_named_and_exits(tmp_path: Path) -> None:
     errors, name = bare(tmp_path, 1, "asleep", 30, gone=False)
     assert errors[1:] == [[], []]
     place = r"health/test_monitor\.py:\d+ in <lambda>"
-    expected = rf"error: rank 1 {re.escape(name)} is in step 30, {place}: others have waited for [34] s"
+    expected = rf"error: rank 1 {re.escape(name)} is in step 30, {place}: others have waited for \d+ s"
     assert re.match(expected, *errors[0])
 
 
@@ -241,9 +245,9 @@ def real(directory: Path, faulty: int, fault: tuple[str, str, int], *words: str)
 @pytest.mark.parametrize(
     ("rank", "where", "before", "doing"),
     [
-        (1, "step", 2, r"(in|after) step [123]|preparing the first step"),
-        (1, "save", 0, "saving step 4"),
-        (0, "step", 2, ".+"),
+        (1, "step", 2, r"((in|after) step [123]|preparing the first step), .* before"),
+        (1, "save", 0, "saving step 4, .* before"),
+        (0, "step", 2, ".+"),  # rank 1 may not have received any answer of rank 0
     ],
 )
 def test_a_run_with_a_killed_rank(tmp_path: Path, rank: int, where: str, before: int, doing: str) -> None:
@@ -251,7 +255,7 @@ def test_a_run_with_a_killed_rank(tmp_path: Path, rank: int, where: str, before:
     assert errors[rank] == []
     (error,) = errors[1 - rank]
     assert re.fullmatch(
-        rf"error: rank {rank} {re.escape(name)} ended without an error message, last seen ({doing}), .* before", error
+        rf"error: rank {rank} {re.escape(name)} ended without an error message, last seen {doing}", error
     )
     assert list((tmp_path / "run" / "checkpoints").glob("*-last")) == []
 
@@ -281,11 +285,11 @@ def test_a_teardown_error_does_not_hide_the_original_error() -> None:
 
 
 def test_a_run_whose_data_loader_hangs(tmp_path: Path) -> None:
-    errors, name = real(tmp_path, 0, ("asleep", "data", 1), "trainer.rank_timeout=00:00:00:05")
+    errors, name = real(tmp_path, 0, ("asleep", "data", 1), "trainer.rank_timeout=00:00:00:10")
     assert errors[1] == []
     (error,) = errors[0]
     assert error.startswith(f"error: rank 0 {name} is preparing the first step, health/test_monitor.py:")
-    assert "others have waited for 5 s" in error
+    assert re.search(r"others have waited for \d+ s", error)
 
 
 def test_ranks_with_different_data(tmp_path: Path) -> None:

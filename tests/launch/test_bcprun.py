@@ -12,9 +12,14 @@ from tests.launch.stubs import Stubs
 BCPRUN = ROOT / "scripts" / "bcprun"
 
 
-def bcprun(*words: str, **environment: str) -> tuple[int, str, str]:
+def bcprun(*arguments: str, **environment: str) -> tuple[int, str, str]:
     done = subprocess.run(
-        [BCPRUN, *words], env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=600
+        [BCPRUN, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -60,7 +65,7 @@ def test_another_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         ([], "the following arguments are required: -c/--cmd"),
         (["-c", "x", "-n", "0"], "--nnodes and --npernode are 1 or more"),
@@ -69,7 +74,7 @@ def test_another_launcher(tmp_path: Path) -> None:
         (["-c", "x", "--binding", "tight"], "invalid choice: 'tight'"),
     ],
 )
-def test_mistakes(words: list[str], expected: str) -> None:
-    status, _, noted = bcprun(*words)
+def test_mistakes(arguments: list[str], expected: str) -> None:
+    status, _, noted = bcprun(*arguments)
     assert status == 2
     assert expected in noted.splitlines()[-1]

@@ -69,8 +69,8 @@ def test_an_interrupted_and_requeued_run_is_bitwise_equal(
     assert [status for status, _ in run_on_ranks(alone, *long, ranks=2)] == [0, 0]
 
     directory = tmp_path / "results" / "esm"
-    words = tiny(*long, *TWO_NODES, "name=esm", "cluster.signal=null", f"exp_manager.exp_dir={directory}")
-    assert launch(monkeypatch, tmp_path, *words) == 0
+    arguments = tiny(*long, *TWO_NODES, "name=esm", "cluster.signal=null", f"exp_manager.exp_dir={directory}")
+    assert launch(monkeypatch, tmp_path, *arguments) == 0
     number = submitted(capsys)
     console = directory / f"log-nemo-megatron-esm_{number}.out"
 
@@ -103,9 +103,9 @@ def test_slurm_signals_a_run_before_its_time_limit(
 ) -> None:
     """The limit is two minutes, the signal comes 30 s earlier; after the requeue the run has the full time again."""
     directory = tmp_path / "results"
-    words = tiny(*TWO_NODES, "trainer.max_steps=1000000", f"exp_manager.exp_dir={directory}", "cluster.time='2'",
+    arguments = tiny(*TWO_NODES, "trainer.max_steps=1000000", f"exp_manager.exp_dir={directory}", "cluster.time='2'",
                  "cluster.signal=SIGUSR1@30", "name=esm")  # fmt: skip
-    assert launch(monkeypatch, tmp_path, *words) == 0
+    assert launch(monkeypatch, tmp_path, *arguments) == 0
     number = submitted(capsys)
     console = directory / f"log-nemo-megatron-esm_{number}.out"
     until(lambda: console.exists() and "resuming from" in console.read_text(), lambda: str(job(number)))
@@ -123,8 +123,8 @@ def test_a_rank_that_dies_ends_the_step_at_once(
     python = tmp_path / "python"
     python.write_text('#!/bin/bash\n[ "$SLURM_PROCID" = 1 ] && exit 3\nexec sleep 3600\n')
     python.chmod(0o755)
-    words = [*TWO_NODES, f"cluster.python={python}", "trainer.accelerator=cpu", "name=dies"]
-    assert launch(monkeypatch, tmp_path, *words) == 0
+    arguments = [*TWO_NODES, f"cluster.python={python}", "trainer.accelerator=cpu", "name=dies"]
+    assert launch(monkeypatch, tmp_path, *arguments) == 0
     state = ended(submitted(capsys))
     assert (state["JobState"], state["Restarts"]) == ("FAILED", "0")
     assert "task 1: Exited with exit code 3" in Path(state["StdOut"]).read_text()
@@ -132,7 +132,7 @@ def test_a_rank_that_dies_ends_the_step_at_once(
 
 @pytest.mark.usefixtures("slurm")
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["trainer.devices=8"],
         ["trainer.devices=8", "cluster.time=1-00:00:00", "cluster.signal=USR1@90", "cluster.mem=12.5"],
@@ -141,11 +141,11 @@ def test_a_rank_that_dies_ends_the_step_at_once(
     ],
 )  # fmt: skip
 def test_sbatch_accepts_every_option(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """sbatch --test-only also checks that the job could start: the cluster has two nodes of eight GPUs."""
     place = f"exp_manager.exp_dir='{tmp_path}/a b $(x)'"
-    assert launch(monkeypatch, tmp_path, "cluster=bcm", "trainer.num_nodes=2", *words, place, "--dry-run") == 0
+    assert launch(monkeypatch, tmp_path, "cluster=bcm", "trainer.num_nodes=2", *arguments, place, "--dry-run") == 0
     (script,) = re.findall(r"\n# \S[^\n]*_submission.sh\n(.*)", capsys.readouterr().out, re.DOTALL)
     (tmp_path / "script.sh").write_text(script)
     answer = subprocess.run(
@@ -168,7 +168,11 @@ def test_errors_of_sbatch_are_reported(
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_the_gpt3_benchmark_writes_the_documented_directories(tmp_path: Path) -> None:
-    small = [word for word in tiny(model="gpt3") if word not in TEXT and not word.startswith("trainer.max_steps")]
+    small = [
+        argument
+        for argument in tiny(model="gpt3")
+        if argument not in TEXT and not argument.startswith("trainer.max_steps")
+    ]
     sizes = [*small, "model.global_batch_size=null", "model.optim.sched.constant_steps=0", "trainer.max_time=null"]
     data = ["model.data.mock.num_samples=100", "model.tokenizer.vocab_file=null", "model.tokenizer.merge_file=null"]
     script = ROOT / "examples" / "gpt3" / "scripts" / "bmk-pretrain-gpt3-126m2.sh"

@@ -116,18 +116,18 @@ class Stop(Exception):
     """Interrupts a run in these tests."""
 
 
-def tiny(*words: str, model: str = "esm2nv") -> list[str]:
+def tiny(*overrides: str, model: str = "esm2nv") -> list[str]:
     """Return the overrides of a tiny run, on mock data unless they name data."""
     if model == "task":
-        return ["trainer.accelerator=cpu", "trainer.log_every_n_steps=1", *words]
-    own = any("model.data" in word and "dataset_path=" in word for word in words)
-    return [*TINY, *([] if own else MODELS[model].words), *words]
+        return ["trainer.accelerator=cpu", "trainer.log_every_n_steps=1", *overrides]
+    own = any("model.data" in override and "dataset_path=" in override for override in overrides)
+    return [*TINY, *([] if own else MODELS[model].words), *overrides]
 
 
 def config(directory: Path, *overrides: str, model: str = "esm2nv") -> RunConfig:
     family = MODELS[model]
-    words = tiny(f"exp_manager.exp_dir={directory}", *overrides, model=model)
-    return load(family.name, words, family.directory / "conf")
+    complete = tiny(f"exp_manager.exp_dir={directory}", *overrides, model=model)
+    return load(family.name, complete, family.directory / "conf")
 
 
 def train(cfg: RunConfig, stop_before_step: int | None = None, plot: bool = False) -> None:
@@ -184,16 +184,16 @@ class Command:
     """A command line in its own process, which does not draw the loss curve; see FORK.
 
     Attributes:
-        words: overrides added to those of a tiny run.
+        overrides: overrides added to those of a tiny run.
         model: name of the model whose example is run.
         environment: variables added to the current ones; LARGEST_FILE is a number of bytes beyond which the disk seems
             full, PROCESSORS the simulated number of processors.
     """
 
-    def __init__(self, output: Path, *words: str, model: str = "esm2nv", **environment: str) -> None:
+    def __init__(self, output: Path, *overrides: str, model: str = "esm2nv", **environment: str) -> None:
         self._output = output
         self.process: ForkServerProcess = FORK.Process(
-            target=_main, args=((MODELS | {"task": TASK})[model], tiny(*words, model=model), output, environment)
+            target=_main, args=((MODELS | {"task": TASK})[model], tiny(*overrides, model=model), output, environment)
         )
         self.process.start()
 
@@ -204,7 +204,7 @@ class Command:
         return self.process.exitcode, self._output.read_text().splitlines()
 
 
-def _main(family: Example, words: list[str], console: Path, environment: dict[str, str]) -> None:
+def _main(family: Example, overrides: list[str], console: Path, environment: dict[str, str]) -> None:
     output = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -218,18 +218,18 @@ def _main(family: Example, words: list[str], console: Path, environment: dict[st
         os.cpu_count = lambda: int(processors)
     LossCurve._plot = lambda *_: None  # type: ignore[method-assign]
     os.chdir(family.directory)
-    sys.argv = ["pretrain.py", *words]
+    sys.argv = ["pretrain.py", *overrides]
     (fine_tune if family == TASK else main)(family.name, family.directory / "conf")
 
 
-def run(directory: Path, *words: str, model: str = "esm2nv", **environment: str) -> tuple[int, list[str]]:
+def run(directory: Path, *overrides: str, model: str = "esm2nv", **environment: str) -> tuple[int, list[str]]:
     """Run a command that writes into a directory; return exit status and console lines."""
     output = directory.with_name(f"{directory.name}.console")
-    return Command(output, f"exp_manager.exp_dir={directory}", *words, model=model, **environment).end()
+    return Command(output, f"exp_manager.exp_dir={directory}", *overrides, model=model, **environment).end()
 
 
 def run_on_ranks(
-    directory: Path, *words: str, ranks: int, model: str = "esm2nv", **first: str
+    directory: Path, *overrides: str, ranks: int, model: str = "esm2nv", **first: str
 ) -> list[tuple[int, list[str]]]:
     """Run a command on several ranks of this host, like a launcher; `first` is the environment of rank 0."""
     with socket.socket() as free:
@@ -239,7 +239,7 @@ def run_on_ranks(
     commands = [
         Command(
             directory.with_name(f"{directory.name}.console{rank}"),
-            f"exp_manager.exp_dir={directory}", f"trainer.devices={ranks}", *words,
+            f"exp_manager.exp_dir={directory}", f"trainer.devices={ranks}", *overrides,
             model=model, LOCAL_RANK=str(rank), **shared, **({} if rank else first),
         )
         for rank in range(ranks)

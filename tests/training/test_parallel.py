@@ -102,8 +102,8 @@ def test_every_layout_equals_a_single_process(
     tmp_path: Path, single: Callable[[str], Path], layout: str, model: str
 ) -> None:
     """Also with dropout: its masks depend on the tokens, not on the process or the micro-batch."""
-    ranks, words = LAYOUTS[layout]
-    lines = console_of_rank_0(run_on_ranks(tmp_path / "run", *TWENTY, *words, ranks=ranks, model=model))
+    ranks, overrides = LAYOUTS[layout]
+    lines = console_of_rank_0(run_on_ranks(tmp_path / "run", *TWENTY, *overrides, ranks=ranks, model=model))
     same_run(tmp_path / "run", single(model), steps=20, every=10)
     (start,) = [line for line in lines if "from the beginning" in line]
     ((expected,),) = [re.findall(r"[\d,]+ parameters", (single(model) / NAME_OF_LOG).read_text())]
@@ -122,10 +122,10 @@ def test_resuming_with_another_number_of_ranks(tmp_path: Path) -> None:
 
 def test_one_command_starts_all_devices(tmp_path: Path) -> None:
     """Lightning starts the second process with the same arguments; the console output is that of one run."""
-    words = tiny(f"exp_manager.exp_dir={tmp_path}", "trainer.devices=2")
+    overrides = tiny(f"exp_manager.exp_dir={tmp_path}", "trainer.devices=2")
     environment = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "MASTER_PORT")}
     done = subprocess.run(
-        [sys.executable, "pretrain.py", *words], cwd=EXAMPLES / "esm2nv", env=environment,
+        [sys.executable, "pretrain.py", *overrides], cwd=EXAMPLES / "esm2nv", env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=600,
     )  # fmt: skip
     lines = done.stdout.splitlines()

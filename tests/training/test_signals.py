@@ -40,9 +40,9 @@ class Terminal:
         pid: number of the process.
     """
 
-    def __init__(self, directory: Path, *words: str) -> None:
+    def __init__(self, directory: Path, *overrides: str) -> None:
         self.directory, self._console = directory / "run", directory / "console"
-        self._words = tiny(f"exp_manager.exp_dir={self.directory}", *LONG, *words)
+        self._words = tiny(f"exp_manager.exp_dir={self.directory}", *LONG, *overrides)
         self._start()
 
     def _start(self) -> None:
@@ -104,7 +104,7 @@ class ForkedWithSlowSave(Forked):
     slow_save = True
 
 
-def _run(console: Path, words: list[str], slow_save: bool) -> None:
+def _run(console: Path, overrides: list[str], slow_save: bool) -> None:
     output = os.open(console, os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -116,7 +116,7 @@ def _run(console: Path, words: list[str], slow_save: bool) -> None:
     multiprocessing.set_start_method("fork", force=True)  # for the run's own workers, like in a new Python process
     if slow_save:
         async_save.save_distributed = lambda *_: (print("writing", flush=True), time.sleep(2 * LIMIT))
-    sys.argv = ["pretrain.py", *words]
+    sys.argv = ["pretrain.py", *overrides]
     main(FAMILIES["esm2nv"].name, FAMILIES["esm2nv"].directory / "conf")
 
 
@@ -132,7 +132,7 @@ def group_is_gone(number: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("start", "number", "words"),
+    ("start", "number", "overrides"),
     [
         (Forked, signal.SIGINT, ("model.data.num_workers=2",)),
         (Forked, signal.SIGHUP, ()),
@@ -141,9 +141,9 @@ def group_is_gone(number: int) -> bool:
     ],
 )
 def test_a_signal_to_all_processes_saves_the_step(
-    tmp_path: Path, start: type[Terminal], number: signal.Signals, words: tuple[str, ...]
+    tmp_path: Path, start: type[Terminal], number: signal.Signals, overrides: tuple[str, ...]
 ) -> None:
-    run = start(tmp_path, *words)
+    run = start(tmp_path, *overrides)
     run.wait_for("step 20 of")
     run.send(number)
     assert run.end() == 128 + number, run.lines()
@@ -156,16 +156,16 @@ def test_a_signal_to_all_processes_saves_the_step(
 
 
 @pytest.mark.parametrize(
-    ("start", "words"),
+    ("start", "overrides"),
     [(Forked, ()), (Terminal, ("trainer.devices=2",))],
     ids=["one rank", "waiting for another rank"],
 )
 def test_a_signal_before_the_first_step_ends_the_run_at_once(
-    tmp_path: Path, start: type[Terminal], words: tuple[str, ...]
+    tmp_path: Path, start: type[Terminal], overrides: tuple[str, ...]
 ) -> None:
-    run = start(tmp_path, *words)
+    run = start(tmp_path, *overrides)
     run.wait_for("from the beginning")
-    time.sleep(1.0 if words else 0.0)  # the second rank starts meanwhile
+    time.sleep(1.0 if overrides else 0.0)  # the second rank starts meanwhile
     run.send(signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
     assert not any("saving step" in line for line in run.lines())

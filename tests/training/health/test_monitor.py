@@ -192,7 +192,7 @@ def test_a_hanging_rank_is_named_and_exits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "fault", "said"),
+    ("rank", "fault", "expected"),
     [
         (0, "mistaken", "error: in two lines"),
         (1, "mistaken", "error: rank 1: in two lines"),
@@ -204,18 +204,18 @@ def test_a_hanging_rank_is_named_and_exits(tmp_path: Path) -> None:
         (1, "defective", "error: rank 1 {} failed in step 30: ValueError: in two lines"),
     ],
 )  # fmt: skip
-def test_only_the_failing_rank_prints_an_error(tmp_path: Path, rank: int, fault: str, said: str) -> None:
+def test_only_the_failing_rank_prints_an_error(tmp_path: Path, rank: int, fault: str, expected: str) -> None:
     errors, name = bare(tmp_path, rank, fault, 30, gone=False)
-    assert errors == [[said.format(name)], [f"error: {DEFECT}"] if fault == "defective" else [], []]
+    assert errors == [[expected.format(name)], [f"error: {DEFECT}"] if fault == "defective" else [], []]
     assert ("Traceback" in (tmp_path / str(rank)).read_text()) == (fault == "defective")
 
 
 class Faulty(Command):
     """A fault of a rank in a real run: type, location, and number of passes before it."""
 
-    def __init__(self, output: Path, fault: tuple[str, str, int], *words: str, **environment: str) -> None:
+    def __init__(self, output: Path, fault: tuple[str, str, int], *overrides: str, **environment: str) -> None:
         self._output = output
-        arguments = (FAMILIES["esm2nv"], tiny(*words), output, environment)
+        arguments = (FAMILIES["esm2nv"], tiny(*overrides), output, environment)
         self.process = FORK.Process(target=_with_fault, args=(*fault, *arguments))
         self.process.start()
 
@@ -233,12 +233,12 @@ def _with_fault(what: str, where: str, before: int, *arguments: Any) -> None:
     _main(*arguments)
 
 
-def real(directory: Path, faulty: int, fault: tuple[str, str, int], *words: str) -> tuple[list[list[str]], str]:
+def real(directory: Path, faulty: int, fault: tuple[str, str, int], *overrides: str) -> tuple[list[list[str]], str]:
     """Run two ranks of a training run, like `bare`."""
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = (f"exp_manager.exp_dir={directory / 'run'}", "trainer.devices=2", *words)
-    victim = Faulty(directory / str(faulty), fault, *words, LOCAL_RANK=str(faulty), **environment)
-    other = Command(directory / str(1 - faulty), *words, LOCAL_RANK=str(1 - faulty), **environment)
+    overrides = (f"exp_manager.exp_dir={directory / 'run'}", "trainer.devices=2", *overrides)
+    victim = Faulty(directory / str(faulty), fault, *overrides, LOCAL_RANK=str(faulty), **environment)
+    other = Command(directory / str(1 - faulty), *overrides, LOCAL_RANK=str(1 - faulty), **environment)
     return finish([victim, other][:: -1 if faulty else 1], faulty if fault[0] == "killed" else None), host(victim)
 
 
@@ -304,9 +304,9 @@ def test_ranks_with_different_data(tmp_path: Path) -> None:
 
 def test_ranks_with_different_configurations(tmp_path: Path) -> None:
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = (f"exp_manager.exp_dir={tmp_path / 'run'}", "trainer.devices=2")
+    overrides = (f"exp_manager.exp_dir={tmp_path / 'run'}", "trainer.devices=2")
     commands = [
-        Command(tmp_path / str(rank), *words, f"model.optim.lr={rank + 1}e-4", LOCAL_RANK=str(rank), **environment)
+        Command(tmp_path / str(rank), *overrides, f"model.optim.lr={rank + 1}e-4", LOCAL_RANK=str(rank), **environment)
         for rank in range(2)
     ]
     (error,), nothing = finish(commands)

@@ -6,13 +6,14 @@ set -euo pipefail
 python="${PYTHON:-python3}"
 found="$("$python" -W ignore - <<'PYTHON'
 from importlib.util import find_spec
+from pathlib import Path
 
 spec = find_spec("megatron.core")
 if spec is None or not spec.submodule_search_locations:
     print("missing")
 else:
-    helpers = find_spec("megatron.core.datasets.helpers_cpp")
-    print(helpers.origin if helpers else "source " + spec.submodule_search_locations[0] + "/datasets")
+    directory = Path(spec.submodule_search_locations[0], "datasets")
+    print(next(directory.glob("helpers_cpp.*.so"), f"source {directory}"))  # importing the package takes seconds
 PYTHON
 )"
 case "$found" in

@@ -80,19 +80,25 @@ def test_every_notebook_has_assertions() -> None:
     assert [path.stem for path in NOTEBOOKS] == sorted(OUTCOMES)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+ALWAYS = ["finetune"]  # the shortest; the others are marked slow
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[] if path.stem in ALWAYS else pytest.mark.slow) for path in NOTEBOOKS],
+)
 def test_notebooks_run(path: Path, kernel: AsyncKernelManager, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     outcome, pictures = OUTCOMES[path.stem]
     notebook.cells.append(nbformat.v4.new_code_cell(f"if True:{outcome}"))
     here = tmp_path / "here"
     here.mkdir()
-    NotebookClient(notebook, km=kernel, timeout=300, resources={"metadata": {"path": here}}).execute(cleanup_kc=True)
+    NotebookClient(notebook, km=kernel, timeout=1200, resources={"metadata": {"path": here}}).execute(cleanup_kc=True)
     assert not list(here.iterdir()), "it writes beside itself"
     outputs = [output for cell in notebook.cells[:-1] if cell.cell_type == "code" for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == pictures
-    said = "".join(output.get("text", "") for output in outputs)
-    assert not [word for word in ("Traceback", "error:", "Warning", "\x1b") if word in said], said
+    text = "".join(output.get("text", "") for output in outputs)
+    assert not [word for word in ("Traceback", "error:", "Warning", "\x1b") if word in text], text
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

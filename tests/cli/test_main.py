@@ -72,14 +72,14 @@ def test_aliases_run_the_same_commands() -> None:
     [["-c", "from bionemo.cli.main import main; main()"], pytest.param(["-m", "bionemo.cli"], marks=pytest.mark.slow)],
 )
 def test_a_run_on_two_devices_starts_the_other_process(command: list[str], tmp_path: Path) -> None:
-    words = [
+    overrides = [
         "pretrain", "--config-name=pretrain_esm2_mock", f"--config-path={ROOT}/examples/protein/esm2nv/conf",
         "trainer.devices=2", "trainer.accelerator=cpu", "trainer.max_steps=2", "trainer.val_check_interval=2",
         "model.num_layers=1", "model.hidden_size=16", "model.num_attention_heads=2",
         f"exp_manager.exp_dir={tmp_path}/run",
     ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, *command, *words], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300
+        [sys.executable, *command, *overrides], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert "2 x cpu" in done.stderr + done.stdout

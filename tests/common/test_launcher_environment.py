@@ -177,7 +177,7 @@ def test_a_host_that_cannot_be_resolved_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MASTER_ADDR", "other.host")  # for a process started by Lightning
     with pytest.raises(HostError, match=r"^MASTER_ADDR=other\.host: "):
         check_master_address(None, timeout=0.2)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
 
 
 def test_names_and_addresses_of_this_machine_are_resolved() -> None:

@@ -108,7 +108,7 @@ def test_directories_created_for_a_lock_are_removed_if_empty(tmp_path: Path) -> 
 def _take(directory: Path, results: Any, refused: Any) -> None:
     try:
         with run_lock(directory):
-            until = time.monotonic() + 20
+            until = time.monotonic() + 120
             while refused.value < 7 and time.monotonic() < until:
                 time.sleep(0.01)
         results.put("held")
@@ -128,7 +128,7 @@ def test_one_of_many_concurrent_processes_gets_the_lock(tmp_path: Path, stale: b
         processes = [FORK.Process(target=_take, args=(tmp_path, results, refused)) for _ in range(8)]
         for process in processes:
             process.start()
-        assert sorted(results.get(timeout=30) for _ in processes) == ["held"] + ["refused"] * 7
+        assert sorted(results.get(timeout=180) for _ in processes) == ["held"] + ["refused"] * 7
         for process in processes:
             process.join()
         assert not any(tmp_path.iterdir())
@@ -183,7 +183,7 @@ def test_a_requeued_job_takes_over_at_once_on_any_node(tmp_path: Path, monkeypat
 def test_the_holder_sends_heartbeats_and_notices_a_takeover(tmp_path: Path) -> None:
     with run_lock(tmp_path) as held:
         before = (tmp_path / LOCK).read_bytes()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 120
         while (tmp_path / LOCK).read_bytes() == before and time.monotonic() < until:
             time.sleep(0.01)
         assert (tmp_path / LOCK).read_bytes() != before

@@ -10,13 +10,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, _utils, get_worker_info
 
 from bionemo.common.errors import UserError, describe
 from bionemo.data.loader import StepLoader, report_errors
 from tests.support.runs import config, logged, train
 
 MINUTE = 60.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_waits() -> Iterator[None]:
+    """Let torch wait 0.1 s instead of 5 s for the exit of a worker before terminating it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+        yield
 
 
 class Numbers(IterableDataset[int]):
@@ -80,10 +88,8 @@ def test_a_worker_that_is_killed_ends_the_run() -> None:
 
 
 def test_a_worker_that_hangs_ends_the_run() -> None:
-    started = time.monotonic()
     with pytest.raises(UserError, match=r"^DataLoader timed out after 1.* seconds: .*model\.data\.num_workers=0$"):
-        list(loader(lambda: time.sleep(MINUTE), timeout=1))
-    assert time.monotonic() - started < MINUTE / 2
+        list(loader(lambda: time.sleep(60 * MINUTE), timeout=1))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EAGAIN])

@@ -38,10 +38,10 @@ def two_hosts(directory: Path) -> Iterator[list[list[str]]]:
             for n in (1, 2)
         ]  # fmt: skip
     finally:
-        for words in (f"netns del {tag}n1", f"netns del {tag}n2", f"link del {tag}"):
-            subprocess.run(["ip", *words.split()], check=False, capture_output=True)
+        for arguments in (f"netns del {tag}n1", f"netns del {tag}n2", f"link del {tag}"):
+            subprocess.run(["ip", *arguments.split()], check=False, capture_output=True)
 
 
 def _ip(*commands: str) -> None:
-    for words in commands:
-        subprocess.run(["ip", *words.split()], check=True, capture_output=True)
+    for arguments in commands:
+        subprocess.run(["ip", *arguments.split()], check=True, capture_output=True)

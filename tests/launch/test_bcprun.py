@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,14 @@ from tests.launch.stubs import Stubs
 BCPRUN = ROOT / "scripts" / "bcprun"
 
 
-def bcprun(*words: str, **environment: str) -> tuple[int, str, str]:
+def bcprun(*arguments: str, **environment: str) -> tuple[int, str, str]:
     done = subprocess.run(
-        [BCPRUN, *words], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        [BCPRUN, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -23,12 +27,12 @@ def bcprun(*words: str, **environment: str) -> tuple[int, str, str]:
 def test_rank_variables_of_every_process(tmp_path: Path) -> None:
     names = "RANK LOCAL_RANK GROUP_RANK WORLD_SIZE NGC_ARRAY_INDEX NGC_REPLICA_ID NGC_ARRAY_SIZE NGC_GPUS_PER_NODE"
     shown = " ".join(f"${name}" for name in names.split())
-    status, said, noted = bcprun(
+    status, output, noted = bcprun(
         "--nnodes", "2", "--npernode", "2", "--env", "MINE=a b", "--workdir", str(tmp_path), "-no_redirect",
         "--binding", "core-complex", "--debug", "--cmd", f'echo {shown} "$MINE" "$PWD" $NCCL_DEBUG $MASTER_ADDR',
     )  # fmt: skip
     assert status == 0
-    assert sorted(said.splitlines()) == [
+    assert sorted(output.splitlines()) == [
         f"{rank} {rank % 2} {rank // 2} 4 {rank // 2} {rank // 2} 2 2 a b {tmp_path} INFO 127.0.0.1"
         for rank in range(4)
     ]
@@ -40,16 +44,14 @@ def test_nodes_default_to_those_of_the_job() -> None:
 
 
 def test_a_failed_process_ends_the_others() -> None:
-    before = time.monotonic()
-    status, _, noted = bcprun("-n", "2", "-p", "2", "-c", "[ $RANK = 3 ] && exit 7; exec sleep 60")
+    status, _, noted = bcprun("-n", "2", "-p", "2", "-c", "[ $RANK = 3 ] && exit 7; exec sleep 3600")
     assert status == 7
-    assert time.monotonic() - before < 15
     assert noted.splitlines()[-1] == "bcprun (a stand-in): a process has ended with 7: so do the others"
 
 
 def test_other_processes_continue_if_configured() -> None:
-    status, said, _ = bcprun("-n", "2", "--async", "-c", "[ $RANK = 1 ] && exit 7; sleep 1; echo done")
-    assert (status, said) == (7, "done\n")
+    status, output, _ = bcprun("-n", "2", "--async", "-c", "[ $RANK = 1 ] && exit 7; sleep 1; echo done")
+    assert (status, output) == (7, "done\n")
 
 
 def test_another_launcher(tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_another_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         ([], "the following arguments are required: -c/--cmd"),
         (["-c", "x", "-n", "0"], "--nnodes and --npernode are 1 or more"),
@@ -72,7 +74,7 @@ def test_another_launcher(tmp_path: Path) -> None:
         (["-c", "x", "--binding", "tight"], "invalid choice: 'tight'"),
     ],
 )
-def test_mistakes(words: list[str], expected: str) -> None:
-    status, _, noted = bcprun(*words)
+def test_mistakes(arguments: list[str], expected: str) -> None:
+    status, _, noted = bcprun(*arguments)
     assert status == 2
     assert expected in noted.splitlines()[-1]

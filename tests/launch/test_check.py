@@ -23,9 +23,9 @@ def environment(**more: object) -> dict[str, str]:
 
 
 def test_all_ranks_are_listed_and_all_reduce_is_timed() -> None:
-    words = f"{' '.join(CHECK)} -b 4K -e 16K -f 2 -n 2"
+    arguments = f"{' '.join(CHECK)} -b 4K -e 16K -f 2 -n 2"
     done = subprocess.run(
-        [ROOT / "scripts" / "bcprun", "--nnodes", "2", "--npernode", "1", "--cmd", words],
+        [ROOT / "scripts" / "bcprun", "--nnodes", "2", "--npernode", "1", "--cmd", arguments],
         env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -51,25 +51,25 @@ def test_missing_ranks_are_named() -> None:
         subprocess.Popen([*CHECK, "--patience", "2"], env=each, stdout=-1, stderr=-1, text=True)
         for each in (first, {**lost, "RANK": "1", "MASTER_PORT": first["MASTER_PORT"]}, lost)
     ]
-    said = [process.communicate(timeout=60) for process in waiting]
+    outputs = [process.communicate(timeout=60) for process in waiting]
     assert waiting[0].returncode == 1
-    assert said[0][1].splitlines()[-1] == "error: 1 of 3 processes did not connect within 2 s: ranks 2"
-    assert len(said[0][0].splitlines()) == 3
+    assert outputs[0][1].splitlines()[-1] == "error: 1 of 3 processes did not connect within 2 s: ranks 2"
+    assert len(outputs[0][0].splitlines()) == 3
     assert waiting[2].returncode == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         ([], "error: no launcher has started this process: start it with torchrun"),
         (["-f", "1"], "error: expected --factor of 2 or more"),
     ],
 )
 def test_mistakes_are_one_line(
-    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["cluster", "check", *words])
-    if words:
+    monkeypatch.setattr(sys, "argv", ["cluster", "check", *arguments])
+    if arguments:
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
             monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit) as end:

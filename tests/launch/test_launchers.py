@@ -42,7 +42,7 @@ def port() -> str:
 
 
 def bcprun(place: Path) -> Path:
-    line = " ".join(f"'{word}'" for word in [sys.executable, "-m", "bionemo.pretrain", *words(place / "run")])
+    line = " ".join(f"'{argument}'" for argument in [sys.executable, "-m", "bionemo.pretrain", *words(place / "run")])
     call([str(ROOT / "scripts" / "bcprun"), "--nnodes", "2", "--npernode", "2", "--cmd", line], place)
     return place / "run"
 

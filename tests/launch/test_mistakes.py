@@ -58,17 +58,17 @@ def error_of(captured: pytest.CaptureFixture[str]) -> str:
 def test_one_line(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words, expected = WRONG[case]
+    arguments, expected = WRONG[case]
     stubs = Stubs(tmp_path / "bin")
     for name in ("sbatch", "ngc", "mpirun"):
         stubs.add(name)
-    assert launch(monkeypatch, tmp_path, *words, path=stubs.directory) == 1
+    assert launch(monkeypatch, tmp_path, *arguments, path=stubs.directory) == 1
     assert re.search(expected, error_of(capsys))
     assert stubs.calls() == []
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (SLURM, "sbatch was not found: submit from a login node"),
         (["cluster=mpi"], "mpirun was not found: install it"),
@@ -77,12 +77,12 @@ def test_one_line(
     ],
 )
 def test_missing_programs(
-    words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr("bionemo.launch.ray.find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert launch(monkeypatch, tmp_path, *words) == 1
+    assert launch(monkeypatch, tmp_path, *arguments) == 1
     assert re.search(expected, error_of(capsys))
 
 
@@ -114,8 +114,8 @@ def test_a_job_chain_is_submitted_completely_or_not_at_all(
     ]  # fmt: skip
     assert launch(monkeypatch, tmp_path, *chain, "do_testing=True", path=stubs.directory) == 1
     error = capsys.readouterr().err
-    told = r"sbatch: error: invalid partition sbatch: error: Batch job submission failed"
-    assert re.fullmatch(rf"error: sbatch refused \S+_test_submission.sh: {told}\n", error)
+    message = r"sbatch: error: invalid partition sbatch: error: Batch job submission failed"
+    assert re.fullmatch(rf"error: sbatch refused \S+_test_submission.sh: {message}\n", error)
     assert stubs.calls("scancel") == [["scancel", "19", "20"]]
 
 
@@ -132,8 +132,8 @@ def test_a_directory_that_cannot_be_written(
     (tmp_path / "file").touch()
     stubs = Stubs(tmp_path / "bin")
     stubs.add("sbatch")
-    words = [*SLURM, f"exp_manager.exp_dir={tmp_path}/file/below"]
-    assert launch(monkeypatch, tmp_path, *words, path=stubs.directory) == 1
+    arguments = [*SLURM, f"exp_manager.exp_dir={tmp_path}/file/below"]
+    assert launch(monkeypatch, tmp_path, *arguments, path=stubs.directory) == 1
     assert "cannot be written (Not a directory): choose another exp_manager.exp_dir" in error_of(capsys)
     assert stubs.calls() == []
 

@@ -78,7 +78,7 @@ def test_scripts_pass_shellcheck(case: str, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         ([], {"--gpus-per-node=4", "--gres=gpu:4"}),
         (["cluster.gpus_per_node=8"], {"--gpus-per-node=8", "--gres=gpu:8"}),  # a node has more GPUs than are used
@@ -91,15 +91,15 @@ def test_scripts_pass_shellcheck(case: str, tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_slurm_jobs_request_the_gpus_of_the_run(
-    words: list[str], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    devices = [] if "devices" in str(words) else ["trainer.devices=4"]
-    assert launch(monkeypatch, tmp_path, *SLURM, *devices, *words, "--dry-run") == 0
+    devices = [] if "devices" in str(arguments) else ["trainer.devices=4"]
+    assert launch(monkeypatch, tmp_path, *SLURM, *devices, *arguments, "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
     options = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH --g")}
     assert options == expected
-    assert f"#SBATCH --ntasks-per-node={2 if '[0,2]' in str(words) else 4}" in lines
+    assert f"#SBATCH --ntasks-per-node={2 if '[0,2]' in str(arguments) else 4}" in lines
 
 
 HOSTILE = "a b'c\"d$(touch owned)`touch owned`;touch owned\\ #&|>x"
@@ -129,11 +129,13 @@ def test_shell_metacharacters_are_passed_through_and_not_executed(
         stubs.add(name, "print(os.environ.get('MINE'))")
     monkeypatch.setattr("bionemo.launch.job.sys.executable", str(python))
     quoted = "'" + HOSTILE.replace("'", "\\'") + "'"
-    words = [f"cluster={kind}", f"name={quoted}", f"cluster.env_vars={{MINE: {quoted}}}", "trainer.devices=1",
+    arguments = [f"cluster={kind}", f"name={quoted}", f"cluster.env_vars={{MINE: {quoted}}}", "trainer.devices=1",
              "exp_manager.exp_dir=out dir"]  # fmt: skip
-    words += ["cluster.job_name_prefix='p q '", "cluster.srun_args=['--x=$(touch owned)']"] if kind == "bcm" else []
-    words += ["cluster.mpirun_args=['--x=$(touch owned)']"] if kind == "mpi" else []
-    assert launch(monkeypatch, here, *words, path=stubs.directory) == 0
+    arguments += (
+        ["cluster.job_name_prefix='p q '", "cluster.srun_args=['--x=$(touch owned)']"] if kind == "bcm" else []
+    )
+    arguments += ["cluster.mpirun_args=['--x=$(touch owned)']"] if kind == "mpi" else []
+    assert launch(monkeypatch, here, *arguments, path=stubs.directory) == 0
     if kind == "bcm":
         run_all(here, stubs)
     settings = f"{here}/out dir/{HOSTILE}_hydra.yaml"

@@ -11,7 +11,6 @@ from tests.support.parallel_layouts import UP_TO_FOUR, Layout, Run, on_every_pro
 from tests.support.runs import FAMILIES
 
 BEFORE, AFTER = 3, 5
-SOME = [Layout(), Layout(tensor=2, pipeline=2, sequence=True), Layout(data=2, sharded=True)]
 
 
 def train_and_save(layout: Layout, model: str, directory: Path) -> None:
@@ -49,14 +48,15 @@ def undivided(layouts: list[Layout]) -> list[Layout]:
     return [layout for layout in layouts if layout.pipeline == 1]
 
 
-PAIR = [Layout(tensor=2, data=2, sharded=True, sequence=True), Layout()]
-ALWAYS = {"esm1nv": SOME[::2], "esm2nv": SOME, "megamolbart": PAIR, "gpt3": SOME[:2]}  # in every run
+ALL = [*UP_TO_FOUR, Layout(tensor=2, data=2, sharded=True, sequence=True)]
 CASES = [
-    *(pytest.param(model, layouts, id=f"{model}-some") for model, layouts in ALWAYS.items()),
+    pytest.param(
+        "esm2nv", [Layout(tensor=2, pipeline=2, sequence=True), Layout(data=2, sharded=True)], id="esm2nv-some"
+    ),
     *(
         pytest.param(
             model,
-            undivided(UP_TO_FOUR) if model in ("prott5nv", "megamolbart") else UP_TO_FOUR,
+            undivided(ALL) if model in ("prott5nv", "megamolbart") else ALL,
             id=f"{model}-all",
             marks=pytest.mark.slow,
         )

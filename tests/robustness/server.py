@@ -93,8 +93,8 @@ def _run(request: dict[str, Any]) -> None:
         library.faults_arm(
             os.fsencode(fault["below"]), fault["kinds"], ctypes.c_long(fault["nth"]), fault["error"], fault["lasting"]
         )
-    module, *words = request["command"]
-    sys.argv = [module, *words]
+    module, *arguments = request["command"]
+    sys.argv = [module, *arguments]
     status: object = 0
     try:
         import_module(module).main()

@@ -67,23 +67,23 @@ def configured(directory: Path) -> list[str]:
     }
     directory.mkdir()
     (directory / "canary.yaml").write_text(yaml.safe_dump(made))
-    words = [f"++{WANDB}.config.again.{name}={value}" for name, value in NAMES.items()]
-    words += [f"++{WANDB}.config.url{i}={url}" for i, url in enumerate(URLS.values())]
-    words += [f"++{WANDB}.config.env_{name}=${{oc.env:{name}}}" for name in ENVIRONMENT]
-    words += [f"{WANDB}.notes=${{oc.env:WANDB_API_KEY}}", f"{WANDB}.group=run-${{oc.env:HF_TOKEN}}"]
-    words += [f"{WANDB}.job_type='x {FORMATS['github']} y'"]
-    words += ["cluster=bcm", f"cluster.srun_args=['{TEXTS['export']}']"]
-    words += [f"cluster.env_vars={{WANDB_API_KEY: {NAMES['api_key']}, PLAIN: '${{oc.env:GITHUB_PAT}}'}}"]
-    return ["--trust-config", f"--config-dir={directory}", "--config-name=canary", *words]
+    arguments = [f"++{WANDB}.config.again.{name}={value}" for name, value in NAMES.items()]
+    arguments += [f"++{WANDB}.config.url{i}={url}" for i, url in enumerate(URLS.values())]
+    arguments += [f"++{WANDB}.config.env_{name}=${{oc.env:{name}}}" for name in ENVIRONMENT]
+    arguments += [f"{WANDB}.notes=${{oc.env:WANDB_API_KEY}}", f"{WANDB}.group=run-${{oc.env:HF_TOKEN}}"]
+    arguments += [f"{WANDB}.job_type='x {FORMATS['github']} y'"]
+    arguments += ["cluster=bcm", f"cluster.srun_args=['{TEXTS['export']}']"]
+    arguments += [f"cluster.env_vars={{WANDB_API_KEY: {NAMES['api_key']}, PLAIN: '${{oc.env:GITHUB_PAT}}'}}"]
+    return ["--trust-config", f"--config-dir={directory}", "--config-name=canary", *arguments]
 
 
 def pretrained(tmp_path: Path) -> tuple[Path, list[str]]:
     """Run a pretraining with every canary; return its directory and its console lines."""
-    words = configured(tmp_path / "conf")
+    arguments = configured(tmp_path / "conf")
     directory = tmp_path / "out" / "run"
     directory.parent.mkdir()
     status, lines = run(
-        directory, *words, "exp_manager.create_wandb_logger=True", f"{WANDB}.offline=True",
+        directory, *arguments, "exp_manager.create_wandb_logger=True", f"{WANDB}.offline=True",
         "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=True", "name=canary", "trainer.max_steps=2",
         "trainer.val_check_interval=2", "do_testing=False", HOME=str(tmp_path / "home"), **ENVIRONMENT,
     )  # fmt: skip
@@ -109,11 +109,11 @@ def test_pretraining_and_exports(
         assert kind in names
     saved = last_checkpoint(directory)
     made = tmp_path / "out"
-    for words in (
+    for arguments in (
         ("convert", saved, made / "a.nemo"), ("convert", saved, made / "hf", "--to=hf"), ("inspect", saved),
         ("average", made / "mean", saved, saved), ("convert", made / "a.nemo", made / "again"), ("verify", saved),
     ):  # fmt: skip
-        checkpoint_command(monkeypatch, *words)
+        checkpoint_command(monkeypatch, *arguments)
     assert (made / "a.nemo").exists()
     assert (made / "hf").exists()
     assert (made / "again").exists()
@@ -149,13 +149,13 @@ def test_jobs_reject_secrets_that_would_be_written(
     cluster: str, tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [*TINY, *MOCK, f"exp_manager.exp_dir={tmp_path}/run", *CLUSTERS[cluster]]
-    monkeypatch.setattr(sys, "argv", ["launch.py", "--config-name=pretrain_esm2_8M", *words, "name=canary"])
+    arguments = [*TINY, *MOCK, f"exp_manager.exp_dir={tmp_path}/run", *CLUSTERS[cluster]]
+    monkeypatch.setattr(sys, "argv", ["launch.py", "--config-name=pretrain_esm2_8M", *arguments, "name=canary"])
     with exits(0):
         monkeypatch.setattr(sys, "argv", [*sys.argv, "--dry-run"])
         launch()
     assert search(tmp_path, list(capfd.readouterr())) == []
-    cfg = load("pretrain_esm2_8M", words)
+    cfg = load("pretrain_esm2_8M", arguments)
     given = [{"config": {name: value}} for name, value in NAMES.items()]
     given += [
         {"notes": value} for value in [*ALL] if value not in NAMES.values() and value not in ENVIRONMENT.values()
@@ -173,14 +173,18 @@ def test_jobs_reject_secrets_that_would_be_written(
                   "name=${oc.env:WANDB_API_KEY}", f"++{WANDB}.tags=[{URLS['password']}]"):  # fmt: skip
         for flags in ([], ["--dry-run"]):
             monkeypatch.setattr(
-                sys, "argv", ["launch.py", "--config-name=pretrain_esm2_8M", *words, "cluster=local", extra, *flags]
+                sys,
+                "argv",
+                ["launch.py", "--config-name=pretrain_esm2_8M", *arguments, "cluster=local", extra, *flags],
             )
             with exits(1):
                 launch()
     if cluster == "bcp":
         for secret in (f"name:{NAMES['api_key']}", f"wandb:{'0a1b2c3d4e' * 4}", FORMATS["ngc"]):
             monkeypatch.setattr(
-                sys, "argv", ["launch.py", "--config-name=pretrain_esm2_8M", *words, f"cluster.secrets=['{secret}']"]
+                sys,
+                "argv",
+                ["launch.py", "--config-name=pretrain_esm2_8M", *arguments, f"cluster.secrets=['{secret}']"],
             )
             with exits(1):
                 launch()
@@ -222,9 +226,9 @@ def test_preparation_and_downloads(
         "unreachable": f"http://{NAMES['token']}@{host}x/absent.gz",
     }
 
-    def prepare(name: str, *words: str) -> Callable[[], None]:
+    def prepare(name: str, *arguments: str) -> Callable[[], None]:
         monkeypatch.setattr(
-            sys, "argv", ["preprocess", f"source={sources[name]}", f"output={made}/{name}", "val_size=2", *words]
+            sys, "argv", ["preprocess", f"source={sources[name]}", f"output={made}/{name}", "val_size=2", *arguments]
         )
         return preprocess
 
@@ -292,12 +296,12 @@ def test_other_commands(
         assert status == 0, "\n".join(lines)
         assert search(made, lines) == []
     assert search(made, list(capfd.readouterr())) == []
-    for words in (
+    for arguments in (
         [f"model.api_key={NAMES['apikey']}"], [f"trainer.max_steps={FORMATS['github']}"],
         [f"source={URLS['password']}", f"--password={NAMES['password']}"], ["--token", NAMES["token"]],
         ["name=${oc.env:WANDB_API_KEY}"], [f"model.data.dataset_path={URLS['token']}"], ["--cfg", "job"],
         [f"trainer.max_steps='{'x' * 60}{ENVIRONMENT['HF_TOKEN']}'"], [f"++{WANDB}.config={{a: {FORMATS['slack']}}}",
         "--cfg", "job"],
     ):  # fmt: skip
-        status, lines = run(made / "mistake", *words, **ENVIRONMENT)
-        assert search(made, lines) == [], words
+        status, lines = run(made / "mistake", *arguments, **ENVIRONMENT)
+        assert search(made, lines) == [], arguments

@@ -40,25 +40,25 @@ def test_invalid_numbers(part: int, server: Server, tmp_path: Path) -> None:
     outcomes = Outcomes()
     for key in KEYS[part::8]:
         for value in VALUES:
-            word = f"{key}={value}"
-            if word in ENDLESS:
+            override = f"{key}={value}"
+            if override in ENDLESS:
                 continue
             directory = tmp_path / "case"
-            words = [*scenario.words(directory), word]
+            overrides = [*scenario.words(directory), override]
             try:
-                load("pretrain_esm2_8M", words[2:])
+                load("pretrain_esm2_8M", overrides[2:])
             except UserError as error:
-                outcomes.judge(word, "several lines" if "\n" in str(error) else "")
+                outcomes.judge(override, "several lines" if "\n" in str(error) else "")
                 continue
             except Exception as error:
-                outcomes.judge(word, f"not a UserError: {error!r}")
+                outcomes.judge(override, f"not a UserError: {error!r}")
                 continue
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
             scenario.prepare(directory)
-            done = server.run(words, directory)
+            done = server.run(overrides, directory)
             problem = done.defect() or ("" if kept(directory) else "a file of the user is lost")
             if not problem and done.status == 0 and "nan" in done.console.lower():
                 problem = "a success with NaN"
-            outcomes.judge(word, problem, done.console)
+            outcomes.judge(override, problem, done.console)
     outcomes.report()

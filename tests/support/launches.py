@@ -13,10 +13,10 @@ BCP = ["cluster=bcp", "cluster.instance=dgxa100.80g.8.norm", "cluster.image=org/
 MOCK_RUN = tiny("trainer.devices=2", "trainer.num_nodes=2", "name=small")
 
 
-def launch(monkeypatch: pytest.MonkeyPatch, here: Path, *words: str, path: Path | None = None) -> int:
+def launch(monkeypatch: pytest.MonkeyPatch, here: Path, *arguments: str, path: Path | None = None) -> int:
     """Run the command in a directory, with the programs of `path` first in PATH; return the exit status."""
     monkeypatch.chdir(here)
-    monkeypatch.setattr(sys, "argv", ["launch.py", "--config-name=pretrain_esm2_8M", *words])
+    monkeypatch.setattr(sys, "argv", ["launch.py", "--config-name=pretrain_esm2_8M", *arguments])
     if path is not None:
         monkeypatch.setenv("PATH", f"{path}:{os.environ['PATH']}")
     try:

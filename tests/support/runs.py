@@ -26,6 +26,7 @@ from bionemo.cli.finetune import main as fine_tune
 from bionemo.cli.pretrain import main, pretrain
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
+from bionemo.training.loss_curve import LossCurve
 from bionemo.training.module import TrainingModule
 from tests.conftest import EXAMPLES, ROOT
 from tests.support.bpe import TEXTS, write_bpe
@@ -115,23 +116,28 @@ class Stop(Exception):
     """Interrupts a run in these tests."""
 
 
-def tiny(*words: str, model: str = "esm2nv") -> list[str]:
+def tiny(*overrides: str, model: str = "esm2nv") -> list[str]:
     """Return the overrides of a tiny run, on mock data unless they name data."""
     if model == "task":
-        return ["trainer.accelerator=cpu", "trainer.log_every_n_steps=1", *words]
-    own = any("model.data" in word and "dataset_path=" in word for word in words)
-    return [*TINY, *([] if own else MODELS[model].words), *words]
+        return ["trainer.accelerator=cpu", "trainer.log_every_n_steps=1", *overrides]
+    own = any("model.data" in override and "dataset_path=" in override for override in overrides)
+    return [*TINY, *([] if own else MODELS[model].words), *overrides]
 
 
 def config(directory: Path, *overrides: str, model: str = "esm2nv") -> RunConfig:
     family = MODELS[model]
-    words = tiny(f"exp_manager.exp_dir={directory}", *overrides, model=model)
-    return load(family.name, words, family.directory / "conf")
+    complete = tiny(f"exp_manager.exp_dir={directory}", *overrides, model=model)
+    return load(family.name, complete, family.directory / "conf")
 
 
-def train(cfg: RunConfig, stop_before_step: int | None = None) -> None:
-    """Run a training; with `stop_before_step`, it is interrupted before that step."""
+def train(cfg: RunConfig, stop_before_step: int | None = None, plot: bool = False) -> None:
+    """Run a training; with `stop_before_step`, it is interrupted before that step.
+
+    Without `plot`, it does not draw the loss curve, which takes as long as its steps.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        if not plot:
+            patch.setattr(LossCurve, "_plot", lambda *_: None)
         if stop_before_step is not None:
             original = TrainingModule.training_step
 
@@ -175,19 +181,19 @@ def logged(directory: Path, key: str) -> dict[int, float]:
 
 
 class Command:
-    """A command line in its own process; see FORK.
+    """A command line in its own process, which does not draw the loss curve; see FORK.
 
     Attributes:
-        words: overrides added to those of a tiny run.
+        overrides: overrides added to those of a tiny run.
         model: name of the model whose example is run.
         environment: variables added to the current ones; LARGEST_FILE is a number of bytes beyond which the disk seems
             full, PROCESSORS the simulated number of processors.
     """
 
-    def __init__(self, output: Path, *words: str, model: str = "esm2nv", **environment: str) -> None:
+    def __init__(self, output: Path, *overrides: str, model: str = "esm2nv", **environment: str) -> None:
         self._output = output
         self.process: ForkServerProcess = FORK.Process(
-            target=_main, args=((MODELS | {"task": TASK})[model], tiny(*words, model=model), output, environment)
+            target=_main, args=((MODELS | {"task": TASK})[model], tiny(*overrides, model=model), output, environment)
         )
         self.process.start()
 
@@ -198,7 +204,7 @@ class Command:
         return self.process.exitcode, self._output.read_text().splitlines()
 
 
-def _main(family: Example, words: list[str], console: Path, environment: dict[str, str]) -> None:
+def _main(family: Example, overrides: list[str], console: Path, environment: dict[str, str]) -> None:
     output = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -210,19 +216,20 @@ def _main(family: Example, words: list[str], console: Path, environment: dict[st
     multiprocessing.set_start_method("fork", force=True)  # for the run's own workers, like in a new Python process
     if processors := environment.get("PROCESSORS"):
         os.cpu_count = lambda: int(processors)
+    LossCurve._plot = lambda *_: None  # type: ignore[method-assign]
     os.chdir(family.directory)
-    sys.argv = ["pretrain.py", *words]
+    sys.argv = ["pretrain.py", *overrides]
     (fine_tune if family == TASK else main)(family.name, family.directory / "conf")
 
 
-def run(directory: Path, *words: str, model: str = "esm2nv", **environment: str) -> tuple[int, list[str]]:
+def run(directory: Path, *overrides: str, model: str = "esm2nv", **environment: str) -> tuple[int, list[str]]:
     """Run a command that writes into a directory; return exit status and console lines."""
     output = directory.with_name(f"{directory.name}.console")
-    return Command(output, f"exp_manager.exp_dir={directory}", *words, model=model, **environment).end()
+    return Command(output, f"exp_manager.exp_dir={directory}", *overrides, model=model, **environment).end()
 
 
 def run_on_ranks(
-    directory: Path, *words: str, ranks: int, model: str = "esm2nv", **first: str
+    directory: Path, *overrides: str, ranks: int, model: str = "esm2nv", **first: str
 ) -> list[tuple[int, list[str]]]:
     """Run a command on several ranks of this host, like a launcher; `first` is the environment of rank 0."""
     with socket.socket() as free:
@@ -232,7 +239,7 @@ def run_on_ranks(
     commands = [
         Command(
             directory.with_name(f"{directory.name}.console{rank}"),
-            f"exp_manager.exp_dir={directory}", f"trainer.devices={ranks}", *words,
+            f"exp_manager.exp_dir={directory}", f"trainer.devices={ranks}", *overrides,
             model=model, LOCAL_RANK=str(rank), **shared, **({} if rank else first),
         )
         for rank in range(ranks)

@@ -50,7 +50,7 @@ def given_losses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("given_losses")
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         (("save_top_k=2",), [2, 4]),
         (("save_top_k=2", "mode=max"), [7, 8]),
@@ -61,8 +61,8 @@ def given_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_the_best_and_the_last_are_kept(tmp_path: Path, words: tuple[str, ...], expected: list[int]) -> None:
-    train(config(tmp_path, "trainer.val_check_interval=1", *(f"{PARAMS}.{word}" for word in words)))
+def test_the_best_and_the_last_are_kept(tmp_path: Path, overrides: tuple[str, ...], expected: list[int]) -> None:
+    train(config(tmp_path, "trainer.val_check_interval=1", *(f"{PARAMS}.{override}" for override in overrides)))
     assert best_steps(tmp_path) == expected
     assert saved(tmp_path)[last_checkpoint(tmp_path).name] == 8
 
@@ -157,9 +157,9 @@ def test_resuming_from_a_given_checkpoint(tmp_path: Path, key: str) -> None:
 
 
 def test_checkpoints_in_another_directory(tmp_path: Path) -> None:
-    words = (f"{PARAMS}.dirpath={tmp_path / 'elsewhere' / 'checkpoints'}",)
-    train(config(tmp_path / "run", *words, "trainer.max_steps=4", "model.optim.sched.max_steps=8"))
-    train(config(tmp_path / "run", *words))
+    overrides = (f"{PARAMS}.dirpath={tmp_path / 'elsewhere' / 'checkpoints'}",)
+    train(config(tmp_path / "run", *overrides, "trainer.max_steps=4", "model.optim.sched.max_steps=8"))
+    train(config(tmp_path / "run", *overrides))
     assert list(logged(tmp_path / "run", "reduced_train_loss")) == list(range(1, 9))
     assert max(saved(tmp_path / "elsewhere").values()) == 8
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -186,7 +186,7 @@ def test_initial_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         (["restore_from_path=nowhere"], "restore_from_path=nowhere: this directory does not exist"),
         (["restore_from_path=x.nemo"], "x.nemo cannot be opened: the file does not exist"),
@@ -196,12 +196,14 @@ def test_initial_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
     ids=["missing", "nemo", "other model", "resume other model", "no checkpoint"],
 )  # fmt: skip
-def test_weights_of_other_shapes_are_one_line(tmp_path: Path, trained: Path, words: list[str], expected: str) -> None:
+def test_weights_of_other_shapes_are_one_line(
+    tmp_path: Path, trained: Path, overrides: list[str], expected: str
+) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     places = {"first": last_checkpoint(trained), "new": tmp_path / "new", "empty": empty}
-    target = trained if "hidden_size" in words[0] else tmp_path / "run"
-    status, lines = run(target, *(word.format(**places) for word in words))
+    target = trained if "hidden_size" in overrides[0] else tmp_path / "run"
+    status, lines = run(target, *(override.format(**places) for override in overrides))
     assert status == 1
     (line,) = [line for line in lines if line.startswith("error: ")]
     assert expected in line
@@ -238,10 +240,10 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_note(tmp_path: Path, name
 @pytest.fixture
 def slurm_s(tmp_path: Path) -> Path:
     """Write a run whose `-last` is of step 4, with a checkpoint of step 6 in its log directory, as for Slurm."""
-    words = ("trainer.max_steps={}", "model.optim.sched.max_steps=8")
-    train(config(tmp_path / "4", *(word.format(4) for word in words)))
+    overrides = ("trainer.max_steps={}", "model.optim.sched.max_steps=8")
+    train(config(tmp_path / "4", *(override.format(4) for override in overrides)))
     shutil.copytree(tmp_path / "4", tmp_path / "6")
-    train(config(tmp_path / "6", *(word.format(6) for word in words)))
+    train(config(tmp_path / "6", *(override.format(6) for override in overrides)))
     last_checkpoint(tmp_path / "6").rename(tmp_path / "4" / "hpc_ckpt_1.ckpt")
     return tmp_path / "4"
 
@@ -314,8 +316,8 @@ def test_nonfinite_weights_are_never_saved(tmp_path: Path, every: int) -> None:
     """The last good checkpoint remains the newest, whether the step is logged or only saved."""
     directory = tmp_path / "run"
     train(config(directory, "trainer.max_steps=4"))
-    words = ("model.optim.lr=1e38", "model.optim.sched.max_lr=1e38", f"trainer.log_every_n_steps={every}")
-    status, lines = run(directory, *words)
+    overrides = ("model.optim.lr=1e38", "model.optim.sched.max_lr=1e38", f"trainer.log_every_n_steps={every}")
+    status, lines = run(directory, *overrides)
     assert status == 1
     assert re.search(r"error: step [5-8]: the loss is .*nan.*lower model\.optim\.lr", lines[-1]), lines
     assert {*saved(directory).values()} == {4}
@@ -325,8 +327,8 @@ def test_nonfinite_weights_are_never_saved(tmp_path: Path, every: int) -> None:
 def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     """The resumed run equals an uninterrupted one bitwise."""
     directory = tmp_path / "run"
-    words = (f"exp_manager.exp_dir={directory}", "trainer.max_steps=150", "trainer.val_check_interval=100")
-    command = Command(tmp_path / "console", *words)
+    overrides = (f"exp_manager.exp_dir={directory}", "trainer.max_steps=150", "trainer.val_check_interval=100")
+    command = Command(tmp_path / "console", *overrides)
     while "step 5 of" not in ((tmp_path / "console").read_text() if (tmp_path / "console").exists() else ""):
         time.sleep(0.01)
         assert command.process.is_alive()
@@ -338,8 +340,8 @@ def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path: Path, number: si
     assert list(saved(directory).values()) == [at]
     assert 5 <= at < 150
 
-    assert Command(tmp_path / "console", *words).end()[0] == 0
-    train(config(tmp_path / "whole", *words[1:]))
+    assert Command(tmp_path / "console", *overrides).end()[0] == 0
+    train(config(tmp_path / "whole", *overrides[1:]))
     assert logged(directory, "reduced_train_loss") == logged(tmp_path / "whole", "reduced_train_loss")
     assert fingerprint(directory) == fingerprint(tmp_path / "whole")
 
@@ -358,8 +360,8 @@ def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("given_losses")
 def test_early_stopping(tmp_path: Path) -> None:
-    words = ("create_early_stopping_callback=True", "early_stopping_callback_params.patience=3")
-    train(config(tmp_path, "trainer.val_check_interval=1", *(f"exp_manager.{word}" for word in words)))
+    overrides = ("create_early_stopping_callback=True", "early_stopping_callback_params.patience=3")
+    train(config(tmp_path, "trainer.val_check_interval=1", *(f"exp_manager.{override}" for override in overrides)))
     assert list(logged(tmp_path, "val_loss")) == [1, 2, 3, 4, 5, 6, 7]  # 4 is the best
     assert saved(tmp_path)[last_checkpoint(tmp_path).name] == 7
 

@@ -13,11 +13,13 @@ from bionemo.training.build_trainer import require_determinism
 from tests.support.runs import FAMILIES, config, fingerprint, logged, run, run_on_ranks, train
 
 
-@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=[] if model == "esm2nv" else pytest.mark.slow) for model in FAMILIES]
+)
 def test_equal_commands_give_bitwise_equal_weights(tmp_path: Path, model: str) -> None:
     """With and without the mode: on a CPU all operations are deterministic."""
-    for name, words in {"a": ["++trainer.deterministic=True"], "b": []}.items():
-        status, lines = run(tmp_path / name, *words, model=model)
+    for name, overrides in {"a": ["++trainer.deterministic=True"], "b": []}.items():
+        status, lines = run(tmp_path / name, *overrides, model=model)
         assert status == 0, lines
     assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
 
@@ -60,10 +62,10 @@ def test_options_that_contradict_deterministic_mode_are_rejected(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_asynchronous_saves_equal_synchronous_ones(tmp_path: Path, ranks: int) -> None:
     """Save at every step while the next step changes the weights that are being saved."""
-    words = ("exp_manager.checkpoint_callback_params.every_n_train_steps=1",)
+    overrides = ("exp_manager.checkpoint_callback_params.every_n_train_steps=1",)
     behind = ("++exp_manager.checkpoint_callback_params.async_save=True",)
     for name, more in {"behind": behind, "at once": ()}.items():
-        consoles = run_on_ranks(tmp_path / name, *words, *more, ranks=ranks)
+        consoles = run_on_ranks(tmp_path / name, *overrides, *more, ranks=ranks)
         assert [status for status, _ in consoles] == [0] * ranks, consoles
     assert fingerprint(tmp_path / "behind") == fingerprint(tmp_path / "at once")
     names = [
@@ -73,9 +75,9 @@ def test_asynchronous_saves_equal_synchronous_ones(tmp_path: Path, ranks: int) -
 
 
 def test_a_failed_asynchronous_save_is_one_line(tmp_path: Path) -> None:
-    words = ("exp_manager.checkpoint_callback_params.every_n_train_steps=2",)
+    overrides = ("exp_manager.checkpoint_callback_params.every_n_train_steps=2",)
     behind = "++exp_manager.checkpoint_callback_params.async_save=True"
-    status, lines = run(tmp_path / "run", *words, behind, LARGEST_FILE="200000")
+    status, lines = run(tmp_path / "run", *overrides, behind, LARGEST_FILE="200000")
     assert status == 1, lines
     assert "could not be written (" in lines[-1]
     assert sum(line.startswith("error: ") for line in lines) == 1
@@ -91,11 +93,16 @@ RECOMPUTED = [
 
 def test_activation_recomputation_is_bitwise_equal(tmp_path: Path) -> None:
     """With dropout, whose masks must be reproduced."""
-    words = ("trainer.max_steps=3", "model.num_layers=3", "model.hidden_dropout=0.1", "model.attention_dropout=0.1")
-    train(config(tmp_path / "kept", *words, model="esm1nv"))
+    overrides = (
+        "trainer.max_steps=3",
+        "model.num_layers=3",
+        "model.hidden_dropout=0.1",
+        "model.attention_dropout=0.1",
+    )
+    train(config(tmp_path / "kept", *overrides, model="esm1nv"))
     for number, keys in enumerate(RECOMPUTED):
         again = tmp_path / str(number)
-        train(config(again, *words, *(f"model.activations_checkpoint_{key}" for key in keys), model="esm1nv"))
+        train(config(again, *overrides, *(f"model.activations_checkpoint_{key}" for key in keys), model="esm1nv"))
         for figure in ("reduced_train_loss", "grad_norm"):
             assert logged(again, figure) == logged(tmp_path / "kept", figure)
         assert len(logged(again, "grad_norm")) == 3

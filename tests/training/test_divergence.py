@@ -63,13 +63,19 @@ def after_step(patch: pytest.MonkeyPatch, step: int, spoil: Callable[[TrainingMo
     ("spoil", "what"),
     [(spoil_weights, "the weights are not finite"), (spoil_optimizer, "the optimizer state is not finite")],
 )
-@pytest.mark.parametrize("words", [(), ("async_save=True",), ("save_weights_only=True",), ("always_save_nemo=True",)])
+@pytest.mark.parametrize(
+    "overrides", [(), ("async_save=True",), ("save_weights_only=True",), ("always_save_nemo=True",)]
+)
 def test_nonfinite_states_replace_and_prune_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[TrainingModule], None], what: str,
-    words: tuple[str, ...],
+    overrides: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Loss and gradient norm of the step are finite, like all earlier losses."""
-    options = [f"{PARAMS}.save_top_k=1", f"{PARAMS}.every_n_train_steps=4", *(f"{PARAMS}.{word}" for word in words)]
+    options = [
+        f"{PARAMS}.save_top_k=1",
+        f"{PARAMS}.every_n_train_steps=4",
+        *(f"{PARAMS}.{override}" for override in overrides),
+    ]
     options += ["trainer.limit_val_batches=0", "trainer.log_every_n_steps=100"]
     before: dict[str, bytes] = {}
 
@@ -92,9 +98,9 @@ def test_nonfinite_states_replace_and_prune_no_checkpoint(
 @pytest.mark.parametrize("create", [True, False], ids=["saving", "not saving"])
 def test_the_final_state_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, create: bool) -> None:
     after_step(monkeypatch, 2, spoil_weights)
-    words = ("trainer.max_steps=2", "trainer.limit_val_batches=0", f"{PARAMS}.every_n_train_steps=100")
+    overrides = ("trainer.max_steps=2", "trainer.limit_val_batches=0", f"{PARAMS}.every_n_train_steps=100")
     with pytest.raises(UserError, match=r"step 2: the weights are not finite.*no checkpoint has been saved"):
-        train(config(tmp_path, *words, f"exp_manager.create_checkpoint_callback={create}"))
+        train(config(tmp_path, *overrides, f"exp_manager.create_checkpoint_callback={create}"))
     assert list((tmp_path / "checkpoints").glob("*")) == []
 
 
@@ -154,11 +160,11 @@ def test_a_run_that_skips_every_update_ends(tmp_path: Path, monkeypatch: pytest.
     """The loss is finite; the gradients are not, at any loss scale."""
     scaled(monkeypatch)
     monkeypatch.setattr(training_module.ParallelModel, "gradient_norm", lambda self: torch.tensor(math.inf))
-    words = ("model.native_amp_init_scale=4", "model.hysteresis=1", "trainer.max_steps=50")
+    overrides = ("model.native_amp_init_scale=4", "model.hysteresis=1", "trainer.max_steps=50")
     with pytest.raises(
         UserError, match=r"the gradients of the last 10 updates are not finite.*loss scale is at its minimum of 1"
     ):
-        train(config(tmp_path, *words, "trainer.val_check_interval=50", "trainer.log_every_n_steps=100"))
+        train(config(tmp_path, *overrides, "trainer.val_check_interval=50", "trainer.log_every_n_steps=100"))
 
 
 def test_a_few_overflows_do_not_end_a_run() -> None:
@@ -189,8 +195,8 @@ def test_checkpoints_with_a_nan_metric_are_never_the_best(tmp_path: Path) -> Non
 
 def test_a_nonfinite_state_on_one_rank_ends_all_with_one_line(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    words = ("model.optim.lr=1e38", "model.optim.sched.max_lr=1e38", "trainer.log_every_n_steps=100")
-    ended = run_on_ranks(directory, *words, ranks=2)
+    overrides = ("model.optim.lr=1e38", "model.optim.sched.max_lr=1e38", "trainer.log_every_n_steps=100")
+    ended = run_on_ranks(directory, *overrides, ranks=2)
     assert [status for status, _ in ended] == [1, 1]
     errors = [[line for line in lines if line.startswith("error: ")] for _, lines in ended]
     assert errors[1] == []
@@ -226,9 +232,9 @@ def test_opening_a_model_that_is_not_finite_warns_in_one_line(
     monkeypatch.setattr(logging.getLogger("bionemo.megatron.sharded_state_dict"), "callHandlers", records.append)
     bionemo.load(spoiled[0], device="cpu")
     bionemo.load(spoiled[1], device="cpu")
-    (said,) = [each.getMessage() for each in records]
-    assert "bad has NaN or infinite values in encoder.final_layernorm.weight" in said
-    assert "\n" not in said
+    (message,) = [each.getMessage() for each in records]
+    assert "bad has NaN or infinite values in encoder.final_layernorm.weight" in message
+    assert "\n" not in message
 
 
 def test_an_average_with_weights_that_are_not_finite_is_refused(tmp_path: Path, spoiled: tuple[Path, Path]) -> None:

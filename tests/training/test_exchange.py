@@ -29,7 +29,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.fixture(scope="module", params=["esm1nv", "esm2nv"])
+@pytest.fixture(scope="module", params=[pytest.param("esm1nv", marks=pytest.mark.slow), "esm2nv"])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     directory = tmp_path_factory.mktemp(request.param) / "run"
     train(config(directory, f"{NEMO}.save_nemo_on_train_end=True", model=request.param))
@@ -76,8 +76,8 @@ def test_nemo_files_of_other_families(tmp_path: Path, model: str) -> None:
 
 def test_a_model_without_a_nemo_format_is_trained_to_the_end(tmp_path: Path) -> None:
     """One note, no .nemo file, exit status 0."""
-    words = (f"{NEMO}.always_save_nemo=True", f"{NEMO}.save_nemo_on_train_end=True", "trainer.max_steps=4")
-    status, lines = run(tmp_path / "run", *words, "trainer.val_check_interval=2", model="esm1b")
+    overrides = (f"{NEMO}.always_save_nemo=True", f"{NEMO}.save_nemo_on_train_end=True", "trainer.max_steps=4")
+    status, lines = run(tmp_path / "run", *overrides, "trainer.val_check_interval=2", model="esm1b")
     assert status == 0, lines
     assert sum("no .nemo file is written" in line and "ESM1b" in line for line in lines) == 1, lines
     assert not list((tmp_path / "run").rglob("*.nemo*"))
@@ -97,9 +97,9 @@ def test_learned_positions_are_adapted_to_another_length(tmp_path: Path, length:
         "model.optim.lr=1e-60", "model.optim.sched.min_lr=0.0", model="megamolbart",
     )  # fmt: skip
     assert status == 0, lines
-    (told,) = [line for line in lines if "learned positions" in line]
+    (note,) = [line for line in lines if "learned positions" in line]
     done = "truncated" if length < 64 else "repeated"
-    assert told.endswith(f"64 learned positions, {done} to model.max_position_embeddings={length}")
+    assert note.endswith(f"64 learned positions, {done} to model.max_position_embeddings={length}")
     before, after = weights(Checkpoint(last)), weights(Checkpoint(last_checkpoint(tmp_path / "next")))
     table, fitted = before.pop("position_embeddings.weight"), after.pop("position_embeddings.weight")
     assert torch.equal(fitted, torch.cat([table, table, table])[:length])
@@ -107,8 +107,8 @@ def test_learned_positions_are_adapted_to_another_length(tmp_path: Path, length:
 
 
 def test_the_nemo_file_can_be_replaced_at_every_save(tmp_path: Path) -> None:
-    words = (f"{NEMO}.always_save_nemo=True", f"++{NEMO}.save_best_model=True", f"{NEMO}.prefix=mine")
-    train(config(tmp_path, *words, "exp_manager.checkpoint_callback_params.mode=max"))
+    overrides = (f"{NEMO}.always_save_nemo=True", f"++{NEMO}.save_best_model=True", f"{NEMO}.prefix=mine")
+    train(config(tmp_path, *overrides, "exp_manager.checkpoint_callback_params.mode=max"))
     archive = nemo_archive.read(tmp_path / "checkpoints" / "mine.nemo")
     saved = {path.name: Checkpoint(path) for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()}
     best = max(saved.values(), key=lambda checkpoint: checkpoint.manifest["metrics"]["val_loss"])
@@ -137,11 +137,11 @@ def test_inspect_and_verify(
     _, directory = trained
     last = last_checkpoint(directory)
     assert checkpoint_command(monkeypatch, "inspect", "--tensors", last) == 0
-    said = capsys.readouterr().out
-    assert "step         8\n" in said
-    assert "exp_avg, exp_avg_sq" in said
-    assert f"{sum(tensor.numel() for tensor in weights(Checkpoint(last)).values()):,} in" in said
-    assert "encoder.layers.1.mlp.linear_fc2.weight  32 x 128" in said
+    output = capsys.readouterr().out
+    assert "step         8\n" in output
+    assert "exp_avg, exp_avg_sq" in output
+    assert f"{sum(tensor.numel() for tensor in weights(Checkpoint(last)).values()):,} in" in output
+    assert "encoder.layers.1.mlp.linear_fc2.weight  32 x 128" in output
     assert checkpoint_command(monkeypatch, "verify", directory / "checkpoints") == 0
     assert capsys.readouterr().out.count(": valid\n") == 3
     (broken := tmp_path / "broken").mkdir()
@@ -153,7 +153,7 @@ def test_inspect_and_verify(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "expected"),
     [
         (["convert", "{last}", "{tmp}/other"], "a checkpoint needs no conversion between layouts"),
         (["convert", "{tmp}/none.nemo", "{tmp}/other"], "none.nemo"),
@@ -165,15 +165,15 @@ def test_inspect_and_verify(
     ],
 )
 def test_mistakes_are_one_line(
-    tmp_path: Path, trained: tuple[str, Path], words: list[str], said: str,
+    tmp_path: Path, trained: tuple[str, Path], overrides: list[str], expected: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     last = last_checkpoint(trained[1])
-    assert checkpoint_command(monkeypatch, *(word.format(last=last, tmp=tmp_path) for word in words)) == 1
+    assert checkpoint_command(monkeypatch, *(override.format(last=last, tmp=tmp_path) for override in overrides)) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-    assert said in error
+    assert expected in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,11 +186,11 @@ def test_another_vocabulary_or_class_is_refused(tmp_path: Path, trained: tuple[s
     assert "the checkpoint belongs to another model: its model._target_ is bionemo.models." in lines[-1]
 
 
-@pytest.mark.parametrize(("words", "fits"), [(33, True), (None, True), (34, False)])
-def test_a_converted_checkpoint_contains_the_vocabulary_size(words: int | None, fits: bool) -> None:
+@pytest.mark.parametrize(("size", "fits"), [(33, True), (None, True), (34, False)])
+def test_a_converted_checkpoint_contains_the_vocabulary_size(size: int | None, fits: bool) -> None:
     alphabet = load_tokenizer("esm2nv")
     known = {"model._target_": "bionemo.models.esm2nv.ESM2nv", "vocabulary": alphabet.identity}
     model: Any = SimpleNamespace(identity=known, vocabulary=alphabet)
-    saved = {"model._target_": known["model._target_"], "words": words}
+    saved = {"model._target_": known["model._target_"], "words": size}
     with nullcontext() if fits else pytest.raises(UserError, match="its vocabulary size is 34, not 33"):
         check_same_model(saved, model)

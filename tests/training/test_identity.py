@@ -50,11 +50,11 @@ def test_a_run_with_another_function_does_not_resume(trained: Path, key: str, va
     assert written(trained) == files
 
 
-@pytest.mark.parametrize("words", [("model.hidden_size=64",), ("model.num_layers=3",)])
-def test_a_run_of_another_size_does_not_change_the_directory(trained: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("overrides", [("model.hidden_size=64",), ("model.num_layers=3",)])
+def test_a_run_of_another_size_does_not_change_the_directory(trained: Path, overrides: tuple[str, ...]) -> None:
     files = written(trained)
     with pytest.raises(UserError, match="belong to another model"):
-        train(config(trained, *words))
+        train(config(trained, *overrides))
     assert written(trained) == files
 
 
@@ -77,12 +77,12 @@ def test_permitted_changes_are_accepted_with_one_note(
 ) -> None:
     train(config(tmp_path, *SHORT))
     capsys.readouterr()
-    words = (
+    overrides = (
         "trainer.max_steps=4", "model.optim.sched.max_steps=4", "model.optim.lr=0.001", "model.hidden_dropout=0.2",
         "model.micro_batch_size=2", "model.seq_length=128", "model.kv_channels=16", "model.data.num_workers=1",
         "model.init_method_std=0.5", "model.activations_checkpoint_granularity=selective",
     )  # fmt: skip
-    train(config(tmp_path, *words))
+    train(config(tmp_path, *overrides))
     (note,) = [
         line
         for line in capsys.readouterr().err.splitlines()

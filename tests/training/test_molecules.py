@@ -13,11 +13,11 @@ from tests.support.runs import config, logged, run, train
 def test_validation_metrics_are_logged_and_part_of_checkpoint_names(tmp_path: Path) -> None:
     status, lines = run(tmp_path / "run", "trainer.max_steps=4", model="megamolbart")
     assert status == 0, lines
-    (told,) = [line for line in lines if line.startswith("step 4  val_loss")]
+    (validation,) = [line for line in lines if line.startswith("step 4  val_loss")]
     for name in ("character_accuracy", "molecular_accuracy", "percent_invalid"):
         value = logged(tmp_path / "run", f"val_{name}")[4]
         assert 0 <= value <= 1
-        assert f"val_{name} {value:.3f}" in told
+        assert f"val_{name} {value:.3f}" in validation
     assert list((tmp_path / "run" / "checkpoints").glob("*val_molecular_accuracy=0.00*"))
 
 
@@ -25,15 +25,15 @@ def test_unusable_molecules_are_dropped_with_a_note(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         (tmp_path / split / "x000.csv").write_text("zinc_id,smiles\n1,CCO\n2,c1cccc1\n3,C[Xx]C\n4,CCN\n")
-    words = (f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000",
+    overrides = (f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000",
              "trainer.max_steps=2", "trainer.devices=1", "trainer.num_nodes=1")  # fmt: skip
-    status, lines = run(tmp_path / "run", *words, model="megamolbart")
+    status, lines = run(tmp_path / "run", *overrides, model="megamolbart")
     assert status == 0, lines
-    said = [line for line in lines if line.startswith("note: train data")]
-    assert len(said) == 2
-    assert "1 tokens in 1 of 4 records are outside the vocabulary" in said[0]
-    assert "RDKit cannot read 2 of 4 SMILES (the first is record 1, 'c1cccc1'); their records are dropped" in said[1]
-    status, lines = run(tmp_path / "strict", *words, "model.data.on_invalid=error", model="megamolbart")
+    notes = [line for line in lines if line.startswith("note: train data")]
+    assert len(notes) == 2
+    assert "1 tokens in 1 of 4 records are outside the vocabulary" in notes[0]
+    assert "RDKit cannot read 2 of 4 SMILES (the first is record 1, 'c1cccc1'); their records are dropped" in notes[1]
+    status, lines = run(tmp_path / "strict", *overrides, "model.data.on_invalid=error", model="megamolbart")
     assert status == 1
     assert lines[-1].startswith("error: train data: RDKit cannot read 2 of 4 SMILES")
     assert not (tmp_path / "strict").exists()
@@ -47,7 +47,7 @@ def test_a_model_reconstructs_its_training_molecules(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         shutil.copy(SHARED / "zinc_sample" / "x000.csv", tmp_path / split)
-    words = [
+    overrides = [
         f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000",
         "trainer.devices=1", "trainer.num_nodes=1", "model.seq_length=128", "model.hidden_size=128",
         "model.num_attention_heads=4", "model.micro_batch_size=50", "model.hidden_dropout=0",
@@ -55,7 +55,7 @@ def test_a_model_reconstructs_its_training_molecules(tmp_path: Path) -> None:
         "model.optim.lr=0.4", "model.optim.sched.warmup_steps=100", "trainer.max_steps=1200",
         "trainer.val_check_interval=400",
     ]  # fmt: skip
-    train(config(tmp_path / "run", *words, model="megamolbart"))
+    train(config(tmp_path / "run", *overrides, model="megamolbart"))
     accuracy = logged(tmp_path / "run", "val_molecular_accuracy")
     print(accuracy)
     assert accuracy[1200] > 0.95

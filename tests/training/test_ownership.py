@@ -41,8 +41,8 @@ def test_logs_of_earlier_starts_are_moved_aside(tmp_path: Path) -> None:
     copied.write_text("{}")
     directory = tmp_path / "run"
     for steps in (1, 2, 3):
-        words = (f"trainer.max_steps={steps}", "trainer.val_check_interval=1", "model.optim.sched.max_steps=8")
-        train(config(directory, *words, f"+exp_manager.files_to_copy=[{copied}]"))
+        overrides = (f"trainer.max_steps={steps}", "trainer.val_check_interval=1", "model.optim.sched.max_steps=8")
+        train(config(directory, *overrides, f"+exp_manager.files_to_copy=[{copied}]"), plot=True)
     logs = {"cmd-args.log", "git-info.log", "config.yaml", "hparams.yaml", "lightning_logs.txt", "nemo_error_log.txt",
             "nemo_log_globalrank-0_localrank-0.txt", "loss_curve.png", "settings.json"}  # fmt: skip
     for number, place in enumerate((directory / "run_0", directory / "run_1", directory), 1):
@@ -102,43 +102,43 @@ def test_a_run_resumes_from_its_own_checkpoints_in_a_shared_directory(tmp_path: 
 
 
 def test_a_resumed_run_deletes_its_own_earlier_checkpoints(tmp_path: Path) -> None:
-    words = ("trainer.val_check_interval=1", f"{PARAMS}.save_top_k=0", "model.optim.sched.max_steps=8")
+    overrides = ("trainer.val_check_interval=1", f"{PARAMS}.save_top_k=0", "model.optim.sched.max_steps=8")
     for steps in (1, 2, 3):
-        train(config(tmp_path, *words, f"trainer.max_steps={steps}"))
+        train(config(tmp_path, *overrides, f"trainer.max_steps={steps}"))
     assert list(kept(tmp_path / "checkpoints").values()) == [3]
 
 
 def test_a_run_of_a_version_without_run_ids_is_resumed(tmp_path: Path) -> None:
-    words = ("trainer.val_check_interval=1", f"{PARAMS}.save_top_k=0", "model.optim.sched.max_steps=8")
-    train(config(tmp_path, *words, "trainer.max_steps=1"))
+    overrides = ("trainer.val_check_interval=1", f"{PARAMS}.save_top_k=0", "model.optim.sched.max_steps=8")
+    train(config(tmp_path, *overrides, "trainer.max_steps=1"))
     path = last_checkpoint(tmp_path)
     manifest = {key: value for key, value in checkpoint.load_manifest(path).items() if key != "run"}
     (path / "manifest.json").write_text(checkpoint.manifest.seal(manifest))
     (tmp_path / ".bionemo-run.json").unlink()
     assert checkpoint.find_defect(path) == ""
     for steps in (2, 3):
-        train(config(tmp_path, *words, f"trainer.max_steps={steps}"))
+        train(config(tmp_path, *overrides, f"trainer.max_steps={steps}"))
         assert list(kept(tmp_path / "checkpoints").values()) == [steps]
 
 
 def test_a_directory_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
-    words = (f"{PARAMS}.filename=model", *SHORT)
+    overrides = (f"{PARAMS}.filename=model", *SHORT)
     for name in ("model", "model-last"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
         (tmp_path / "checkpoints" / name / "thesis.tex").write_text("precious")
-    train(config(tmp_path, *words))
+    train(config(tmp_path, *overrides))
     for name in ("model", "model-last"):
         assert (tmp_path / "checkpoints" / name / "thesis.tex").read_text() == "precious"
     assert kept(tmp_path / "checkpoints").keys() == {"model-v1", "model-v1-last"}
 
 
 def test_an_archive_of_another_run_is_not_replaced(tmp_path: Path) -> None:
-    words = (*SHORT, f"{PARAMS}.save_nemo_on_train_end=True", f"{PARAMS}.prefix=model")
+    overrides = (*SHORT, f"{PARAMS}.save_nemo_on_train_end=True", f"{PARAMS}.prefix=model")
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "model.nemo").write_text("precious")
-    train(config(tmp_path, *words))
+    train(config(tmp_path, *overrides))
     own = (tmp_path / "checkpoints" / "model-v1.nemo").stat()
-    train(config(tmp_path, *words[1:], "trainer.max_steps=3"))
+    train(config(tmp_path, *overrides[1:], "trainer.max_steps=3"))
     assert (tmp_path / "checkpoints" / "model-v1.nemo").stat().st_ino != own.st_ino  # it replaces its own archive
     assert {path.name for path in tmp_path.glob("checkpoints/*.nemo")} == {"model.nemo", "model-v1.nemo"}
     assert (tmp_path / "checkpoints" / "model.nemo").read_text() == "precious"
@@ -147,16 +147,16 @@ def test_an_archive_of_another_run_is_not_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["run", "shared"])
 def test_two_runs_in_one_directory(tmp_path: Path, place: str) -> None:
     """The second run is rejected in one line, and the first is not disturbed."""
-    words = (f"{PARAMS}.dirpath={tmp_path / 'shared'}", *SHORT)
+    overrides = (f"{PARAMS}.dirpath={tmp_path / 'shared'}", *SHORT)
     with run_lock(tmp_path / place):
         before = (tmp_path / place / LOCK).read_text().splitlines()[0]
-        status, lines = run(tmp_path / "run", *words)
+        status, lines = run(tmp_path / "run", *overrides)
         assert (tmp_path / place / LOCK).read_text().splitlines()[0] == before
         assert {path.name for path in (tmp_path / place).iterdir()} == {LOCK}
     assert status == 1
     assert len(lines) == 1
     assert lines[0].startswith(f"error: {tmp_path / place} is in use by another run (process {os.getpid()} on host ")
-    assert run(tmp_path / "run", *words)[0] == 0
+    assert run(tmp_path / "run", *overrides)[0] == 0
     assert not (tmp_path / place / LOCK).exists()
 
 
@@ -180,7 +180,7 @@ def test_a_run_that_lost_its_lock_saves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("override", "expected"),
     [
         (f"{PARAMS}.filename=a/b-{{step}}", "expected a name, without /"),
         (f"{PARAMS}.filename=../../x", "expected a name, without /"),
@@ -198,15 +198,15 @@ def test_a_run_that_lost_its_lock_saves_nothing(tmp_path: Path) -> None:
         ("exp_manager.version=/x", r"exp_manager\.version is /x, expected a name"),
     ],
 )
-def test_invalid_names_are_rejected_before_writing(tmp_path: Path, word: str, said: str) -> None:
-    key, _, value = word.partition("=")
-    with pytest.raises(UserError, match=said) as caught:
+def test_invalid_names_are_rejected_before_writing(tmp_path: Path, override: str, expected: str) -> None:
+    key, _, value = override.partition("=")
+    with pytest.raises(UserError, match=expected) as caught:
         config(tmp_path / "run", f"++{key}={value}" if value == "-2" else f'++{key}="{value}"')
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("model", "word", "said"),
+    ("model", "override", "expected"),
     [
         (
             "esm2nv",
@@ -223,18 +223,18 @@ def test_invalid_names_are_rejected_before_writing(tmp_path: Path, word: str, sa
         ),
     ],
 )
-def test_unknown_metrics_are_rejected_before_writing(tmp_path: Path, model: str, word: str, said: str) -> None:
-    words = (f"++{word}", "++exp_manager.create_early_stopping_callback=True")
-    with pytest.raises(UserError, match=said) as caught:
-        train(config(tmp_path / "run", *words, model=model))
+def test_unknown_metrics_are_rejected_before_writing(tmp_path: Path, model: str, override: str, expected: str) -> None:
+    overrides = (f"++{override}", "++exp_manager.create_early_stopping_callback=True")
+    with pytest.raises(UserError, match=expected) as caught:
+        train(config(tmp_path / "run", *overrides, model=model))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("metric", ["val_loss", "val_perplexity"])
 def test_known_metrics_are_accepted(tmp_path: Path, metric: str) -> None:
-    words = (f"{PARAMS}.monitor={metric}", f'{PARAMS}.filename="{{{metric}:.3f}}-{{step:06d}}-{{global_step}}"')
-    train(config(tmp_path, *SHORT, *words))
+    overrides = (f"{PARAMS}.monitor={metric}", f'{PARAMS}.filename="{{{metric}:.3f}}-{{step:06d}}-{{global_step}}"')
+    train(config(tmp_path, *SHORT, *overrides))
     assert checkpoint.load_manifest(last_checkpoint(tmp_path))["metrics"].keys() == {metric}
     assert "step=000002-global_step=2-last" in last_checkpoint(tmp_path).name
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C and a closed terminal save a checkpoint without killing workers or other ranks; a second signal exits."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -8,14 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 
 from bionemo.checkpoint import find_defect, load_manifest
-from bionemo.training.signals import Signals
+from bionemo.cli.pretrain import main
+from bionemo.megatron import async_save
+from bionemo.training.signals import _SAME_KEY_PRESS, Signals
 from tests.conftest import RANKS, ROOT
-from tests.support.runs import last_checkpoint, tiny
+from tests.support.runs import FAMILIES, FORK, last_checkpoint, tiny
 
 LONG = ("trainer.max_steps=20000", "trainer.val_check_interval=20000")
 _START = """\
@@ -25,55 +29,100 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 from bionemo.cli.pretrain import main
 main()
 """
-_SLOW_SAVE = (
-    "import time; from bionemo.megatron import async_save\n"
-    "async_save.save_distributed = lambda *_: (print('writing', flush=True), time.sleep(60))\n"
-)
+LIMIT = 400  # seconds: the machine may be busy
 
 
 class Terminal:
-    """A run in its own process group, as a shell starts it.
+    """A run in its own process group, as a shell starts it; its process is the leader of the group.
 
     Attributes:
         directory: run directory.
-        process: leader of the group.
+        pid: number of the process.
     """
 
-    def __init__(self, directory: Path, *words: str, before: str = "") -> None:
+    def __init__(self, directory: Path, *overrides: str) -> None:
         self.directory, self._console = directory / "run", directory / "console"
-        (script := directory / "script.py").write_text(before + _START)  # a file, so that the run can be restarted
-        words = (f"exp_manager.exp_dir={self.directory}", *LONG, *words)
+        self._words = tiny(f"exp_manager.exp_dir={self.directory}", *LONG, *overrides)
+        self._start()
+
+    def _start(self) -> None:
+        """Start a new Python process from a file, which the run starts again for its second device."""
+        (script := self.directory.with_name("script.py")).write_text(_START)
         environment = {name: value for name, value in os.environ.items() if name not in RANKS}  # of earlier runs
         environment["PYTHONPATH"] = str(ROOT)
         with self._console.open("w") as console:
-            self.process = subprocess.Popen(
-                [sys.executable, str(script), *tiny(*words)], stdout=console, stderr=console,
+            self._process = subprocess.Popen(
+                [sys.executable, str(script), *self._words], stdout=console, stderr=console,
                 start_new_session=True, cwd=ROOT, env=environment,
             )  # fmt: skip
+        self.pid = self._process.pid
 
     def lines(self) -> list[str]:
         return self._console.read_text().splitlines()
 
+    def status(self) -> int | None:
+        """Return the exit status, or None while the process runs."""
+        return self._process.poll()
+
     def wait_for(self, text: str) -> None:
-        end = time.monotonic() + 400  # the machine may be busy
-        while text not in self._console.read_text():
-            assert self.process.poll() is None, self.lines()
+        end = time.monotonic() + LIMIT
+        while not self._console.exists() or text not in self._console.read_text():
+            assert self.status() is None, self.lines()
             assert time.monotonic() < end, self.lines()
             time.sleep(0.01)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the whole group, like a terminal."""
-        os.killpg(self.process.pid, number)
+        os.killpg(self.pid, number)
 
     def end(self) -> int:
-        status = self.process.wait(120)
+        end = time.monotonic() + LIMIT
+        while (status := self.status()) is None:
+            assert time.monotonic() < end, self.lines()
+            time.sleep(0.01)
         assert not any("Traceback" in line for line in self.lines()), self.lines()
         return status
 
 
+class Forked(Terminal):
+    """The same in a process that has imported all modules; only for one device. See FORK."""
+
+    slow_save = False
+
+    def _start(self) -> None:
+        self._forked: ForkServerProcess = FORK.Process(target=_run, args=(self._console, self._words, self.slow_save))
+        self._forked.start()
+        self.pid = self._forked.pid or 0
+
+    def status(self) -> int | None:
+        return self._forked.exitcode
+
+
+class ForkedWithSlowSave(Forked):
+    """A run that does not complete a save within the time limit of these tests."""
+
+    slow_save = True
+
+
+def _run(console: Path, overrides: list[str], slow_save: bool) -> None:
+    output = os.open(console, os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for name in RANKS:  # of a run before the server's start
+        os.environ.pop(name, None)
+    multiprocessing.set_start_method("fork", force=True)  # for the run's own workers, like in a new Python process
+    if slow_save:
+        async_save.save_distributed = lambda *_: (print("writing", flush=True), time.sleep(2 * LIMIT))
+    sys.argv = ["pretrain.py", *overrides]
+    main(FAMILIES["esm2nv"].name, FAMILIES["esm2nv"].directory / "conf")
+
+
 def group_is_gone(number: int) -> bool:
-    """Return whether all processes of a group exit within some seconds."""
-    for _ in range(100):
+    """Return whether all processes of a group exit."""
+    for _ in range(10 * LIMIT):
         try:
             os.killpg(number, 0)
         except ProcessLookupError:
@@ -83,60 +132,59 @@ def group_is_gone(number: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("start", "number", "overrides"),
     [
-        (signal.SIGINT, ("model.data.num_workers=2",)),
-        (signal.SIGHUP, ()),
-        (signal.SIGTERM, ("model.data.num_workers=2",)),
-        (signal.SIGINT, ("trainer.devices=2",)),
+        (Forked, signal.SIGINT, ("model.data.num_workers=2",)),
+        (Forked, signal.SIGHUP, ()),
+        (Forked, signal.SIGTERM, ("model.data.num_workers=2",)),
+        (Terminal, signal.SIGINT, ("trainer.devices=2",)),
     ],
 )
 def test_a_signal_to_all_processes_saves_the_step(
-    tmp_path: Path, number: signal.Signals, words: tuple[str, ...]
+    tmp_path: Path, start: type[Terminal], number: signal.Signals, overrides: tuple[str, ...]
 ) -> None:
-    run = Terminal(tmp_path, *words)
-    run.wait_for("step 200 of")
+    run = start(tmp_path, *overrides)
+    run.wait_for("step 20 of")
     run.send(number)
     assert run.end() == 128 + number, run.lines()
     (step,) = re.findall(rf"received {number.name}: saving step (\d+) and exiting", "\n".join(run.lines()))
     last = last_checkpoint(run.directory)
-    assert load_manifest(last)["step"] == int(step) >= 200
+    assert load_manifest(last)["step"] == int(step) >= 20
     assert find_defect(last) == ""
     assert not any(line.startswith("error") for line in run.lines())
-    assert group_is_gone(run.process.pid)
+    assert group_is_gone(run.pid)
 
 
 @pytest.mark.parametrize(
-    ("words", "seconds"), [((), 0.0), (("trainer.devices=2",), 1.0)], ids=["one rank", "waiting for another rank"]
+    ("start", "overrides"),
+    [(Forked, ()), (Terminal, ("trainer.devices=2",))],
+    ids=["one rank", "waiting for another rank"],
 )
 def test_a_signal_before_the_first_step_ends_the_run_at_once(
-    tmp_path: Path, words: tuple[str, ...], seconds: float
+    tmp_path: Path, start: type[Terminal], overrides: tuple[str, ...]
 ) -> None:
-    run = Terminal(tmp_path, *words)
+    run = start(tmp_path, *overrides)
     run.wait_for("from the beginning")
-    time.sleep(seconds)
-    begun = time.monotonic()
+    time.sleep(1.0 if overrides else 0.0)  # the second rank starts meanwhile
     run.send(signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
-    assert time.monotonic() - begun < 10
+    assert not any("saving step" in line for line in run.lines())
     assert run.lines()[-1] == "interrupted"
     assert run.lines().count("interrupted") == 1
     assert not any(line.startswith("error") for line in run.lines())
-    assert group_is_gone(run.process.pid)
+    assert group_is_gone(run.pid)
 
 
 def test_a_second_signal_ends_the_run_without_an_incomplete_checkpoint(tmp_path: Path) -> None:
-    run = Terminal(tmp_path, before=_SLOW_SAVE)
-    run.wait_for("step 200 of")
+    run = ForkedWithSlowSave(tmp_path)
+    run.wait_for("step 20 of")
     run.send(signal.SIGINT)
     run.send(signal.SIGINT)  # the same key press, also forwarded by a launcher
     run.wait_for("writing")
-    time.sleep(0.6)
-    assert run.process.poll() is None
-    begun = time.monotonic()
+    time.sleep(2 * _SAME_KEY_PRESS)
+    assert run.status() is None
     run.send(signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
-    assert time.monotonic() - begun < 5
     assert run.lines()[-1] == "interrupted"
     assert list((run.directory / "checkpoints").glob("*-last")) == []
 

@@ -50,10 +50,10 @@ SEED = """
 """  # a command of v1 users; only paths, steps and numbers of devices are changed
 
 
-def start(words: list[str], directory: Path) -> Done:
+def start(overrides: list[str], directory: Path) -> Done:
     environment = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "MASTER_PORT")}
     done = subprocess.run(
-        [sys.executable, "pretrain.py", *words], cwd=EXAMPLES / "esm1nv", env=environment | SECRETS,
+        [sys.executable, "pretrain.py", *overrides], cwd=EXAMPLES / "esm1nv", env=environment | SECRETS,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     return Done(done.returncode, done.stdout.splitlines(), directory)
@@ -88,9 +88,9 @@ def test_files_in_the_run_directory(seed_run: Done) -> None:
     ):  # fmt: skip
         assert len(list(seed_run.directory.glob(pattern))) == 1, pattern
     inside = subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True, check=False).returncode == 0
-    told = (seed_run.directory / "git-info.log").read_text()
-    assert re.fullmatch(r"bionemo [\d.]+\n(commit hash: [0-9a-f]{40}\n( ?[MARD]+ .*\n)*)?", told)
-    assert ("commit hash" in told) == inside
+    git_info = (seed_run.directory / "git-info.log").read_text()
+    assert re.fullmatch(r"bionemo [\d.]+\n(commit hash: [0-9a-f]{40}\n( ?[MARD]+ .*\n)*)?", git_info)
+    assert ("commit hash" in git_info) == inside
     assert (seed_run.directory / "loss_curve.png").read_bytes().startswith(b"\x89PNG")
     assert "x_OP_000..009_CL_" in (seed_run.directory / "cmd-args.log").read_text()
     log = (seed_run.directory / "nemo_log_globalrank-0_localrank-0.txt").read_text()
@@ -157,7 +157,7 @@ def broken(shards: Path, content: bytes | None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (None, "x000.csv"),
         (b"", "x000.csv"),
@@ -168,16 +168,18 @@ def broken(shards: Path, content: bytes | None) -> list[str]:
     ],
     ids=["missing", "empty", "header-only", "few columns", "truncated", "not utf-8"],
 )
-def test_invalid_data_is_one_line_and_creates_no_directory(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_invalid_data_is_one_line_and_creates_no_directory(
+    tmp_path: Path, content: bytes | None, expected: str
+) -> None:
     status, lines = run(tmp_path / "run", *broken(tmp_path / "shards", content), model="esm1nv")
     assert (status, len(lines)) == (1, 1), lines
     assert lines[0].startswith("error: ")
-    assert said in lines[0], lines
+    assert expected in lines[0], lines
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("override", "expected"),
     [
         ("model.data.mask_percent=0.9", "is 1.1, expected 1"),
         ("model.global_batch_size=7", "make 4: set it to 4 or to null"),
@@ -200,13 +202,14 @@ def test_invalid_data_is_one_line_and_creates_no_directory(tmp_path: Path, conte
     ],
     ids=lambda value: value.split("=")[0],
 )
-def test_mistakes_are_one_line(tmp_path: Path, word: str, said: str) -> None:
-    status, lines = run(tmp_path / "run", *word.replace("+", "++").split())
+def test_mistakes_are_one_line(tmp_path: Path, override: str, expected: str) -> None:
+    status, lines = run(tmp_path / "run", *override.replace("+", "++").split())
     errors = [line for line in lines if line.startswith("error: ")]
     assert status == 1, lines
     assert errors == lines[-1:], lines
-    assert said in errors[0]
-    if not any(late in word for late in ("val_check_interval", "clearml")):  # detected when Lightning or NeMo starts
+    assert expected in errors[0]
+    late = ("val_check_interval", "clearml")  # detected when Lightning or NeMo starts
+    if not any(key in override for key in late):
         assert not (tmp_path / "run").exists()
 
 
@@ -221,8 +224,8 @@ def test_shipped_configurations_for_several_gpus_compose() -> None:
 
 def test_keys_without_effect_are_noted_once(tmp_path: Path) -> None:
     params = "++exp_manager.checkpoint_callback_params"
-    words = (f"{params}.every_n_epochs=1", f"{params}.save_last=False", "model.data.dataloader_type=cyclic")
-    status, lines = run(tmp_path / "run", *words, "trainer.max_steps=1")
+    overrides = (f"{params}.every_n_epochs=1", f"{params}.save_last=False", "model.data.dataloader_type=cyclic")
+    status, lines = run(tmp_path / "run", *overrides, "trainer.max_steps=1")
     assert status == 0
     noted = [line for line in lines if "has no effect" in line]
     assert [line.split()[1] for line in noted] == [
@@ -234,30 +237,30 @@ def test_keys_without_effect_are_noted_once(tmp_path: Path) -> None:
 
 def test_unknown_letters_are_counted_and_noted_once(tmp_path: Path) -> None:
     text = HEADER + "0,a,9,MKTAY?IAK\n1,b,9,MK*TAYIA*\n" + ROW
-    words = broken(tmp_path / "shards", text.encode())
-    status, lines = run(tmp_path / "run", *words, "trainer.max_steps=3", model="esm1nv")
+    overrides = broken(tmp_path / "shards", text.encode())
+    status, lines = run(tmp_path / "run", *overrides, "trainer.max_steps=3", model="esm1nv")
     assert status == 0, lines
-    said = [line for line in lines if "outside the alphabet" in line]
-    assert said == ["note: train data: 3 letters are outside the alphabet and become unknown tokens ('*' '?')"]
+    notes = [line for line in lines if "outside the alphabet" in line]
+    assert notes == ["note: train data: 3 letters are outside the alphabet and become unknown tokens ('*' '?')"]
 
 
 def test_crlf_and_quotes_change_nothing(tmp_path: Path) -> None:
     plain = HEADER + ROW + "1,b,10,GSHMLEDPVA\n"
     variants = {"plain": plain, "crlf": plain.replace("\n", "\r\n"), "quoted": plain.replace("MKTAYIAK", '"MKTAYIAK"')}
     for name, text in variants.items():
-        words = broken(tmp_path / f"shards-{name}", text.encode())
-        train(config(tmp_path / name, *words, "trainer.max_steps=3", model="esm1nv"))
+        overrides = broken(tmp_path / f"shards-{name}", text.encode())
+        train(config(tmp_path / name, *overrides, "trainer.max_steps=3", model="esm1nv"))
     losses = [logged(tmp_path / name, "reduced_train_loss") for name in variants]
     assert losses[0] == losses[1] == losses[2]
 
 
 def test_a_validation_set_smaller_than_a_batch_is_evaluated_completely(tmp_path: Path) -> None:
     """With and without padding rows the same few sequences have the same loss."""
-    words = ("model.data.mock.num_validation_sequences=3", "trainer.max_steps=2", "trainer.val_check_interval=1")
-    train(config(tmp_path / "one", *words, "model.micro_batch_size=1"))
-    train(config(tmp_path / "wide", *words, "model.micro_batch_size=1", "trainer.limit_val_batches=50"))
+    overrides = ("model.data.mock.num_validation_sequences=3", "trainer.max_steps=2", "trainer.val_check_interval=1")
+    train(config(tmp_path / "one", *overrides, "model.micro_batch_size=1"))
+    train(config(tmp_path / "wide", *overrides, "model.micro_batch_size=1", "trainer.limit_val_batches=50"))
     assert logged(tmp_path / "one", "val_loss") == logged(tmp_path / "wide", "val_loss")
-    train(config(tmp_path / "large", "model.micro_batch_size=64", *words))
+    train(config(tmp_path / "large", "model.micro_batch_size=64", *overrides))
     assert list(logged(tmp_path / "large", "val_loss")) == [1, 2]
 
 
@@ -284,8 +287,8 @@ def test_without_training_the_test_set_is_not_evaluated(tmp_path: Path) -> None:
 
 def test_a_run_of_epochs(tmp_path: Path) -> None:
     """Sixty sequences once, at most two per step; no note about a missing max_steps."""
-    words = ("trainer.max_epochs=1", "trainer.max_steps=-1", "model.optim.sched.max_steps=100")
-    _, lines = run(tmp_path, *words, "trainer.val_check_interval=1.0", "model.data.mock.num_sequences=60")
+    overrides = ("trainer.max_epochs=1", "trainer.max_steps=-1", "model.optim.sched.max_steps=100")
+    _, lines = run(tmp_path, *overrides, "trainer.val_check_interval=1.0", "model.data.mock.num_sequences=60")
     steps = list(logged(tmp_path, "reduced_train_loss"))
     assert steps == list(range(1, len(steps) + 1))
     assert logged(tmp_path, "consumed_samples")[len(steps)] == 60
@@ -297,13 +300,18 @@ def test_a_run_of_epochs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", FAMILIES)
 def test_the_loss_falls(tmp_path: Path, model: str) -> None:
     """In twenty steps it falls from the log of the vocabulary size most of the way to the unigram entropy."""
-    words = ["trainer.max_steps=20", "trainer.val_check_interval=20", "model.optim.lr=0.02", "model.seq_length=128"]
-    words += ["model.optim.sched.warmup_steps=5", "model.optim.sched.min_lr=1e-3", "model.micro_batch_size=8"]
-    words += {  # one schedule has a warm-up ratio, one a rate multiplier
+    overrides = [
+        "trainer.max_steps=20",
+        "trainer.val_check_interval=20",
+        "model.optim.lr=0.02",
+        "model.seq_length=128",
+    ]
+    overrides += ["model.optim.sched.warmup_steps=5", "model.optim.sched.min_lr=1e-3", "model.micro_batch_size=8"]
+    overrides += {  # one schedule has a warm-up ratio, one a rate multiplier
         "prott5nv": ["model.data.seq_length_dec=64", "model.optim.sched.warmup_ratio=null"],
         "megamolbart": ["model.optim.lr=0.3"],
     }.get(model, [])
-    train(config(tmp_path, *words, model=model))
+    train(config(tmp_path, *overrides, model=model))
     losses = logged(tmp_path, "reduced_train_loss")
     start, reached = {"prott5nv": (4.6, 3.0), "megamolbart": (5.9, 4.0), "gpt3": (5.7, 5.0)}.get(model, (3.3, 3.0))
     assert losses[1] > start

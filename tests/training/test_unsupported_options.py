@@ -12,9 +12,9 @@ from tests.conftest import RUNNABLE
 from tests.support.v1_configs import v1_overrides
 
 
-def noted(caplog: pytest.LogCaptureFixture, name: str, *words: str, schema: type | None = None) -> list[str]:
+def noted(caplog: pytest.LogCaptureFixture, name: str, *overrides: str, schema: type | None = None) -> list[str]:
     """Return the keys that are noted for a configuration."""
-    cfg = load(name, words, schema=schema) if schema else load(name, words)
+    cfg = load(name, overrides, schema=schema) if schema else load(name, overrides)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         warn_ignored_options(cfg)
@@ -30,9 +30,9 @@ ASKED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("word", ASKED)
-def test_a_key_without_effect_is_named(word: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert noted(caplog, "pretrain_esm2_8M", word) == [word]
+@pytest.mark.parametrize("override", ASKED)
+def test_a_key_without_effect_is_named(override: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert noted(caplog, "pretrain_esm2_8M", override) == [override]
 
 
 def test_notes_about_molecules(caplog: pytest.LogCaptureFixture) -> None:
@@ -53,8 +53,8 @@ def test_shipped_configurations_cause_no_notes(directory: str, name: str, caplog
 
 
 def test_default_behaviour_is_not_noted(caplog: pytest.LogCaptureFixture) -> None:
-    words = ["create_preemption_callback=True", "log_step_timing=True", "disable_validation_on_resume=True"]
-    assert noted(caplog, "pretrain_esm2_8M", *(f"exp_manager.{word}" for word in words)) == []
+    overrides = ["create_preemption_callback=True", "log_step_timing=True", "disable_validation_on_resume=True"]
+    assert noted(caplog, "pretrain_esm2_8M", *(f"exp_manager.{override}" for override in overrides)) == []
 
 
 def test_v1_defaults_cause_no_notes_except_for_missing_files(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,8 +35,8 @@ from tests.support.runs import FAMILIES, FORK, Command, _main, tiny
 LIMIT = 3.0  # seconds
 
 
-def told(what: type[Exception]) -> None:
-    raise what("in two\nlines")
+def fail(error: type[Exception]) -> None:
+    raise error("in two\nlines")
 
 
 def orphan() -> None:
@@ -61,11 +61,11 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "killed without its worker": orphan,
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "asleep": lambda: time.sleep(60),
-    "deaf": lambda: ctypes.PyDLL(None).sleep(60),  # no Python thread runs meanwhile
+    "asleep": lambda: time.sleep(600),
+    "deaf": lambda: ctypes.PyDLL(None).sleep(600),  # no Python thread runs meanwhile
     "other": lambda: MockSource(300, 20, 90, seed=7, split="train"),
-    "mistaken": lambda: told(UserError),
-    "defective": lambda: told(ValueError),
+    "mistaken": lambda: fail(UserError),
+    "defective": lambda: fail(ValueError),
 }
 
 
@@ -94,6 +94,9 @@ def _steps(console: Path, rank: int, ranks: int, port: int, fault: str = "", at:
     strategy = SimpleNamespace(cluster_environment=environment, launcher=None)
     trainer: Any = SimpleNamespace(world_size=ranks, global_rank=rank, strategy=strategy, loggers=[])
     monitor = HealthMonitor(LIMIT)
+    console.with_name(f"{rank}.started").touch()
+    while len([*console.parent.glob("*.started")]) < ranks:  # LIMIT does not include the start of the processes
+        time.sleep(0.01)
     with one_line_errors(), report_first_error(monitor, trainer):
         for step in range(1000):
             monitor.phase = f"in step {step}" if step else "before the start"
@@ -156,7 +159,8 @@ def test_a_killed_rank_is_named_at_once(tmp_path: Path, rank: int, fault: str) -
     for speaker in speakers:
         who, when = errors[speaker][0].split(" ended without an error message, last seen ")
         assert who == f"error: rank {rank} {name}"
-        assert re.fullmatch(r"(in step \d+|before the start), \d\.\d s before", when)
+        # a rank that has not received any answer of rank 0 knows no time
+        assert re.fullmatch(r"(in step \d+|before the start)(, \d+\.\d s before)?", when)
 
 
 def test_a_rank_that_dies_before_process_groups_exist(tmp_path: Path) -> None:
@@ -175,7 +179,7 @@ def test_an_unresponsive_rank_is_named(tmp_path: Path, rank: int, fault: str) ->
     speakers = [1, 2] if rank == 0 else [0]
     assert [len(lines) for lines in errors] == [number in speakers for number in range(3)]
     for speaker in speakers:
-        assert re.match(rf"error: rank {rank} {re.escape(name)} has not answered for [34] s ", errors[speaker][0])
+        assert re.match(rf"error: rank {rank} {re.escape(name)} has not answered for \d+ s ", errors[speaker][0])
         assert errors[speaker][0].endswith("(trainer.rank_timeout is 3 s)")
 
 
@@ -183,12 +187,12 @@ def test_a_hanging_rank_is_named_and_exits(tmp_path: Path) -> None:
     errors, name = bare(tmp_path, 1, "asleep", 30, gone=False)
     assert errors[1:] == [[], []]
     place = r"health/test_monitor\.py:\d+ in <lambda>"
-    expected = rf"error: rank 1 {re.escape(name)} is in step 30, {place}: others have waited for [34] s"
+    expected = rf"error: rank 1 {re.escape(name)} is in step 30, {place}: others have waited for \d+ s"
     assert re.match(expected, *errors[0])
 
 
 @pytest.mark.parametrize(
-    ("rank", "fault", "said"),
+    ("rank", "fault", "expected"),
     [
         (0, "mistaken", "error: in two lines"),
         (1, "mistaken", "error: rank 1: in two lines"),
@@ -200,18 +204,18 @@ def test_a_hanging_rank_is_named_and_exits(tmp_path: Path) -> None:
         (1, "defective", "error: rank 1 {} failed in step 30: ValueError: in two lines"),
     ],
 )  # fmt: skip
-def test_only_the_failing_rank_prints_an_error(tmp_path: Path, rank: int, fault: str, said: str) -> None:
+def test_only_the_failing_rank_prints_an_error(tmp_path: Path, rank: int, fault: str, expected: str) -> None:
     errors, name = bare(tmp_path, rank, fault, 30, gone=False)
-    assert errors == [[said.format(name)], [f"error: {DEFECT}"] if fault == "defective" else [], []]
+    assert errors == [[expected.format(name)], [f"error: {DEFECT}"] if fault == "defective" else [], []]
     assert ("Traceback" in (tmp_path / str(rank)).read_text()) == (fault == "defective")
 
 
 class Faulty(Command):
     """A fault of a rank in a real run: type, location, and number of passes before it."""
 
-    def __init__(self, output: Path, fault: tuple[str, str, int], *words: str, **environment: str) -> None:
+    def __init__(self, output: Path, fault: tuple[str, str, int], *overrides: str, **environment: str) -> None:
         self._output = output
-        arguments = (FAMILIES["esm2nv"], tiny(*words), output, environment)
+        arguments = (FAMILIES["esm2nv"], tiny(*overrides), output, environment)
         self.process = FORK.Process(target=_with_fault, args=(*fault, *arguments))
         self.process.start()
 
@@ -229,21 +233,21 @@ def _with_fault(what: str, where: str, before: int, *arguments: Any) -> None:
     _main(*arguments)
 
 
-def real(directory: Path, faulty: int, fault: tuple[str, str, int], *words: str) -> tuple[list[list[str]], str]:
+def real(directory: Path, faulty: int, fault: tuple[str, str, int], *overrides: str) -> tuple[list[list[str]], str]:
     """Run two ranks of a training run, like `bare`."""
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = (f"exp_manager.exp_dir={directory / 'run'}", "trainer.devices=2", *words)
-    victim = Faulty(directory / str(faulty), fault, *words, LOCAL_RANK=str(faulty), **environment)
-    other = Command(directory / str(1 - faulty), *words, LOCAL_RANK=str(1 - faulty), **environment)
+    overrides = (f"exp_manager.exp_dir={directory / 'run'}", "trainer.devices=2", *overrides)
+    victim = Faulty(directory / str(faulty), fault, *overrides, LOCAL_RANK=str(faulty), **environment)
+    other = Command(directory / str(1 - faulty), *overrides, LOCAL_RANK=str(1 - faulty), **environment)
     return finish([victim, other][:: -1 if faulty else 1], faulty if fault[0] == "killed" else None), host(victim)
 
 
 @pytest.mark.parametrize(
     ("rank", "where", "before", "doing"),
     [
-        (1, "step", 2, r"(in|after) step [123]|preparing the first step"),
-        (1, "save", 0, "saving step 4"),
-        (0, "step", 2, ".+"),
+        (1, "step", 2, r"((in|after) step [123]|preparing the first step), .* before"),
+        (1, "save", 0, "saving step 4, .* before"),
+        (0, "step", 2, ".+"),  # rank 1 may not have received any answer of rank 0
     ],
 )
 def test_a_run_with_a_killed_rank(tmp_path: Path, rank: int, where: str, before: int, doing: str) -> None:
@@ -251,7 +255,7 @@ def test_a_run_with_a_killed_rank(tmp_path: Path, rank: int, where: str, before:
     assert errors[rank] == []
     (error,) = errors[1 - rank]
     assert re.fullmatch(
-        rf"error: rank {rank} {re.escape(name)} ended without an error message, last seen ({doing}), .* before", error
+        rf"error: rank {rank} {re.escape(name)} ended without an error message, last seen {doing}", error
     )
     assert list((tmp_path / "run" / "checkpoints").glob("*-last")) == []
 
@@ -281,11 +285,11 @@ def test_a_teardown_error_does_not_hide_the_original_error() -> None:
 
 
 def test_a_run_whose_data_loader_hangs(tmp_path: Path) -> None:
-    errors, name = real(tmp_path, 0, ("asleep", "data", 1), "trainer.rank_timeout=00:00:00:05")
+    errors, name = real(tmp_path, 0, ("asleep", "data", 1), "trainer.rank_timeout=00:00:00:10")
     assert errors[1] == []
     (error,) = errors[0]
     assert error.startswith(f"error: rank 0 {name} is preparing the first step, health/test_monitor.py:")
-    assert "others have waited for 5 s" in error
+    assert re.search(r"others have waited for \d+ s", error)
 
 
 def test_ranks_with_different_data(tmp_path: Path) -> None:
@@ -300,9 +304,9 @@ def test_ranks_with_different_data(tmp_path: Path) -> None:
 
 def test_ranks_with_different_configurations(tmp_path: Path) -> None:
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = (f"exp_manager.exp_dir={tmp_path / 'run'}", "trainer.devices=2")
+    overrides = (f"exp_manager.exp_dir={tmp_path / 'run'}", "trainer.devices=2")
     commands = [
-        Command(tmp_path / str(rank), *words, f"model.optim.lr={rank + 1}e-4", LOCAL_RANK=str(rank), **environment)
+        Command(tmp_path / str(rank), *overrides, f"model.optim.lr={rank + 1}e-4", LOCAL_RANK=str(rank), **environment)
         for rank in range(2)
     ]
     (error,), nothing = finish(commands)

@@ -17,7 +17,8 @@ _FORWARD = "start", "forward", "after"
 _MATMUL_EFFICIENCY = 0.6  # fraction of the peak FLOP/s that matrix products of a transformer reach
 _MEMORY_EFFICIENCY = 0.8  # fraction of the memory bandwidth that everything else reaches
 _PASSES = 8  # transfers of a saved byte: written, read twice, gradient written and read, casts
-_LAUNCH_SECONDS = 1e-5  # time in which Python launches a kernel, uncompiled
+_LAUNCH_SECONDS = 1.2e-5  # time in which Python launches a kernel, uncompiled
+_KERNELS_PER_SEQUENCE = {"flash": 0, "sequences": 8, "probabilities": 25}  # of an attention, forward and backward
 _ACCUMULATE_BYTES = 18  # per parameter and micro-batch: a gradient is written, read and added to the buffer
 _UPDATE_BYTES = 52  # per parameter and update: AdamW, and passes that zero, measure, scale and clip gradients
 
@@ -86,7 +87,7 @@ def _segment_peaks(step: Step, layout: Layout, stage: Stage) -> Iterator[tuple[f
     stacks = [measured.layer(stack) for stack in range(len(measured.attended))]
     peaks, graph = [], (0.0, 0.0)
     for segment in measured.segments:
-        copies, activations = segment.copies, segment.activations
+        copies, activations = segment.copies, segment.activations + segment.gradients
         finished = segment.stack + (segment.phase not in ("start", "before"))  # blocks whose activations are in use
         for stack, layer in enumerate(stacks[:finished]):
             inside = recomputed if stack == segment.stack and segment.phase in ("forward", "backward") else 0
@@ -182,7 +183,10 @@ def estimate_duration(step: Step, layout: Layout, device: Device, mfu: float | N
     transfers = _PASSES * repetition * saved + 3 * layers * sum(layer.copies for layer in stacks)
     transferred = transfers / layout.pipeline + _ACCUMULATE_BYTES * parameters
     products = flops / (layout.gpus * layout.micro_batches) / (_MATMUL_EFFICIENCY * peak)
-    launches = _LAUNCH_SECONDS * repetition * measured.total("kernels", layers) / layout.pipeline
+    kernels = measured.total("kernels", layers)
+    for tokens, attended in zip(step.tokens, measured.attended.values(), strict=True):
+        kernels += layers * len(attended) * layout.rows * tokens.sequences * _KERNELS_PER_SEQUENCE[step.kernel]
+    launches = _LAUNCH_SECONDS * repetition * kernels / layout.pipeline
     micro_batch = max(products + transferred / bandwidth, launches)
     sent = repetition * measured.total("sent", layers) / layout.pipeline * (layout.tensor - 1) / layout.tensor
     sent /= 1e9 * (device.link if layout.tensor <= layout.gpus_per_node else device.network)

@@ -3,6 +3,10 @@
 
 The measured model is the class that a run trains, so nothing here depends on the model family. Fake tensors are on the
 CPU; attention and dropout are replaced by functions that allocate and save as many bytes as their GPU versions.
+
+Activations, FLOPs and communication are proportional to the number of tokens; weights, their copies and their gradients
+do not depend on it. The measured micro-batch has so many tokens that every tensor of the first kind is larger than
+every tensor of the second kind, and the result is then scaled to any micro-batch.
 """
 
 from collections.abc import Callable
@@ -29,14 +33,14 @@ from bionemo.planning.lengths import Tokens
 from bionemo.tokenizers import Vocabulary, load_tokenizer
 
 DEPTH = 2  # measured layers of a transformer block; the first one may allocate buffers that all layers share
-_SCALE = 8  # second measured micro-batch, as a multiple of the first one
+_TOKENS = 2**40  # tokens of the measured micro-batch
+_PROPORTIONAL = "activations", "input", "flops", "attention", "masked", "sent"  # attributes of Segment
 _PART_NAMES = {
     "word_embeddings": "word table",
     "position_embeddings": "positions",
     "embedding_layernorm": "embedding norm",
     "lm_head": "head",
 }
-_KERNELS_PER_SEQUENCE = {"flash": 0, "sequences": 10, "probabilities": 30}  # forward and backward pass of an attention
 
 
 @dataclass
@@ -48,28 +52,40 @@ class Segment:
             next block or to the loss; "loss", loss and backward pass of the head; "backward", in the last layer;
             "before", from there to the previous block or to the end.
         stack: index of the transformer block.
-        activations: bytes in use when the segment begins, without copies.
-        copies: bytes of weights cast by autocast that are in use when the segment begins.
+        activations: bytes per micro-batch, in use when the segment begins, that are proportional to the tokens.
+        gradients: other bytes in use when the segment begins: gradients of weights.
+        copies: bytes of weights cast by autocast, in use when the segment begins.
         input: bytes of the layer's input ("forward" only).
-        working: bytes that the peak of the segment adds.
         flops: FLOPs of matrix products and convolutions.
         attention: FLOPs of attention, without masked pairs, forward pass only.
         masked: FLOPs for pairs that a causal mask hides and the attention kernel computes, forward pass only.
-        kernels: operations that allocate memory, an estimate of the number of kernels.
         sent: bytes communicated between tensor ranks, an all-reduce counted twice.
+        kernels: operations that allocate memory, an estimate of the number of kernels.
+        peaks: bytes that are added at the moments that can be the peak: proportional to the tokens, and others.
     """
 
     phase: str
     stack: int
     activations: float
+    gradients: float
     copies: float
     input: float = 0
-    working: float = 0
     flops: float = 0
     attention: float = 0
     masked: float = 0
-    kernels: float = 0
     sent: float = 0
+    kernels: int = 0
+    peaks: list[tuple[float, float]] = field(default_factory=lambda: [(0, 0)])
+
+    def scale(self, factor: float) -> "Segment":
+        """Return the segment for a micro-batch with a multiple of the tokens."""
+        scaled = {name: getattr(self, name) * factor for name in _PROPORTIONAL}
+        return replace(self, **scaled, peaks=[(tokens * factor, others) for tokens, others in self.peaks])
+
+    @property
+    def working(self) -> float:
+        """Bytes that the peak of the segment adds."""
+        return max(map(sum, self.peaks))
 
 
 @dataclass(frozen=True)
@@ -108,14 +124,6 @@ class Measurement:
             if not phases or each.phase in phases
         )
 
-    def interpolate(self, other: "Measurement", fraction: float) -> "Measurement":
-        """Return the step for a number of tokens between those of `self` (0) and of `other` (1), or outside."""
-        segments = []
-        for pair in zip(self.segments, other.segments, strict=True):
-            values = zip(*(vars(each).values() for each in pair), strict=True)
-            segments.append(Segment(*(a if a == b else a + (b - a) * fraction for a, b in values)))
-        return replace(self, segments=segments)
-
 
 @dataclass(frozen=True)
 class Step:
@@ -132,7 +140,12 @@ class Step:
     tokens: tuple[Tokens, ...]
     half: bool
     deterministic: bool = False
-    _measured: dict[Any, tuple[Measurement, Measurement]] = field(default_factory=dict, compare=False, repr=False)
+    _measured: dict[Any, Measurement] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the measured micro-batch."""
+        return round(_TOKENS / self.tokens[0].row)
 
     @cached_property
     def model_class(self) -> type[LanguageModel]:
@@ -163,7 +176,7 @@ class Step:
     def measure(self, layout: Layout, stage: Stage | None = None, largest: bool = False) -> Measurement:
         """Return the step of one rank, without recomputation of whole layers.
 
-        Two micro-batches are measured; others are interpolated. The ranks of a tensor-parallel group have equal costs.
+        The ranks of a tensor-parallel group have equal costs, so one of them is measured.
 
         Args:
             layout: parallel layout; its rows, tensor parallelism and selective recomputation are used.
@@ -172,31 +185,26 @@ class Step:
         """
         first, last = (stage.first, stage.last) if stage else (True, True)
         key = layout.tensor, layout.sequence_parallel, layout.recompute == "selective", first, last
-        rows = self.model.micro_batch_size
-        base = self.largest_tokens(rows)
         if key not in self._measured:
-            small, large = (measure_step(self, base, rows * scale, *key) for scale in (1, _SCALE))
-            self._measured[key] = small, large
+            self._measured[key] = _measure_rank(self, *key)
         tokens = self.largest_tokens(layout.rows) if largest else self.tokens
-        size, low, high = (
-            sum(each.count(count) for each in counted)
-            for counted, count in ((tokens, layout.rows), (base, rows), (base, rows * _SCALE))
-        )
-        small, large = self._measured[key]
-        return small.interpolate(large, (size - low) / (high - low))
+        factor = sum(each.count(layout.rows) for each in tokens) / sum(each.count(self.rows) for each in self.tokens)
+        measured = self._measured[key]
+        return replace(measured, segments=[segment.scale(factor) for segment in measured.segments])
 
 
 class Meter(TorchDispatchMode):
-    """Counts FLOPs, kernels, communication and the bytes of the storages that operations allocate, until they are freed.
+    """Counts FLOPs, kernels, communication, and the bytes of storages that operations allocate until they are freed.
 
     Args:
         model: its weights are not counted.
+        smallest: tensors with fewer bytes are not proportional to the number of tokens.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, smallest: int) -> None:
         super().__init__()
-        self.segments = [Segment("start", 0, 0, 0)]
-        self._bytes = self._copies = 0
+        self.segments = [Segment("start", 0, 0, 0, 0)]
+        self._bytes, self._smallest = [0, 0, 0], smallest  # activations, gradients and copies in use
         self._weights = WeakSet(parameter.untyped_storage() for parameter in model.parameters())
         self._known: WeakSet[UntypedStorage] = WeakSet(self._weights)
 
@@ -217,19 +225,30 @@ class Meter(TorchDispatchMode):
             if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()) not in self._known:
                 self._known.add(storage)
                 segment.kernels += 1
-                self._add(storage.nbytes(), copy)
-                finalize(storage, self._add, -storage.nbytes(), copy)
+                kind = 2 if copy else int(storage.nbytes() < self._smallest)
+                self._add(kind, storage.nbytes())
+                finalize(storage, self._add, kind, -storage.nbytes())
         return result
 
-    def _add(self, size: int, copy: bool) -> None:
-        self._bytes += size
-        self._copies += size * copy
-        last = self.segments[-1]
-        last.working = max(last.working, self._bytes - last.activations - last.copies)
+    def _add(self, kind: int, size: int) -> None:
+        self._bytes[kind] += size
+        if size > 0:
+            self.add_peak()
+
+    def add_peak(self, more: float = 0) -> None:
+        """Record that the present moment can be the peak, with `more` bytes that are not allocated."""
+        segment, (activations, gradients, copies) = self.segments[-1], self._bytes
+        tokens, others = (
+            activations - segment.activations,
+            gradients + copies + more - segment.gradients - segment.copies,
+        )
+        if all(tokens > peak[0] or others > peak[1] for peak in segment.peaks):
+            remaining = [peak for peak in segment.peaks if peak[0] > tokens or peak[1] > others]
+            segment.peaks = [*remaining, (tokens, others)]
 
     def begin(self, phase: str, stack: int, input_size: int = 0) -> None:
         """Begin a segment."""
-        self.segments.append(Segment(phase, stack, self._bytes - self._copies, self._copies, input_size))
+        self.segments.append(Segment(phase, stack, *self._bytes, input_size))
 
     def watch(self, layer: torch.nn.Module, stack: int) -> None:
         """Begin segments where the forward and the backward pass enter and leave a layer."""
@@ -246,16 +265,11 @@ class Meter(TorchDispatchMode):
         layer.register_forward_hook(after)
 
 
-def measure_step(
-    step: Step, tokens: tuple[Tokens, ...], rows: int, tensor: int, sequence: bool, selective: bool, first: bool,
-    last: bool,
-) -> Measurement:  # fmt: skip
+def _measure_rank(step: Step, tensor: int, sequence: bool, selective: bool, first: bool, last: bool) -> Measurement:
     """Measure forward and backward pass of a micro-batch on one rank.
 
     Args:
-        step: model and precision.
-        tokens: tokens of a row, for each transformer block.
-        rows: rows of the micro-batch.
+        step: model, data and precision.
         tensor: tensor-parallel size.
         sequence: sequence parallelism is enabled.
         selective: attention is recomputed.
@@ -271,18 +285,17 @@ def measure_step(
     with groups.simulate(tensor, stages, 0 if first else tensor), FakeTensorMode():
         model = step.model_class(config, step.vocabulary).train()
         shards = tensor if sequence else 1
-        batches = [_fake_batch(each, rows, shards) for each in tokens]
+        batches = [_fake_batch(each, step.rows, shards) for each in step.tokens]
         batch = replace(batches[-1], source=batches[0] if len(batches) > 1 else None)
         for parameter in model.parameters():  # Megatron adds gradients to its buffer and frees them
             parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-        meter = Meter(model)
-        attend = _FakeAttention(step.kernel, step.half, rows, tokens, batches, meter)
+        sizes = [len(each.tokens) // shards for each in batches]
+        meter = Meter(model, smallest=min([*sizes, len(batch.target_ids)]))
+        attend = _FakeAttention(step, batches, meter)
         for stack, block in enumerate(model.blocks()):
             meter.watch(block.layers[-1], stack)
         if not first:
-            model.set_input_tensor(
-                [torch.empty(len(batch.tokens) // shards, 1, config.hidden_size, requires_grad=True)]
-            )
+            model.set_input_tensor([torch.empty(sizes[-1], 1, config.hidden_size, requires_grad=True)])
         with (
             patch.multiple(dropout, _apply_mask=lambda x, *_: torch.empty_like(x), mix=lambda bits: bits),
             patch.object(attention, "attend", attend),
@@ -315,20 +328,22 @@ def _count_parameters(model: LanguageModel) -> dict[str, int]:
 
 
 def _fake_batch(tokens: Tokens, rows: int, divisor: int) -> PackedBatch:
-    """Return the input of a transformer block; `divisor` divides the number of tokens."""
+    """Return the input of a transformer block; `divisor` divides the number of tokens.
+
+    It has one sequence, because the few bytes that depend on the number of sequences are not counted.
+    """
     size = -(-tokens.count(rows) // divisor) * divisor
-    held = tokens.held(rows)
-    targets, sequences = round(held * tokens.target_fraction), max(round(held / tokens.mean), 1)
     zeros: Callable[[int], Tensor] = partial(torch.zeros, dtype=torch.int64)
+    targets = round(tokens.targets(rows))
     return PackedBatch(
         tokens=zeros(size).int(),
         position_ids=zeros(size).int(),
         segment_ids=zeros(size).int(),
-        cu_seqlens=zeros(sequences + 1).int(),
+        cu_seqlens=zeros(2).int(),
         target_positions=zeros(targets),
         target_ids=zeros(targets),
-        dropout_keys=zeros(sequences + 1),
-        lengths=(round(tokens.mean),) * sequences,
+        dropout_keys=zeros(2),
+        lengths=(size,),
         max_length=tokens.max_length,
     )
 
@@ -337,18 +352,13 @@ class _FakeAttention:
     """Replaces `attend` of megatron/attention.py: saves as many bytes as it does on a GPU and counts its FLOPs.
 
     Args:
-        kernel: implementation of attention, see Step.
-        half: autocast is enabled.
-        rows: rows of the micro-batch.
-        tokens: tokens of a row, for each transformer block.
+        step: kernel and lengths of the sequences.
         batches: input of each transformer block.
         meter: counts the FLOPs.
     """
 
-    def __init__(
-        self, kernel: str, half: bool, rows: int, tokens: tuple[Tokens, ...], batches: list[PackedBatch], meter: Meter
-    ) -> None:
-        self.kernel, self.half, self.rows, self.meter, self.tokens = kernel, half, rows, meter, tokens
+    def __init__(self, step: Step, batches: list[PackedBatch], meter: Meter) -> None:
+        self.step, self.meter = step, meter
         self._stacks = {id(batch.cu_seqlens): stack for stack, batch in enumerate(batches)}
         self.attended: list[dict[tuple[bool, bool], float]] = [{} for _ in batches]
 
@@ -357,27 +367,29 @@ class _FakeAttention:
     ) -> Tensor:
         """Allocate the output [T, H, d]; see `attend`."""
         stack, cross = self._stacks[id(sequences.cu_seqlens)], sequences.context is not None
-        tokens, segment = self.tokens[stack], self.meter.segments[-1]
-        keys = self.tokens[0] if cross else tokens
-        held, mean = tokens.held(self.rows), tokens.cross_attended if cross else tokens.attended
-        pairs, attended = held * mean, (mean + 1) / 2 if causal else mean
+        tokens, segment, half = self.step.tokens[stack], self.meter.segments[-1], self.step.half
+        held, mean = tokens.held(self.step.rows), tokens.cross_attended if cross else tokens.attended
+        attended = (mean + 1) / 2 if causal else mean
         self.attended[stack][causal, cross] = attended
-        segment.attention += 4 * q.shape[1] * q.shape[2] * held * attended
-        segment.kernels += _KERNELS_PER_SEQUENCE[self.kernel] * self.rows * tokens.sequences
+        flops = 4 * q.shape[1] * q.shape[2] * held  # per token that is attended to
+        segment.attention += flops * attended
         element, heads = q.dtype.itemsize, q.shape[1]
-        saved, working = 4.0 * heads * len(q), 0.0  # the log-sum-exp of each query
-        if self.kernel == "sequences":
+        saved = 4.0 * heads * len(q)  # the log-sum-exp of each query
+        if self.step.kernel == "sequences":
             saved += element * q.numel()  # outputs of the sequences, before they are concatenated
+        output: Tensor
         if dropout is not None:
-            segment.masked += 4 * q.shape[1] * q.shape[2] * (pairs - held * attended)
-            longest = tokens.max_length * keys.max_length
+            segment.masked += flops * (mean - attended)
             # Probabilities (4 bytes), mask (1) and product of both for all pairs; positions hidden by a causal mask.
-            saved = ((5 + element) * heads + causal) * pairs
+            saved = ((5 + element) * heads + causal) * held * mean
+        output = _AttentionBytes.apply(q, k, v, round(saved))
+        if dropout is not None:
             # Of the longest sequence: scores and unscaled probabilities; with autocast also scaled probabilities, and
             # those of the previous sequence.
-            previous = min(longest, max(pairs - longest, 0)) if self.half else 0
-            working = heads * ((10 if self.half else 8) * longest + 4 * previous)
-        output: Tensor = _AttentionBytes.apply(q, k, v, round(saved), round(working))
+            longest = tokens.max_length * (self.step.tokens[0] if cross else tokens).max_length
+            pairs = tokens.held(self.step.model.micro_batch_size) * mean
+            previous = min(longest, max(pairs - longest, 0)) if half else 0
+            self.meter.add_peak(heads * ((10 if half else 8) * longest + 4 * previous))
         return output
 
 
@@ -385,13 +397,12 @@ class _AttentionBytes(torch.autograd.Function):
     """Allocates what attention allocates and saves, without computing it."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, saved: int, working: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, saved: int) -> Tensor:
         out, intermediates = torch.empty(q.shape, dtype=q.dtype), torch.empty(saved, dtype=torch.uint8)
-        torch.empty(working, dtype=torch.uint8)
         ctx.save_for_backward(q, k, v, out, intermediates)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *_ = ctx.saved_tensors
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None, None
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None

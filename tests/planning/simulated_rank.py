@@ -2,8 +2,7 @@
 """Small models of all families and one simulated rank of a parallel layout, whose collectives do nothing."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -11,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from megatron.core import parallel_state
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bionemo.config.check import check_config
 from bionemo.config.compose import load
-from bionemo.config.schema import RunConfig, SpanDataConfig, TextDataConfig
+from bionemo.config.schema import EncoderDecoderConfig, RunConfig, SpanDataConfig, TextDataConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.megatron import groups, patches
 from bionemo.models.language_model import LanguageModel, load_model_class
-from bionemo.planning.layouts import Layout
 from bionemo.planning.lengths import Tokens
-from bionemo.planning.step import Step, shape_of
+from bionemo.planning.measure import Step
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import ROOT
 from tests.support.bpe import write_bpe
@@ -126,19 +120,6 @@ def _small_vocabulary() -> tempfile.TemporaryDirectory[str]:
     return directory
 
 
-@contextmanager
-def simulate_rank(layout: Layout, rank: int = 0) -> Iterator[None]:
-    """Simulate a rank of a layout in this process."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.gpus)
-    patches.apply()
-    parallel_state.initialize_model_parallel(layout.tensor, layout.pipeline, create_gloo_process_groups=False)
-    try:
-        yield
-    finally:
-        groups.destroy()
-        dist.destroy_process_group()
-
-
 def build(cfg: RunConfig) -> LanguageModel:
     """Build this rank's part of a model on torch's default device."""
     model_class = load_model_class(cfg.model._target_)
@@ -154,7 +135,7 @@ def batch(cfg: RunConfig) -> PackedBatch:
     if isinstance(data, TextDataConfig) and not data.reset_attention_mask:
         return _packed((row,) * rows, rows * row, 1.0)
     lengths = ([32, 96, 64, 64] * (row // 256) or [96, 32]) * rows
-    if len(shape_of(cfg.model).stacks) == 1:
+    if not isinstance(cfg.model, EncoderDecoderConfig):
         return _packed(lengths, rows * row, 1.0 if isinstance(data, TextDataConfig) else 0.15)
     decoder_lengths = [32] * len(lengths)
     total = rows * data.seq_length_dec if isinstance(data, SpanDataConfig) else sum(decoder_lengths) + 64
@@ -180,11 +161,10 @@ def _packed(lengths: Sequence[int], total: int, target_fraction: float) -> Packe
     )
 
 
-def step_of(cfg: RunConfig, batch: PackedBatch, half: bool, tiles: int = 0) -> Step:
-    """Return the input of the formulas, with the lengths of the batch instead of the assumed ones."""
+def step_of(cfg: RunConfig, batch: PackedBatch, half: bool) -> Step:
+    """Return a step with the lengths of the batch instead of the assumed ones."""
     rows = cfg.model.micro_batch_size
-    tokens = tuple(replace(each, row=each.row / rows) for each in tokens_read(batch))
-    return Step(shape_of(cfg.model), tokens, half, tiles=tiles)
+    return Step(cfg.model, tuple(replace(each, row=each.row / rows) for each in tokens_read(batch)), half)
 
 
 def tokens_read(batch: PackedBatch) -> list[Tokens]:

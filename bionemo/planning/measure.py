@@ -4,9 +4,9 @@
 The measured model is the class that a run trains, so nothing here depends on the model family. Fake tensors are on the
 CPU; attention and dropout are replaced by functions that allocate and save as many bytes as their GPU versions.
 
-Activations, FLOPs and communication are proportional to the number of tokens; weights, their copies and their gradients
-do not depend on it. The measured micro-batch has so many tokens that every tensor of the first kind is larger than
-every tensor of the second kind, and the result is then scaled to any micro-batch.
+Activations, FLOPs and communication are proportional to the number of tokens; weights, their copies and gradients do not
+depend on it. The measured micro-batch has so many tokens that every tensor of the first kind is larger than every tensor
+of the second kind. The result is then scaled to any micro-batch.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,12 @@ from weakref import WeakSet, finalize
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import ModelConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.megatron import attention, dropout, groups
@@ -164,7 +165,7 @@ class Step:
 
     @property
     def kernel(self) -> str:
-        """Implementation of attention on a GPU: flash, sequences or probabilities; see `attend` in megatron/attention.py."""
+        """Implementation of attention on a GPU, see `attend` in megatron/attention.py."""
         if self.model.attention_dropout > 0:
             return "probabilities"
         return "flash" if self.half and not self.deterministic else "sequences"
@@ -182,11 +183,20 @@ class Step:
             layout: parallel layout; its rows, tensor parallelism and selective recomputation are used.
             stage: pipeline stage; None: without pipeline parallelism.
             largest: use the largest micro-batch of the run instead of an average one.
+
+        Raises:
+            UserError: if the model class is not found or reads values of tensors.
         """
         first, last = (stage.first, stage.last) if stage else (True, True)
         key = layout.tensor, layout.sequence_parallel, layout.recompute == "selective", first, last
         if key not in self._measured:
-            self._measured[key] = _measure_rank(self, *key)
+            try:
+                self._measured[key] = _measure_rank(self, *key)
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise UserError(
+                    f"bionemo plan cannot measure {self.model._target_}: {error.func} depends on values of a tensor, "
+                    "but a plan has only shapes: use an operation whose output shape depends on input shapes only"
+                ) from error
         tokens = self.largest_tokens(layout.rows) if largest else self.tokens
         factor = sum(each.count(layout.rows) for each in tokens) / sum(each.count(self.rows) for each in self.tokens)
         measured = self._measured[key]

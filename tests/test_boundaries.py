@@ -15,10 +15,10 @@ FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("._
 LEVELS = (  # a package may import only packages of lower levels
     {"common"},
     {"checkpoint", "config", "tokenizers"},
-    {"data", "interop", "launch", "planning"},
+    {"data", "interop", "launch"},
     {"megatron", "preparation"},
     {"models"},
-    {"inference", "training"},
+    {"inference", "planning", "training"},
     {"finetuning"},
     {"cli"},
 )

@@ -1,10 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interface to Megatron-Core; no other package imports `megatron`. It works with and without CUDA (see patches.py)."""
 
+import sys
 import warnings
+from typing import Any
+from unittest.mock import patch
 
-with warnings.catch_warnings():
-    # On import Megatron-Core warns about each optional accelerator library that is not installed.
+import torch
+
+# On import Megatron-Core also loads torch's compiler, for fused functions that no model here calls, and wandb, for its
+# inference server. Both take more than 2 s of CPU.
+_modules: dict[str, Any] = sys.modules
+_blocked = _modules.setdefault("wandb", None) is None
+with warnings.catch_warnings(), patch.object(torch, "compile", lambda function: function):
+    # It warns about each optional accelerator library that is not installed.
     warnings.simplefilter("ignore")
     import megatron.core.tensor_parallel
     import megatron.core.transformer.transformer_block  # noqa: F401
+if _blocked:
+    del _modules["wandb"]

@@ -4,6 +4,10 @@
 Before `initialize`, a model is not sharded: one tensor rank, and one pipeline stage that is both first and last.
 """
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -34,6 +38,23 @@ def destroy() -> None:
     if is_initialized():
         parallel_state.destroy_model_parallel()
         patches.undo()
+
+
+@contextmanager
+def simulate(tensor: int, pipeline: int, rank: int, data: int = 1) -> Iterator[None]:
+    """Act as one rank of a layout on the CPU of this process; communication returns at once and transfers nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hints on the speed of communication
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=tensor * pipeline * data)
+        try:
+            patches.apply(simulated=True)
+            parallel_state.initialize_model_parallel(tensor, pipeline, create_gloo_process_groups=False)
+            yield
+        finally:
+            destroy()
+            torch.distributed.destroy_process_group()
 
 
 def is_initialized() -> bool:

@@ -21,9 +21,9 @@ AUTOGRAD_FUNCTIONS = (layers.LinearWithFrozenWeight, layers.LinearWithGradAccumu
 _originals: list[tuple[Any, str, Any]] = []  # owner, attribute, value before patching
 
 
-def apply() -> None:
-    """Apply the patches; do nothing if CUDA is available or they are applied already."""
-    if torch.cuda.is_available() or _originals:
+def apply(simulated: bool = False) -> None:
+    """Apply the patches; do nothing if they are applied already, or if CUDA is available and ranks not simulated."""
+    if (torch.cuda.is_available() and not simulated) or _originals:
         return
     cpu_torch = _torch_without_cuda()
     for module in MODULES:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, pstdev
 
-from bionemo.common.errors import UserError
 from bionemo.config.schema import (
     DataConfig,
+    EncoderDecoderConfig,
     MaskedDataConfig,
     ModelConfig,
     MoleculeDataConfig,
@@ -95,8 +95,7 @@ class _Side:
 def tokens_of(config: ModelConfig) -> tuple[Tokens, ...]:
     """Return the statistics for each transformer block; packed rows count as full (they are to 98 % and more).
 
-    Raises:
-        UserError: if the type of the data is unknown.
+    The lengths of data of another package are unknown: a row counts as one sequence.
     """
     data, row = config.data, config.seq_length
     if isinstance(data, TextDataConfig):
@@ -114,7 +113,9 @@ def tokens_of(config: ModelConfig) -> tuple[Tokens, ...]:
         residues, source = _residues(data, row - _BOS_EOS)
         sides = [_Side(row, [n + _BOS_EOS for n in residues], data.modify_percent)]
     else:
-        raise UserError(f"bionemo plan does not support the data of {config._target_}")
+        source = f"sequences of {row:,} tokens, because the lengths of {type(data).__name__} are unknown"
+        sides = [_Side(row, [float(row)], 0.0)] * isinstance(config, EncoderDecoderConfig)
+        sides += [_Side(row, [float(row)], 1.0)]
     return _pack(data, sides, source)
 
 

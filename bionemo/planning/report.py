@@ -7,13 +7,20 @@ from dataclasses import asdict, dataclass, replace
 from math import gcd
 from typing import Any
 
-from bionemo.config.schema import RunConfig
+from bionemo.config.schema import ModelConfig, RunConfig
 from bionemo.planning.devices import USABLE, Device
-from bionemo.planning.duration import Duration, computed_flops, estimate_duration, useful_flops
+from bionemo.planning.estimate import (
+    Duration,
+    Memory,
+    computed_flops,
+    estimate_duration,
+    fullest_stage,
+    stage_parameters,
+    useful_flops,
+)
 from bionemo.planning.layouts import Layout, Recompute, Stage, layout_of, layout_overrides
 from bionemo.planning.lengths import tokens_of
-from bionemo.planning.memory import Memory, fullest_stage
-from bionemo.planning.step import BLOCK_NAMES, Step, model_parameters, shape_of, stage_parameters
+from bionemo.planning.measure import Step
 
 _GIB = 2**30
 _MAX_SHOWN = 12
@@ -30,10 +37,6 @@ _JSON_KEYS = {  # attributes that have another name in the output
     "count": "of",
     "gpus_per_node": "node",
     "recompute_layers": "stretch",
-    "vocabulary_size": "words",
-    "table_rows": "rows",
-    "position_offset": "before",
-    "embedding_norm": "normed",
     "max_length": "longest",
     "target_fraction": "asked",
     "cross_attended": "crossed",
@@ -63,7 +66,7 @@ def evaluate_layout(step: Step, layout: Layout, device: Device) -> Choice:
     """Estimate memory and speed of a layout."""
     _, needed = fullest_stage(step, layout)
     seconds = estimate_duration(step, layout, device).total
-    speed = layout.global_rows * step.tokens_per_row / seconds
+    speed = layout.global_rows * step.tokens[0].held(1) / seconds
     return Choice(layout, needed.total, needed.total <= device.usable, speed)
 
 
@@ -75,16 +78,26 @@ def compare_layouts(step: Step, requested: Layout, device: Device) -> list[Choic
 
 def alternative_layouts(step: Step, requested: Layout) -> Iterator[Layout]:
     """Yield the valid layouts for the same GPUs and rows per step, with micro-batches that are not larger."""
-    shape = step.shape
+    model = step.model
     recomputes: tuple[Recompute, ...] = ("none", "uniform")
     # Pipeline stages exchange tensors of one size, of a single transformer block.
     supports_pipeline = len(step.tokens) == 1 and step.tokens[0].multiple == 1
     for tensor, pipeline in ((tensor, pipeline) for tensor in _PARALLEL_SIZES for pipeline in _PARALLEL_SIZES):
         data, rest = divmod(requested.gpus, tensor * pipeline)
-        if rest or requested.global_rows % data or shape.layers % pipeline or (pipeline > 1 and not supports_pipeline):
+        if (
+            rest
+            or requested.global_rows % data
+            or model.num_layers % pipeline
+            or (pipeline > 1 and not supports_pipeline)
+        ):
             continue
         rows = gcd(requested.rows, requested.global_rows // data)
-        sharded_sizes = shape.heads, shape.ffn, shape.table_rows, *(tokens.count(rows) for tokens in step.tokens)
+        sharded_sizes = (
+            model.num_attention_heads,
+            model.ffn_hidden_size,
+            step.table_rows,
+            *(tokens.count(rows) for tokens in step.tokens),
+        )
         if any(size % tensor for size in sharded_sizes):
             continue
         micro_batches = requested.global_rows // data // rows
@@ -114,6 +127,7 @@ class Plan:
         device: GPU.
         precision: precision of matrix products.
         parameters: number of parameters of the whole model, by part.
+        attended: mean number of tokens that a token attends to, for each transformer block and attention of a layer.
         stage: pipeline stage that needs most memory.
         held: number of parameters of one rank of that stage.
         memory: memory of that rank.
@@ -130,6 +144,7 @@ class Plan:
     device: Device
     precision: str
     parameters: dict[str, int]
+    attended: dict[str, list[float]]
     stage: Stage
     held: int
     memory: Memory
@@ -152,7 +167,7 @@ class Plan:
     @property
     def tokens_per_second(self) -> float:
         """Tokens per second without padding; for two stacks, those of the encoder."""
-        return self.layout.global_rows * self.step.tokens_per_row / self.duration.total
+        return self.layout.global_rows * self.step.tokens[0].held(1) / self.duration.total
 
     @property
     def mfu(self) -> float:
@@ -165,21 +180,22 @@ def make_plan(cfg: RunConfig, device: Device, mfu: float | None = None) -> Plan:
     """Compute all estimates for a configuration.
 
     Raises:
-        UserError: if the configuration is incomplete or the model family is unknown.
+        UserError: if the configuration is incomplete or the model cannot be measured.
     """
     layout, precision = layout_of(cfg), str(cfg.trainer.precision)
     half, deterministic = precision not in ("32", "32-true"), cfg.trainer.deterministic is True
-    step = Step(shape_of(cfg.model), tokens_of(cfg.model), half, deterministic)
-    stage, needed = fullest_stage(step, layout)
+    step = Step(cfg.model, tokens_of(cfg.model), half, deterministic)
+    whole, (stage, needed) = step.measure(Layout()), fullest_stage(step, layout)
     return Plan(
         name=cfg.name,
         step=step,
         layout=layout,
         device=device,
         precision=precision,
-        parameters=model_parameters(step.shape),
+        parameters=whole.count_parameters(cfg.model.num_layers),
+        attended=whole.attended,
         stage=stage,
-        held=sum(stage_parameters(step.shape, layout, stage).values()),
+        held=stage_parameters(step, layout, stage),
         memory=needed,
         flops=(useful_flops(step, layout), computed_flops(step, layout)),
         duration=estimate_duration(step, layout, device, mfu),
@@ -191,7 +207,22 @@ def make_plan(cfg: RunConfig, device: Device, mfu: float | None = None) -> Plan:
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values for JSON: bytes, seconds, FLOPs."""
-    data = asdict(plan, dict_factory=lambda items: {_JSON_KEYS.get(name, name): value for name, value in items})
+    step, model = plan.step, plan.step.model
+    shape = {
+        "stacks": list(plan.attended),
+        "layers": model.num_layers,
+        "hidden": model.hidden_size,
+        "heads": model.num_attention_heads,
+        "head_size": _head_size(model),
+        "ffn": model.ffn_hidden_size,
+        "words": step.vocabulary.vocab_size,
+        "rows": step.table_rows,
+    }
+    plain: Any = {"shape": shape, "tokens": step.tokens, "half": step.half, "deterministic": step.deterministic}
+    data = asdict(
+        replace(plan, step=plain),
+        dict_factory=lambda items: {_JSON_KEYS.get(name, name): value for name, value in items},
+    )
     return data | {
         "mfu": plan.mfu,
         "total_memory": plan.memory.total,
@@ -207,12 +238,16 @@ def as_text(plan: Plan, show_all: bool = False) -> str:
     return "\n\n".join("\n".join(paragraph) for paragraph in paragraphs)
 
 
+def _head_size(model: ModelConfig) -> int:
+    return model.kv_channels or model.hidden_size // model.num_attention_heads
+
+
 def _model(plan: Plan) -> Iterator[str]:
-    shape, parts = plan.step.shape, plan.parameters
-    layers = " + ".join([f"{shape.layers}"] * len(shape.stacks))
+    model, parts = plan.step.model, plan.parameters
+    layers = " + ".join([f"{model.num_layers}"] * len(plan.attended))
     yield f"{plan.name}: {sum(parts.values()):,} parameters"
-    yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items() if count)
-    yield f"  {layers} layers of size {shape.hidden:,}, {shape.heads} heads of {shape.head_size}"
+    yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items())
+    yield f"  {layers} layers of size {model.hidden_size:,}, {model.num_attention_heads} heads of {_head_size(model)}"
 
 
 def _layout(plan: Plan) -> Iterator[str]:
@@ -228,19 +263,19 @@ def _layout(plan: Plan) -> Iterator[str]:
     )
     yield f"  {_ATTENTION[plan.step.kernel]}"
     yield f"  {tokens[0].source}"
-    for stack in plan.step.stacks:
-        attended = [f"{each.unmasked_pairs / stack.tokens.held(1):,.0f}" for each in stack.attentions(1)]
-        filled = f"rows are {stack.tokens.filled:.0%} full, " if stack.tokens.filled < _FULL else ""
-        yield f"  {BLOCK_NAMES[stack.block]}: {filled}a token attends to {' + '.join(attended)} on average"
+    for (name, attended), each in zip(plan.attended.items(), tokens, strict=True):
+        filled = f"rows are {each.filled:.0%} full, " if each.filled < _FULL else ""
+        counts = " + ".join(f"{count:,.0f}" for count in attended)
+        yield f"  {name}: {filled}a token attends to {counts} on average"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
     stage = f" (stage {plan.stage.number + 1} of {plan.stage.count})" if plan.stage.count > 1 else ""
-    yield f"memory of the fullest GPU{stage}, {plan.held:,} parameters"
+    yield f"peak memory per GPU{stage}, {plan.held:,} parameters"
     rows = plan.layout.rows
     if any(tokens.row_deviation for tokens in plan.step.tokens):
-        largest = plan.step.with_largest_micro_batch(rows).tokens
-        yield f"  in a micro-batch of {' + '.join(f'{tokens.count(rows):,}' for tokens in largest)} tokens"
+        largest = " + ".join(f"{tokens.count(rows):,}" for tokens in plan.step.largest_tokens(rows))
+        yield f"  in a micro-batch of {largest} tokens"
     for name, size in asdict(plan.memory).items():
         yield f"  {name:12} {size / _GIB:8.2f} GiB"
     total, available = plan.memory.total / _GIB, plan.device.memory / 1024
@@ -249,7 +284,11 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"({total / available:.0%} of the device; at most {USABLE:.0%} can be used)"
     )
     fitting = largest_micro_batch(plan.step, plan.layout, plan.device)
-    yield f"  largest micro_batch_size that fits: {fitting}" if fitting else f"  not even {_rows(plan, 1)} fits"
+    yield (
+        f"  largest micro_batch_size that fits: {fitting}"
+        if fitting
+        else f"  a micro-batch of {_rows(plan, 1)} does not fit"
+    )
 
 
 def _time(plan: Plan) -> Iterator[str]:

@@ -1,31 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of all families and one simulated rank of a parallel layout, whose collectives do nothing."""
+"""Small models of all families, and real training steps of one simulated rank of a parallel layout."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
-from megatron.core import parallel_state
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch import Tensor
 
 from bionemo.config.check import check_config
 from bionemo.config.compose import load
-from bionemo.config.schema import RunConfig, SpanDataConfig, TextDataConfig
+from bionemo.config.schema import EncoderDecoderConfig, RunConfig, SpanDataConfig, TextDataConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.megatron import groups, patches
+from bionemo.megatron import attention
+from bionemo.megatron.groups import simulate
+from bionemo.megatron.train_step import ParallelModel
+from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel, load_model_class
-from bionemo.planning.layouts import Layout
+from bionemo.planning.estimate import Memory, stage_memory
+from bionemo.planning.layouts import Stage, layout_of
 from bionemo.planning.lengths import Tokens
-from bionemo.planning.step import Step, shape_of
+from bionemo.planning.measure import Step
 from bionemo.tokenizers import load_tokenizer
+from bionemo.training.optimizers import build_optimizer
 from tests.conftest import ROOT
+from tests.planning.storage_meter import StorageMeter
 from tests.support.bpe import write_bpe
 
 FAMILIES = {  # directory of the examples, configuration, data
@@ -87,16 +91,16 @@ def _base(name: str) -> RunConfig:
     )
 
 
-def config(name: str, gpus: int = 1, **changes: Any) -> RunConfig:
+def config(name: str | RunConfig, gpus: int = 1, **changes: Any) -> RunConfig:
     """Return the configuration of a small model of a family.
 
     Args:
-        name: name of the family.
+        name: name of the family, or a configuration.
         gpus: number of GPUs.
         changes: keys of the model, its data or its tokenizer; also `accumulate` (accumulate_grad_batches),
             `optimizer`, and `full_vocabulary`: without it, GPT-3 has a few hundred tokens.
     """
-    cfg = deepcopy(_base(name))  # composing takes longer than a test
+    cfg = deepcopy(_base(name) if isinstance(name, str) else name)  # composing takes longer than a test
     cfg.trainer.devices, cfg.trainer.accumulate_grad_batches = gpus, changes.pop("accumulate", 1)
     cfg.model.optim.name, cfg.model.global_batch_size = changes.pop("optimizer", "fused_adam"), None
     if name == "gpt3" and not changes.pop("full_vocabulary", False):
@@ -126,19 +130,6 @@ def _small_vocabulary() -> tempfile.TemporaryDirectory[str]:
     return directory
 
 
-@contextmanager
-def simulate_rank(layout: Layout, rank: int = 0) -> Iterator[None]:
-    """Simulate a rank of a layout in this process."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.gpus)
-    patches.apply()
-    parallel_state.initialize_model_parallel(layout.tensor, layout.pipeline, create_gloo_process_groups=False)
-    try:
-        yield
-    finally:
-        groups.destroy()
-        dist.destroy_process_group()
-
-
 def build(cfg: RunConfig) -> LanguageModel:
     """Build this rank's part of a model on torch's default device."""
     model_class = load_model_class(cfg.model._target_)
@@ -154,7 +145,7 @@ def batch(cfg: RunConfig) -> PackedBatch:
     if isinstance(data, TextDataConfig) and not data.reset_attention_mask:
         return _packed((row,) * rows, rows * row, 1.0)
     lengths = ([32, 96, 64, 64] * (row // 256) or [96, 32]) * rows
-    if len(shape_of(cfg.model).stacks) == 1:
+    if not isinstance(cfg.model, EncoderDecoderConfig):
         return _packed(lengths, rows * row, 1.0 if isinstance(data, TextDataConfig) else 0.15)
     decoder_lengths = [32] * len(lengths)
     total = rows * data.seq_length_dec if isinstance(data, SpanDataConfig) else sum(decoder_lengths) + 64
@@ -180,11 +171,10 @@ def _packed(lengths: Sequence[int], total: int, target_fraction: float) -> Packe
     )
 
 
-def step_of(cfg: RunConfig, batch: PackedBatch, half: bool, tiles: int = 0) -> Step:
-    """Return the input of the formulas, with the lengths of the batch instead of the assumed ones."""
+def step_of(cfg: RunConfig, batch: PackedBatch, half: bool) -> Step:
+    """Return a step with the lengths of the batch instead of the assumed ones."""
     rows = cfg.model.micro_batch_size
-    tokens = tuple(replace(each, row=each.row / rows) for each in tokens_read(batch))
-    return Step(shape_of(cfg.model), tokens, half, tiles=tiles)
+    return Step(cfg.model, tuple(replace(each, row=each.row / rows) for each in tokens_read(batch)), half)
 
 
 def tokens_read(batch: PackedBatch) -> list[Tokens]:
@@ -206,3 +196,65 @@ def _tokens(side: PackedBatch, source: PackedBatch) -> Tokens:
         source="a batch",
         cross_attended=cross_attended / held,
     )
+
+
+class _Flash(torch.autograd.Function):
+    """Saves the same tensors as torch.nn.attention.varlen, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, log_sum = torch.zeros(q.shape, dtype=q.dtype), torch.zeros(q.shape[1], q.shape[0])
+        ctx.save_for_backward(q, k, v, out, log_sum)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(x.shape, dtype=x.dtype) for x in ctx.saved_tensors[:3])
+
+
+def gpu_attention(kernel: str) -> Callable[..., Tensor]:
+    """Return the attention that a GPU would use: the same code per sequence, or a substitute of the flash kernel."""
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, sequences: Any, scale: float, dropout: Any = None, causal: bool = False
+    ) -> Tensor:
+        if kernel == "flash":
+            out: Tensor = _Flash.apply(q, k, v)
+            return out
+        keys = sequences.context or sequences
+        return attention.attend_per_sequence(q, k, v, sequences.lengths, scale, dropout, keys.lengths, causal)
+
+    return attend
+
+
+def cast(half: bool) -> Any:
+    """Return the context of the forward pass."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=half)
+
+
+def train(cfg: RunConfig, rank: int, half: bool) -> tuple[Memory, Memory, int]:
+    """Run one update of a rank. Return planned memory, measured states and the measured peak on top of the states."""
+    layout, micro_batch = layout_of(cfg), batch(cfg)
+    step = step_of(cfg, micro_batch, half)
+    replaced = patch.object(attention, "attend", gpu_attention(step.kernel))
+    with replaced, simulate(layout.tensor, layout.pipeline, rank, layout.data):
+        model = build(cfg).train()
+        model.initialize_weights(1)
+        parallel = ParallelModel(model, layout.sharded)
+        optimizer = build_optimizer(cfg.model.optim, parallel.optimizer_shards, model.learning_rate_factor)
+        with StorageMeter() as meter:
+            parallel.forward_backward([micro_batch] * layout.micro_batches, language_model_loss, partial(cast, half))
+        optimizer.step()
+        parallel.finish_update()
+        weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+        moments = [v for state in optimizer.state.values() for key, v in state.items() if key.startswith("exp")]
+        measured = Memory(
+            weights=sum(weights.values()),
+            gradients=sum(buffer.grad_data.nbytes for buffer in parallel.ddp.buffers),
+            moments=sum(moment.nbytes for moment in moments),
+            copies=0,
+            activations=0,
+            working=0,
+        )
+    stage = Stage(rank // (layout.gpus // layout.pipeline), layout.pipeline)
+    return stage_memory(step, layout, stage), measured, meter.peak

@@ -10,12 +10,11 @@ from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from bionemo.planning.devices import DEVICES, find_device
-from bionemo.planning.duration import estimate_duration, useful_flops
+from bionemo.planning.estimate import estimate_duration, fullest_stage, useful_flops
 from bionemo.planning.layouts import Layout, layout_of, layout_overrides
 from bionemo.planning.lengths import tokens_of
-from bionemo.planning.memory import fullest_stage
+from bionemo.planning.measure import Step
 from bionemo.planning.report import alternative_layouts, compare_layouts, evaluate_layout, largest_micro_batch
-from bionemo.planning.step import Step, shape_of
 from tests.conftest import EXAMPLES
 from tests.planning.simulated_rank import FAMILIES, config
 
@@ -33,7 +32,7 @@ def cfg() -> RunConfig:
 
 @pytest.fixture(scope="module")
 def step(cfg: RunConfig) -> Step:
-    return Step(shape_of(cfg.model), tokens_of(cfg.model), half=True)
+    return Step(cfg.model, tokens_of(cfg.model), half=True)
 
 
 def test_alternative_layouts_of_eight_gpus(cfg: RunConfig, step: Step) -> None:
@@ -70,7 +69,7 @@ def test_overrides_select_the_layout(cfg: RunConfig, step: Step) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_alternative_layouts_of_every_family(name: str) -> None:
     cfg = config(name, gpus=4)
-    requested, step = layout_of(cfg), Step(shape_of(cfg.model), tokens_of(cfg.model), half=True)
+    requested, step = layout_of(cfg), Step(cfg.model, tokens_of(cfg.model), half=True)
     found = list(alternative_layouts(step, requested))
     sizes = {(layout.tensor, layout.pipeline) for layout in found}
     divided = {(1, 1), (2, 1), (4, 1)}
@@ -103,11 +102,11 @@ def test_largest_micro_batch_fits_and_one_row_more_does_not(step: Step) -> None:
 
 def test_memory_uses_the_largest_micro_batch_and_duration_the_mean() -> None:
     cfg = config("megamolbart", micro_batch_size=32)
-    step, layout = Step(shape_of(cfg.model), tokens_of(cfg.model), half=True), layout_of(cfg)
+    step, layout = Step(cfg.model, tokens_of(cfg.model), half=True), layout_of(cfg)
     even = replace(step, tokens=tuple(replace(tokens, row_deviation=0.0) for tokens in step.tokens))
     assert 1.1 < fullest_stage(step, layout)[1].activations / fullest_stage(even, layout)[1].activations < 1.3
     assert estimate_duration(step, layout, H100) == estimate_duration(even, layout, H100)
-    assert step.with_largest_micro_batch(10**6).tokens[0].row == pytest.approx(step.tokens[0].row, rel=0.002)
+    assert step.largest_tokens(10**6)[0].row == pytest.approx(step.tokens[0].row, rel=0.002)
 
 
 def test_given_mfu_replaces_the_duration_model(step: Step) -> None:

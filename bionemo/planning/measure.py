@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure a training step of one rank on fake tensors (shapes without data), with two layers per transformer block.
+
+The measured model is the class that a run trains, so nothing here depends on the model family. Fake tensors are on the
+CPU; attention and dropout are replaced by functions that allocate and save as many bytes as their GPU versions.
+
+Activations, FLOPs and communication are proportional to the number of tokens; weights, their copies and gradients do not
+depend on it. The measured micro-batch has so many tokens that every tensor of the first kind is larger than every tensor
+of the second kind. The result is then scaled to any micro-batch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet, finalize
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from bionemo.common.errors import UserError
+from bionemo.config.schema import ModelConfig
+from bionemo.data.batch import PackedBatch
+from bionemo.megatron import attention, dropout, groups
+from bionemo.megatron.vocabulary import language_model_loss
+from bionemo.models.language_model import LanguageModel, load_model_class
+from bionemo.planning.layouts import Layout, Stage
+from bionemo.planning.lengths import Tokens
+from bionemo.tokenizers import Vocabulary, load_tokenizer
+
+DEPTH = 2  # measured layers of a transformer block; the first one may allocate buffers that all layers share
+_TOKENS = 2**40  # tokens of the measured micro-batch
+_PROPORTIONAL = "activations", "input", "flops", "attention", "masked", "sent"  # attributes of Segment
+_PART_NAMES = {
+    "word_embeddings": "word table",
+    "position_embeddings": "positions",
+    "embedding_layernorm": "embedding norm",
+    "lm_head": "head",
+}
+
+
+@dataclass
+class Segment:
+    """Part of a step. A new one begins where a pass enters or leaves the last layer of a transformer block.
+
+    Attributes:
+        phase: "start", until the last layer; "forward", in this layer; "after", from there to the last layer of the
+            next block or to the loss; "loss", loss and backward pass of the head; "backward", in the last layer;
+            "before", from there to the previous block or to the end.
+        stack: index of the transformer block.
+        activations: bytes per micro-batch, in use when the segment begins, that are proportional to the tokens.
+        gradients: other bytes in use when the segment begins: gradients of weights.
+        copies: bytes of weights cast by autocast, in use when the segment begins.
+        input: bytes of the layer's input ("forward" only).
+        flops: FLOPs of matrix products and convolutions.
+        attention: FLOPs of attention, without masked pairs, forward pass only.
+        masked: FLOPs for pairs that a causal mask hides and the attention kernel computes, forward pass only.
+        sent: bytes communicated between tensor ranks, an all-reduce counted twice.
+        kernels: operations that allocate memory, an estimate of the number of kernels.
+        peaks: bytes that are added at the moments that can be the peak: proportional to the tokens, and others.
+    """
+
+    phase: str
+    stack: int
+    activations: float
+    gradients: float
+    copies: float
+    input: float = 0
+    flops: float = 0
+    attention: float = 0
+    masked: float = 0
+    sent: float = 0
+    kernels: int = 0
+    peaks: list[tuple[float, float]] = field(default_factory=lambda: [(0, 0)])
+
+    def scale(self, factor: float) -> "Segment":
+        """Return the segment for a micro-batch with a multiple of the tokens."""
+        scaled = {name: getattr(self, name) * factor for name in _PROPORTIONAL}
+        return replace(self, **scaled, peaks=[(tokens * factor, others) for tokens, others in self.peaks])
+
+    @property
+    def working(self) -> float:
+        """Bytes that the peak of the segment adds."""
+        return max(map(sum, self.peaks))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measured step of a rank.
+
+    Attributes:
+        parameters: number of parameters of the rank, by part of the model.
+        segments: the segments of the step, in order.
+        attended: mean number of tokens that a token attends to, for each transformer block and attention of a layer.
+    """
+
+    parameters: dict[str, int]
+    segments: list[Segment]
+    attended: dict[str, list[float]]
+
+    def count_parameters(self, layers: int) -> dict[str, int]:
+        """Return the number of parameters of the rank with `layers` layers per block, by part."""
+        return {
+            name: count * layers // DEPTH if name.endswith(" layers") else count
+            for name, count in self.parameters.items()
+        }
+
+    def layer(self, stack: int) -> Segment:
+        """Return the forward pass of a layer; `activations` and `copies` are what it leaves for the backward pass."""
+        index = [(each.phase, each.stack) for each in self.segments].index(("forward", stack))
+        before, after = self.segments[index : index + 2]
+        return replace(before, activations=after.activations - before.activations, copies=after.copies - before.copies)
+
+    def total(self, quantity: str, layers: int, phases: tuple[str, ...] = ()) -> float:
+        """Return the sum of an attribute of the segments for `layers` layers per block, in all or in some phases."""
+        more = {"forward": layers - DEPTH + 1, "backward": layers - DEPTH + 1}
+        return sum(
+            more.get(each.phase, 1) * getattr(each, quantity)
+            for each in self.segments
+            if not phases or each.phase in phases
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """Properties of a training step that determine its cost, apart from the layout.
+
+    Attributes:
+        model: configuration of the model.
+        tokens: tokens of a row, for each transformer block.
+        half: matrix products are in bf16 or fp16.
+        deterministic: deterministic algorithms are required.
+    """
+
+    model: ModelConfig
+    tokens: tuple[Tokens, ...]
+    half: bool
+    deterministic: bool = False
+    _measured: dict[Any, Measurement] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the measured micro-batch."""
+        return round(_TOKENS / self.tokens[0].row)
+
+    @cached_property
+    def model_class(self) -> type[LanguageModel]:
+        """Class of the model."""
+        return load_model_class(self.model._target_)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Vocabulary of the model."""
+        return load_tokenizer(self.model_class.tokenizer, self.model.tokenizer)
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the word embedding, padding included."""
+        return self.vocabulary.padded_vocab_size(self.model.make_vocab_size_divisible_by)
+
+    @property
+    def kernel(self) -> str:
+        """Implementation of attention on a GPU, see `attend` in megatron/attention.py."""
+        if self.model.attention_dropout > 0:
+            return "probabilities"
+        return "flash" if self.half and not self.deterministic else "sequences"
+
+    def largest_tokens(self, rows: int) -> tuple[Tokens, ...]:
+        """Return the tokens of the largest micro-batch of a run; micro-batches differ with dynamic padding."""
+        return tuple(each.with_largest_micro_batch(rows) for each in self.tokens)
+
+    def measure(self, layout: Layout, stage: Stage | None = None, largest: bool = False) -> Measurement:
+        """Return the step of one rank, without recomputation of whole layers.
+
+        The ranks of a tensor-parallel group have equal costs, so one of them is measured.
+
+        Args:
+            layout: parallel layout; its rows, tensor parallelism and selective recomputation are used.
+            stage: pipeline stage; None: without pipeline parallelism.
+            largest: use the largest micro-batch of the run instead of an average one.
+
+        Raises:
+            UserError: if the model class is not found or reads values of tensors.
+        """
+        first, last = (stage.first, stage.last) if stage else (True, True)
+        key = layout.tensor, layout.sequence_parallel, layout.recompute == "selective", first, last
+        if key not in self._measured:
+            try:
+                self._measured[key] = _measure_rank(self, *key)
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise UserError(
+                    f"bionemo plan cannot measure {self.model._target_}: {error.func} depends on values of a tensor, "
+                    "but a plan has only shapes: use an operation whose output shape depends on input shapes only"
+                ) from error
+        tokens = self.largest_tokens(layout.rows) if largest else self.tokens
+        factor = sum(each.count(layout.rows) for each in tokens) / sum(each.count(self.rows) for each in self.tokens)
+        measured = self._measured[key]
+        return replace(measured, segments=[segment.scale(factor) for segment in measured.segments])
+
+
+class Meter(TorchDispatchMode):
+    """Counts FLOPs, kernels, communication, and the bytes of storages that operations allocate until they are freed.
+
+    Args:
+        model: its weights are not counted.
+        smallest: tensors with fewer bytes are not proportional to the number of tokens.
+    """
+
+    def __init__(self, model: LanguageModel, smallest: int) -> None:
+        super().__init__()
+        self.segments = [Segment("start", 0, 0, 0, 0)]
+        self._bytes, self._smallest = [0, 0, 0], smallest  # activations, gradients and copies in use
+        self._weights = WeakSet(parameter.untyped_storage() for parameter in model.parameters())
+        self._known: WeakSet[UntypedStorage] = WeakSet(self._weights)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function.namespace == "prim":
+            return result
+        segment, packet = self.segments[-1], function.overloadpacket
+        inputs = [leaf.untyped_storage() for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        self._known.update(inputs)
+        if packet in flop_registry:
+            segment.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        elif function.namespace == "c10d":
+            factor = 2 if packet is torch.ops.c10d.allreduce_ else 1
+            segment.sent += factor * max((storage.nbytes() for storage in inputs), default=0)
+        copy = packet is torch.ops.aten._to_copy and inputs[0] in self._weights
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()) not in self._known:
+                self._known.add(storage)
+                segment.kernels += 1
+                kind = 2 if copy else int(storage.nbytes() < self._smallest)
+                self._add(kind, storage.nbytes())
+                finalize(storage, self._add, kind, -storage.nbytes())
+        return result
+
+    def _add(self, kind: int, size: int) -> None:
+        self._bytes[kind] += size
+        if size > 0:
+            self.add_peak()
+
+    def add_peak(self, more: float = 0) -> None:
+        """Record that the present moment can be the peak, with `more` bytes that are not allocated."""
+        segment, (activations, gradients, copies) = self.segments[-1], self._bytes
+        tokens, others = (
+            activations - segment.activations,
+            gradients + copies + more - segment.gradients - segment.copies,
+        )
+        if all(tokens > peak[0] or others > peak[1] for peak in segment.peaks):
+            remaining = [peak for peak in segment.peaks if peak[0] > tokens or peak[1] > others]
+            segment.peaks = [*remaining, (tokens, others)]
+
+    def begin(self, phase: str, stack: int, input_size: int = 0) -> None:
+        """Begin a segment."""
+        self.segments.append(Segment(phase, stack, *self._bytes, input_size))
+
+    def watch(self, layer: torch.nn.Module, stack: int) -> None:
+        """Begin segments where the forward and the backward pass enter and leave a layer."""
+
+        def before(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+            inputs[0].register_hook(lambda _: self.begin("before", stack))
+            self.begin("forward", stack, inputs[0].untyped_storage().nbytes())
+
+        def after(_: torch.nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            self.begin("after", stack)
+            output.register_hook(lambda _: self.begin("backward", stack))
+
+        layer.register_forward_pre_hook(before)
+        layer.register_forward_hook(after)
+
+
+def _measure_rank(step: Step, tensor: int, sequence: bool, selective: bool, first: bool, last: bool) -> Measurement:
+    """Measure forward and backward pass of a micro-batch on one rank.
+
+    Args:
+        step: model, data and precision.
+        tensor: tensor-parallel size.
+        sequence: sequence parallelism is enabled.
+        selective: attention is recomputed.
+        first: the rank computes the embedding.
+        last: the rank computes the loss.
+    """
+    stages = 1 + (not first) + (not last)
+    config = replace(
+        step.model, num_layers=stages * DEPTH, tensor_model_parallel_size=tensor, pipeline_model_parallel_size=stages,
+        sequence_parallel=sequence, activations_checkpoint_granularity="selective" if selective else None,
+    )  # fmt: skip
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16, enabled=step.half)
+    with groups.simulate(tensor, stages, 0 if first else tensor), FakeTensorMode():
+        model = step.model_class(config, step.vocabulary).train()
+        shards = tensor if sequence else 1
+        batches = [_fake_batch(each, step.rows, shards) for each in step.tokens]
+        batch = replace(batches[-1], source=batches[0] if len(batches) > 1 else None)
+        for parameter in model.parameters():  # Megatron adds gradients to its buffer and frees them
+            parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+        sizes = [len(each.tokens) // shards for each in batches]
+        meter = Meter(model, smallest=min([*sizes, len(batch.target_ids)]))
+        attend = _FakeAttention(step, batches, meter)
+        for stack, block in enumerate(model.blocks()):
+            meter.watch(block.layers[-1], stack)
+        if not first:
+            model.set_input_tensor([torch.empty(sizes[-1], 1, config.hidden_size, requires_grad=True)])
+        with (
+            patch.multiple(dropout, _apply_mask=lambda x, *_: torch.empty_like(x), mix=lambda bits: bits),
+            patch.object(attention, "attend", attend),
+            meter,
+        ):
+            with autocast():
+                output = model(batch)
+            meter.begin("loss", len(batches) - 1)
+            if last:
+                with autocast():
+                    output, _ = language_model_loss(output, batch)
+            output.backward(torch.empty_like(output))
+    names = [name for name, module in model.named_children() if module in model.blocks()]
+    attended = dict(zip(names, ([*each.values()] for each in attend.attended), strict=True))
+    return Measurement(_count_parameters(model), meter.segments, attended)
+
+
+def _count_parameters(model: LanguageModel) -> dict[str, int]:
+    """Return the number of parameters of each child module; of a transformer block, layers and final norm."""
+    parts: dict[str, int] = {}
+    for name, child in model.named_children():
+        count = sum(parameter.numel() for parameter in child.parameters())
+        if child in model.blocks():
+            layers = sum(parameter.numel() for parameter in child.layers.parameters())  # type: ignore[union-attr]
+            parts[f"{name} layers"] = layers
+            parts["final norms"] = parts.get("final norms", 0) + count - layers
+        else:
+            parts[_PART_NAMES.get(name, name.replace("_", " "))] = count
+    return parts
+
+
+def _fake_batch(tokens: Tokens, rows: int, divisor: int) -> PackedBatch:
+    """Return the input of a transformer block; `divisor` divides the number of tokens.
+
+    It has one sequence, because the few bytes that depend on the number of sequences are not counted.
+    """
+    size = -(-tokens.count(rows) // divisor) * divisor
+    zeros: Callable[[int], Tensor] = partial(torch.zeros, dtype=torch.int64)
+    targets = round(tokens.targets(rows))
+    return PackedBatch(
+        tokens=zeros(size).int(),
+        position_ids=zeros(size).int(),
+        segment_ids=zeros(size).int(),
+        cu_seqlens=zeros(2).int(),
+        target_positions=zeros(targets),
+        target_ids=zeros(targets),
+        dropout_keys=zeros(2),
+        lengths=(size,),
+        max_length=tokens.max_length,
+    )
+
+
+class _FakeAttention:
+    """Replaces `attend` of megatron/attention.py: saves as many bytes as it does on a GPU and counts its FLOPs.
+
+    Args:
+        step: kernel and lengths of the sequences.
+        batches: input of each transformer block.
+        meter: counts the FLOPs.
+    """
+
+    def __init__(self, step: Step, batches: list[PackedBatch], meter: Meter) -> None:
+        self.step, self.meter = step, meter
+        self._stacks = {id(batch.cu_seqlens): stack for stack, batch in enumerate(batches)}
+        self.attended: list[dict[tuple[bool, bool], float]] = [{} for _ in batches]
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, sequences: Any, scale: float, dropout: Any = None, causal: bool = False
+    ) -> Tensor:
+        """Allocate the output [T, H, d]; see `attend`."""
+        stack, cross = self._stacks[id(sequences.cu_seqlens)], sequences.context is not None
+        tokens, segment, half = self.step.tokens[stack], self.meter.segments[-1], self.step.half
+        held, mean = tokens.held(self.step.rows), tokens.cross_attended if cross else tokens.attended
+        attended = (mean + 1) / 2 if causal else mean
+        self.attended[stack][causal, cross] = attended
+        flops = 4 * q.shape[1] * q.shape[2] * held  # per token that is attended to
+        segment.attention += flops * attended
+        element, heads = q.dtype.itemsize, q.shape[1]
+        saved = 4.0 * heads * len(q)  # the log-sum-exp of each query
+        if self.step.kernel == "sequences":
+            saved += element * q.numel()  # outputs of the sequences, before they are concatenated
+        output: Tensor
+        if dropout is not None:
+            segment.masked += flops * (mean - attended)
+            # Probabilities (4 bytes), mask (1) and product of both for all pairs; positions hidden by a causal mask.
+            saved = ((5 + element) * heads + causal) * held * mean
+        output = _AttentionBytes.apply(q, k, v, round(saved))
+        if dropout is not None:
+            # Of the longest sequence: scores and unscaled probabilities; with autocast also scaled probabilities, and
+            # those of the previous sequence.
+            longest = tokens.max_length * (self.step.tokens[0] if cross else tokens).max_length
+            pairs = tokens.held(self.step.model.micro_batch_size) * mean
+            previous = min(longest, max(pairs - longest, 0)) if half else 0
+            self.meter.add_peak(heads * ((10 if half else 8) * longest + 4 * previous))
+        return output
+
+
+class _AttentionBytes(torch.autograd.Function):
+    """Allocates what attention allocates and saves, without computing it."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, saved: int) -> Tensor:
+        out, intermediates = torch.empty(q.shape, dtype=q.dtype), torch.empty(saved, dtype=torch.uint8)
+        ctx.save_for_backward(q, k, v, out, intermediates)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, *_ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None

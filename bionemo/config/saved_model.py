@@ -68,7 +68,7 @@ def read_model_section(section: Mapping[str, Any], default_config: str) -> Model
     """Convert a section of plain values, which another version may have written, to the dataclass of its `_target_`.
 
     Of the keys that do not change the function of the model, unknown ones are ignored, and missing ones have the value
-    in the file `default_config` of conf/model.
+    in the file `default_config` of conf/model; "" if there is none.
 
     Raises:
         UserError: if values are invalid, or a key that may change the function is missing or unknown; names the first
@@ -86,7 +86,7 @@ def read_model_section(section: Mapping[str, Any], default_config: str) -> Model
     adapted = {"model": deepcopy(dict(section))}
     for key in reader.unknown:
         _delete(adapted, key)
-    defaults = {"model": complete_model_section(default_config, section)} if reader.missing else {}
+    defaults = {"model": complete_model_section(default_config, section)} if reader.missing and default_config else {}
     for key in reader.missing:
         _copy(defaults, adapted, key)
     if adapted["model"] == section:

@@ -147,6 +147,8 @@ def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, An
         _replace(section, _REPLACED)
         check_plain_values(section, "model", path)  # OmegaConf would evaluate interpolations
         return section
+    if not network_class.default_config:
+        raise UserError(f"{path}: set {network_class.__name__}.default_config, which completes a converted model")
     values: dict[str, Any] = {key: saved[key] for key in _CONVERTED if key in saved}
     tokenizer = saved.get("tokenizer")
     if isinstance(tokenizer, Mapping):

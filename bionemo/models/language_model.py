@@ -39,7 +39,8 @@ class LanguageModel(Trainable):
     Attributes:
         tokenizer: argument of `load_tokenizer`: the name of a tokenizer, or a function that returns a vocabulary.
         dataset: class that opens the splits of the training data.
-        default_config: name of a file in conf/model, which completes the configuration of a converted model.
+        default_config: name of a file in conf/model, which completes the configuration of a converted model, or of a
+            checkpoint of another version; "" if there is none.
         causal: attend to earlier tokens only; also names the block in checkpoints: "decoder" if true, else "encoder".
         has_bos_eos: sequences begin with a BOS token and end with an EOS token.
         rotary: use rotary instead of learned positions.
@@ -50,7 +51,7 @@ class LanguageModel(Trainable):
 
     tokenizer: ClassVar[str | TokenizerFactory]
     dataset: ClassVar[DatasetFactory]
-    default_config: ClassVar[str]
+    default_config: ClassVar[str] = ""
     causal: ClassVar[bool] = False
     has_bos_eos: ClassVar[bool] = False
     rotary: ClassVar[bool] = False

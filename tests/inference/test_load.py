@@ -153,6 +153,15 @@ def test_keys_that_do_not_change_the_function_may_be_missing_or_unknown(tmp_path
     assert (longer.max_position_embeddings, longer.data.max_seq_length) == (100, 100)
 
 
+def test_a_class_without_a_default_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scaled, "default_config", "")
+    write_with(tmp_path / "unknown", lambda saved: saved["data"].update(prefetch=4))
+    assert bionemo.load(tmp_path / "unknown", "cpu").network.config.num_layers == 1
+    write_with(tmp_path / "new" / "missing", lambda saved: saved.pop("hysteresis"))
+    with pytest.raises(UserError, match=r"missing value: give model\.hysteresis"):
+        bionemo.load(tmp_path / "new" / "missing", "cpu")
+
+
 def test_a_rotary_model_reads_longer_sequences_on_request(reference: tuple[Path, EsmForMaskedLM]) -> None:
     path, theirs = reference
     (text,) = sequences((150,))

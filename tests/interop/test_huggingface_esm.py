@@ -121,7 +121,7 @@ def test_contact_head_is_kept(tmp_path: Path) -> None:
 
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"position_embedding_type": "relative_key"}, "type is 'relative_key'; supported are rotary and absolute"),
+    ({"position_embedding_type": "relative_key"}, "type is 'relative_key'; supported are absolute and rotary"),
     ({"position_embedding_type": None}, "position_embedding_type is 'None'"),
     ({"emb_layer_norm_before": True}, "emb_layer_norm_before in its config.json is 'True'; only False is supported"),
     ({"is_folding_model": True}, "is_folding_model in its config.json is 'True'"),

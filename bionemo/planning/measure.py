@@ -329,7 +329,7 @@ def _count_parameters(model: LanguageModel) -> dict[str, int]:
         count = _count(child)
         if child in model.blocks():
             parts[f"{name} layers"] = layers = _count(child.layers)
-            parts["final norms"] = parts.get("final norms", 0) + count - layers
+            parts["final norms"] = parts.pop("final norms", 0) + count - layers  # after the last block
         else:
             parts[_PART_NAMES.get(name, name.replace("_", " "))] = count
     return parts

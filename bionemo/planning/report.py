@@ -19,7 +19,7 @@ from bionemo.planning.estimate import (
     stage_parameters,
     useful_flops,
 )
-from bionemo.planning.layouts import Layout, Recompute, Stage, layout_overrides, read_layout
+from bionemo.planning.layouts import Layout, Recompute, Stage, layout_overrides
 from bionemo.planning.lengths import estimate_tokens
 from bionemo.planning.measure import Step
 
@@ -168,13 +168,13 @@ class Plan:
         return self.flops[0] / self.duration.total / peak
 
 
-def make_plan(cfg: RunConfig, device: Device, mfu: float | None = None) -> Plan:
-    """Compute all estimates for a configuration.
+def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None = None) -> Plan:
+    """Compute all estimates for a configuration and its layout.
 
     Raises:
-        UserError: if the configuration is incomplete or the model cannot be measured.
+        UserError: if the model cannot be measured.
     """
-    layout, precision = read_layout(cfg), str(cfg.trainer.precision)
+    precision = str(cfg.trainer.precision)
     half, deterministic = precision not in ("32", "32-true"), cfg.trainer.deterministic is True
     step = Step(cfg.model, estimate_tokens(cfg.model), half, deterministic)
     whole, (stage, needed) = step.measure(Layout()), fullest_stage(step, layout)
@@ -238,7 +238,7 @@ def _model(plan: Plan) -> Iterator[str]:
     model, parts = plan.step.model, plan.parameters
     layers = " + ".join([f"{model.num_layers}"] * len(plan.attended))
     yield f"{plan.name}: {sum(parts.values()):,} parameters"
-    yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items())
+    yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items() if count)
     yield f"  {layers} layers of size {model.hidden_size:,}, {model.num_attention_heads} heads of {_head_size(model)}"
 
 
@@ -262,8 +262,8 @@ def _layout(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan) -> Iterator[str]:
-    stage = f" (stage {plan.stage.number + 1} of {plan.stage.count})" if plan.stage.count > 1 else ""
-    yield f"peak memory per GPU{stage}, {plan.held:,} parameters"
+    stage = f"; stage {plan.stage.number + 1} of {plan.stage.count}" if plan.stage.count > 1 else ""
+    yield f"peak memory per GPU (largest of all GPUs{stage}), {plan.held:,} parameters"
     rows = plan.layout.rows
     if any(tokens.row_deviation for tokens in plan.step.tokens):
         largest = " + ".join(f"{tokens.count(rows):,}" for tokens in plan.step.largest_tokens(rows))

@@ -40,9 +40,12 @@ def main(config_name: str = "pretrain_esm2_8M") -> None:
 def print_plan(cfg: RunConfig, flags: argparse.Namespace) -> None:
     """Print the plan."""
     from bionemo.planning.devices import find_device
-    from bionemo.planning.report import as_data, as_text, make_plan
+    from bionemo.planning.layouts import read_layout
 
-    plan = make_plan(cfg, find_device(flags.device, str(cfg.trainer.precision)), flags.mfu)
+    device, layout = find_device(flags.device, str(cfg.trainer.precision)), read_layout(cfg)
+    from bionemo.planning.report import as_data, as_text, make_plan  # imports torch; errors above are reported at once
+
+    plan = make_plan(cfg, layout, device, flags.mfu)
     print(json.dumps(as_data(plan), indent=2) if flags.json else as_text(plan, flags.all))
 
 

@@ -106,7 +106,7 @@ class Layout:
         return min(self.pipeline - stage.number, self.micro_batches)
 
 
-def layout_of(cfg: RunConfig) -> Layout:
+def read_layout(cfg: RunConfig) -> Layout:
     """Return the layout of a configuration.
 
     Raises:

@@ -92,7 +92,7 @@ class _Side:
     target_fraction: float
 
 
-def tokens_of(config: ModelConfig) -> tuple[Tokens, ...]:
+def estimate_tokens(config: ModelConfig) -> tuple[Tokens, ...]:
     """Return the statistics for each transformer block; packed rows count as full (they are to 98 % and more).
 
     The lengths of data of another package are unknown: a row counts as one sequence.

@@ -4,9 +4,9 @@
 The measured model is the class that a run trains, so nothing here depends on the model family. Fake tensors are on the
 CPU; attention and dropout are replaced by functions that allocate and save as many bytes as their GPU versions.
 
-Activations, FLOPs and communication are proportional to the number of tokens; weights, their copies and gradients do not
-depend on it. The measured micro-batch has so many tokens that every tensor of the first kind is larger than every tensor
-of the second kind. The result is then scaled to any micro-batch.
+Activations, FLOPs and communication are proportional to the number of tokens; weights, their copies and their
+gradients do not depend on it. The measured micro-batch has so many tokens that every tensor of the first kind is
+larger than every tensor of the second kind. The result is then scaled to any micro-batch.
 """
 
 from collections.abc import Callable
@@ -214,6 +214,8 @@ class Meter(TorchDispatchMode):
     def __init__(self, model: LanguageModel, smallest: int) -> None:
         super().__init__()
         self.segments = [Segment("start", 0, 0, 0, 0)]
+        # for each transformer block: tokens that a token attends to, by causal and by cross-attention
+        self.attended: list[dict[tuple[bool, bool], float]] = [{} for _ in model.blocks()]
         self._bytes, self._smallest = [0, 0, 0], smallest  # activations, gradients and copies in use
         self._weights = WeakSet(parameter.untyped_storage() for parameter in model.parameters())
         self._known: WeakSet[UntypedStorage] = WeakSet(self._weights)
@@ -248,17 +250,16 @@ class Meter(TorchDispatchMode):
     def add_peak(self, more: float = 0) -> None:
         """Record that the present moment can be the peak, with `more` bytes that are not allocated."""
         segment, (activations, gradients, copies) = self.segments[-1], self._bytes
-        tokens, others = (
-            activations - segment.activations,
-            gradients + copies + more - segment.gradients - segment.copies,
-        )
+        tokens = activations - segment.activations
+        others = gradients + copies - segment.gradients - segment.copies + more
         if all(tokens > peak[0] or others > peak[1] for peak in segment.peaks):
             remaining = [peak for peak in segment.peaks if peak[0] > tokens or peak[1] > others]
             segment.peaks = [*remaining, (tokens, others)]
 
     def begin(self, phase: str, stack: int, input_size: int = 0) -> None:
         """Begin a segment."""
-        self.segments.append(Segment(phase, stack, *self._bytes, input_size))
+        activations, gradients, copies = self._bytes
+        self.segments.append(Segment(phase, stack, activations, gradients, copies, input_size))
 
     def watch(self, layer: torch.nn.Module, stack: int) -> None:
         """Begin segments where the forward and the backward pass enter and leave a layer."""
@@ -301,14 +302,13 @@ def _measure_rank(step: Step, tensor: int, sequence: bool, selective: bool, firs
             parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
         sizes = [len(each.tokens) // shards for each in batches]
         meter = Meter(model, smallest=min([*sizes, len(batch.target_ids)]))
-        attend = _FakeAttention(step, batches, meter)
         for stack, block in enumerate(model.blocks()):
             meter.watch(block.layers[-1], stack)
         if not first:
             model.set_input_tensor([torch.empty(sizes[-1], 1, config.hidden_size, requires_grad=True)])
         with (
             patch.multiple(dropout, _apply_mask=lambda x, *_: torch.empty_like(x), mix=lambda bits: bits),
-            patch.object(attention, "attend", attend),
+            patch.object(attention, "attend", _fake_attention(step, batches, meter)),
             meter,
         ):
             with autocast():
@@ -319,7 +319,7 @@ def _measure_rank(step: Step, tensor: int, sequence: bool, selective: bool, firs
                     output, _ = language_model_loss(output, batch)
             output.backward(torch.empty_like(output))
     names = [name for name, module in model.named_children() if module in model.blocks()]
-    attended = dict(zip(names, ([*each.values()] for each in attend.attended), strict=True))
+    attended = dict(zip(names, ([*each.values()] for each in meter.attended), strict=True))
     return Measurement(_count_parameters(model), meter.segments, attended)
 
 
@@ -327,80 +327,62 @@ def _count_parameters(model: LanguageModel) -> dict[str, int]:
     """Return the number of parameters of each child module; of a transformer block, layers and final norm."""
     parts: dict[str, int] = {}
     for name, child in model.named_children():
-        count = sum(parameter.numel() for parameter in child.parameters())
+        count = _count(child)
         if child in model.blocks():
-            layers = sum(parameter.numel() for parameter in child.layers.parameters())  # type: ignore[union-attr]
-            parts[f"{name} layers"] = layers
-            parts["final norms"] = parts.get("final norms", 0) + count - layers
+            parts[f"{name} layers"] = layers = _count(child.layers)
+            parts["final norms"] = parts.pop("final norms", 0) + count - layers  # after the last block
         else:
             parts[_PART_NAMES.get(name, name.replace("_", " "))] = count
     return parts
 
 
+def _count(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def _fake_batch(tokens: Tokens, rows: int, divisor: int) -> PackedBatch:
-    """Return the input of a transformer block; `divisor` divides the number of tokens.
-
-    It has one sequence, because the few bytes that depend on the number of sequences are not counted.
-    """
-    size = -(-tokens.count(rows) // divisor) * divisor
-    zeros: Callable[[int], Tensor] = partial(torch.zeros, dtype=torch.int64)
-    targets = round(tokens.targets(rows))
+    """Return the input of a transformer block, as one sequence; `divisor` divides the number of tokens."""
+    size, targets = -(-tokens.count(rows) // divisor) * divisor, round(tokens.targets(rows))
+    shapes = {"tokens": size, "position_ids": size, "segment_ids": size, "cu_seqlens": 2}
+    ints: dict[str, Any] = {name: torch.zeros(length, dtype=torch.int32) for name, length in shapes.items()}
+    positions, keys = torch.zeros(targets, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     return PackedBatch(
-        tokens=zeros(size).int(),
-        position_ids=zeros(size).int(),
-        segment_ids=zeros(size).int(),
-        cu_seqlens=zeros(2).int(),
-        target_positions=zeros(targets),
-        target_ids=zeros(targets),
-        dropout_keys=zeros(2),
-        lengths=(size,),
+        **ints, target_positions=positions, target_ids=positions, dropout_keys=keys, lengths=(size,),
         max_length=tokens.max_length,
-    )
+    )  # fmt: skip
 
 
-class _FakeAttention:
-    """Replaces `attend` of megatron/attention.py: saves as many bytes as it does on a GPU and counts its FLOPs.
+def _fake_attention(step: Step, batches: list[PackedBatch], meter: Meter) -> Callable[..., Tensor]:
+    """Return a substitute of `attend` of megatron/attention.py: saves as many bytes as on a GPU and counts FLOPs."""
+    stacks = {id(batch.cu_seqlens): stack for stack, batch in enumerate(batches)}
 
-    Args:
-        step: kernel and lengths of the sequences.
-        batches: input of each transformer block.
-        meter: counts the FLOPs.
-    """
-
-    def __init__(self, step: Step, batches: list[PackedBatch], meter: Meter) -> None:
-        self.step, self.meter = step, meter
-        self._stacks = {id(batch.cu_seqlens): stack for stack, batch in enumerate(batches)}
-        self.attended: list[dict[tuple[bool, bool], float]] = [{} for _ in batches]
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, sequences: Any, scale: float, dropout: Any = None, causal: bool = False
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, sequences: Any, scale: float, dropout: Any = None, causal: bool = False
     ) -> Tensor:
-        """Allocate the output [T, H, d]; see `attend`."""
-        stack, cross = self._stacks[id(sequences.cu_seqlens)], sequences.context is not None
-        tokens, segment, half = self.step.tokens[stack], self.meter.segments[-1], self.step.half
-        held, mean = tokens.held(self.step.rows), tokens.cross_attended if cross else tokens.attended
-        attended = (mean + 1) / 2 if causal else mean
-        self.attended[stack][causal, cross] = attended
-        flops = 4 * q.shape[1] * q.shape[2] * held  # per token that is attended to
+        stack, cross = stacks[id(sequences.cu_seqlens)], sequences.context is not None
+        tokens, segment, element, heads = step.tokens[stack], meter.segments[-1], q.dtype.itemsize, q.shape[1]
+        held, mean = tokens.held(step.rows), tokens.cross_attended if cross else tokens.attended
+        meter.attended[stack][causal, cross] = attended = (mean + 1) / 2 if causal else mean
+        flops = 4 * heads * q.shape[2] * held  # per token that is attended to
         segment.attention += flops * attended
-        element, heads = q.dtype.itemsize, q.shape[1]
         saved = 4.0 * heads * len(q)  # the log-sum-exp of each query
-        if self.step.kernel == "sequences":
+        if step.kernel == "sequences":
             saved += element * q.numel()  # outputs of the sequences, before they are concatenated
-        output: Tensor
         if dropout is not None:
             segment.masked += flops * (mean - attended)
             # Probabilities (4 bytes), mask (1) and product of both for all pairs; positions hidden by a causal mask.
             saved = ((5 + element) * heads + causal) * held * mean
-        output = _AttentionBytes.apply(q, k, v, round(saved))
+        out: Tensor = _AttentionBytes.apply(q, k, v, round(saved))
         if dropout is not None:
             # Of the longest sequence: scores and unscaled probabilities; with autocast also scaled probabilities, and
             # those of the previous sequence.
-            longest = tokens.max_length * (self.step.tokens[0] if cross else tokens).max_length
-            pairs = tokens.held(self.step.model.micro_batch_size) * mean
-            previous = min(longest, max(pairs - longest, 0)) if half else 0
-            self.meter.add_peak(heads * ((10 if half else 8) * longest + 4 * previous))
-        return output
+            longest = tokens.max_length * (step.tokens[0] if cross else tokens).max_length
+            pairs = tokens.held(step.model.micro_batch_size) * mean
+            previous = min(longest, max(pairs - longest, 0)) if step.half else 0
+            meter.add_peak(heads * ((10 if step.half else 8) * longest + 4 * previous))
+        return out
+
+    return attend
 
 
 class _AttentionBytes(torch.autograd.Function):

@@ -4,6 +4,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from math import gcd
 from typing import Any
 
@@ -18,8 +19,8 @@ from bionemo.planning.estimate import (
     stage_parameters,
     useful_flops,
 )
-from bionemo.planning.layouts import Layout, Recompute, Stage, layout_of, layout_overrides
-from bionemo.planning.lengths import tokens_of
+from bionemo.planning.layouts import Layout, Recompute, Stage, layout_overrides
+from bionemo.planning.lengths import estimate_tokens
 from bionemo.planning.measure import Step
 
 _GIB = 2**30
@@ -82,23 +83,14 @@ def alternative_layouts(step: Step, requested: Layout) -> Iterator[Layout]:
     recomputes: tuple[Recompute, ...] = ("none", "uniform")
     # Pipeline stages exchange tensors of one size, of a single transformer block.
     supports_pipeline = len(step.tokens) == 1 and step.tokens[0].multiple == 1
-    for tensor, pipeline in ((tensor, pipeline) for tensor in _PARALLEL_SIZES for pipeline in _PARALLEL_SIZES):
+    for tensor, pipeline in product(_PARALLEL_SIZES, _PARALLEL_SIZES):
         data, rest = divmod(requested.gpus, tensor * pipeline)
-        if (
-            rest
-            or requested.global_rows % data
-            or model.num_layers % pipeline
-            or (pipeline > 1 and not supports_pipeline)
-        ):
+        if rest or requested.global_rows % data or (pipeline > 1 and not supports_pipeline):
             continue
         rows = gcd(requested.rows, requested.global_rows // data)
-        sharded_sizes = (
-            model.num_attention_heads,
-            model.ffn_hidden_size,
-            step.table_rows,
-            *(tokens.count(rows) for tokens in step.tokens),
-        )
-        if any(size % tensor for size in sharded_sizes):
+        sizes = model.num_attention_heads, model.ffn_hidden_size, step.table_rows
+        sharded_sizes = *sizes, *(tokens.count(rows) for tokens in step.tokens)
+        if model.num_layers % pipeline or any(size % tensor for size in sharded_sizes):
             continue
         micro_batches = requested.global_rows // data // rows
         for sharded in (False, True)[: 2 if data > 1 else 1]:
@@ -176,15 +168,15 @@ class Plan:
         return self.flops[0] / self.duration.total / peak
 
 
-def make_plan(cfg: RunConfig, device: Device, mfu: float | None = None) -> Plan:
-    """Compute all estimates for a configuration.
+def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None = None) -> Plan:
+    """Compute all estimates for a configuration and its layout.
 
     Raises:
-        UserError: if the configuration is incomplete or the model cannot be measured.
+        UserError: if the model cannot be measured.
     """
-    layout, precision = layout_of(cfg), str(cfg.trainer.precision)
+    precision = str(cfg.trainer.precision)
     half, deterministic = precision not in ("32", "32-true"), cfg.trainer.deterministic is True
-    step = Step(cfg.model, tokens_of(cfg.model), half, deterministic)
+    step = Step(cfg.model, estimate_tokens(cfg.model), half, deterministic)
     whole, (stage, needed) = step.measure(Layout()), fullest_stage(step, layout)
     return Plan(
         name=cfg.name,
@@ -246,7 +238,7 @@ def _model(plan: Plan) -> Iterator[str]:
     model, parts = plan.step.model, plan.parameters
     layers = " + ".join([f"{model.num_layers}"] * len(plan.attended))
     yield f"{plan.name}: {sum(parts.values()):,} parameters"
-    yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items())
+    yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items() if count)
     yield f"  {layers} layers of size {model.hidden_size:,}, {model.num_attention_heads} heads of {_head_size(model)}"
 
 
@@ -270,8 +262,8 @@ def _layout(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan) -> Iterator[str]:
-    stage = f" (stage {plan.stage.number + 1} of {plan.stage.count})" if plan.stage.count > 1 else ""
-    yield f"peak memory per GPU{stage}, {plan.held:,} parameters"
+    stage = f"; stage {plan.stage.number + 1} of {plan.stage.count}" if plan.stage.count > 1 else ""
+    yield f"peak memory per GPU (largest of all GPUs{stage}), {plan.held:,} parameters"
     rows = plan.layout.rows
     if any(tokens.row_deviation for tokens in plan.step.tokens):
         largest = " + ".join(f"{tokens.count(rows):,}" for tokens in plan.step.largest_tokens(rows))

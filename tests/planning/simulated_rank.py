@@ -23,7 +23,7 @@ from bionemo.megatron.train_step import ParallelModel
 from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel, load_model_class
 from bionemo.planning.estimate import Memory, stage_memory
-from bionemo.planning.layouts import Stage, layout_of
+from bionemo.planning.layouts import Stage, read_layout
 from bionemo.planning.lengths import Tokens
 from bionemo.planning.measure import Step
 from bionemo.tokenizers import load_tokenizer
@@ -234,7 +234,7 @@ def cast(half: bool) -> Any:
 
 def train(cfg: RunConfig, rank: int, half: bool) -> tuple[Memory, Memory, int]:
     """Run one update of a rank. Return planned memory, measured states and the measured peak on top of the states."""
-    layout, micro_batch = layout_of(cfg), batch(cfg)
+    layout, micro_batch = read_layout(cfg), batch(cfg)
     step = step_of(cfg, micro_batch, half)
     replaced = patch.object(attention, "attend", gpu_attention(step.kernel))
     with replaced, simulate(layout.tensor, layout.pipeline, rank, layout.data):

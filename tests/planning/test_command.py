@@ -13,18 +13,22 @@ from bionemo.cli.plan import main
 from tests.conftest import EXAMPLES, ROOT
 
 HEAVY = "torch", "lightning", "megatron", "nemo", "transformers"
-RUN = f"""
+RUN_WITHOUT_TORCH = f"""
 import sys
 from bionemo.cli.plan import main
-main()
-assert not {{*{HEAVY}}} & set(sys.modules)
+try:
+    main()
+finally:
+    assert not {{*{HEAVY}}} & set(sys.modules)
 """
 
 
-def run_plan(directory: Path, *arguments: str) -> tuple[int, str, str]:
-    """Run the command; it must not import heavy packages nor write files."""
+def run_plan(
+    directory: Path, *arguments: str, code: str = "from bionemo.cli.plan import main; main()"
+) -> tuple[int, str, str]:
+    """Run the command; it must not write files."""
     done = subprocess.run(
-        [sys.executable, "-c", RUN, *arguments],
+        [sys.executable, "-c", code, *arguments],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -33,6 +37,18 @@ def run_plan(directory: Path, *arguments: str) -> tuple[int, str, str]:
     )
     assert not list(directory.iterdir())
     return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [("--help", ""), ("model.hiden_size=3", "hidden_size"), ("trainer.devices=auto", "give a number")],
+)
+def test_help_and_errors_do_not_import_torch(argument: str, message: str, tmp_path: Path) -> None:
+    status, out, err = run_plan(tmp_path, argument, code=RUN_WITHOUT_TORCH)
+    assert status == bool(message)
+    assert bool(out) != bool(message)
+    assert message in err
+    assert err.count("\n") == bool(message)
 
 
 def test_plan_from_any_directory(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bionemo.megatron import attention
 from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.planning.estimate import computed_flops, fullest_stage, stage_memory, useful_flops
-from bionemo.planning.layouts import Layout, layout_of
+from bionemo.planning.layouts import Layout, read_layout
 from bionemo.planning.measure import Step
 from tests.planning.simulated_rank import CHANGES, TENSOR, batch, build, config, gpu_attention, step_of, train
 
@@ -79,7 +79,7 @@ def test_sharded_optimizer_holds_its_share_of_the_moments(rank: int) -> None:
 
 def make_step(name: str = "esm2nv", half: bool = True, **changes: Any) -> tuple[Step, Layout]:
     cfg = config(name, **changes)
-    return step_of(cfg, batch(cfg), half), layout_of(cfg)
+    return step_of(cfg, batch(cfg), half), read_layout(cfg)
 
 
 def test_sixteen_bytes_a_parameter() -> None:
@@ -100,7 +100,8 @@ def test_first_stage_is_fullest_with_enough_micro_batches() -> None:
     step, layout = make_step(pipeline_model_parallel_size=4, accumulate=8, gpus=4)
     assert [layout.in_flight(stage) for stage in layout.stages] == [4, 3, 2, 1]
     assert fullest_stage(step, layout)[0].first
-    assert fullest_stage(step, replace(layout, micro_batches=1))[0].last  # all stages hold one, the last has the head
+    step, layout = make_step("gpt3", pipeline_model_parallel_size=4, gpus=4, full_vocabulary=True)
+    assert fullest_stage(step, layout)[0].last  # one micro-batch is in flight, and the last stage has the logits
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_first_stage_is_fullest_with_enough_micro_batches() -> None:
 def test_flops_match_the_flop_counter(name: str, change: str) -> None:
     cfg = config(name, **CHANGES[change])
     model, micro_batch = build(cfg).train(), batch(cfg)
-    step, layout = step_of(cfg, micro_batch, half=False), layout_of(cfg)
+    step, layout = step_of(cfg, micro_batch, half=False), read_layout(cfg)
     replaced = patch.object(attention, "attend", gpu_attention(step.kernel))
     with replaced, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         language_model_loss(model(micro_batch), micro_batch)[0].backward()
@@ -154,7 +155,7 @@ def test_six_flops_per_parameter_and_token_plus_attention() -> None:
 def test_masked_pairs_are_not_useful_flops() -> None:
     cfg = config("gpt3", attention_dropout=0.0)
     flash, dropped = (step_of(config("gpt3", attention_dropout=p), batch(cfg), half=True) for p in (0.0, 0.1))
-    layout, rows, length, size = layout_of(cfg), 4, 128, 64
+    layout, rows, length, size = read_layout(cfg), 4, 128, 64
     below = sum(range(1, length + 1))
     assert computed_flops(flash, layout) == useful_flops(flash, layout) == useful_flops(dropped, layout)
     assert computed_flops(dropped, layout) - useful_flops(dropped, layout) == pytest.approx(

@@ -15,7 +15,7 @@ from bionemo.data.batch import PackedBatch
 from bionemo.data.data_module import SequenceData
 from bionemo.data.sampler import DataPosition
 from bionemo.models.language_model import load_model_class
-from bionemo.planning.lengths import OPENWEBTEXT, ZINC, tokens_of
+from bionemo.planning.lengths import OPENWEBTEXT, ZINC, estimate_tokens
 from bionemo.tokenizers import load_tokenizer
 from tests.planning.simulated_rank import config, tokens_read
 
@@ -26,23 +26,25 @@ def test_protein_lengths_match_uniref50(name: str, limit: int) -> None:
     ends = 2 if name == "esm2nv" else 0
     sigma = np.sqrt(2 * np.log(278 / 210))
     drawn = np.minimum(np.random.default_rng(0).lognormal(np.log(210), sigma, 10**6), limit - ends) + ends
-    tokens = tokens_of(config(name, seq_length=limit, data_impl="csv_fields_mmap", num_sentinel_tokens=None).model)[0]
+    tokens = estimate_tokens(
+        config(name, seq_length=limit, data_impl="csv_fields_mmap", num_sentinel_tokens=None).model
+    )[0]
     assert tokens.mean == pytest.approx(drawn.mean(), rel=0.005)
     assert tokens.attended == pytest.approx((drawn**2).mean() / drawn.mean(), rel=0.01)
     assert "UniRef50" in tokens.source
 
 
 def test_packed_rows_are_full() -> None:
-    [tokens] = tokens_of(config("esm2nv", seq_length=1024, data_impl="csv_fields_mmap").model)
+    [tokens] = estimate_tokens(config("esm2nv", seq_length=1024, data_impl="csv_fields_mmap").model)
     assert (tokens.row, tokens.count(3), tokens.max_length) == (1024, 3072, 1024)
     assert tokens.filled == pytest.approx(1)
     assert 278 < tokens.attended < 1024
 
 
 def test_text_rows_with_and_without_document_boundaries() -> None:
-    [tokens] = tokens_of(config("gpt3", data_impl="mmap", seq_length=2048).model)
+    [tokens] = estimate_tokens(config("gpt3", data_impl="mmap", seq_length=2048).model)
     assert (tokens.attended, tokens.mean, tokens.sequences, tokens.target_fraction) == (2048, 2048, 1, 1)
-    [apart] = tokens_of(config("gpt3", data_impl="mmap", seq_length=2048, reset_attention_mask=True).model)
+    [apart] = estimate_tokens(config("gpt3", data_impl="mmap", seq_length=2048, reset_attention_mask=True).model)
     pieces = 1 + 2047 / OPENWEBTEXT
     assert apart.sequences == pytest.approx(pieces)
     assert 2048 / pieces < apart.attended < 2048
@@ -73,7 +75,7 @@ def test_assumed_tokens_match_training_batches(name: str, changes: dict[str, Any
         cfg.model.data.train.dataset_path, cfg.model.data.train.range = str(write_molecules(tmp_path)), "x000"
     batches = list(islice(training_batches(cfg), 100))
     rows = cfg.model.micro_batch_size
-    for planned, found in zip(tokens_of(cfg.model), zip(*map(tokens_read, batches), strict=True), strict=True):
+    for planned, found in zip(estimate_tokens(cfg.model), zip(*map(tokens_read, batches), strict=True), strict=True):
         held, sizes = [tokens.held(1) for tokens in found], [tokens.row for tokens in found]
         assert planned.held(rows) == pytest.approx(fmean(held), rel=0.04)  # mock proteins are never short
         assert planned.mean == pytest.approx(sum(held) / sum(tokens.sequences for tokens in found), rel=0.02)

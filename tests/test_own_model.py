@@ -112,6 +112,26 @@ def test_predict_writes_the_embeddings(trained: Path, tmp_path: Path, monkeypatc
     np.testing.assert_allclose(np.load(tmp_path / "out.npz")["embeddings"], expected, atol=1e-6)
 
 
+def test_nemo_archive_has_the_same_embeddings(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command(monkeypatch, "checkpoint", "convert", last_checkpoint(trained), tmp_path / "x.nemo")
+    command(monkeypatch, "checkpoint", "convert", tmp_path / "x.nemo", tmp_path / "back")
+    expected = bionemo.load(last_checkpoint(trained), "cpu").embed(SEQUENCES)
+    for path in (tmp_path / "x.nemo", tmp_path / "back"):
+        assert np.array_equal(bionemo.load(path, "cpu").embed(SEQUENCES), expected)
+
+
+def test_plan_counts_the_parameters_of_the_class(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [word for word in TINY if word.startswith("model.")]
+    command(
+        monkeypatch, "plan", f"--config-dir={EXAMPLE}/conf", "--config-name=pretrain_own_model", *overrides, *MOCK,
+        "model.conv_dilation=2",
+    )  # fmt: skip
+    network = bionemo.load(last_checkpoint(trained), "cpu").network
+    assert f"{sum(parameter.numel() for parameter in network.parameters()):,}" in capsys.readouterr().out
+
+
 def test_fine_tuning(trained: Path, tmp_path: Path) -> None:
     data = written(tmp_path / "data")
     given = words(last_checkpoint(trained), data, tmp_path / "run")

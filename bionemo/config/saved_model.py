@@ -54,6 +54,12 @@ def includes_key(keys: Iterable[str], key: str) -> bool:
     return any(key == each or key.startswith(f"{each}.") for each in keys)
 
 
+def is_complete(section: Mapping[str, Any]) -> bool:
+    """Return whether this package wrote a `model` section; those of BioNeMo v1 and NeMo lack keys of ours."""
+    data = section.get("data")
+    return isinstance(data, Mapping) and ("kind" in data or "packing" in data)
+
+
 def complete_model_section(default_config: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section of a file in conf/model as plain values, with those of `values` whose keys it has."""
     composed, _ = compose(find_source("pretrain"), ["name=saved", f"model={default_config}"])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bionemo.common.errors import UserError
-from bionemo.config.saved_model import complete_model_section, read_model_section
+from bionemo.config.saved_model import complete_model_section, is_complete, read_model_section
 from bionemo.config.schema import ModelConfig
 from bionemo.inference.model import TrainedModel
 from bionemo.interop.convert import Model, open_model
@@ -140,10 +140,8 @@ def read_config(
 
 def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the `model` section of a checkpoint, or of the model class with the values of another format."""
-    data = saved.get("data")
-    # v1's `data` section lacks `kind`, and an archive that this package wrote has v1's keys such as `precision`.
-    if isinstance(data, Mapping) and ("kind" in data or "packing" in data) and "precision" not in saved:
-        section = deepcopy({**saved, "data": {"preprocessing": None, **data}})
+    if is_complete(saved):
+        section = deepcopy({**saved, "data": {"preprocessing": None, **saved["data"]}})
         _replace(section, _REPLACED)
         check_plain_values(section, "model", path)  # OmegaConf would evaluate interpolations
         return section

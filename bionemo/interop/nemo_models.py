@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bionemo.common.errors import UserError
+from bionemo.config.hints import all_keys
+from bionemo.config.saved_model import is_complete
+from bionemo.config.targets import target_schema
 from bionemo.interop.model_formats import ModelFormat, format_of, known_formats
 from bionemo.interop.shape_check import get_size
 from bionemo.interop.weight_names import MULTIPLE, Weight, WeightNames
@@ -18,8 +21,9 @@ _ONE_RANK = {
 _REQUIRED = {
     "megatron_legacy": False, "mcore_gpt": False, "normalization": "layernorm", "transformer_block_type": "pre_ln",
 }  # fmt: skip
-# Keys that NeMo's constructors read and our configuration does not have.
+# Keys that NeMo's constructors read and our configuration does not have. NeMo's fused kernels approximate GELU.
 _DEFAULTS = {
+    "bias_gelu_fusion": False, "bias_activation_fusion": False,
     "precision": 32, "apply_query_key_layer_scaling": True, "masked_softmax_fusion": True,
     "fp32_residual_connection": False, "fp16_lm_cross_entropy": False, "use_cpu_initialization": False,
     "onnx_safe": False, "megatron_legacy": False, "pre_process": True, "post_process": True,
@@ -83,8 +87,7 @@ class NemoModel(ModelFormat):
 
         NeMo computes GELU with the error function without fused kernels, and with tanh when openai_gelu is set.
         """
-        unfused = {"bias_gelu_fusion": False, "bias_activation_fusion": False}
-        known = {**unfused, **_DEFAULTS, **self.config, "openai_gelu": config.get("activation") == "gelu_tanh"}
+        known = {**_DEFAULTS, **self.config, "openai_gelu": config.get("activation") == "gelu_tanh"}
         given = {key: value for key, value in config.items() if not (value is None and key in known)}
         if given.get("activation") == "gelu_tanh":
             given["activation"] = "gelu"
@@ -92,12 +95,20 @@ class NemoModel(ModelFormat):
         return {**known, **given, **_ONE_RANK, "target": self.nemo_class}
 
     def to_our_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Translate the configuration of a `.nemo` file to the `model` section of ours."""
+        """Translate the configuration of a `.nemo` file to the `model` section of ours.
+
+        The result is complete if this package wrote the file; otherwise it also has keys of NeMo.
+        """
         fused = config.get("bias_activation_fusion", config.get("bias_gelu_fusion", True)) is not False
         tanh = config.get("openai_gelu") is True or (fused and config.get("esm_gelu") is not True)
         activation = str(config.get("activation", "gelu"))
         activation = "gelu_tanh" if tanh and activation == "gelu" else activation
-        return {MULTIPLE: 128, **config, "_target_": self.our_class, "activation": activation}
+        config = {**config, "_target_": self.our_class, "activation": activation}
+        if not is_complete(config):
+            return {MULTIPLE: 128, **config}
+        ours = set(all_keys(target_schema(self.our_class, object)))
+        added = {"target", "openai_gelu", *_ONE_RANK, *_DEFAULTS, *self.config} - ours
+        return {key: value for key, value in config.items() if key not in added}
 
 
 def check_layer_type(config: Mapping[str, Any]) -> None:

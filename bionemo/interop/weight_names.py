@@ -100,6 +100,8 @@ class WeightNames:
     qkv_by_head: bool = True  # whether query, key and value are ordered by head, as ours are
     transposes: bool = False  # whether the matrices of layers are stored as [in, out]
     extra_positions: int = 0  # rows of the position table that belong to no position
+    # Our name of a weight in a module of the model itself -> configuration keys with the sizes of its dimensions.
+    shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def weights(self, config: Mapping[str, Any], vocab_size: int) -> dict[str, Weight]:
         """Return all weights of a model, by our names; `vocab_size` does not count padding.
@@ -122,6 +124,8 @@ class WeightNames:
         layers = get_size(config, "num_layers", MAX_LAYERS)
 
         def weight(ours: str, theirs: str, in_layer: bool) -> Weight:
+            if ours in self.shapes:
+                return Weight(tuple(theirs.split()), tuple(get_size(config, key) for key in self.shapes[ours]))
             letters = _letters(ours)
             shape = tuple(sizes[letter.upper()] for letter in letters)
             divided = next((dim for dim, letter in enumerate(letters) if letter.islower()), None)

@@ -12,7 +12,10 @@ from torch import Tensor, empty, nn
 from bionemo.config.schema import EncoderConfig
 from bionemo.config.schema.ranges import PositiveInt
 from bionemo.data.batch import PackedBatch
+from bionemo.interop.nemo_models import NemoModel
+from bionemo.interop.weight_names import WeightNames
 from bionemo.models.encoder import MaskedLanguageModel
+from bionemo.models.nemo_names import BERT, BERT_LAYERS
 from bionemo.tokenizers import Vocabulary
 
 
@@ -50,6 +53,14 @@ class ConvolutionalEncoder(MaskedLanguageModel):
     config: ConvolutionalEncoderConfig
     tokenizer = "esm2nv"
     rotary = True
+    card_tag = "protein"
+    nemo = NemoModel(  # optional: `.nemo` files
+        nemo_class="own_model.ConvolutionalEncoder", vocab_size=33, rotary=True,
+        names=WeightNames(
+            {**BERT, **BERT_LAYERS, "convolution.weight": "convolution.weight"},
+            shapes={"convolution.weight": ("conv_kernel", "hidden_size")},
+        ),
+    )  # fmt: skip
 
     def __init__(self, config: ConvolutionalEncoderConfig, vocabulary: Vocabulary) -> None:
         super().__init__(config, vocabulary)

@@ -34,7 +34,7 @@ def test_user_files_are_kept(model: Path, data: Path, tmp_path: Path) -> None:
         run(*words(model, data, directory))
     (directory / "features").rename(directory / "vectors")
     (directory / "report.json").write_text('{"run": "mine"}')
-    with pytest.raises(UserError, match=r"run/report.json belongs to another run, which would replace it"):
+    with pytest.raises(UserError, match=r"run/report.json belongs to another run and would be replaced"):
         run(*words(model, data, directory))
     (directory / "report.json").rename(directory / "mine.json")
     run(*words(model, data, directory))
@@ -56,7 +56,7 @@ def test_the_head_of_another_run_is_kept(
         "model.seed=2",
         "model.encoder_frozen=False",
     ):
-        with pytest.raises(UserError, match=r"head.safetensors belongs to another run, .* choose another"):
+        with pytest.raises(UserError, match=r"head.safetensors belongs to another run .* choose another"):
             run(*given, other)
     capsys.readouterr()
 

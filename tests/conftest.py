@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures for all tests."""
 
+import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -33,17 +35,33 @@ RUNNABLE = [
 
 @pytest.fixture(autouse=True)
 def nothing_stays_of_runs() -> Iterator[None]:
-    """Destroy the process groups that training in a test created, and restore the environment.
+    """Destroy the process groups and log handlers that training in a test created, and restore the environment.
 
-    Each group keeps threads that wake up a hundred times per second. Processes started by later tests would read the
-    launcher variables as their own.
+    Each group keeps threads that wake up a hundred times per second, until the garbage collector deletes it. Handlers
+    would write the logs of all later runs, too. Processes started by later tests would read the launcher variables as
+    their own.
     """
     _restore_ranks()  # module fixtures may have run a training in this process
     yield
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
         distributed.destroy_process_group()
+        _close_logs()
+        gc.collect()
+        gc.freeze()  # the next collection skips the objects of imported modules, which take half a second
     _restore_ranks()
+
+
+def _close_logs() -> None:
+    """Remove the handlers and filters that every run adds to the loggers of other packages."""
+    for name in ("lightning.pytorch", "megatron.core", "nemo_logger"):
+        logger = logging.getLogger(name)
+        for handler in logger.handlers[:]:
+            handler.filters.clear()
+            # NeMo replaces the log file of its own logger
+            if isinstance(handler, logging.NullHandler if name == "nemo_logger" else logging.FileHandler):
+                logger.removeHandler(handler)
+                handler.close()
 
 
 def _restore_ranks() -> None:

@@ -49,7 +49,7 @@ def save(path: Path, step: int, processes: int = 1) -> None:
 def together(path: Path, state: dict[str, Any], pieces: list[Iterable[Piece]]) -> None:
     """Call `save_distributed` from threads instead of processes; raise the first error."""
     box: list[Any] = [None] * len(pieces)
-    barrier = Barrier(len(pieces), timeout=60)
+    barrier = Barrier(len(pieces), timeout=600)
 
     def exchange(rank: int) -> Callable[[Any], list[Any]]:
         def with_all(value: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from bionemo.common.console import one_line_errors
 
 def wait():
     print("here", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 
 def wait_and_fail():
     try:
@@ -55,7 +55,7 @@ def test_an_interrupted_command_prints_one_line(moment: str, told: list[str], st
         assert command.stdout is not None
         assert command.stdout.readline() == "here\n"
         command.send_signal(signal.SIGINT)
-        _, said = command.communicate(timeout=30)
+        _, said = command.communicate(timeout=300)
     assert said.split() == told
     assert command.returncode == status
 

@@ -197,8 +197,8 @@ def test_the_holder_sends_heartbeats_and_notices_a_takeover(tmp_path: Path) -> N
 
 
 def test_waiting_for_the_holder(tmp_path: Path, other_process: subprocess.Popen[str]) -> None:
-    threading.Timer(0.3, other_process.kill).start()
     begun = time.monotonic()
+    threading.Timer(0.3, other_process.kill).start()
     with run_lock(tmp_path, wait=True):
         assert time.monotonic() - begun > 0.2
     other_process.wait()

@@ -210,8 +210,20 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("way", [[], [*LORA, EVERYWHERE]], ids=["whole", "lora"])
+WAYS = {"whole": [], "lora": [*LORA, EVERYWHERE]}
+ALWAYS = [("whole", "data, sharded"), ("lora", "tensor and sequence")]  # the others are marked slow
+
+
+@pytest.mark.parametrize(
+    ("way", "layout"),
+    [
+        pytest.param(
+            WAYS[way], layout, id=f"{way}-{layout}", marks=[] if (way, layout) in ALWAYS else pytest.mark.slow
+        )
+        for way in WAYS
+        for layout in LAYOUTS
+    ],
+)
 def test_parallel_layouts_agree(way: list[str], layout: str, model: Path, data: Path, tmp_path: Path) -> None:
     name = "fused_adam" if "sharded" in layout else "adam"  # decoupled weight decay, like the sharded optimizer
     given = words(model, data, *way, "trainer.max_epochs=1", f"model.finetuning_optim.name={name}")

@@ -76,12 +76,12 @@ def test_a_killed_process_ends_all_processes(model: Path, fasta: Path, tmp_path:
         command(model, fasta, tmp_path / "x.npz", "trainer.devices=2"), cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while not (child := _child(process.pid)) and time.monotonic() < until:
             time.sleep(0.05)
         assert child
         os.kill(child, signal.SIGKILL)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 1
@@ -120,6 +120,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_load_the_model_prints_its_error(model: Path, tmp_path: Path) -> None:
     """The only error line is that of the worker for the second part."""
     (tmp_path / "main.py").write_text(FAILING_WORKER)

@@ -83,7 +83,7 @@ def mini_slurm(directory: Path, nodes: int = 2) -> Iterator[dict[str, str]]:
                 os.kill(int(file.read_text()), signal.SIGKILL)
 
 
-def _wait(environment: dict[str, str], seconds: float = 30) -> None:
+def _wait(environment: dict[str, str], seconds: float = 300) -> None:
     until, states = time.monotonic() + seconds, ""
     while time.monotonic() < until:
         command = ["sinfo", "-h", "-o", "%T"]

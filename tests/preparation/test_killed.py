@@ -19,7 +19,7 @@ from bionemo.preparation.manifest import Manifest, verify
 from tests.conftest import ROOT
 from tests.support.preparation import prepare, shards
 
-RECORDS, WAIT = 60_000, 4.0  # seconds that a worker may take to notice
+RECORDS, WAIT = 60_000, 60.0  # seconds that a worker may take to notice
 OPTIONS = {"val_size": 500, "test_size": 2000, "num_csv_files": 5, "on_letters": "strip"}
 
 
@@ -110,7 +110,7 @@ def kill_once(source: Path, output: Path, delay: float) -> int:
 
 def finish(source: Path, output: Path) -> None:
     command = Command(source, output)
-    stdout, errors = command.process.communicate(timeout=120)
+    stdout, errors = command.process.communicate(timeout=600)
     assert command.process.returncode == 0, errors
     assert "x.fasta: 60,000 records read" in stdout or "is prepared already" in stdout
     assert not [*command.family()]

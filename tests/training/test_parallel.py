@@ -120,6 +120,7 @@ def test_resuming_with_another_number_of_ranks(tmp_path: Path) -> None:
     same_run(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_one_command_starts_all_devices(tmp_path: Path) -> None:
     """Lightning starts the second process with the same arguments; the console output is that of one run."""
     overrides = tiny(f"exp_manager.exp_dir={tmp_path}", "trainer.devices=2")

@@ -157,8 +157,10 @@ def test_a_signal_to_all_processes_saves_the_step(
 
 @pytest.mark.parametrize(
     ("start", "overrides"),
-    [(Forked, ()), (Terminal, ("trainer.devices=2",))],
-    ids=["one rank", "waiting for another rank"],
+    [
+        pytest.param(Forked, (), id="one rank"),
+        pytest.param(Terminal, ("trainer.devices=2",), id="waiting for another rank", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_before_the_first_step_ends_the_run_at_once(
     tmp_path: Path, start: type[Terminal], overrides: tuple[str, ...]

@@ -258,7 +258,8 @@ class Meter(TorchDispatchMode):
 
     def begin(self, phase: str, stack: int, input_size: int = 0) -> None:
         """Begin a segment."""
-        self.segments.append(Segment(phase, stack, *self._bytes, input_size))
+        activations, gradients, copies = self._bytes
+        self.segments.append(Segment(phase, stack, activations, gradients, copies, input_size))
 
     def watch(self, layer: torch.nn.Module, stack: int) -> None:
         """Begin segments where the forward and the backward pass enter and leave a layer."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters of a plan, compared with those of models with all layers, and plans of models of other packages."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def test_parameters_of_every_configuration(directory: Path, name: str) -> None:
     with torch.device("meta"):
         model = build(cfg)
     parts = count_parameters(cfg)
-    expected: dict[str, nn.Module | list[nn.Module]] = {
+    expected: dict[str, list[nn.Module]] = {
         "word table": [model.word_embeddings],
         "final norms": [block.final_layernorm for block in model.blocks()],
         "head": [model.lm_head],
@@ -91,8 +90,8 @@ def test_head_size_that_differs_from_hidden_size(name: str) -> None:
 
 
 @pytest.fixture
-def own_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Allow the package of examples/own_model; yield its configurations."""
+def own_model(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Allow the package of examples/own_model; return the directory of its configurations."""
     directory = ROOT / "examples" / "own_model"
     monkeypatch.syspath_prepend(str(directory))
     monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", "own_model")

@@ -2,6 +2,7 @@
 """The `model` section of the configuration of a saved model, outside a run."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +91,9 @@ def read_model_section(section: Mapping[str, Any], default_config: str) -> Model
                 "version of bionemo that wrote it"
             )
     adapted = {"model": deepcopy(dict(section))}
-    for key in reader.unknown:
-        _delete(adapted, key)
+    with suppress(KeyError):  # a name that is not text or contains a dot: reported below
+        for key in reader.unknown:
+            _delete(adapted, key)
     defaults = {"model": complete_model_section(default_config, section)} if reader.missing and default_config else {}
     for key in reader.missing:
         _copy(defaults, adapted, key)

@@ -202,7 +202,7 @@ MISTAKES_OF_OTHER_MODELS = {
         "model.tokenizer.num_sentinel_tokens=300": "num_sentinel_tokens is 300, expected 77 to 226",
         "model.data.max_ngram_size=3": "model.data.max_ngram_size is 3, expected 1: spans have one residue",
         "model.data.masked_lm_prob=0": "model.data.masked_lm_prob is 0.0, expected above 0 and below 1",
-        "model.pipeline_model_parallel_size=2 trainer.devices=2": "expected 1: an encoder and a decoder are not",
+        "model.pipeline_model_parallel_size=2 trainer.devices=2": "expected 1: pipeline parallelism is not supported",
         "model.sequence_parallel=True model.tensor_model_parallel_size=3 trainer.devices=3": "seq_length_dec=256",
         "model.data.mask_percent=0.1": "unknown key model.data.mask_percent",
         "model.normalization=rmsnorm": "model.normalization is 'rmsnorm', expected one of layernorm",

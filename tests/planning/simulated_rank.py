@@ -240,10 +240,10 @@ def train(cfg: RunConfig, rank: int, half: bool) -> tuple[Memory, Memory, int]:
     with replaced, simulate(layout.tensor, layout.pipeline, rank, layout.data):
         model = build(cfg).train()
         model.initialize_weights(1)
-        parallel = ParallelModel(model, layout.sharded)
+        parallel = ParallelModel(model, language_model_loss, partial(cast, half), layout.sharded)
         optimizer = build_optimizer(cfg.model.optim, parallel.optimizer_shards, model.learning_rate_factor)
         with StorageMeter() as meter:
-            parallel.forward_backward([micro_batch] * layout.micro_batches, language_model_loss, partial(cast, half))
+            parallel.forward_backward([micro_batch] * layout.micro_batches)
         optimizer.step()
         parallel.finish_update()
         weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}

@@ -21,7 +21,7 @@ from bionemo.training.signals import _SAME_KEY_PRESS, Signals
 from tests.conftest import RANKS, ROOT
 from tests.support.runs import FAMILIES, FORK, last_checkpoint, tiny
 
-LONG = ("trainer.max_steps=20000", "trainer.val_check_interval=20000")
+LONG = ("trainer.max_steps=5000", "trainer.val_check_interval=5000")  # the console shows every 50th step
 _START = """\
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
@@ -144,12 +144,12 @@ def test_a_signal_to_all_processes_saves_the_step(
     tmp_path: Path, start: type[Terminal], number: signal.Signals, overrides: tuple[str, ...]
 ) -> None:
     run = start(tmp_path, *overrides)
-    run.wait_for("step 20 of")
+    run.wait_for("step 50 of")
     run.send(number)
     assert run.end() == 128 + number, run.lines()
     (step,) = re.findall(rf"received {number.name}: saving step (\d+) and exiting", "\n".join(run.lines()))
     last = last_checkpoint(run.directory)
-    assert load_manifest(last)["step"] == int(step) >= 20
+    assert load_manifest(last)["step"] == int(step) >= 50
     assert find_defect(last) == ""
     assert not any(line.startswith("error") for line in run.lines())
     assert group_is_gone(run.pid)
@@ -179,7 +179,7 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(
 
 def test_a_second_signal_ends_the_run_without_an_incomplete_checkpoint(tmp_path: Path) -> None:
     run = ForkedWithSlowSave(tmp_path)
-    run.wait_for("step 20 of")
+    run.wait_for("step 50 of")
     run.send(signal.SIGINT)
     run.send(signal.SIGINT)  # the same key press, also forwarded by a launcher
     run.wait_for("writing")

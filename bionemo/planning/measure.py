@@ -106,7 +106,7 @@ class Measurement:
     def count_parameters(self, layers: int) -> dict[str, int]:
         """Return the number of parameters of the rank with `layers` layers per block, by part."""
         return {
-            name: count * layers // DEPTH if name.endswith(" layers") else count
+            name: count * layers // DEPTH if name.removesuffix(" layers") in self.attended else count
             for name, count in self.parameters.items()
         }
 
@@ -365,21 +365,21 @@ def _fake_attention(step: Step, batches: list[PackedBatch], meter: Meter) -> Cal
         meter.attended[stack][causal, cross] = attended = (mean + 1) / 2 if causal else mean
         flops = 4 * heads * q.shape[2] * held  # per token that is attended to
         segment.attention += flops * attended
-        saved = 4.0 * heads * len(q)  # the log-sum-exp of each query
+        saved, working = 4.0 * heads * len(q), 0.0  # saved: the log-sum-exp of each query
         if step.kernel == "sequences":
             saved += element * q.numel()  # outputs of the sequences, before they are concatenated
         if dropout is not None:
             segment.masked += flops * (mean - attended)
             # Probabilities (4 bytes), mask (1) and product of both for all pairs; positions hidden by a causal mask.
             saved = ((5 + element) * heads + causal) * held * mean
-        out: Tensor = _AttentionBytes.apply(q, k, v, round(saved))
-        if dropout is not None:
             # Of the longest sequence: scores and unscaled probabilities; with autocast also scaled probabilities, and
             # those of the previous sequence.
             longest = tokens.max_length * (step.tokens[0] if cross else tokens).max_length
             pairs = tokens.held(step.model.micro_batch_size) * mean
             previous = min(longest, max(pairs - longest, 0)) if step.half else 0
-            meter.add_peak(heads * ((10 if step.half else 8) * longest + 4 * previous))
+            working = heads * ((10 if step.half else 8) * longest + 4 * previous)
+        out: Tensor = _AttentionBytes.apply(q, k, v, round(saved))
+        meter.add_peak(working)
         return out
 
     return attend

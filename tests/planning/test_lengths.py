@@ -56,19 +56,23 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("esm2nv", {"seq_length": 256, "packing": False}),
     ("esm1nv", {"seq_length": 512, "packing": False, "dynamic_padding": True}),
     ("gpt3", {"seq_length": 512, "eod_mask_loss": True}),
+    ("megamolbart", {"micro_batch_size": 32, "encoder_augment": False}),
     ("gpt3", {"seq_length": 512, "reset_attention_mask": True}),
-    ("prott5nv", {"seq_length": 512}),
-    (
+    (  # the decoder's rows are full first
         "prott5nv",
         {"seq_length": 512, "masked_lm_prob": 0.374, "num_sentinel_tokens": 200},
-    ),  # the decoder's rows are full first
+    ),
+]
+MORE_CASES: list[tuple[str, dict[str, Any]]] = [
     ("prott5nv", {"seq_length": 256, "packing": False}),
-    ("megamolbart", {"micro_batch_size": 32, "encoder_augment": False}),
+    ("prott5nv", {"seq_length": 512}),
     ("megamolbart", {"micro_batch_size": 32, "encoder_augment": False, "encoder_mask": False, "seq_length": 40}),
 ]
 
 
-@pytest.mark.parametrize(("name", "changes"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "changes"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_CASES)], ids=str
+)
 def test_assumed_tokens_match_training_batches(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     cfg = config(name, **changes)
     if name == "megamolbart":

@@ -33,9 +33,17 @@ def count_parameters(cfg: RunConfig) -> dict[str, int]:
     return step.measure(Layout()).count_parameters(cfg.model.num_layers)
 
 
-@pytest.mark.parametrize(
-    ("directory", "name"), RUNNABLE, ids=[f"{path.parent.name}-{name}" for path, name in RUNNABLE]
-)
+FIRST = {directory: name for directory, name in reversed(RUNNABLE)}  # one configuration of each directory
+CONFIGURATIONS = [
+    pytest.param(
+        directory, name, id=f"{directory.parent.name}-{name}",
+        marks=[] if name == FIRST[directory] or (directory.parent.name, name) in KNOWN else pytest.mark.slow,
+    )
+    for directory, name in RUNNABLE
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("directory", "name"), CONFIGURATIONS)
 def test_parameters_of_every_configuration(directory: Path, name: str) -> None:
     cfg = load(name, [], directory)
     with torch.device("meta"):

@@ -12,16 +12,16 @@ from bionemo import config
 from bionemo.common.errors import UserError
 from bionemo.config.check import count_micro_batches
 from bionemo.config.schema import RunConfig
-from bionemo.data.files import check_files_exist
+from bionemo.data.files import SPLITS, check_files_exist
 from bionemo.training.unsupported_options import check_supported, warn_ignored_options
 
 
 def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = None) -> None:
     """Run `bionemo pretrain`."""
-    config.run(run, config_name, config_dir)
+    config.run(prepare_and_train, config_name, config_dir)
 
 
-def run(cfg: RunConfig) -> None:
+def prepare_and_train(cfg: RunConfig) -> None:
     """Prepare data, train and test, as configured. Without training and testing, the data is prepared, as in v1."""
     check_supported(cfg)
     train_or_test = cfg.do_training or cfg.do_testing
@@ -50,7 +50,7 @@ def prepare_data(cfg: RunConfig) -> None:
 
 def pretrain(cfg: RunConfig) -> None:
     """Build data and model, then train and test."""
-    check_files_exist(cfg.model.data)
+    check_files_exist(cfg.model.data, SPLITS if cfg.do_testing else ("train", "val"))
     # Imported here, so that --help and configuration errors do not wait for the import of torch.
     from bionemo.interop.console_logging import log_to_console, silence_dependencies
 

@@ -80,6 +80,7 @@ IGNORED = _by_key({
         ),
         "model.global_batch_size is constant": "rampup_batch_size",
         "model.sequence_parallel": "context_parallel_size",
+        "model.data.drop_last": "drop_last",
         "model.activations_checkpoint_granularity": "num_micro_batches_with_partial_activation_checkpoints",
         "model.activations_checkpoint_num_layers": "activations_checkpoint_layers_per_pipeline",
         "communication overlaps with computation where possible": (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paths of the data files of each split. Imports no heavy dependency, so that missing files are reported at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,15 +14,15 @@ SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 FASTA_EXTENSIONS = (".fasta", ".fa", ".faa", ".fas")
 
 
-def check_files_exist(config: DataConfig) -> None:
-    """Check that all files for training exist.
+def check_files_exist(config: DataConfig, names: Iterable[SplitName] = ("train", "val")) -> None:
+    """Check that all files of the splits exist.
 
     Raises:
         UserError: if files are missing; the message lists them.
     """
     if isinstance(config, ShardDataConfig):
-        split_files(config, "train")
-        split_files(config, "val")
+        for name in names:
+            split_files(config, name)
     elif isinstance(config, TextDataConfig) and config.data_impl == "mmap":
         for prefix in parse_prefixes(config.data_prefix)[0]:
             for path in (Path(f"{prefix}.idx"), Path(f"{prefix}.bin")):

@@ -114,7 +114,7 @@ class Slurm:
             "output": f"{log}.out",
             "partition": config.partition,
             "requeue" if config.requeue else "no_requeue": True,
-            "signal": f"SIG{signal.Signals(notice[0]).name[3:]}@{notice[1]}" if notice else None,
+            "signal": f"{signal.Signals(notice[0]).name}@{notice[1]}" if notice else None,
             "time": self._time(job, stage),
         }
         if not job.gpus or stage.part == "prepare":

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface to Megatron-Core; no other package imports `megatron`. It works with and without CUDA (see patches.py)."""
+"""Interface to Megatron-Core, with and without CUDA (see patches.py).
+
+Besides `preparation/megatron_corpus.py`, no code outside this package imports `megatron`.
+"""
 
 import sys
 import warnings

@@ -115,7 +115,7 @@ class ParallelModel:
             model=[self.ddp],
             num_microbatches=len(micro_batches),
             seq_length=len(micro_batches[0].tokens),  # pipeline stages send [seq_length, 1, hidden size]
-            micro_batch_size=1,
+            micro_batch_size=1,  # Megatron's batch dimension; the rows are concatenated along the sequence
             forward_only=not backward,
         )
 

@@ -33,8 +33,7 @@ _RESIDUAL_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 class LanguageModel(Trainable):
     """A single transformer block with a head that returns logits at the target positions.
 
-    Subclasses set `tokenizer`, `dataset` and `default_config` and implement `build_head`. They may override `embed`
-    or `build_layers`.
+    Subclasses set `tokenizer` and `dataset` and implement `build_head`. They may override `embed` or `build_layers`.
 
     Attributes:
         tokenizer: argument of `load_tokenizer`: the name of a tokenizer, or a function that returns a vocabulary.

@@ -68,11 +68,6 @@ class Layout:
         return self.rows * self.micro_batches * self.data
 
     @property
-    def sequence(self) -> int:
-        """Number of shards of the tokens in layer norms, residual connections and dropout."""
-        return self.tensor if self.sequence_parallel else 1
-
-    @property
     def stages(self) -> list[Stage]:
         """The pipeline stages."""
         return [Stage(number, self.pipeline) for number in range(self.pipeline)]

@@ -33,17 +33,6 @@ _ATTENTION = {
     "sequences": "attention one sequence at a time",
     "probabilities": "attention one sequence at a time, keeping its probabilities for their dropout",
 }
-_JSON_KEYS = {  # attributes that have another name in the output
-    "requested": "asked",
-    "count": "of",
-    "gpus_per_node": "node",
-    "recompute_layers": "stretch",
-    "max_length": "longest",
-    "target_fraction": "asked",
-    "cross_attended": "crossed",
-    "row_deviation": "spread",
-    "multiple": "grain",
-}
 
 
 @dataclass(frozen=True)
@@ -207,14 +196,11 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "heads": model.num_attention_heads,
         "head_size": _head_size(model),
         "ffn": model.ffn_hidden_size,
-        "words": step.vocabulary.vocab_size,
-        "rows": step.table_rows,
+        "vocab_size": step.vocabulary.vocab_size,
+        "padded_vocab_size": step.table_rows,
     }
     plain: Any = {"shape": shape, "tokens": step.tokens, "half": step.half, "deterministic": step.deterministic}
-    data = asdict(
-        replace(plan, step=plain),
-        dict_factory=lambda items: {_JSON_KEYS.get(name, name): value for name, value in items},
-    )
+    data = asdict(replace(plan, step=plain))
     return data | {
         "mfu": plan.mfu,
         "total_memory": plan.memory.total,

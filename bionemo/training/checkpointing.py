@@ -147,7 +147,7 @@ class CheckpointCallback(pl.Callback):
             "step": trainer.global_step,
             "global_step": trainer.global_step,
             "epoch": trainer.current_epoch,
-            "consumed_samples": pl_module.position.consumed_samples,
+            "consumed_samples": trainer.datamodule.position.consumed_samples,  # type: ignore[attr-defined]
         }
 
         def fill(match: re.Match[str]) -> str:

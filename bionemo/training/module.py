@@ -18,7 +18,6 @@ from bionemo.common.redaction import redact_tree
 from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.data.loader import StepBatch
-from bionemo.data.sampler import DataPosition
 from bionemo.megatron import groups
 from bionemo.megatron.precision import LossScaler, Precision
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights, optimizer_state_names
@@ -76,11 +75,6 @@ class TrainingModule(pl.LightningModule):
         self.list_checkpoints: Callable[[], list[Path]] = list
         self.checkpoint_metadata: dict[str, Any] = {}
         self.model: Trainable | None = None
-
-    @property
-    def position(self) -> DataPosition:
-        """Position in the training data after the last step."""
-        return self._data.position
 
     @property
     def _data(self) -> SequenceData:

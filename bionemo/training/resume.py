@@ -25,8 +25,9 @@ _POSITION_EMBEDDINGS = "position_embeddings.weight"
 def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
     """Return the checkpoint to resume from: the configured one, else the newest complete one of this run, else None.
 
-    The newest checkpoint has the highest step, whether it is a `*-last`, a best one or Slurm's `hpc_ckpt_*` in the log
-    directory. If several runs share a checkpoint directory, a run with checkpoints there resumes only from its own.
+    The newest checkpoint has the highest step, whether it is a `*-last`, a best one or an `hpc_ckpt_*` of an earlier
+    version in the log directory. If several runs share a checkpoint directory, a run with checkpoints there resumes
+    only from its own.
 
     Raises:
         UserError: if the configured checkpoint is not usable, or there is no checkpoint and the configuration requires

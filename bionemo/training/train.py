@@ -63,7 +63,7 @@ def train(
     precision = resolve_precision(cfg.trainer.precision)
     log_dir = log_directory(cfg.exp_manager)
     checkpoint_dir = checkpoint_directory(cfg.exp_manager, log_dir)
-    newest = checkpoint.list_complete(checkpoint_dir, log_dir)[:1]
+    newest = checkpoint.list_complete(checkpoint_dir, log_dir)[:1]  # another run may write until we hold the lock
     resume_path = find_resume_checkpoint(cfg, checkpoint_dir, log_dir)
 
     run_id = new_or_resumed_run_id(resume_path, checkpoint_dir, log_dir)
@@ -102,7 +102,7 @@ def train(
             data.check_steps(trainer.world_size)
             check_monitors(cfg.exp_manager, module, trainer)
 
-        make_directories(*written)  # before this only locks are written
+        make_directories(*written)  # before this only locks and indexes of the data are written
         files, log_run_id = cfg.exp_manager.files_to_copy or (), run_id if cfg.do_training else None
         logs = prepare_log_directory(log_dir, log_run_id, files) if trainer.is_global_zero else nullcontext()
         with directory_errors(log_dir), logs:

@@ -202,7 +202,8 @@ def names_used_in_code() -> set[str]:
     files = [path for path in (ROOT / "bionemo").rglob("*.py") if path.parent.name != "schema"]
     nodes = [node for path in files if path.stem != "v1_keys" for node in ast.walk(ast.parse(path.read_text()))]
     found = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    found |= {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    found |= {name for text in texts for name in text.split(".")}  # a name or a dotted key
     references = [re.findall(r"\$\{([^}]*)\}", path.read_text()) for path in (ROOT / "conf").rglob("*.yaml")]
     return found | {word for group in references for text in group for word in re.split(r"\W+", text)}
 

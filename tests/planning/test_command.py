@@ -114,7 +114,7 @@ def test_json_and_recommendation_if_the_layout_does_not_fit(
     main()
     plan = json.loads(capsys.readouterr().out)
     assert plan["total_memory"] > 0.92 * 40 * 2**30
-    assert plan["asked"]["fits"] is False
+    assert plan["requested"]["fits"] is False
     assert sum(plan["parameters"].values()) == 15_129_584_768
     assert any(each["fits"] for each in plan["choices"]) == bool(plan["advice"])
 

@@ -17,7 +17,7 @@ class ClusterConfig:
 
 @dataclass(kw_only=True)
 class LocalConfig(ClusterConfig):
-    """This machine: torchrun starts one process per device."""
+    """This machine: the run starts one process per device itself."""
 
 
 @dataclass(kw_only=True)

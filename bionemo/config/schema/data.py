@@ -73,7 +73,7 @@ class DataImplConfig:
 class LoaderConfig:
     """One split (train, val or test). Keys that are not set refer to the same keys of `model.data` in YAML."""
 
-    use_upsampling: bool  # repeat the samples as often as the run needs
+    use_upsampling: bool  # True: trainer.max_epochs passes, endless if null; False: one pass
     num_workers: WorkerCount
     seed: Seed
 
@@ -165,7 +165,7 @@ class DataConfig:
     # batches
     packing: bool  # concatenate sequences to micro_batch_size x seq_length tokens; False: one padded row per sequence
     packing_window: PositiveInt  # sequences whose packing is planned together
-    dynamic_padding: bool  # without packing: pad to the longest sequence of the batch instead of seq_length
+    dynamic_padding: bool  # without packing: pad a micro-batch to a multiple of 64 tokens instead of to its maximum
     # order
     shuffle: bool
     seed: Seed

@@ -94,7 +94,9 @@ class ModelConfig:
 
     _target_: str  # import path of the model class
     # batch and parallel layout
-    micro_batch_size: Dimension  # sequences per device and forward pass; packed: x seq_length tokens
+    micro_batch_size: (
+        Dimension  # rows of a micro-batch of a model replica; a row is a sequence or, packed, seq_length tokens
+    )
     global_batch_size: PositiveInt | None  # None: micro-batch size x data-parallel size x accumulation
     tensor_model_parallel_size: Dimension
     pipeline_model_parallel_size: Dimension
@@ -162,7 +164,6 @@ class ESM2nvConfig(EncoderConfig):
     position_embedding_type: Literal["rope"]
     embedding_token_dropout: bool  # scale embeddings by the fraction of tokens that are not masked
     mask_token_id: NonNegativeInt
-    drop_last: bool
 
 
 @dataclass(kw_only=True)

@@ -179,7 +179,7 @@ def test_invalid_data_is_one_line_and_creates_no_directory(
     ("override", "expected"),
     [
         ("model.data.mask_percent=0.9", "is 1.1, expected 1"),
-        ("model.global_batch_size=7", "make 4: set it to 4 or to null"),
+        ("model.global_batch_size=7", "= 4: set it to 4 or to null"),
         ("trainer.accelerator=gpu", "this machine has no GPU; use auto or cpu"),
         ("trainer.devices=[0]", "trainer: `devices` selected with `CPUAccelerator` should be an int > 0"),
         ("+model.tensor_model_parallel_size=2 trainer.devices=3", "trainer.num_nodes=3 is not divisible by"),

@@ -63,6 +63,8 @@ class HeartbeatServer(threading.Thread):
     ) -> None:
         super().__init__(name="heartbeat server", daemon=True)
         self.ranks = [RankStatus(rank) for rank in range(num_ranks)]
+        # an answer may precede the first heartbeat of rank 0
+        self.ranks[0].host, self.ranks[0].pid = socket.gethostname(), os.getpid()
         self._timeout, self._interval, self._child_processes = timeout, interval, child_processes
         self._diagnosis: Diagnosis | None = None
         self._finished = False

@@ -105,7 +105,8 @@ def test_a_skipped_update_advances_the_data_but_not_the_schedule(
                 part.gradient.fill_(float("nan"))
         update(self, optimizer, norm)
         weights = torch.cat([part.parameter.detach().reshape(-1) for part in self.parallel.optimizer_shards])
-        seen.append((self.trainer.global_step, self.schedule_step, self.position.consumed_samples, weights.clone()))
+        samples = self.trainer.datamodule.position.consumed_samples  # type: ignore[attr-defined]
+        seen.append((self.trainer.global_step, self.schedule_step, samples, weights.clone()))
 
     monkeypatch.setattr(TrainingModule, "_update", watched)
     monkeypatch.setattr(training_module.Precision, "needs_scaling", property(lambda self: True))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bionemo.common.errors import UserError
 from bionemo.interop.shape_check import MAX_LAYERS, Shape, get_size
 
 MULTIPLE = "make_vocab_size_divisible_by"
@@ -100,8 +101,8 @@ class WeightNames:
     qkv_by_head: bool = True  # whether query, key and value are ordered by head, as ours are
     transposes: bool = False  # whether the matrices of layers are stored as [in, out]
     extra_positions: int = 0  # rows of the position table that belong to no position
-    # Our name of a weight in a module of the model itself -> configuration keys with the sizes of its dimensions.
-    shapes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Our name of a weight in a module of the model itself -> its dimensions: sizes, or configuration keys of sizes.
+    shapes: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
 
     def weights(self, config: Mapping[str, Any], vocab_size: int) -> dict[str, Weight]:
         """Return all weights of a model, by our names; `vocab_size` does not count padding.
@@ -125,7 +126,8 @@ class WeightNames:
 
         def weight(ours: str, theirs: str, in_layer: bool) -> Weight:
             if ours in self.shapes:
-                return Weight(tuple(theirs.split()), tuple(get_size(config, key) for key in self.shapes[ours]))
+                shape = tuple(each if isinstance(each, int) else get_size(config, each) for each in self.shapes[ours])
+                return Weight(tuple(theirs.split()), shape)
             letters = _letters(ours)
             shape = tuple(sizes[letter.upper()] for letter in letters)
             divided = next((dim for dim, letter in enumerate(letters) if letter.islower()), None)
@@ -177,4 +179,6 @@ def _stack(item: tuple[str, str]) -> str:
 
 def _letters(ours: str) -> str:
     module, kind = ours.split(".")[-2:]
+    if "norm" not in module and module not in _SHAPES:
+        raise UserError(f"the shape of {ours} is unknown: add it to WeightNames.shapes of the model class")
     return "H" if "norm" in module else _SHAPES[module][kind == "bias"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from bionemo.common.errors import UserError
 from bionemo.interop.model_formats import known_formats
 from bionemo.interop.weight_names import WeightNames
 from tests.interop.archives import same
@@ -43,3 +44,13 @@ def test_importing_the_package_changes_no_other_library() -> None:
         "assert (list(warnings.filters), list(logging.getLogger().handlers)) == before"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_shapes_of_own_weights_are_sizes_or_keys_and_unknown_ones_are_an_error() -> None:
+    config = {"num_attention_heads": 2, "hidden_size": 8, "ffn_hidden_size": 32, "max_position_embeddings": 4,
+              "num_layers": 1, "gate_size": 3}  # fmt: skip
+    names = {"gate.score.weight": "gate.score.weight"}
+    found = WeightNames(names, shapes={"gate.score.weight": (1, "gate_size")}).weights(config, 10)
+    assert found["gate.score.weight"].shape == (1, 3)
+    with pytest.raises(UserError, match=r"the shape of gate\.score\.weight is unknown"):
+        WeightNames(names).weights(config, 10)

@@ -53,7 +53,7 @@ def main() -> None:
 
         def step(module: TrainingModule, batch: object) -> None:
             if module.trainer.global_step == 3:
-                module.throughput.start(module.position.consumed_tokens)
+                module.throughput.start(module._data.position.consumed_tokens)
             start(module, batch)  # type: ignore[arg-type]
 
         TrainingModule.training_step = step  # type: ignore[method-assign]

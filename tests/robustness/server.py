@@ -57,6 +57,8 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     """Run a request in a fork; return its wait status, and whether it had to be killed."""
     if (child := os.fork()) == 0:
         _run(request)
+    while os.getpgid(child) != child:  # until the child has called setsid
+        time.sleep(0.001)
     begun = time.monotonic()
     limit = begun + request["timeout"]
     number, delay = request.get("signal", (0, 0.0))

@@ -165,7 +165,7 @@ def test_jobs_reject_secrets_that_would_be_written(
     for arguments in given:
         for key, value in {"config": None, "notes": None, "tags": None, **arguments}.items():
             setattr(cfg.exp_manager.wandb_logger_kwargs, key, value)
-        with pytest.raises(UserError, match=r"holds a secret|the value of \$"):
+        with pytest.raises(UserError, match=r"contains a secret|the value of \$"):
             launch_job(cfg, dry_run=False)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     capfd.readouterr()

@@ -237,7 +237,11 @@ class _Scanner:
 
     def _split_cells(self, line: bytes) -> list[str]:
         text = io.StringIO(line.decode(errors="replace"), newline="")
-        return next(csv.reader(text, delimiter=self.dialect.separator.decode()), [])
+        limit = csv.field_size_limit(max(len(line), csv.field_size_limit()))  # 128 KiB by default
+        try:
+            return next(csv.reader(text, delimiter=self.dialect.separator.decode()), [])
+        finally:
+            csv.field_size_limit(limit)
 
     def _check_utf8(self, block: RecordBlock) -> None:
         try:

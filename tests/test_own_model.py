@@ -16,6 +16,7 @@ import bionemo
 from bionemo.cli.main import main
 from bionemo.cli.pretrain import pretrain
 from bionemo.common.errors import UserError
+from bionemo.config import targets
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from tests.conftest import ROOT
@@ -112,12 +113,30 @@ def test_predict_writes_the_embeddings(trained: Path, tmp_path: Path, monkeypatc
     np.testing.assert_allclose(np.load(tmp_path / "out.npz")["embeddings"], expected, atol=1e-6)
 
 
-def test_nemo_archive_has_the_same_embeddings(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("allowed_by", ["entry point", "variable"])
+def test_nemo_archive_has_the_same_embeddings(
+    trained: Path, allowed_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if allowed_by == "variable":
+        monkeypatch.setattr(targets, "_entry_points", list)
+        monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", "own_model")
     command(monkeypatch, "checkpoint", "convert", last_checkpoint(trained), tmp_path / "x.nemo")
     command(monkeypatch, "checkpoint", "convert", tmp_path / "x.nemo", tmp_path / "back")
     expected = bionemo.load(last_checkpoint(trained), "cpu").embed(SEQUENCES)
     for path in (tmp_path / "x.nemo", tmp_path / "back"):
         assert np.array_equal(bionemo.load(path, "cpu").embed(SEQUENCES), expected)
+
+
+def test_nemo_archive_of_a_class_that_is_not_allowed(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(monkeypatch, "checkpoint", "convert", last_checkpoint(trained), tmp_path / "x.nemo")
+    monkeypatch.setattr(targets, "_entry_points", list)
+    for path, problem in ((tmp_path / "x.nemo", "have no .nemo format"), (last_checkpoint(trained), "cannot import")):
+        monkeypatch.delitem(sys.modules, "own_model", raising=False)
+        with pytest.raises(UserError, match=rf"{problem}.*entry point bionemo.models or .*BIONEMO_TRUSTED_PACKAGES"):
+            bionemo.load(path, "cpu")
+        assert "own_model" not in sys.modules
 
 
 def test_plan_counts_the_parameters_of_the_class(

@@ -139,6 +139,43 @@ def test_nemo_archive_of_a_class_that_is_not_allowed(
         assert "own_model" not in sys.modules
 
 
+SHAPE = {"convolution.weight": ("conv_kernel", "hidden_size")}
+TABLES: dict[str, tuple[list[str], dict[str, tuple[str | int, ...]], str]] = {
+    "name missing": ([], SHAPE, "1 weights are unknown: 'convolution.weight'"),
+    "extra name": (
+        ["convolution.weight", "more.weight"],
+        SHAPE | {"more.weight": (3,)},
+        "1 weights are missing: 'more.weight'",
+    ),
+    "wrong shape": (
+        ["convolution.weight"],
+        {"convolution.weight": ("conv_kernel", 3)},
+        r"has shape \(5, 32\), expected \(5, 3\)",
+    ),
+    "no shape": (["convolution.weight"], {}, "the shape of convolution.weight is unknown"),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_a_wrong_table_of_weights_ends_the_run_at_the_start(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from own_model import ConvolutionalEncoder
+
+    names, shapes, problem = TABLES[case]
+    table = ConvolutionalEncoder.nemo.names
+    monkeypatch.delitem(table.names, "convolution.weight")  # type: ignore[attr-defined]
+    monkeypatch.delitem(table.shapes, "convolution.weight")  # type: ignore[attr-defined]
+    for name in names:
+        monkeypatch.setitem(table.names, name, name)  # type: ignore[arg-type]
+    for name, shape in shapes.items():
+        monkeypatch.setitem(table.shapes, name, shape)  # type: ignore[arg-type]
+    key = "exp_manager.checkpoint_callback_params.save_nemo_on_train_end"
+    with pytest.raises(UserError, match=rf"^own_model.ConvolutionalEncoder.nemo .*{problem}.*{key}=False$"):
+        pretrain(configured(tmp_path / "run", f"{key}=True"))
+    assert not list(tmp_path.glob("run/**/*.*"))
+
+
 def test_plan_counts_the_parameters_of_the_class(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,12 +95,14 @@ def train(
         if checkpoint.list_complete(checkpoint_dir, log_dir)[:1] != newest:
             raise UserError(f"another run has just written to {checkpoint_dir}: run the command again")
         data, module = build(trainer, precision, resume_path)
-        module.check_initial_weights(resume_path)
+        model = module.build_on_meta()  # the whole model, because the process groups do not exist yet
+        module.check_initial_weights(model, resume_path)
         data.setup("fit")  # an error in the data ends the run before directories are made
         if cfg.do_training:
             reference_losses |= data.reference_losses()
             data.check_steps(trainer.world_size)
-            check_monitors(cfg.exp_manager, module, trainer)
+            check_monitors(cfg.exp_manager, model, trainer)
+            checkpoints.check_export(model)
 
         make_directories(*written)  # before this only locks and indexes of the data are written
         files, log_run_id = cfg.exp_manager.files_to_copy or (), run_id if cfg.do_training else None
@@ -110,9 +112,8 @@ def train(
             progress.save_config(cfg, trainer, log_dir, data.micro_batches)
 
         if cfg.do_training:
-            progress.print_start(
-                cfg, trainer, module.count_parameters(), precision.name, resume_path, data.micro_batches
-            )
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            progress.print_start(cfg, trainer, parameters, precision.name, resume_path, data.micro_batches)
             trainer.fit(module, data, ckpt_path=resume_path)
             progress.print_result(trainer, reference_losses, log_dir)
         if cfg.do_testing and not checkpoints.stop_signal:

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import lightning.pytorch as pl
+import torch.distributed as dist
 
 from bionemo import checkpoint
 from bionemo.common.errors import UserError
+from bionemo.common.launcher_environment import restored_variables
 from bionemo.common.lock import RunLock, run_lock
 from bionemo.config.schema import RunConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.data.data_module import SequenceData
 from bionemo.interop.nemo import (
     checkpoint_directory,
+    close_log_files,
     directory_errors,
     log_directory,
     make_directories,
@@ -87,6 +90,7 @@ def train(
     if (launcher := trainer.strategy.launcher) is not None:
         checkpoints.signals.send_to_children = launcher.kill
     with (
+        _restored_process(),
         checkpoints.signals,
         report_first_error(monitor, trainer),
         misconfiguration_as_user_error(),
@@ -121,6 +125,18 @@ def train(
             progress.print_test_result(trainer)
     if checkpoints.stop_signal and trainer.is_global_zero:  # rank 0 only: launchers kill all ranks if one fails
         sys.exit(128 + checkpoints.stop_signal)  # exit status of a process that was ended by this signal
+
+
+@contextmanager
+def _restored_process() -> Iterator[None]:
+    """Remove what a run leaves in its process, so that the next run of a sweep starts as in a new one."""
+    try:
+        with restored_variables():
+            yield
+    finally:
+        close_log_files()
+    if dist.is_initialized():  # not after an error: other ranks may not respond
+        dist.destroy_process_group()
 
 
 @contextmanager

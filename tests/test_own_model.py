@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F
 
 import bionemo
+from bionemo.checkpoint import Checkpoint, tools
 from bionemo.cli.main import main
 from bionemo.cli.pretrain import pretrain
 from bionemo.common.errors import UserError
 from bionemo.config import targets
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
+from bionemo.interop import nemo_archive
 from tests.conftest import ROOT
 from tests.support.finetuning import run as fine_tune
 from tests.support.finetuning import words, written
@@ -174,6 +176,24 @@ def test_a_wrong_table_of_weights_ends_the_run_at_the_start(
     with pytest.raises(UserError, match=rf"^own_model.ConvolutionalEncoder.nemo .*{problem}.*{key}=False$"):
         pretrain(configured(tmp_path / "run", f"{key}=True"))
     assert not list(tmp_path.glob("run/**/*.*"))
+
+
+def test_a_key_that_was_added_later_has_the_default_of_the_dataclass(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from own_model import ConvolutionalEncoderConfig
+
+    saved = Checkpoint(last_checkpoint(trained))
+    config = {key: value for key, value in saved.config.items() if key != "conv_kernel"}
+    tools.write_weights(tmp_path / "old", saved.state | {"config": config}, tools.iterate_weights(saved))
+    expected = r"missing key model.conv_kernel .*: give it a default in own_model.ConvolutionalEncoderConfig"
+    with pytest.raises(UserError, match=expected):
+        bionemo.load(tmp_path / "old", "cpu")
+    monkeypatch.setattr(ConvolutionalEncoderConfig.__dataclass_fields__["conv_kernel"], "default", 5)
+    command(monkeypatch, "checkpoint", "convert", tmp_path / "old", tmp_path / "x.nemo")
+    assert nemo_archive.read(tmp_path / "x.nemo").config["conv_kernel"] == 5
+    embedded = bionemo.load(last_checkpoint(trained), "cpu").embed(SEQUENCES)
+    assert np.array_equal(bionemo.load(tmp_path / "x.nemo", "cpu").embed(SEQUENCES), embedded)
 
 
 def test_plan_counts_the_parameters_of_the_class(

@@ -2,7 +2,6 @@
 """Fixtures for all tests."""
 
 import gc
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -19,8 +18,6 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # like interop/console_lo
 # scripts call `python` and `shellcheck`: use those of this environment even if it is not activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
-RANKS = "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"  # of a launcher
-_RANKS_BEFORE = {name: os.environ.get(name) for name in RANKS}
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples" / "protein"
 PRETRAINING = sorted(path.parent / "conf" for path in ROOT.glob("examples/**/pretrain.py"))  # one for every family
@@ -32,44 +29,24 @@ RUNNABLE = [
     if not path.stem.startswith(("_", *_OTHERS))
 ]
 
+_threads = 0  # of this process after the last collection
+
 
 @pytest.fixture(autouse=True)
 def nothing_stays_of_runs() -> Iterator[None]:
-    """Destroy the process groups and log handlers that training in a test created, and restore the environment.
+    """Destroy the process groups that training in a test created.
 
-    Each group keeps threads that wake up a hundred times per second, until the garbage collector deletes it. Handlers
-    would write the logs of all later runs, too. Processes started by later tests would read the launcher variables as
-    their own.
+    Each group keeps threads that wake up a hundred times per second, until the garbage collector deletes it.
     """
-    _restore_ranks()  # module fixtures may have run a training in this process
     yield
     distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_initialized():
+    if distributed is not None and distributed.is_initialized():  # after a run that failed
         distributed.destroy_process_group()
-        _close_logs()
+    global _threads  # noqa: PLW0603
+    if len(os.listdir("/proc/self/task")) > _threads + 20:  # a run has 50
         gc.collect()
+        _threads = len(os.listdir("/proc/self/task"))
         gc.freeze()  # the next collection skips the objects of imported modules, which take half a second
-    _restore_ranks()
-
-
-def _close_logs() -> None:
-    """Remove the handlers and filters that every run adds to the loggers of other packages."""
-    for name in ("lightning.pytorch", "megatron.core", "nemo_logger"):
-        logger = logging.getLogger(name)
-        for handler in logger.handlers[:]:
-            handler.filters.clear()
-            # NeMo replaces the log file of its own logger
-            if isinstance(handler, logging.NullHandler if name == "nemo_logger" else logging.FileHandler):
-                logger.removeHandler(handler)
-                handler.close()
-
-
-def _restore_ranks() -> None:
-    for name, value in _RANKS_BEFORE.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def checkpoint_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

@@ -13,11 +13,14 @@ import torch
 import torch.nn.functional as F
 
 import bionemo
+from bionemo.checkpoint import Checkpoint, tools
 from bionemo.cli.main import main
 from bionemo.cli.pretrain import pretrain
 from bionemo.common.errors import UserError
+from bionemo.config import targets
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
+from bionemo.interop import nemo_archive
 from tests.conftest import ROOT
 from tests.support.finetuning import run as fine_tune
 from tests.support.finetuning import words, written
@@ -112,12 +115,85 @@ def test_predict_writes_the_embeddings(trained: Path, tmp_path: Path, monkeypatc
     np.testing.assert_allclose(np.load(tmp_path / "out.npz")["embeddings"], expected, atol=1e-6)
 
 
-def test_nemo_archive_has_the_same_embeddings(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("allowed_by", ["entry point", "variable"])
+def test_nemo_archive_has_the_same_embeddings(
+    trained: Path, allowed_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if allowed_by == "variable":
+        monkeypatch.setattr(targets, "_entry_points", list)
+        monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", "own_model")
     command(monkeypatch, "checkpoint", "convert", last_checkpoint(trained), tmp_path / "x.nemo")
     command(monkeypatch, "checkpoint", "convert", tmp_path / "x.nemo", tmp_path / "back")
     expected = bionemo.load(last_checkpoint(trained), "cpu").embed(SEQUENCES)
     for path in (tmp_path / "x.nemo", tmp_path / "back"):
         assert np.array_equal(bionemo.load(path, "cpu").embed(SEQUENCES), expected)
+
+
+def test_nemo_archive_of_a_class_that_is_not_allowed(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(monkeypatch, "checkpoint", "convert", last_checkpoint(trained), tmp_path / "x.nemo")
+    monkeypatch.setattr(targets, "_entry_points", list)
+    for path, problem in ((tmp_path / "x.nemo", "have no .nemo format"), (last_checkpoint(trained), "cannot import")):
+        monkeypatch.delitem(sys.modules, "own_model", raising=False)
+        with pytest.raises(UserError, match=rf"{problem}.*entry point bionemo.models or .*BIONEMO_TRUSTED_PACKAGES"):
+            bionemo.load(path, "cpu")
+        assert "own_model" not in sys.modules
+
+
+SHAPE = {"convolution.weight": ("conv_kernel", "hidden_size")}
+TABLES: dict[str, tuple[list[str], dict[str, tuple[str | int, ...]], str]] = {
+    "name missing": ([], SHAPE, "1 weights are unknown: 'convolution.weight'"),
+    "extra name": (
+        ["convolution.weight", "more.weight"],
+        SHAPE | {"more.weight": (3,)},
+        "1 weights are missing: 'more.weight'",
+    ),
+    "wrong shape": (
+        ["convolution.weight"],
+        {"convolution.weight": ("conv_kernel", 3)},
+        r"has shape \(5, 32\), expected \(5, 3\)",
+    ),
+    "no shape": (["convolution.weight"], {}, "the shape of convolution.weight is unknown"),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_a_wrong_table_of_weights_ends_the_run_at_the_start(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from own_model import ConvolutionalEncoder
+
+    names, shapes, problem = TABLES[case]
+    table = ConvolutionalEncoder.nemo.names
+    monkeypatch.delitem(table.names, "convolution.weight")  # type: ignore[attr-defined]
+    monkeypatch.delitem(table.shapes, "convolution.weight")  # type: ignore[attr-defined]
+    for name in names:
+        monkeypatch.setitem(table.names, name, name)  # type: ignore[arg-type]
+    for name, shape in shapes.items():
+        monkeypatch.setitem(table.shapes, name, shape)  # type: ignore[arg-type]
+    key = "exp_manager.checkpoint_callback_params.save_nemo_on_train_end"
+    with pytest.raises(UserError, match=rf"^own_model.ConvolutionalEncoder.nemo .*{problem}.*{key}=False$"):
+        pretrain(configured(tmp_path / "run", f"{key}=True"))
+    assert not list(tmp_path.glob("run/**/*.*"))
+
+
+def test_a_key_that_was_added_later_has_the_default_of_the_dataclass(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from own_model import ConvolutionalEncoderConfig
+
+    saved = Checkpoint(last_checkpoint(trained))
+    config = {key: value for key, value in saved.config.items() if key != "conv_kernel"}
+    tools.write_weights(tmp_path / "old", saved.state | {"config": config}, tools.iterate_weights(saved))
+    expected = r"missing key model.conv_kernel .*: give it a default in own_model.ConvolutionalEncoderConfig"
+    with pytest.raises(UserError, match=expected):
+        bionemo.load(tmp_path / "old", "cpu")
+    monkeypatch.setattr(ConvolutionalEncoderConfig.__dataclass_fields__["conv_kernel"], "default", 5)
+    command(monkeypatch, "checkpoint", "convert", tmp_path / "old", tmp_path / "x.nemo")
+    assert nemo_archive.read(tmp_path / "x.nemo").config["conv_kernel"] == 5
+    embedded = bionemo.load(last_checkpoint(trained), "cpu").embed(SEQUENCES)
+    assert np.array_equal(bionemo.load(tmp_path / "x.nemo", "cpu").embed(SEQUENCES), embedded)
 
 
 def test_plan_counts_the_parameters_of_the_class(

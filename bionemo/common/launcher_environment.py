@@ -10,8 +10,8 @@ import re
 import socket
 import time
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from bionemo.common.errors import HostError, UserError
@@ -130,6 +130,19 @@ def check_master_address(process: Process | None, timeout: float = 5.0) -> None:
                     "machines of the run know, or unset it for a run on one machine"
                 ) from error
             time.sleep(0.5)
+
+
+@contextmanager
+def restored_variables() -> Iterator[None]:
+    """Restore the variables of the processes at the end; Lightning sets them when it starts other processes."""
+    before = {name: os.environ.get(name) for name in ("MASTER_ADDR", *_INTEGERS)}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def is_global_rank_zero(environment: Mapping[str, str] = os.environ) -> bool:

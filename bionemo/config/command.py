@@ -7,6 +7,7 @@ devices.
 """
 
 import argparse
+import gc
 import io
 import os
 import sys
@@ -76,6 +77,7 @@ def _run(task: Callable[[Any], None], flags: argparse.Namespace, source: ConfigS
             notify(f"run {number} of {len(jobs)}: {' '.join(redact_arguments(job))}", *notes)
             with _command_line([*_location_arguments(flags), *job]):
                 task(cfg)
+            gc.collect()  # the memory and the process groups of this run
     else:
         [(cfg, notes)] = checked
         notify(*notes)

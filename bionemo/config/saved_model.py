@@ -4,7 +4,8 @@
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from inspect import get_annotations
 from typing import Any
 
 from omegaconf import OmegaConf, open_dict
@@ -14,6 +15,7 @@ from bionemo.config.compose import compose
 from bionemo.config.paths import find_source
 from bionemo.config.schema import ModelConfig
 from bionemo.config.schema_reader import SchemaReader
+from bionemo.config.targets import target_schema
 
 # Keys of `model` that do not change the function that the weights compute; a key includes all keys below it. All
 # other keys, also those of new models, may change it.
@@ -86,10 +88,10 @@ def read_model_section(section: Mapping[str, Any], default_config: str) -> Model
         return found.model
     for problem, keys in (("missing", reader.missing), ("unknown", reader.unknown)):
         if changing := [key for key in keys if changes_function(key.removeprefix("model."))]:
-            raise UserError(
-                f"{problem} key {', '.join(changing[:_MAX_REPORTED])} may change the function of the model: use the "
-                "version of bionemo that wrote it"
-            )
+            owner = _foreign_owner(section, changing[0]) if problem == "missing" else ""
+            remedy = f"give it a default in {owner}" if owner else "use the version of bionemo that wrote it"
+            listed = ", ".join(changing[:_MAX_REPORTED])
+            raise UserError(f"{problem} key {listed} may change the function of the model: {remedy}")
     adapted = {"model": deepcopy(dict(section))}
     with suppress(KeyError):  # a name that is not text or contains a dot: reported below
         for key in reader.unknown:
@@ -100,6 +102,23 @@ def read_model_section(section: Mapping[str, Any], default_config: str) -> Model
     if adapted["model"] == section:
         raise UserError("; ".join(reader.problems[:_MAX_REPORTED]))
     return read_model_section(adapted["model"], default_config)
+
+
+def add_defaults(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section of plain values with the defaults that its dataclass has for missing keys.
+
+    Raises:
+        UserError: if its class cannot be imported.
+    """
+    keys = fields(target_schema(str(section["_target_"]), ModelConfig))
+    return {each.name: each.default for each in keys if each.default is not MISSING} | dict(section)
+
+
+def _foreign_owner(section: Mapping[str, Any], key: str) -> str:
+    """Return the dataclass outside bionemo that defines a key of `model`; "" if it is one of bionemo."""
+    name, classes = key.split(".")[1], target_schema(str(section["_target_"]), ModelConfig).__mro__
+    owner = next(each for each in classes if name in get_annotations(each))
+    return "" if owner.__module__.startswith("bionemo.") else f"{owner.__module__}.{owner.__qualname__}"
 
 
 def _delete(tree: dict[str, Any], key: str) -> None:

@@ -58,7 +58,8 @@ def import_target(name: str) -> Any:
     shown = repr(name[:100])
     if not is_allowed(name):
         raise UserError(
-            f"cannot import {shown}: it is neither part of bionemo nor in a package of {TRUSTED_PACKAGES}{_hint(name)}"
+            f"cannot import {shown}: it is neither part of bionemo nor allowed by the entry point {ENTRY_POINT_GROUP} "
+            f"or by {TRUSTED_PACKAGES}=PACKAGE{_hint(name)}"
         )
     try:
         found = _import_attribute(module, attribute)

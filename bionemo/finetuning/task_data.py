@@ -28,6 +28,7 @@ class TaskColumns:
     sequence: str  # column of the sequences
     target: str  # column of the labels
     mask: str | None = None  # column of strings of 1 (residue has a label) and 0; None: all residues have one
+    key: str = "model.data"  # configuration key of the task, for messages
 
 
 class Example(NamedTuple):
@@ -69,7 +70,7 @@ def read_splits(
     if target is None:
         raise UserError(f"{key}.target_column is empty: set it to the column of the labels")
     mask = _single(f"{key}.mask_column", config.mask_column)
-    columns = TaskColumns(config.task_type, config.sequence_column, target, mask)
+    columns = TaskColumns(config.task_type, config.sequence_column, target, mask, key)
     files = {
         name: shard_paths(Path(config.dataset_path), name, getattr(config.dataset, name), ".csv") for name in names
     }
@@ -99,14 +100,15 @@ def read_examples(paths: Sequence[Path], columns: TaskColumns) -> list[Example]:
 
 def _read_file(path: Path, columns: TaskColumns) -> Iterator[Example]:
     table = read_table(path)
-    wanted = [columns.sequence, columns.target, *([columns.mask] if columns.mask else [])]
-    cells = [table.column(name, "set the column name") for name in wanted]
+    names = {"sequence_column": columns.sequence, "target_column": columns.target, "mask_column": columns.mask}
+    wanted = {key: name for key, name in names.items() if name}
+    cells = [table.column(name, f"set {columns.key}.{key}") for key, name in wanted.items()]
     if not table.rows:
         raise UserError(f"{path} has no examples: check the files of the dataset")
     for location, *row in zip(table.locations, *cells, strict=True):
         text, target, *mask = (cell.strip() for cell in row)
         if not (text and target and all(mask)):
-            raise UserError(f"{location}: {incomplete_row(wanted)}")
+            raise UserError(f"{location}: {incomplete_row([*wanted.values()])}")
         example = Example(location, text, target, mask[0] if mask else None)
         if columns.task_type == "token-level-classification":
             _check_residues(example)

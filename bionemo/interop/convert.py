@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from bionemo.checkpoint import Checkpoint, MergedLoRA, TensorsInMemory, TensorSource, check, tools
 from bionemo.common.errors import UserError
+from bionemo.config.saved_model import add_defaults
 from bionemo.interop import model_card, nemo_archive
 from bionemo.interop.huggingface import directory as huggingface
 from bionemo.interop.huggingface.contacts import ContactHead, check_contact_head
@@ -102,7 +103,7 @@ def open_model(path: Path) -> Model:
     identity: dict[str, Any] = saved.state.get("model", {})
     weights: TensorSource = MergedLoRA(saved) if "task" in identity else saved
     history = model_card.describe_training(saved.state, saved.manifest)
-    return Model(saved.config, tools.read_vocabulary_size(identity), weights, history, contact_head)
+    return Model(add_defaults(saved.config), tools.read_vocabulary_size(identity), weights, history, contact_head)
 
 
 def describe(path: Path, every_tensor: bool = False) -> str:

@@ -32,6 +32,7 @@ from bionemo.interop.console_logging import log_to_file
 from bionemo.interop.log_write_errors import tolerate_write_errors
 
 log = logging.getLogger(__name__)
+_NO_OUTPUT, _REDACTION = logging.NullHandler(), LogFilter()  # a logger has each of them once, after any number of runs
 _MIN_SPACE = 1 << 18  # bytes that must fit into a directory when a run starts
 _DISABLED_FEATURES = {  # features that this package implements itself; NeMo's checkpoints, for example, are pickles
     "explicit_log_dir": None,
@@ -119,9 +120,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         "explicit_log_dir": str(directory)
     }
     nemo_logging.remove_stream_handlers()
-    nemo_logging._logger.addHandler(logging.NullHandler())  # without any handler, Python prints warnings itself
-    for handler in _log_files():  # of an earlier run in the same process
-        nemo_logging._logger.removeHandler(handler)
+    nemo_logging._logger.addHandler(_NO_OUTPUT)  # without any handler, Python prints warnings itself
     try:
         with _adapted_nemo():
             nemo.exp_manager(trainer, OmegaConf.create(escape_interpolations(given)))
@@ -133,7 +132,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         raise UserError(f"exp_manager: {error}") from error
     for name in ("nemo_logger", "lightning.pytorch"):
         for written in logging.getLogger(name).handlers:
-            written.addFilter(LogFilter())
+            written.addFilter(_REDACTION)
     name = f"nemo_log_globalrank-{trainer.global_rank}_localrank-{trainer.local_rank}.txt"
     if trainer.is_global_zero:
         write_atomic(directory / "git-info.log", _describe_version())
@@ -173,13 +172,23 @@ class _OpenLogFile(pl.Callback):
 
 def _open_log_file(path: Path) -> None:
     nemo_logging.add_file_handler(path)
-    for handler in _log_files():
-        handler.addFilter(LogFilter())
+    for handler in _log_files(nemo_logging._logger):
+        handler.addFilter(_REDACTION)
         log_to_file(handler)
 
 
-def _log_files() -> list[logging.FileHandler]:
-    return [handler for handler in nemo_logging._logger.handlers if isinstance(handler, logging.FileHandler)]
+def close_log_files() -> None:
+    """Close the log files of a run, which would contain the messages of later runs in this process, too."""
+    for name in ("nemo_logger", "lightning.pytorch", "megatron.core", "bionemo"):
+        for handler in _log_files(logging.getLogger(name)):
+            logging.getLogger(name).removeHandler(handler)
+            handler.close()
+    for kind in ("file", "file_err"):  # otherwise NeMo adds them to Megatron's logger
+        nemo_logging._handlers.pop(kind, None)
+
+
+def _log_files(logger: logging.Logger) -> list[logging.FileHandler]:
+    return [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
 
 
 def _without_none(value: Any) -> Any:

@@ -8,11 +8,12 @@ from typing import Any
 from bionemo.common.errors import UserError
 from bionemo.config.hints import all_keys
 from bionemo.config.saved_model import is_complete
-from bionemo.config.targets import target_schema
+from bionemo.config.targets import ENTRY_POINT_GROUP, TRUSTED_PACKAGES, target_schema
 from bionemo.interop.model_formats import ModelFormat, format_of, known_formats
 from bionemo.interop.shape_check import get_size
 from bionemo.interop.weight_names import MULTIPLE, Weight, WeightNames
 
+_OUR_CLASS = "bionemo_class"  # key of the configuration: class path of a model outside bionemo
 _ONE_RANK = {
     "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
     "megatron_amp_O2": False,
@@ -92,7 +93,8 @@ class NemoModel(ModelFormat):
         if given.get("activation") == "gelu_tanh":
             given["activation"] = "gelu"
         given.pop("_target_", None)
-        return {**known, **given, **_ONE_RANK, "target": self.nemo_class}
+        foreign = {} if self.our_class.startswith("bionemo.") else {_OUR_CLASS: self.our_class}
+        return {**known, **given, **_ONE_RANK, "target": self.nemo_class, **foreign}
 
     def to_our_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Translate the configuration of a `.nemo` file to the `model` section of ours.
@@ -107,7 +109,7 @@ class NemoModel(ModelFormat):
         if not is_complete(config):
             return {MULTIPLE: 128, **config}
         ours = set(all_keys(target_schema(self.our_class, object)))
-        added = {"target", "openai_gelu", *_ONE_RANK, *_DEFAULTS, *self.config} - ours
+        added = {"target", _OUR_CLASS, "openai_gelu", *_ONE_RANK, *_DEFAULTS, *self.config} - ours
         return {key: value for key, value in config.items() if key not in added}
 
 
@@ -126,8 +128,8 @@ def check_layer_type(config: Mapping[str, Any]) -> None:
 
 def find_nemo_model(config: Mapping[str, Any]) -> NemoModel | None:
     """Return the model that a configuration, ours or NeMo's, belongs to; None if it has no `.nemo` format."""
-    if config.get("_target_"):
-        found: NemoModel | None = format_of(config, "nemo")
+    if target := config.get("_target_") or config.get(_OUR_CLASS):
+        found: NemoModel | None = format_of({"_target_": target}, "nemo")
         return found
     return next((model for model in known_formats("nemo") if model.describes(config)), None)
 
@@ -140,9 +142,12 @@ def get_nemo_model(config: Mapping[str, Any]) -> NemoModel:
     """
     if model := find_nemo_model(config):
         return model
-    target = config.get("_target_") or config.get("target")
-    supported = ", ".join(model.nemo_class.rpartition(".")[2] for model in known_formats("nemo"))
+    ours = config.get("_target_") or config.get(_OUR_CLASS)
+    target = ours or config.get("target")
+    if ours:
+        remedy = f": it needs the attribute nemo, and the entry point {ENTRY_POINT_GROUP} or {TRUSTED_PACKAGES}"
+    else:
+        remedy = "; supported: " + ", ".join(each.nemo_class.rpartition(".")[2] for each in known_formats("nemo"))
     raise UserError(
-        f"models of the class {target[:100] if isinstance(target, str) else '?'!r} have no .nemo format; supported: "
-        f"{supported}"
+        f"models of the class {target[:100] if isinstance(target, str) else '?'!r} have no .nemo format{remedy}"
     )

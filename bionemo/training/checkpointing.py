@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo import checkpoint
+from bionemo.checkpoint import MergedLoRA, TensorsInMemory, TensorSource
+from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
 from bionemo.common.lock import RunLock
 from bionemo.config.check import METRIC_FIELD
@@ -27,6 +30,8 @@ from bionemo.config.schema import ExpManagerConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.interop.convert import export_nemo
 from bionemo.interop.nemo_models import find_nemo_model
+from bionemo.interop.shape_check import check_shapes
+from bionemo.models.trainable import Trainable
 from bionemo.training.patches import ignore_sigterm_after_training
 from bionemo.training.rank_consistency import all_reduce_max
 from bionemo.training.signals import Signals
@@ -62,6 +67,27 @@ class CheckpointCallback(pl.Callback):
         self._archive: Path | None = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
         self.signals = Signals()
         self.signals.listen(signal.SIGUSR1)  # before the first step it is recorded and handled after the step
+
+    def check_export(self, model: Trainable) -> None:
+        """Check the weight names and shapes of the .nemo file that the run will write, given the whole model.
+
+        Raises:
+            UserError: if they are not those of the model.
+        """
+        key = "always_save_nemo" if self.config.always_save_nemo else "save_nemo_on_train_end"
+        config = asdict(model.config)
+        if not (self._enabled and getattr(self.config, key)) or (names := find_nemo_model(config)) is None:
+            return
+        source = TensorsInMemory(self.directory, dict(model.named_parameters()))
+        weights: TensorSource = MergedLoRA(source) if "task" in model.identity else source
+        try:
+            expected = names.weights(names.with_vocab_size(config, model.vocabulary.vocab_size))
+            check_shapes({name: weight.shape for name, weight in expected.items()}, weights.shapes("weights"))
+        except UserError as error:
+            raise UserError(
+                f"{names.our_class}.nemo does not describe the weights of the model: {error}: correct it, or set "
+                f"exp_manager.checkpoint_callback_params.{key}=False"
+            ) from error
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         """Remove unfinished checkpoints of an interrupted run."""

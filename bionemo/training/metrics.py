@@ -2,7 +2,6 @@
 """Check that the monitored metrics exist."""
 
 import logging
-from typing import Any
 
 import lightning.pytorch as pl
 
@@ -10,6 +9,7 @@ from bionemo.common.errors import UserError
 from bionemo.config.check import INTEGER_METRICS, METRIC_FIELD
 from bionemo.config.hints import did_you_mean
 from bionemo.config.schema import ExpManagerConfig
+from bionemo.models.trainable import Trainable
 
 log = logging.getLogger(__name__)
 _CHECKPOINTS = "exp_manager.checkpoint_callback_params"
@@ -17,12 +17,12 @@ _EARLY_STOPPING = "exp_manager.early_stopping_callback_params"
 _WRONG_SUFFIXES = {"max": ("loss", "perplexity", "percent_invalid"), "min": ("accuracy",)}
 
 
-def check_monitors(config: ExpManagerConfig, module: Any, trainer: pl.Trainer) -> None:
+def check_monitors(config: ExpManagerConfig, model: Trainable, trainer: pl.Trainer) -> None:
     """Check that validations compute every metric that ranks checkpoints, stops the run or is part of a file name.
 
     Args:
         config: `exp_manager` of the configuration.
-        module: a TrainingModule.
+        model: the model.
         trainer: trainer with all callbacks; those that log metrics list them in `metric_names`.
 
     Raises:
@@ -42,7 +42,7 @@ def check_monitors(config: ExpManagerConfig, module: Any, trainer: pl.Trainer) -
         fields = (name for name, _ in METRIC_FIELD.findall(saving.filename or ""))
         required |= {f"{_CHECKPOINTS}.filename: {{{name}}}": name for name in fields if name not in INTEGER_METRICS}
     if {*required.values()} - {"val_loss"}:  # all models have val_loss; otherwise the model must be built
-        known = _list_validation_metrics(module, trainer)
+        known = _list_validation_metrics(model, trainer)
         for key, metric in required.items():
             if metric not in known:
                 names = known if "filename" not in key else [*INTEGER_METRICS, *known]
@@ -56,8 +56,7 @@ def check_monitors(config: ExpManagerConfig, module: Any, trainer: pl.Trainer) -
             log.warning("%s.mode=%s: the %s %s is considered the best", key, mode, extreme, metric)
 
 
-def _list_validation_metrics(module: Any, trainer: pl.Trainer) -> list[str]:
-    model = module.build_on_meta()
+def _list_validation_metrics(model: Trainable, trainer: pl.Trainer) -> list[str]:
     names = ["loss", *["perplexity"] * model.has_perplexity, *model.metric_names]
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     others = [name for callback in callbacks for name in getattr(callback, "metric_names", ())]

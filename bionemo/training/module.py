@@ -99,10 +99,11 @@ class TrainingModule(pl.LightningModule):
         zero = self.config.optim.name == "distributed_fused_adam"
         self.parallel = ParallelModel(model, self._loss_function, autocast, zero)
 
-    def check_initial_weights(self, resume_path: Path | None) -> None:
-        """Check that this model can load the weights with which the run starts, before the run writes anything.
+    def check_initial_weights(self, model: Trainable, resume_path: Path | None) -> None:
+        """Check that the model can load the weights with which the run starts, before the run writes anything.
 
         Args:
+            model: the whole model, from `build_on_meta`.
             resume_path: checkpoint to resume from; None for a new run.
 
         Raises:
@@ -111,7 +112,7 @@ class TrainingModule(pl.LightningModule):
         source = self._initial_weights if resume_path is None else Checkpoint(resume_path)
         if source is None:
             return
-        model, config = self.build_on_meta(), asdict(self.config)
+        config = asdict(self.config)
         if isinstance(source, Checkpoint):
             identity = source.state.get("model")
             check_same_model(identity if isinstance(identity, dict) else {}, model)
@@ -122,17 +123,13 @@ class TrainingModule(pl.LightningModule):
             log_changed_settings(resume_path, source.config, config)
 
     def build_on_meta(self) -> Trainable:
-        """Build the model without memory for its parameters."""
+        """Build the model, or this rank's part once the process groups exist, without memory for its parameters."""
         with torch.device("meta"):
             return self._build_model()
 
     def _get_model(self) -> Trainable:
         assert self.model is not None
         return self.model
-
-    def count_parameters(self) -> int:
-        """Return the number of parameters of the model."""
-        return sum(parameter.numel() for parameter in self.build_on_meta().parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Build the optimizer; `training_step` applies the schedule."""

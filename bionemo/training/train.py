@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import lightning.pytorch as pl
+import torch.distributed as dist
 
 from bionemo import checkpoint
 from bionemo.common.errors import UserError
+from bionemo.common.launcher_environment import restored_variables
 from bionemo.common.lock import RunLock, run_lock
 from bionemo.config.schema import RunConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.data.data_module import SequenceData
 from bionemo.interop.nemo import (
     checkpoint_directory,
+    close_log_files,
     directory_errors,
     log_directory,
     make_directories,
@@ -87,6 +90,7 @@ def train(
     if (launcher := trainer.strategy.launcher) is not None:
         checkpoints.signals.send_to_children = launcher.kill
     with (
+        _restored_process(),
         checkpoints.signals,
         report_first_error(monitor, trainer),
         misconfiguration_as_user_error(),
@@ -95,12 +99,14 @@ def train(
         if checkpoint.list_complete(checkpoint_dir, log_dir)[:1] != newest:
             raise UserError(f"another run has just written to {checkpoint_dir}: run the command again")
         data, module = build(trainer, precision, resume_path)
-        module.check_initial_weights(resume_path)
+        model = module.build_on_meta()  # the whole model, because the process groups do not exist yet
+        module.check_initial_weights(model, resume_path)
         data.setup("fit")  # an error in the data ends the run before directories are made
         if cfg.do_training:
             reference_losses |= data.reference_losses()
             data.check_steps(trainer.world_size)
-            check_monitors(cfg.exp_manager, module, trainer)
+            check_monitors(cfg.exp_manager, model, trainer)
+            checkpoints.check_export(model)
 
         make_directories(*written)  # before this only locks and indexes of the data are written
         files, log_run_id = cfg.exp_manager.files_to_copy or (), run_id if cfg.do_training else None
@@ -110,9 +116,8 @@ def train(
             progress.save_config(cfg, trainer, log_dir, data.micro_batches)
 
         if cfg.do_training:
-            progress.print_start(
-                cfg, trainer, module.count_parameters(), precision.name, resume_path, data.micro_batches
-            )
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            progress.print_start(cfg, trainer, parameters, precision.name, resume_path, data.micro_batches)
             trainer.fit(module, data, ckpt_path=resume_path)
             progress.print_result(trainer, reference_losses, log_dir)
         if cfg.do_testing and not checkpoints.stop_signal:
@@ -120,6 +125,18 @@ def train(
             progress.print_test_result(trainer)
     if checkpoints.stop_signal and trainer.is_global_zero:  # rank 0 only: launchers kill all ranks if one fails
         sys.exit(128 + checkpoints.stop_signal)  # exit status of a process that was ended by this signal
+
+
+@contextmanager
+def _restored_process() -> Iterator[None]:
+    """Remove what a run leaves in its process, so that the next run of a sweep starts as in a new one."""
+    try:
+        with restored_variables():
+            yield
+    finally:
+        close_log_files()
+    if dist.is_initialized():  # not after an error: other ranks may not respond
+        dist.destroy_process_group()
 
 
 @contextmanager

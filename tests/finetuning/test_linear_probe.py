@@ -178,7 +178,10 @@ def test_a_run_writes_a_head_and_a_report(model: Path, tmp_path: Path, capsys: p
         (["model.restore_encoder_path=null"], "give model.restore_encoder_path="),
         (["model.restore_encoder_path=none"], "none: there is no such checkpoint"),
         (["model.data.target_column=[3state,8state]"], "only one target is supported"),
-        (["model.data.target_column=8state"], "has no column '8state', but 'id', 'sequence', '3state', 'resolved'"),
+        (
+            ["model.data.target_column=8state"],
+            "has no column '8state', but 'id', 'sequence', '3state', 'resolved': set model.data.target_column",
+        ),
         (["model.data.target_sizes=[2]"], "has 3 labels (C, E, H), but target_sizes is 2"),
         (["model.data.dataset.val=x001"], "x001.csv"),
         (["trainer.max_epochs=null"], "trainer.max_epochs=None"),

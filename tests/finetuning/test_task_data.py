@@ -50,7 +50,7 @@ def test_several_files_are_one_split(tmp_path: Path) -> None:
     ("columns", "text", "told"),
     [
         (TOKENS, "sequence,3state\nMK,HH\n", "x.csv has no column 'resolved', but 'sequence', '3state'"),
-        (TOKENS, "", "x.csv has no column 'sequence', but nothing"),
+        (TOKENS, "", "x.csv has no column 'sequence', but nothing: set model.data.sequence_column"),
         (TOKENS, "sequence,3state,resolved\n", "has no examples"),
         (TOKENS, "sequence,3state,resolved\nMK,HHH,11\n", "x.csv:2: 3 labels for 2 residues: each needs one"),
         (TOKENS, "sequence,3state,resolved\nMK,HH,1\n", "x.csv:2: 1 digits in the mask for 2 residues"),

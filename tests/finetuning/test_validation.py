@@ -90,7 +90,11 @@ def test_metrics_equal_those_of_the_saved_checkpoint(data: Path, tmp_path: Path)
     ("more", "told"),
     [
         (["model.dwnstr_task_validation.dataset.dataset_path=/none"], "x000.csv"),
-        (["model.dwnstr_task_validation.dataset.mask_column=[mask]"], "has no column 'mask'"),
+        (
+            ["model.dwnstr_task_validation.dataset.mask_column=[mask]"],
+            "has no column 'mask', but 'id', 'sequence', '3state', 'resolved': set "
+            "model.dwnstr_task_validation.dataset.mask_column",
+        ),
         (["model.dwnstr_task_validation.dataset.target_sizes=[2]"], "but target_sizes is 2"),
     ],
 )

@@ -217,7 +217,7 @@ CLASSES = [["os.system"], {"a": 1}, 3, True, 1.5, "os.system", "bionemo.models.l
            "bionemo.model.protein.esm1nv.esm1nv_model.os.system", "bionemo.models.esm1nv.ESM1nv "]  # fmt: skip
 
 
-@pytest.mark.parametrize("key", ["target", "_target_"])
+@pytest.mark.parametrize("key", ["target", "_target_", "bionemo_class"])
 @pytest.mark.parametrize("target", CLASSES, ids=lambda target: ascii(target)[:30])
 def test_unknown_classes(target: Any, key: str, tmp_path: Path) -> None:
     assert "have no .nemo format" in refuse(archive(tmp_path / "x", as_yaml(tiny() | {key: target}), WEIGHTS))

@@ -208,8 +208,6 @@ def _main(family: Example, overrides: list[str], console: Path, environment: dic
     output = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    for leftover in ("LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):  # of a run before the server's start
-        os.environ.pop(leftover, None)
     os.environ.update(environment)
     if largest := environment.get("LARGEST_FILE"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), resource.RLIM_INFINITY))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training on several ranks equals training in one process with the same global batch."""
 
-import os
 import re
 import subprocess
 import sys
@@ -120,15 +119,35 @@ def test_resuming_with_another_number_of_ranks(tmp_path: Path) -> None:
     same_run(tmp_path / "run", tmp_path / "whole")
 
 
+def pretrain_esm2(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "pretrain.py", *words], cwd=EXAMPLES / "esm2nv",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=600,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_sweep_on_several_devices(tmp_path: Path) -> None:
+    """The processes of each run are started for it, and its result is that of a run alone."""
+    words = ("trainer.devices=2", "trainer.max_steps=2", "trainer.val_check_interval=2")
+    directory = f"exp_manager.explicit_log_dir={tmp_path}/${{model.optim.lr}}"
+    done = pretrain_esm2("-m", *tiny(*words, "model.optim.lr=1e-3,2e-3"), directory)
+    assert done.returncode == 0, done.stdout
+    assert run(tmp_path / "alone", *words, "model.optim.lr=2e-3")[0] == 0
+    assert weights_equal(tmp_path / "0.002", tmp_path / "alone")
+    assert not weights_equal(tmp_path / "0.001", tmp_path / "alone")
+
+
+def weights_equal(one: Path, other: Path) -> bool:
+    first, second = weights_of(one, 2), weights_of(other, 2)
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
 @pytest.mark.slow
 def test_one_command_starts_all_devices(tmp_path: Path) -> None:
     """Lightning starts the second process with the same arguments; the console output is that of one run."""
     overrides = tiny(f"exp_manager.exp_dir={tmp_path}", "trainer.devices=2")
-    environment = {name: value for name, value in os.environ.items() if name not in ("LOCAL_RANK", "MASTER_PORT")}
-    done = subprocess.run(
-        [sys.executable, "pretrain.py", *overrides], cwd=EXAMPLES / "esm2nv", env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=600,
-    )  # fmt: skip
+    done = pretrain_esm2(*overrides)
     lines = done.stdout.splitlines()
     assert done.returncode == 0, lines
     assert sum(" on 2 x cpu" in line for line in lines) == 1

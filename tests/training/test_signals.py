@@ -18,7 +18,7 @@ from bionemo.checkpoint import find_defect, load_manifest
 from bionemo.cli.pretrain import main
 from bionemo.megatron import async_save
 from bionemo.training.signals import _SAME_KEY_PRESS, Signals
-from tests.conftest import RANKS, ROOT
+from tests.conftest import ROOT
 from tests.support.runs import FAMILIES, FORK, last_checkpoint, tiny
 
 LONG = ("trainer.max_steps=5000", "trainer.val_check_interval=5000")  # the console shows every 50th step
@@ -48,8 +48,7 @@ class Terminal:
     def _start(self) -> None:
         """Start a new Python process from a file, which the run starts again for its second device."""
         (script := self.directory.with_name("script.py")).write_text(_START)
-        environment = {name: value for name, value in os.environ.items() if name not in RANKS}  # of earlier runs
-        environment["PYTHONPATH"] = str(ROOT)
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
         with self._console.open("w") as console:
             self._process = subprocess.Popen(
                 [sys.executable, str(script), *self._words], stdout=console, stderr=console,
@@ -111,8 +110,6 @@ def _run(console: Path, overrides: list[str], slow_save: bool) -> None:
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    for name in RANKS:  # of a run before the server's start
-        os.environ.pop(name, None)
     multiprocessing.set_start_method("fork", force=True)  # for the run's own workers, like in a new Python process
     if slow_save:
         async_save.save_distributed = lambda *_: (print("writing", flush=True), time.sleep(2 * LIMIT))

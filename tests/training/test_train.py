@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """User-visible behaviour of a run: command, console, files, and one line for every error."""
 
+import gc
+import logging
 import os
 import re
 import subprocess
@@ -9,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bionemo.common.errors import UserError
+from bionemo.interop import nemo
 from bionemo.megatron.precision import cpu_has_bf16
 from bionemo.training.progress import print_test_result
 from tests.conftest import EXAMPLES, ROOT
@@ -283,6 +287,21 @@ def test_the_test_result_of_a_model_without_perplexity(capsys: pytest.CaptureFix
 def test_without_training_the_test_set_is_not_evaluated(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"do_testing=True without do_training: there is no checkpoint in .* to test"):
         train(config(tmp_path, "do_training=False", "do_testing=True"))
+
+
+def test_several_runs_in_one_process(tmp_path: Path) -> None:
+    """A run leaves neither threads nor open files, and later ones do not write into its logs."""
+    counts, logs = [], {}
+    for number in range(3):
+        train(config(tmp_path / str(number), "trainer.max_steps=1"))
+        gc.collect()
+        counts.append([len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")])
+        logs |= {path: path.read_text() for path in (tmp_path / str(number)).glob("*.txt")}
+    assert np.ptp(counts[1:], axis=0).max() < 10  # a group has more threads
+    assert len(logs) >= 9
+    assert {path: path.read_text() for path in logs} == logs
+    assert logging.getLogger("nemo_logger").handlers.count(nemo._NO_OUTPUT) == 1
+    assert not {"LOCAL_RANK", "MASTER_PORT"} & os.environ.keys()
 
 
 def test_a_run_of_epochs(tmp_path: Path) -> None:

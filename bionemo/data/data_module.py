@@ -18,7 +18,7 @@ from bionemo.data.dataset import Dataset, DatasetFactory
 from bionemo.data.files import SplitName
 from bionemo.data.loader import StepDataset, StepLoader
 from bionemo.data.packing import pack, pad
-from bionemo.data.sampler import DataPosition, GlobalBatchSampler, SampleOrder
+from bionemo.data.sampler import DataPosition, GlobalBatchSampler, SampleStream
 from bionemo.tokenizers import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -127,12 +127,12 @@ class SequenceData(pl.LightningDataModule):
     ) -> GlobalBatchSampler:
         data, dataset = self.config.data, self.dataset(name)
         return GlobalBatchSampler(
-            order=SampleOrder(dataset.records, getattr(data, name).seed, shuffle, epochs, dataset.clusters),
+            stream=SampleStream(dataset.records, getattr(data, name).seed, shuffle, epochs, dataset.clusters),
             lengths=dataset.lengths,
             pack=pack if data.packing else pad,
             max_length=self.config.seq_length,
             global_batch_size=global_batch_size,
-            window=data.packing_window,
+            packing_window=data.packing_window,
             drop_last=data.drop_last and name == "train",
             token_counts=dataset.token_counts,
         )
@@ -151,7 +151,7 @@ class SequenceData(pl.LightningDataModule):
         sampler = self._sampler("train", data.shuffle, epochs, size)
         if next(sampler.batches(DataPosition()), None) is None:
             raise UserError(
-                f"model.data.drop_last=True leaves no complete step: {len(sampler.order.records):,} training "
+                f"model.data.drop_last=True leaves no complete step: {len(sampler.stream.records):,} training "
                 f"sequences in {epochs} epoch(s) give {sampler.count_rows():,} packed sequences, but a step needs "
                 f"{size:,} (model.micro_batch_size={self.config.micro_batch_size} x {ranks} ranks x "
                 f"{self.micro_batches} micro-batches): lower model.micro_batch_size, or set "

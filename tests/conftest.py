@@ -72,11 +72,11 @@ def _restore_ranks() -> None:
             os.environ[name] = value
 
 
-def checkpoint_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+def checkpoint_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """Run `bionemo checkpoint ARGUMENTS` in this process; return the exit status."""
     from bionemo.cli.main import main
 
-    monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, arguments)])
     try:
         main()
     except SystemExit as end:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profile a training step of one rank on fake tensors (shapes without data), with two layers per transformer block.
 
-The measured model is the class that a run trains, so nothing here depends on the model family. Fake tensors are on the
+The profiled model is the class that a run trains, so nothing here depends on the model family. Fake tensors are on the
 CPU; attention and dropout are replaced by functions that allocate and save as many bytes as their GPU versions.
 
 Activations, FLOPs and communication are proportional to the number of tokens; weights, their copies and their
-gradients do not depend on it. The measured micro-batch has so many tokens that every tensor of the first kind is
+gradients do not depend on it. The profiled micro-batch has so many tokens that every tensor of the first kind is
 larger than every tensor of the second kind. The result is then scaled to any micro-batch.
 """
 
@@ -34,8 +34,8 @@ from bionemo.planning.layouts import Layout, Stage
 from bionemo.planning.lengths import Tokens
 from bionemo.tokenizers import Vocabulary, load_tokenizer
 
-DEPTH = 2  # measured layers of a transformer block; the first one may allocate buffers that all layers share
-_TOKENS = 2**40  # tokens of the measured micro-batch
+DEPTH = 2  # profiled layers of a transformer block; the first one may allocate buffers that all layers share
+_TOKENS = 2**40  # tokens of the profiled micro-batch
 _PROPORTIONAL = "activations", "input", "flops", "attention", "masked", "sent"  # attributes of Segment
 _PART_NAMES = {
     "word_embeddings": "word table",
@@ -79,7 +79,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Measured step of a rank."""
+    """Costs of a step on one rank."""
 
     parameters: dict[str, int]  # number of parameters of the rank, by part of the model
     segments: list[Segment]  # the segments of the step, in order
@@ -121,7 +121,7 @@ class StepProfiler:
 
     @property
     def rows(self) -> int:
-        """Rows of the measured micro-batch."""
+        """Rows of the profiled micro-batch."""
         return round(_TOKENS / self.tokens[0].row)
 
     @cached_property
@@ -227,11 +227,11 @@ class Meter(TorchDispatchMode):
     def add_peak(self, more: float = 0) -> None:
         """Record that the present moment can be the peak, with `more` bytes that are not allocated."""
         segment, (activations, gradients, copies) = self.segments[-1], self._bytes
-        size = activations - segment.activations
+        proportional = activations - segment.activations
         constant = gradients + copies - segment.gradients - segment.copies + more
-        if all(size > peak[0] or constant > peak[1] for peak in segment.peaks):
-            remaining = [peak for peak in segment.peaks if peak[0] > size or peak[1] > constant]
-            segment.peaks = [*remaining, (size, constant)]
+        if all(proportional > peak[0] or constant > peak[1] for peak in segment.peaks):
+            remaining = [peak for peak in segment.peaks if peak[0] > proportional or peak[1] > constant]
+            segment.peaks = [*remaining, (proportional, constant)]
 
     def begin(self, phase: str, stack: int, input_size: int = 0) -> None:
         """Begin a segment."""

@@ -230,7 +230,7 @@ def to_torch(state: dict[str, Tensor], heads: int, vocab_size: int) -> dict[str,
     """Translate NeMo's names to those of torch's layers; NeMo names a norm after the preceding module."""
     state = {name.removeprefix("enc_dec_model."): value for name, value in state.items()}
     result = {
-        "vocab_size.weight": state["decoder_embedding.word_embeddings.weight"][:vocab_size],
+        "words.weight": state["decoder_embedding.word_embeddings.weight"][:vocab_size],
         "positions.weight": state["encoder_embedding.position_embeddings.weight"],
     }
     for kind, name in (("bias", "bias"), ("weight", "output.weight")):

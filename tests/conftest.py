@@ -49,11 +49,11 @@ def nothing_stays_of_runs() -> Iterator[None]:
         gc.freeze()  # the next collection skips the objects of imported modules, which take half a second
 
 
-def checkpoint_command(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+def checkpoint_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """Run `bionemo checkpoint ARGUMENTS` in this process; return the exit status."""
     from bionemo.cli.main import main
 
-    monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, words)])
+    monkeypatch.setattr(sys, "argv", ["bionemo", "checkpoint", *map(str, arguments)])
     try:
         main()
     except SystemExit as end:

@@ -22,8 +22,8 @@ from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from bionemo.interop import nemo_archive
 from tests.conftest import ROOT
+from tests.support.finetuning import overrides, written
 from tests.support.finetuning import run as fine_tune
-from tests.support.finetuning import words, written
 from tests.support.runs import MOCK, TINY, fingerprint, last_checkpoint, train
 
 EXAMPLE = ROOT / "examples" / "own_model"
@@ -210,6 +210,6 @@ def test_plan_counts_the_parameters_of_the_class(
 
 def test_fine_tuning(trained: Path, tmp_path: Path) -> None:
     data = written(tmp_path / "data")
-    given = words(last_checkpoint(trained), data, tmp_path / "run")
+    given = overrides(last_checkpoint(trained), data, tmp_path / "run")
     fine_tune(*given, "model.encoder_frozen=False")
     assert last_checkpoint(tmp_path / "run").is_dir()

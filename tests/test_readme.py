@@ -28,10 +28,10 @@ def test_quickstart_scripts_exist() -> None:
 @pytest.mark.parametrize("block", [block for block in BLOCKS if "pretrain.py" in block])
 def test_training_commands_compose(block: str) -> None:
     change, command = block.split("\n", 1)
-    words = shlex.split(command.replace("\\\n", " ").replace("$PWD", "/data"))
-    assert words[0] == "python"
+    arguments = shlex.split(command.replace("\\\n", " ").replace("$PWD", "/data"))
+    assert arguments[0] == "python"
     run = subprocess.run(
-        [sys.executable, *words[1:], "--cfg", "job"],
+        [sys.executable, *arguments[1:], "--cfg", "job"],
         cwd=ROOT / change.removeprefix("cd "), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

@@ -89,8 +89,15 @@ def test_all_sources_compile(version: str) -> None:
 @pytest.mark.parametrize("version", ["3.10", "3.13"])
 def test_only_standard_library_names_of_every_version_are_used(version: str) -> None:
     """Checked with mypy's stubs of the standard library."""
-    words = ["-m", "mypy", "--python-version", version, "--cache-dir", str(ROOT / ".mypy_cache" / f"for-{version}")]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    arguments = [
+        "-m",
+        "mypy",
+        "--python-version",
+        version,
+        "--cache-dir",
+        str(ROOT / ".mypy_cache" / f"for-{version}"),
+    ]
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
@@ -113,7 +120,7 @@ def test_other_python_versions_are_rejected_before_installation(tmp_path: Path) 
 
 def see_that_there_is_a_build(python: str, torch_version: str) -> None:
     """Skip if pip would download a CUDA build of several gigabytes for a machine without a GPU."""
-    words = [
+    arguments = [
         python,
         "-m",
         "pip",
@@ -126,7 +133,7 @@ def see_that_there_is_a_build(python: str, torch_version: str) -> None:
         "-",
     ]
     answer = subprocess.run(
-        [*words, f"torch=={torch_version}"], capture_output=True, text=True, check=False, timeout=600
+        [*arguments, f"torch=={torch_version}"], capture_output=True, text=True, check=False, timeout=600
     )
     if answer.returncode:
         pytest.skip(f"pip finds no torch {torch_version} for {python}: {answer.stderr.strip().splitlines()[-1]}")
@@ -154,9 +161,9 @@ def test_installation_training_and_resume(python: str, torch_version: str, tmp_p
     left_out = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
 
-    def say(*words: str | Path) -> str:
+    def say(*arguments: str | Path) -> str:
         done = subprocess.run(
-            words, cwd=checkout, env=environment | {"PYTHON": of(python)}, stdout=subprocess.PIPE,
+            arguments, cwd=checkout, env=environment | {"PYTHON": of(python)}, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:]

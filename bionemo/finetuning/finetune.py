@@ -66,7 +66,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         data = SequenceData(
             model, run.trainer, vocabulary, labelled, count_micro_batches(model, run.trainer, trainer.world_size)
         )
-        batch_size = model.micro_batch_size * data.micro_batches
+        batch_size = model.micro_batch_size * data.num_micro_batches
         batch_size *= trainer.world_size // model.tensor_model_parallel_size
         steps = max(1, len(splits["train"].texts) // batch_size)  # per epoch; the next one begins with the rest
         if run.trainer.max_steps < 0:

@@ -77,7 +77,7 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequence[st
     if head.per_token:
         vectors = model.hiddens(texts)
         lengths = [len(each) for each in vectors]
-        vectors_RD = torch.cat([torch.from_numpy(each) for each in vectors]).to(device)
+        vectors_RD = torch.cat([torch.from_numpy(each) for each in vectors]).to(device)  # R residues, D hidden size
         classes = head(vectors_RD, lengths).argmax(1).split(lengths)
         return [("".join(trained.classes[number] for number in each.tolist()), "") for each in classes]
     predictions = head(torch.from_numpy(model.embed(texts)).to(device), [1] * len(texts))

@@ -40,7 +40,7 @@ class Results(NamedTuple):
     head: Head
     best: int  # number of its epoch or validation in the history, from 1; 0 without a history
     history: Sequence[Mapping[str, float]]  # `epoch`, `train_loss` and validation metrics of each epoch or validation
-    test: tuple[Tensor, Tensor] | None  # predictions [R, C] and targets [R] of the test split; None: it was not tested
+    test: tuple[Tensor, Tensor] | None  # predictions_RC and targets_R of the test split (R rows, C classes)
     fingerprint: str
     details: Mapping[str, Any] = {}  # further entries of the report
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ESM-2nv: rotary positions, token dropout, no other dropout (Lin et al. 2023)."""
+"""ESM-2nv: rotary positions, token dropout, no other dropout (Lin et al. 2023). Shapes: T tokens, D hidden size."""
 
 from torch import Tensor
 

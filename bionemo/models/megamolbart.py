@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MegaMolBART: an encoder-decoder for SMILES (after Chemformer; Irwin et al. 2022)."""
+"""MegaMolBART: an encoder-decoder for SMILES (Chemformer; Irwin et al. 2022). Shapes: T tokens, D hidden size."""
 
 from collections.abc import Sequence
 

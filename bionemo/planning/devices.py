@@ -10,27 +10,16 @@ USABLE = 0.92  # fraction of the memory; the rest is for the CUDA context, NCCL,
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU model.
+    """A GPU model."""
 
-    Attributes:
-        name: product name.
-        memory: MiB, as shown by nvidia-smi.
-        half: TFLOP/s in fp16 and bf16.
-        single: TFLOP/s in fp32, without TF32, which PyTorch does not use by default.
-        bandwidth: memory bandwidth in GB/s.
-        link: GB/s to the other GPUs of the node, in each direction.
-        network: GB/s per GPU to other nodes, in each direction, in the manufacturer's own systems.
-        bf16: supports bf16 matrix products.
-    """
-
-    name: str
-    memory: int
-    half: float
-    single: float
-    bandwidth: float
-    link: float
-    network: float
-    bf16: bool = True
+    name: str  # product name
+    memory: int  # MiB, as shown by nvidia-smi
+    half: float  # TFLOP/s in fp16 and bf16
+    single: float  # TFLOP/s in fp32, without TF32, which PyTorch does not use by default
+    bandwidth: float  # memory bandwidth in GB/s
+    link: float  # GB/s to the other GPUs of the node, in each direction
+    network: float  # GB/s per GPU to other nodes, in each direction, in the manufacturer's own systems
+    bf16: bool = True  # supports bf16 matrix products
 
     @property
     def usable(self) -> float:

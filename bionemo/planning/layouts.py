@@ -31,31 +31,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class Layout:
-    """Division of a training step over GPUs.
+    """Division of a training step over GPUs."""
 
-    Attributes:
-        tensor: tensor-parallel size.
-        pipeline: pipeline-parallel size.
-        data: data-parallel size.
-        gpus_per_node: GPUs of one node.
-        rows: rows of a micro-batch.
-        micro_batches: micro-batches per step and replica.
-        sequence_parallel: sequence parallelism is enabled.
-        sharded: the optimizer is sharded over the replicas (ZeRO-1).
-        recompute: activation checkpointing, see megatron/layer_spec.py.
-        recompute_layers: layers per recomputed block (uniform), or recomputed layers of a stage (block).
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
-    gpus_per_node: int = 8
-    rows: int = 1
-    micro_batches: int = 1
-    sequence_parallel: bool = False
-    sharded: bool = False
-    recompute: Recompute = "none"
-    recompute_layers: int = 1
+    tensor: int = 1  # tensor-parallel size
+    pipeline: int = 1  # pipeline-parallel size
+    data: int = 1  # data-parallel size
+    gpus_per_node: int = 8  # GPUs of one node
+    micro_batch_size: int = 1  # rows of a micro-batch
+    num_micro_batches: int = 1  # micro-batches per step and replica
+    sequence_parallel: bool = False  # sequence parallelism is enabled
+    sharded: bool = False  # the optimizer is sharded over the replicas (ZeRO-1)
+    recompute: Recompute = "none"  # activation checkpointing, see megatron/layer_spec.py
+    recompute_layers: int = 1  # layers per recomputed block (uniform), or recomputed layers of a stage (block)
 
     @property
     def gpus(self) -> int:
@@ -63,9 +50,9 @@ class Layout:
         return self.tensor * self.pipeline * self.data
 
     @property
-    def global_rows(self) -> int:
+    def global_batch_size(self) -> int:
         """Rows per step of all replicas."""
-        return self.rows * self.micro_batches * self.data
+        return self.micro_batch_size * self.num_micro_batches * self.data
 
     @property
     def stages(self) -> list[Stage]:
@@ -98,7 +85,7 @@ class Layout:
         With the 1F1B schedule (Narayanan et al. 2019), a stage runs as many forward passes before its first backward
         pass as there are stages from it to the end.
         """
-        return min(self.pipeline - stage.number, self.micro_batches)
+        return min(self.pipeline - stage.number, self.num_micro_batches)
 
 
 def read_layout(cfg: RunConfig) -> Layout:
@@ -120,8 +107,8 @@ def read_layout(cfg: RunConfig) -> Layout:
         pipeline=model.pipeline_model_parallel_size,
         data=gpus // model_parallel,
         gpus_per_node=gpus_per_node,
-        rows=model.micro_batch_size,
-        micro_batches=count_micro_batches(model, trainer, gpus),
+        micro_batch_size=model.micro_batch_size,
+        num_micro_batches=count_micro_batches(model, trainer, gpus),
         sequence_parallel=model.sequence_parallel and model.tensor_model_parallel_size > 1,
         sharded=model.optim.name == "distributed_fused_adam",
         recompute=method if granularity == "full" else granularity or "none",
@@ -153,8 +140,8 @@ def _keys(layout: Layout) -> dict[str, object]:
         "model.tensor_model_parallel_size": layout.tensor,
         "model.sequence_parallel": layout.sequence_parallel,
         "model.pipeline_model_parallel_size": layout.pipeline,
-        "model.micro_batch_size": layout.rows,
-        "trainer.accumulate_grad_batches": layout.micro_batches,
+        "model.micro_batch_size": layout.micro_batch_size,
+        "trainer.accumulate_grad_batches": layout.num_micro_batches,
         "model.optim.name": "distributed_fused_adam" if layout.sharded else "fused_adam",
         "model.activations_checkpoint_granularity": "full" if full else layout.recompute.replace("none", "null"),
         "model.activations_checkpoint_method": layout.recompute if full else "null",

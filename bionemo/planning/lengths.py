@@ -6,16 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, pstdev
 
-from bionemo.config.schema import (
-    DataConfig,
-    EncoderDecoderConfig,
-    MaskedDataConfig,
-    ModelConfig,
-    MoleculeDataConfig,
-    ProteinDataConfig,
-    SpanDataConfig,
-    TextDataConfig,
-)
+from bionemo.config import schema
 
 UNIREF = (210.0, 278.0)  # median and mean number of residues in UniRef50; the distribution is close to lognormal
 ZINC = (43.0, 8.0)  # mean and deviation of the tokens of ZINC15's randomized SMILES; close to normal
@@ -28,31 +19,19 @@ _SAMPLES = 10_000  # lengths that represent a distribution
 
 @dataclass(frozen=True)
 class Tokens:
-    """Statistics of the tokens that a transformer block reads from a row; a micro-batch consists of rows.
+    """Statistics of the tokens that a transformer block reads from a row; a micro-batch consists of rows."""
 
-    Attributes:
-        row: length of a row; the mean if rows are as long as their sequence.
-        filled: fraction of the tokens of a row that belong to a sequence.
-        mean: mean tokens of a sequence, BOS and EOS included.
-        max_length: tokens of the longest sequence.
-        attended: mean tokens of the sequence that a token belongs to, E[n^2] / E[n] for sequences of n tokens.
-        target_fraction: fraction of the tokens of a sequence at which the loss is computed.
-        source: description of the assumed lengths.
-        cross_attended: mean tokens of the encoder's sequence that a decoder's token attends to, E[n m] / E[n].
-        row_deviation: standard deviation of the length of a row.
-        multiple: padding makes the tokens of a micro-batch a multiple of this.
-    """
-
-    row: float
-    filled: float
-    mean: float
-    max_length: int
-    attended: float
-    target_fraction: float
-    source: str
+    row: float  # length of a row; the mean if rows are as long as their sequence
+    filled: float  # fraction of the tokens of a row that belong to a sequence
+    mean: float  # mean tokens of a sequence, BOS and EOS included
+    max_length: int  # tokens of the longest sequence
+    attended: float  # mean tokens of the sequence that a token belongs to, E[n^2] / E[n] for sequences of n tokens
+    target_fraction: float  # fraction of the tokens of a sequence at which the loss is computed
+    source: str  # description of the assumed lengths
+    # mean tokens of the encoder's sequence that a decoder's token attends to, E[n m] / E[n]
     cross_attended: float = 0.0
-    row_deviation: float = 0.0
-    multiple: int = 1
+    row_deviation: float = 0.0  # standard deviation of the length of a row
+    multiple: int = 1  # padding makes the tokens of a micro-batch a multiple of this
 
     def count(self, rows: int) -> int:
         """Return the tokens of a micro-batch, padding included."""
@@ -79,53 +58,45 @@ class Tokens:
 
 @dataclass(frozen=True)
 class _Side:
-    """Samples as one transformer block reads them.
+    """Samples as one transformer block reads them."""
 
-    Attributes:
-        max_tokens: length of a packed or padded row.
-        lengths: equally likely lengths of sequences, in the same order for encoder and decoder.
-        target_fraction: see Tokens.
-    """
-
-    max_tokens: int
-    lengths: list[float]
-    target_fraction: float
+    max_tokens: int  # length of a packed or padded row
+    lengths: list[float]  # equally likely lengths of sequences, in the same order for encoder and decoder
+    target_fraction: float  # see Tokens
 
 
-def estimate_tokens(config: ModelConfig) -> tuple[Tokens, ...]:
+def estimate_tokens(config: schema.ModelConfig) -> tuple[Tokens, ...]:
     """Return the statistics for each transformer block; packed rows count as full (they are to 98 % and more).
 
     The lengths of data of another package are unknown: a row counts as one sequence.
     """
     data, row = config.data, config.seq_length
-    if isinstance(data, TextDataConfig):
+    if isinstance(data, schema.TextDataConfig):
         return (_text_tokens(config, data),)
-    if isinstance(data, MoleculeDataConfig):
+    if isinstance(data, schema.MoleculeDataConfig):
         source = f"SMILES of {ZINC[0]:.0f} tokens on average, as in ZINC15, cut at {row - 1}"
         lengths = [min(length, row - 1) for length in _quantiles(NormalDist(*ZINC))]
         kept = unmasked_fraction(data.mask_prob, data.span_lambda) if data.encoder_mask else 1.0
         sides = [_Side(row, [kept * n for n in lengths], 0.0), _Side(row, [n + 1 for n in lengths], 1.0)]
-    elif isinstance(data, SpanDataConfig):
+    elif isinstance(data, schema.SpanDataConfig):
         residues, source = _residues(data, row)
         spans = [2 * max(round(n * data.masked_lm_prob), 1) + 1.0 for n in residues]
         sides = [_Side(row, residues, 0.0), _Side(data.seq_length_dec, spans, 1.0)]
-    elif isinstance(data, MaskedDataConfig):
+    elif isinstance(data, schema.MaskedDataConfig):
         residues, source = _residues(data, row - _BOS_EOS)
         sides = [_Side(row, [n + _BOS_EOS for n in residues], data.modify_percent)]
     else:
         source = f"sequences of {row:,} tokens, because the lengths of {type(data).__name__} are unknown"
-        sides = [_Side(row, [float(row)], 0.0)] * isinstance(config, EncoderDecoderConfig)
+        sides = [_Side(row, [float(row)], 0.0)] * isinstance(config, schema.EncoderDecoderConfig)
         sides += [_Side(row, [float(row)], 1.0)]
     return _pack(data, sides, source)
 
 
-def _pack(data: DataConfig, sides: list[_Side], source: str) -> tuple[Tokens, ...]:
+def _pack(data: schema.DataConfig, sides: list[_Side], source: str) -> tuple[Tokens, ...]:
     """Put one sequence into each row, or, with packing, as many as fit on all sides."""
-    fractions = [
-        max(sizes) for sizes in zip(*([n / side.max_tokens for n in side.lengths] for side in sides), strict=True)
-    ]
+    fractions = zip(*([n / side.max_tokens for n in side.lengths] for side in sides), strict=True)
+    sequences = 1 / fmean(map(max, fractions)) if data.packing else 1.0
     dynamic = data.dynamic_padding and not data.packing
-    sequences = 1 / fmean(fractions) if data.packing else 1.0
     found = []
     for side in sides:
         mean = fmean(side.lengths)
@@ -147,7 +118,7 @@ def _pack(data: DataConfig, sides: list[_Side], source: str) -> tuple[Tokens, ..
     return tuple(found)
 
 
-def _text_tokens(config: ModelConfig, data: TextDataConfig) -> Tokens:
+def _text_tokens(config: schema.ModelConfig, data: schema.TextDataConfig) -> Tokens:
     """Full rows; with `reset_attention_mask`, a document ends at each token with probability 1 / mean.
 
     Two tokens at a distance of k belong to the same document with probability (1 - 1 / mean)^k.
@@ -164,7 +135,7 @@ def _text_tokens(config: ModelConfig, data: TextDataConfig) -> Tokens:
     return replace(tokens, mean=row / (1 + (row - 1) * end), attended=attended, source=source)
 
 
-def _residues(data: ProteinDataConfig, limit: int) -> tuple[list[float], str]:
+def _residues(data: schema.ProteinDataConfig, limit: int) -> tuple[list[float], str]:
     """Return equally likely lengths of proteins in residues, cut at `limit`, and a description."""
     lengths: Iterable[float]
     if data.data_impl == "mock":

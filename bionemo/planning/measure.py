@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a training step of one rank on fake tensors (shapes without data), with two layers per transformer block.
+"""Profile a training step of one rank on fake tensors (shapes without data), with two layers per transformer block.
 
-The measured model is the class that a run trains, so nothing here depends on the model family. Fake tensors are on the
+The profiled model is the class that a run trains, so nothing here depends on the model family. Fake tensors are on the
 CPU; attention and dropout are replaced by functions that allocate and save as many bytes as their GPU versions.
 
 Activations, FLOPs and communication are proportional to the number of tokens; weights, their copies and their
-gradients do not depend on it. The measured micro-batch has so many tokens that every tensor of the first kind is
+gradients do not depend on it. The profiled micro-batch has so many tokens that every tensor of the first kind is
 larger than every tensor of the second kind. The result is then scaled to any micro-batch.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet, finalize
@@ -33,8 +34,8 @@ from bionemo.planning.layouts import Layout, Stage
 from bionemo.planning.lengths import Tokens
 from bionemo.tokenizers import Vocabulary, load_tokenizer
 
-DEPTH = 2  # measured layers of a transformer block; the first one may allocate buffers that all layers share
-_TOKENS = 2**40  # tokens of the measured micro-batch
+DEPTH = 2  # profiled layers of a transformer block; the first one may allocate buffers that all layers share
+_TOKENS = 2**40  # tokens of the profiled micro-batch
 _PROPORTIONAL = "activations", "input", "flops", "attention", "masked", "sent"  # attributes of Segment
 _PART_NAMES = {
     "word_embeddings": "word table",
@@ -46,42 +47,29 @@ _PART_NAMES = {
 
 @dataclass
 class Segment:
-    """Part of a step. A new one begins where a pass enters or leaves the last layer of a transformer block.
+    """Part of a step. A new one begins where a pass enters or leaves the last layer of a transformer block."""
 
-    Attributes:
-        phase: "start", until the last layer; "forward", in this layer; "after", from there to the last layer of the
-            next block or to the loss; "loss", loss and backward pass of the head; "backward", in the last layer;
-            "before", from there to the previous block or to the end.
-        stack: index of the transformer block.
-        activations: bytes per micro-batch, in use when the segment begins, that are proportional to the tokens.
-        gradients: other bytes in use when the segment begins: gradients of weights.
-        copies: bytes of weights cast by autocast, in use when the segment begins.
-        input: bytes of the layer's input ("forward" only).
-        flops: FLOPs of matrix products and convolutions.
-        attention: FLOPs of attention, without masked pairs, forward pass only.
-        masked: FLOPs for pairs that a causal mask hides and the attention kernel computes, forward pass only.
-        sent: bytes communicated between tensor ranks, an all-reduce counted twice.
-        kernels: operations that allocate memory, an estimate of the number of kernels.
-        peaks: bytes that are added at the moments that can be the peak: proportional to the tokens, and others.
-    """
-
+    # "pre_forward", until the last layer; "forward", in this layer; "post_forward", from there to the last layer of
+    # the next block or to the loss; "loss", loss and backward pass of the head; "backward", in the last layer;
+    # "post_backward", from there to the previous block or to the end
     phase: str
-    stack: int
-    activations: float
-    gradients: float
-    copies: float
-    input: float = 0
-    flops: float = 0
-    attention: float = 0
-    masked: float = 0
-    sent: float = 0
-    kernels: int = 0
+    stack: int  # index of the transformer block
+    activations: float  # bytes per micro-batch, in use when the segment begins, that are proportional to the tokens
+    gradients: float  # other bytes in use when the segment begins: gradients of weights
+    copies: float  # bytes of weights cast by autocast, in use when the segment begins
+    input: float = 0  # bytes of the layer's input ("forward" only)
+    flops: float = 0  # FLOPs of matrix products and convolutions
+    attention: float = 0  # FLOPs of attention, without masked pairs, forward pass only
+    masked: float = 0  # FLOPs for pairs that a causal mask hides and the attention kernel computes, forward pass only
+    sent: float = 0  # bytes communicated between tensor ranks, an all-reduce counted twice
+    kernels: int = 0  # operations that allocate memory, an estimate of the number of kernels
+    # bytes added at the moments that can be the peak: proportional to the tokens, and constant
     peaks: list[tuple[float, float]] = field(default_factory=lambda: [(0, 0)])
 
     def scale(self, factor: float) -> "Segment":
         """Return the segment for a micro-batch with a multiple of the tokens."""
         scaled = {name: getattr(self, name) * factor for name in _PROPORTIONAL}
-        return replace(self, **scaled, peaks=[(tokens * factor, others) for tokens, others in self.peaks])
+        return replace(self, **scaled, peaks=[(size * factor, constant) for size, constant in self.peaks])
 
     @property
     def working(self) -> float:
@@ -90,17 +78,12 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """Measured step of a rank.
+class StepProfile:
+    """Costs of a step on one rank."""
 
-    Attributes:
-        parameters: number of parameters of the rank, by part of the model.
-        segments: the segments of the step, in order.
-        attended: mean number of tokens that a token attends to, for each transformer block and attention of a layer.
-    """
-
-    parameters: dict[str, int]
-    segments: list[Segment]
+    parameters: dict[str, int]  # number of parameters of the rank, by part of the model
+    segments: list[Segment]  # the segments of the step, in order
+    # mean number of tokens that a token attends to, for each transformer block and attention of a layer
     attended: dict[str, list[float]]
 
     def count_parameters(self, layers: int) -> dict[str, int]:
@@ -110,42 +93,35 @@ class Measurement:
             for name, count in self.parameters.items()
         }
 
-    def layer(self, stack: int) -> Segment:
-        """Return the forward pass of a layer; `activations` and `copies` are what it leaves for the backward pass."""
-        index = [(each.phase, each.stack) for each in self.segments].index(("forward", stack))
-        before, after = self.segments[index : index + 2]
-        return replace(before, activations=after.activations - before.activations, copies=after.copies - before.copies)
+    @cached_property
+    def layers(self) -> list[Segment]:
+        """Forward pass of a layer of each block; `activations` and `copies` are those kept for the backward pass."""
+        return [
+            replace(layer, activations=after.activations - layer.activations, copies=after.copies - layer.copies)
+            for layer, after in pairwise(self.segments)
+            if layer.phase == "forward"
+        ]
 
     def total(self, quantity: str, layers: int, phases: tuple[str, ...] = ()) -> float:
         """Return the sum of an attribute of the segments for `layers` layers per block, in all or in some phases."""
-        more = {"forward": layers - DEPTH + 1, "backward": layers - DEPTH + 1}
-        return sum(
-            more.get(each.phase, 1) * getattr(each, quantity)
-            for each in self.segments
-            if not phases or each.phase in phases
-        )
+        repeats = {"forward": layers - DEPTH + 1, "backward": layers - DEPTH + 1}
+        segments = [each for each in self.segments if not phases or each.phase in phases]
+        return sum(repeats.get(each.phase, 1) * getattr(each, quantity) for each in segments)
 
 
 @dataclass(frozen=True)
-class Step:
-    """Properties of a training step that determine its cost, apart from the layout.
+class StepProfiler:
+    """Profiles the steps of a run on the ranks of any layout."""
 
-    Attributes:
-        model: configuration of the model.
-        tokens: tokens of a row, for each transformer block.
-        half: matrix products are in bf16 or fp16.
-        deterministic: deterministic algorithms are required.
-    """
-
-    model: ModelConfig
-    tokens: tuple[Tokens, ...]
-    half: bool
-    deterministic: bool = False
-    _measured: dict[Any, Measurement] = field(default_factory=dict, compare=False, repr=False)
+    model: ModelConfig  # configuration of the model
+    tokens: tuple[Tokens, ...]  # tokens of a row, for each transformer block
+    half: bool  # matrix products are in bf16 or fp16
+    deterministic: bool = False  # deterministic algorithms are required
+    _profiles: dict[Any, StepProfile] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def rows(self) -> int:
-        """Rows of the measured micro-batch."""
+        """Rows of the profiled micro-batch."""
         return round(_TOKENS / self.tokens[0].row)
 
     @cached_property
@@ -174,10 +150,10 @@ class Step:
         """Return the tokens of the largest micro-batch of a run; micro-batches differ with dynamic padding."""
         return tuple(each.with_largest_micro_batch(rows) for each in self.tokens)
 
-    def measure(self, layout: Layout, stage: Stage | None = None, largest: bool = False) -> Measurement:
-        """Return the step of one rank, without recomputation of whole layers.
+    def profile(self, layout: Layout, stage: Stage | None = None, largest: bool = False) -> StepProfile:
+        """Return the profile of one rank, without recomputation of whole layers.
 
-        The ranks of a tensor-parallel group have equal costs, so one of them is measured.
+        The ranks of a tensor-parallel group have equal costs, so one of them is profiled.
 
         Args:
             layout: parallel layout; its rows, tensor parallelism and selective recomputation are used.
@@ -189,18 +165,19 @@ class Step:
         """
         first, last = (stage.first, stage.last) if stage else (True, True)
         key = layout.tensor, layout.sequence_parallel, layout.recompute == "selective", first, last
-        if key not in self._measured:
+        if key not in self._profiles:
             try:
-                self._measured[key] = _measure_rank(self, *key)
+                self._profiles[key] = _profile_rank(self, *key)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise UserError(
                     f"bionemo plan cannot measure {self.model._target_}: {error.func} depends on values of a tensor, "
                     "but a plan has only shapes: use an operation whose output shape depends on input shapes only"
                 ) from error
-        tokens = self.largest_tokens(layout.rows) if largest else self.tokens
-        factor = sum(each.count(layout.rows) for each in tokens) / sum(each.count(self.rows) for each in self.tokens)
-        measured = self._measured[key]
-        return replace(measured, segments=[segment.scale(factor) for segment in measured.segments])
+        tokens = self.largest_tokens(layout.micro_batch_size) if largest else self.tokens
+        profiled = sum(each.count(self.rows) for each in self.tokens)
+        factor = sum(each.count(layout.micro_batch_size) for each in tokens) / profiled
+        profile = self._profiles[key]
+        return replace(profile, segments=[segment.scale(factor) for segment in profile.segments])
 
 
 class Meter(TorchDispatchMode):
@@ -213,7 +190,7 @@ class Meter(TorchDispatchMode):
 
     def __init__(self, model: LanguageModel, smallest: int) -> None:
         super().__init__()
-        self.segments = [Segment("start", 0, 0, 0, 0)]
+        self.segments = [Segment("pre_forward", 0, 0, 0, 0)]
         # for each transformer block: tokens that a token attends to, by causal and by cross-attention
         self.attended: list[dict[tuple[bool, bool], float]] = [{} for _ in model.blocks()]
         self._bytes, self._smallest = [0, 0, 0], smallest  # activations, gradients and copies in use
@@ -250,11 +227,11 @@ class Meter(TorchDispatchMode):
     def add_peak(self, more: float = 0) -> None:
         """Record that the present moment can be the peak, with `more` bytes that are not allocated."""
         segment, (activations, gradients, copies) = self.segments[-1], self._bytes
-        tokens = activations - segment.activations
-        others = gradients + copies - segment.gradients - segment.copies + more
-        if all(tokens > peak[0] or others > peak[1] for peak in segment.peaks):
-            remaining = [peak for peak in segment.peaks if peak[0] > tokens or peak[1] > others]
-            segment.peaks = [*remaining, (tokens, others)]
+        proportional = activations - segment.activations
+        constant = gradients + copies - segment.gradients - segment.copies + more
+        if all(proportional > peak[0] or constant > peak[1] for peak in segment.peaks):
+            remaining = [peak for peak in segment.peaks if peak[0] > proportional or peak[1] > constant]
+            segment.peaks = [*remaining, (proportional, constant)]
 
     def begin(self, phase: str, stack: int, input_size: int = 0) -> None:
         """Begin a segment."""
@@ -264,39 +241,36 @@ class Meter(TorchDispatchMode):
     def watch(self, layer: torch.nn.Module, stack: int) -> None:
         """Begin segments where the forward and the backward pass enter and leave a layer."""
 
-        def before(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-            inputs[0].register_hook(lambda _: self.begin("before", stack))
+        def pre_forward(_: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+            inputs[0].register_hook(lambda _: self.begin("post_backward", stack))
             self.begin("forward", stack, inputs[0].untyped_storage().nbytes())
 
-        def after(_: torch.nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            self.begin("after", stack)
+        def post_forward(_: torch.nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            self.begin("post_forward", stack)
             output.register_hook(lambda _: self.begin("backward", stack))
 
-        layer.register_forward_pre_hook(before)
-        layer.register_forward_hook(after)
+        layer.register_forward_pre_hook(pre_forward)
+        layer.register_forward_hook(post_forward)
 
 
-def _measure_rank(step: Step, tensor: int, sequence: bool, selective: bool, first: bool, last: bool) -> Measurement:
-    """Measure forward and backward pass of a micro-batch on one rank.
+def _profile_rank(
+    profiler: StepProfiler, tensor: int, sequence_parallel: bool, selective: bool, first: bool, last: bool
+) -> StepProfile:
+    """Profile the forward and backward pass of a micro-batch on one rank.
 
-    Args:
-        step: model, data and precision.
-        tensor: tensor-parallel size.
-        sequence: sequence parallelism is enabled.
-        selective: attention is recomputed.
-        first: the rank computes the embedding.
-        last: the rank computes the loss.
+    The rank recomputes attention if `selective`, and computes the embedding if `first` and the loss if `last`.
     """
     stages = 1 + (not first) + (not last)
     config = replace(
-        step.model, num_layers=stages * DEPTH, tensor_model_parallel_size=tensor, pipeline_model_parallel_size=stages,
-        sequence_parallel=sequence, activations_checkpoint_granularity="selective" if selective else None,
+        profiler.model, num_layers=stages * DEPTH, tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=stages, sequence_parallel=sequence_parallel,
+        activations_checkpoint_granularity="selective" if selective else None,
     )  # fmt: skip
-    autocast = partial(torch.autocast, "cpu", torch.bfloat16, enabled=step.half)
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16, enabled=profiler.half)
     with groups.simulate(tensor, stages, 0 if first else tensor), FakeTensorMode():
-        model = step.model_class(config, step.vocabulary).train()
-        shards = tensor if sequence else 1
-        batches = [_fake_batch(each, step.rows, shards) for each in step.tokens]
+        model = profiler.model_class(config, profiler.vocabulary).train()
+        shards = tensor if sequence_parallel else 1
+        batches = [_fake_batch(each, profiler.rows, shards) for each in profiler.tokens]
         batch = replace(batches[-1], source=batches[0] if len(batches) > 1 else None)
         for parameter in model.parameters():  # Megatron adds gradients to its buffer and frees them
             parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
@@ -308,7 +282,7 @@ def _measure_rank(step: Step, tensor: int, sequence: bool, selective: bool, firs
             model.set_input_tensor([torch.empty(sizes[-1], 1, config.hidden_size, requires_grad=True)])
         with (
             patch.multiple(dropout, _apply_mask=lambda x, *_: torch.empty_like(x), mix=lambda bits: bits),
-            patch.object(attention, "attend", _fake_attention(step, batches, meter)),
+            patch.object(attention, "attend", _fake_attention(profiler, batches, meter)),
             meter,
         ):
             with autocast():
@@ -320,7 +294,7 @@ def _measure_rank(step: Step, tensor: int, sequence: bool, selective: bool, firs
             output.backward(torch.empty_like(output))
     names = [name for name, module in model.named_children() if module in model.blocks()]
     attended = dict(zip(names, ([*each.values()] for each in meter.attended), strict=True))
-    return Measurement(_count_parameters(model), meter.segments, attended)
+    return StepProfile(_count_parameters(model), meter.segments, attended)
 
 
 def _count_parameters(model: LanguageModel) -> dict[str, int]:
@@ -352,7 +326,7 @@ def _fake_batch(tokens: Tokens, rows: int, divisor: int) -> PackedBatch:
     )  # fmt: skip
 
 
-def _fake_attention(step: Step, batches: list[PackedBatch], meter: Meter) -> Callable[..., Tensor]:
+def _fake_attention(profiler: StepProfiler, batches: list[PackedBatch], meter: Meter) -> Callable[..., Tensor]:
     """Return a substitute of `attend` of megatron/attention.py: saves as many bytes as on a GPU and counts FLOPs."""
     stacks = {id(batch.cu_seqlens): stack for stack, batch in enumerate(batches)}
 
@@ -360,13 +334,13 @@ def _fake_attention(step: Step, batches: list[PackedBatch], meter: Meter) -> Cal
         q: Tensor, k: Tensor, v: Tensor, sequences: Any, scale: float, dropout: Any = None, causal: bool = False
     ) -> Tensor:
         stack, cross = stacks[id(sequences.cu_seqlens)], sequences.context is not None
-        tokens, segment, element, heads = step.tokens[stack], meter.segments[-1], q.dtype.itemsize, q.shape[1]
-        held, mean = tokens.held(step.rows), tokens.cross_attended if cross else tokens.attended
+        tokens, segment, element, heads = profiler.tokens[stack], meter.segments[-1], q.dtype.itemsize, q.shape[1]
+        held, mean = tokens.held(profiler.rows), tokens.cross_attended if cross else tokens.attended
         meter.attended[stack][causal, cross] = attended = (mean + 1) / 2 if causal else mean
         flops = 4 * heads * q.shape[2] * held  # per token that is attended to
         segment.attention += flops * attended
         saved, working = 4.0 * heads * len(q), 0.0  # saved: the log-sum-exp of each query
-        if step.kernel == "sequences":
+        if profiler.kernel == "sequences":
             saved += element * q.numel()  # outputs of the sequences, before they are concatenated
         if dropout is not None:
             segment.masked += flops * (mean - attended)
@@ -374,10 +348,10 @@ def _fake_attention(step: Step, batches: list[PackedBatch], meter: Meter) -> Cal
             saved = ((5 + element) * heads + causal) * held * mean
             # Of the longest sequence: scores and unscaled probabilities; with autocast also scaled probabilities, and
             # those of the previous sequence.
-            longest = tokens.max_length * (step.tokens[0] if cross else tokens).max_length
-            pairs = tokens.held(step.model.micro_batch_size) * mean
-            previous = min(longest, max(pairs - longest, 0)) if step.half else 0
-            working = heads * ((10 if step.half else 8) * longest + 4 * previous)
+            longest = tokens.max_length * (profiler.tokens[0] if cross else tokens).max_length
+            pairs = tokens.held(profiler.model.micro_batch_size) * mean
+            previous = min(longest, max(pairs - longest, 0)) if profiler.half else 0
+            working = heads * ((10 if profiler.half else 8) * longest + 4 * previous)
         out: Tensor = _AttentionBytes.apply(q, k, v, round(saved))
         meter.add_peak(working)
         return out

@@ -21,9 +21,10 @@ from bionemo.planning.estimate import (
 )
 from bionemo.planning.layouts import Layout, Recompute, Stage, layout_overrides
 from bionemo.planning.lengths import estimate_tokens
-from bionemo.planning.measure import Step
+from bionemo.planning.measure import StepProfiler
 
 _GIB = 2**30
+_JSON_NAMES = {"profiler": "step", "micro_batch_size": "rows", "num_micro_batches": "micro_batches"}
 _MAX_SHOWN = 12
 _FULL = 0.995
 _MAX_ROWS = 1 << 16
@@ -37,103 +38,84 @@ _ATTENTION = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout with its estimates.
+    """A layout with its estimates."""
 
-    Attributes:
-        layout: parallel layout.
-        memory: bytes of the fullest GPU.
-        fits: the device has enough memory.
-        speed: estimated tokens per second.
-    """
-
-    layout: Layout
-    memory: int
-    fits: bool
-    speed: float
+    layout: Layout  # parallel layout
+    memory: int  # bytes of the fullest GPU
+    fits: bool  # the device has enough memory
+    speed: float  # estimated tokens per second
 
 
-def evaluate_layout(step: Step, layout: Layout, device: Device) -> Choice:
+def evaluate_layout(profiler: StepProfiler, layout: Layout, device: Device) -> Choice:
     """Estimate memory and speed of a layout."""
-    _, needed = fullest_stage(step, layout)
-    seconds = estimate_duration(step, layout, device).total
-    speed = layout.global_rows * step.tokens[0].held(1) / seconds
-    return Choice(layout, needed.total, needed.total <= device.usable, speed)
+    memory = fullest_stage(profiler, layout)[1].total
+    speed = _tokens_per_second(profiler, layout, estimate_duration(profiler, layout, device))
+    return Choice(layout, memory, memory <= device.usable, speed)
 
 
-def compare_layouts(step: Step, requested: Layout, device: Device) -> list[Choice]:
+def _tokens_per_second(profiler: StepProfiler, layout: Layout, duration: Duration) -> float:
+    """Tokens per second without padding; for two stacks, those of the encoder."""
+    return layout.global_batch_size * profiler.tokens[0].held(1) / duration.total
+
+
+def compare_layouts(profiler: StepProfiler, requested: Layout, device: Device) -> list[Choice]:
     """Return all layouts for the same GPUs: the fastest that fit first, then those that do not fit, smallest first."""
-    found = [evaluate_layout(step, layout, device) for layout in alternative_layouts(step, requested)]
+    found = [evaluate_layout(profiler, layout, device) for layout in alternative_layouts(profiler, requested)]
     return sorted(found, key=lambda each: (not each.fits, -each.speed if each.fits else each.memory))
 
 
-def alternative_layouts(step: Step, requested: Layout) -> Iterator[Layout]:
+def alternative_layouts(profiler: StepProfiler, requested: Layout) -> Iterator[Layout]:
     """Yield the valid layouts for the same GPUs and rows per step, with micro-batches that are not larger."""
-    model = step.model
+    model = profiler.model
     recomputes: tuple[Recompute, ...] = ("none", "uniform")
     # Pipeline stages exchange tensors of one size, of a single transformer block.
-    supports_pipeline = len(step.tokens) == 1 and step.tokens[0].multiple == 1
+    supports_pipeline = len(profiler.tokens) == 1 and profiler.tokens[0].multiple == 1
     for tensor, pipeline in product(_PARALLEL_SIZES, _PARALLEL_SIZES):
         data, rest = divmod(requested.gpus, tensor * pipeline)
-        if rest or requested.global_rows % data or (pipeline > 1 and not supports_pipeline):
+        if rest or requested.global_batch_size % data or (pipeline > 1 and not supports_pipeline):
             continue
-        rows = gcd(requested.rows, requested.global_rows // data)
-        sizes = model.num_attention_heads, model.ffn_hidden_size, step.table_rows
-        sharded_sizes = *sizes, *(tokens.count(rows) for tokens in step.tokens)
-        if model.num_layers % pipeline or any(size % tensor for size in sharded_sizes):
+        size = gcd(requested.micro_batch_size, requested.global_batch_size // data)
+        sizes = model.num_attention_heads, model.ffn_hidden_size, profiler.table_rows
+        sharded_sizes = *sizes, *(tokens.count(size) for tokens in profiler.tokens)
+        if model.num_layers % pipeline or any(sharded_size % tensor for sharded_size in sharded_sizes):
             continue
-        micro_batches = requested.global_rows // data // rows
-        for sharded in (False, True)[: 2 if data > 1 else 1]:
-            for recompute in recomputes:
-                yield replace(
-                    requested, tensor=tensor, pipeline=pipeline, data=data, rows=rows, micro_batches=micro_batches,
-                    sequence_parallel=tensor > 1, sharded=sharded, recompute=recompute, recompute_layers=1,
-                )  # fmt: skip
+        for sharded, recompute in product((False, True)[: 2 if data > 1 else 1], recomputes):
+            yield replace(
+                requested, tensor=tensor, pipeline=pipeline, data=data, micro_batch_size=size,
+                num_micro_batches=requested.global_batch_size // data // size, sequence_parallel=tensor > 1,
+                sharded=sharded, recompute=recompute, recompute_layers=1,
+            )  # fmt: skip
 
 
-def largest_micro_batch(step: Step, layout: Layout, device: Device) -> int:
+def largest_micro_batch(profiler: StepProfiler, layout: Layout, device: Device) -> int:
     """Return the number of rows of the largest micro-batch that fits."""
-    return bisect_right(
-        range(1, _MAX_ROWS), device.usable, key=lambda rows: fullest_stage(step, replace(layout, rows=rows))[1].total
-    )
+
+    def memory(size: int) -> int:
+        return fullest_stage(profiler, replace(layout, micro_batch_size=size))[1].total
+
+    return bisect_right(range(1, _MAX_ROWS), device.usable, key=memory)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All estimates for a run.
+    """All estimates for a run."""
 
-    Attributes:
-        name: name of the experiment.
-        step: model and data.
-        layout: requested layout.
-        device: GPU.
-        precision: precision of matrix products.
-        parameters: number of parameters of the whole model, by part.
-        attended: mean number of tokens that a token attends to, for each transformer block and attention of a layer.
-        stage: pipeline stage that needs most memory.
-        held: number of parameters of one rank of that stage.
-        memory: memory of that rank.
-        flops: FLOPs of an update: without recomputation, and as computed.
-        duration: duration of an update.
-        steps: number of steps of the run; None if the configuration does not limit it.
-        requested: estimates of the requested layout.
-        choices: all layouts for the same GPUs.
-    """
-
-    name: str
-    step: Step
-    layout: Layout
-    device: Device
-    precision: str
-    parameters: dict[str, int]
+    name: str  # name of the experiment
+    profiler: StepProfiler  # model and data
+    layout: Layout  # requested layout
+    device: Device  # GPU
+    precision: str  # precision of matrix products
+    parameters: dict[str, int]  # number of parameters of the whole model, by part
+    # mean number of tokens that a token attends to, for each transformer block and attention of a layer
     attended: dict[str, list[float]]
-    stage: Stage
-    held: int
-    memory: Memory
-    flops: tuple[float, float]
-    duration: Duration
-    steps: int | None
-    requested: Choice
-    choices: list[Choice]
+    stage: Stage  # pipeline stage that needs most memory
+    held: int  # number of parameters of one rank of that stage
+    memory: Memory  # memory of that rank
+    flops: tuple[float, float]  # FLOPs of an update: without recomputation, and as computed
+    duration: Duration  # duration of an update
+    steps: int | None  # number of steps of the run; None if the configuration does not limit it
+    requested: Choice  # estimates of the requested layout
+    choices: list[Choice]  # all layouts for the same GPUs
 
     @property
     def best(self) -> Choice | None:
@@ -146,14 +128,9 @@ class Plan:
         return layout_overrides(self.best.layout, self.layout) if self.best else []
 
     @property
-    def tokens_per_second(self) -> float:
-        """Tokens per second without padding; for two stacks, those of the encoder."""
-        return self.layout.global_rows * self.step.tokens[0].held(1) / self.duration.total
-
-    @property
     def mfu(self) -> float:
         """Model FLOPs utilization: useful FLOPs as a fraction of the peak."""
-        peak = 1e12 * (self.device.half if self.step.half else self.device.single) * self.layout.gpus
+        peak = 1e12 * (self.device.half if self.profiler.half else self.device.single) * self.layout.gpus
         return self.flops[0] / self.duration.total / peak
 
 
@@ -165,30 +142,30 @@ def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None 
     """
     precision = str(cfg.trainer.precision)
     half, deterministic = precision not in ("32", "32-true"), cfg.trainer.deterministic is True
-    step = Step(cfg.model, estimate_tokens(cfg.model), half, deterministic)
-    whole, (stage, needed) = step.measure(Layout()), fullest_stage(step, layout)
+    profiler = StepProfiler(cfg.model, estimate_tokens(cfg.model), half, deterministic)
+    whole, (stage, needed) = profiler.profile(Layout()), fullest_stage(profiler, layout)
     return Plan(
         name=cfg.name,
-        step=step,
+        profiler=profiler,
         layout=layout,
         device=device,
         precision=precision,
         parameters=whole.count_parameters(cfg.model.num_layers),
         attended=whole.attended,
         stage=stage,
-        held=stage_parameters(step, layout, stage),
+        held=stage_parameters(profiler, layout, stage),
         memory=needed,
-        flops=(useful_flops(step, layout), computed_flops(step, layout)),
-        duration=estimate_duration(step, layout, device, mfu),
+        flops=(useful_flops(profiler, layout), computed_flops(profiler, layout)),
+        duration=estimate_duration(profiler, layout, device, mfu),
         steps=cfg.trainer.max_steps if cfg.trainer.max_steps > 0 else None,
-        requested=evaluate_layout(step, layout, device),
-        choices=compare_layouts(step, layout, device),
+        requested=evaluate_layout(profiler, layout, device),
+        choices=compare_layouts(profiler, layout, device),
     )
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values for JSON: bytes, seconds, FLOPs."""
-    step, model = plan.step, plan.step.model
+    profiler, model = plan.profiler, plan.profiler.model
     shape = {
         "stacks": list(plan.attended),
         "layers": model.num_layers,
@@ -196,18 +173,22 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "heads": model.num_attention_heads,
         "head_size": _head_size(model),
         "ffn": model.ffn_hidden_size,
-        "vocab_size": step.vocabulary.vocab_size,
-        "padded_vocab_size": step.table_rows,
+        "vocab_size": profiler.vocabulary.vocab_size,
+        "padded_vocab_size": profiler.table_rows,
     }
-    plain: Any = {"shape": shape, "tokens": step.tokens, "half": step.half, "deterministic": step.deterministic}
-    data = asdict(replace(plan, step=plain))
+    step = {"shape": shape, **{name: getattr(profiler, name) for name in ("tokens", "half", "deterministic")}}
+    data = asdict(replace(plan, profiler=step), dict_factory=_with_json_names)  # type: ignore[arg-type]
     return data | {
         "mfu": plan.mfu,
         "total_memory": plan.memory.total,
         "seconds": plan.duration.total,
-        "tokens_per_second": plan.tokens_per_second,
+        "tokens_per_second": _tokens_per_second(plan.profiler, plan.layout, plan.duration),
         "advice": plan.advice,
     }
+
+
+def _with_json_names(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {_JSON_NAMES.get(name, name): value for name, value in fields}
 
 
 def as_text(plan: Plan, show_all: bool = False) -> str:
@@ -221,7 +202,7 @@ def _head_size(model: ModelConfig) -> int:
 
 
 def _model(plan: Plan) -> Iterator[str]:
-    model, parts = plan.step.model, plan.parameters
+    model, parts = plan.profiler.model, plan.parameters
     layers = " + ".join([f"{model.num_layers}"] * len(plan.attended))
     yield f"{plan.name}: {sum(parts.values()):,} parameters"
     yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items() if count)
@@ -229,17 +210,16 @@ def _model(plan: Plan) -> Iterator[str]:
 
 
 def _layout(plan: Plan) -> Iterator[str]:
-    layout, tokens = plan.layout, plan.step.tokens
+    layout, tokens = plan.layout, plan.profiler.tokens
     yield (
         f"{layout.gpus} x {plan.device.name}: data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
         f"{', sequence parallel' if layout.sequence_parallel else ''}, {plan.precision}"
     )
     per_row = " + ".join(f"{each.row:,.0f}" for each in tokens)
-    yield (
-        f"  a step: {_rows(plan, layout.global_rows)} of {per_row} tokens = {_step_tokens(plan):,.0f} tokens, as "
-        f"{_plural(layout.micro_batches, 'micro-batch')} of {_rows(plan, layout.rows)} per replica"
-    )
-    yield f"  {_ATTENTION[plan.step.kernel]}"
+    batch, micro_batch = _rows(plan, layout.global_batch_size), _rows(plan, layout.micro_batch_size)
+    micro_batches = f"{_plural(layout.num_micro_batches, 'micro-batch')} of {micro_batch} per replica"
+    yield f"  a step: {batch} of {per_row} tokens = {_step_tokens(plan):,.0f} tokens, as {micro_batches}"
+    yield f"  {_ATTENTION[plan.profiler.kernel]}"
     yield f"  {tokens[0].source}"
     for (name, attended), each in zip(plan.attended.items(), tokens, strict=True):
         filled = f"rows are {each.filled:.0%} full, " if each.filled < _FULL else ""
@@ -250,9 +230,9 @@ def _layout(plan: Plan) -> Iterator[str]:
 def _memory(plan: Plan) -> Iterator[str]:
     stage = f"; stage {plan.stage.number + 1} of {plan.stage.count}" if plan.stage.count > 1 else ""
     yield f"peak memory per GPU (largest of all GPUs{stage}), {plan.held:,} parameters"
-    rows = plan.layout.rows
-    if any(tokens.row_deviation for tokens in plan.step.tokens):
-        largest = " + ".join(f"{tokens.count(rows):,}" for tokens in plan.step.largest_tokens(rows))
+    rows = plan.layout.micro_batch_size
+    if any(tokens.row_deviation for tokens in plan.profiler.tokens):
+        largest = " + ".join(f"{tokens.count(rows):,}" for tokens in plan.profiler.largest_tokens(rows))
         yield f"  in a micro-batch of {largest} tokens"
     for name, size in asdict(plan.memory).items():
         yield f"  {name:12} {size / _GIB:8.2f} GiB"
@@ -261,21 +241,20 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"  {'total':12} {total:8.2f} GiB of {available:.1f}: {'fits' if plan.requested.fits else 'does NOT fit'} "
         f"({total / available:.0%} of the device; at most {USABLE:.0%} can be used)"
     )
-    fitting = largest_micro_batch(plan.step, plan.layout, plan.device)
-    yield (
-        f"  largest micro_batch_size that fits: {fitting}"
-        if fitting
-        else f"  a micro-batch of {_rows(plan, 1)} does not fit"
-    )
+    if fitting := largest_micro_batch(plan.profiler, plan.layout, plan.device):
+        yield f"  largest micro_batch_size that fits: {fitting}"
+    else:
+        yield f"  a micro-batch of {_rows(plan, 1)} does not fit"
 
 
 def _time(plan: Plan) -> Iterator[str]:
     useful, computed = plan.flops
-    seconds, read = plan.duration.total, "encoder tokens" if len(plan.step.tokens) > 1 else "tokens"
+    seconds, read = plan.duration.total, "encoder tokens" if len(plan.profiler.tokens) > 1 else "tokens"
+    speed = _tokens_per_second(plan.profiler, plan.layout, plan.duration)
     parts = ", ".join(f"{name} {value:.3g}" for name, value in asdict(plan.duration).items() if value)
     yield "time, an estimate that has not been compared with measurements on a GPU"
     yield f"  {useful:.3g} FLOPs per step" + (f", {computed:.3g} computed" if computed > useful * 1.01 else "")
-    yield f"  {seconds:.3g} s per step ({parts}), {plan.tokens_per_second:,.0f} {read} per second, MFU {plan.mfu:.0%}"
+    yield f"  {seconds:.3g} s per step ({parts}), {speed:,.0f} {read} per second, MFU {plan.mfu:.0%}"
     if plan.steps:
         days = seconds * plan.steps / 86400
         yield f"  {plan.steps:,} steps: {plan.steps * _step_tokens(plan):.3g} tokens, {days:.3g} days"
@@ -284,16 +263,17 @@ def _time(plan: Plan) -> Iterator[str]:
 def _comparison(plan: Plan, show_all: bool) -> Iterator[str]:
     fitting = [each for each in plan.choices if each.fits]
     shown = plan.choices if show_all else (fitting or plan.choices)[:_MAX_SHOWN]
-    size = f"a step of {_rows(plan, plan.layout.global_rows)} on {_plural(plan.layout.gpus, 'GPU')}"
+    size = f"a step of {_rows(plan, plan.layout.global_batch_size)} on {_plural(plan.layout.gpus, 'GPU')}"
     yield f"layouts for {size}; speed relative to the requested layout"
     yield "  tensor  pipeline  data  micro-batches  optimizer  recompute     memory  fits  speed  largest micro-batch"
     for each in shown:
         layout = each.layout
+        micro_batches = f"{layout.num_micro_batches} of {layout.micro_batch_size}"
         yield (
-            f"  {layout.tensor:6}{layout.pipeline:10}{layout.data:6}{f'{layout.micro_batches} of {layout.rows}':>15}"
+            f"  {layout.tensor:6}{layout.pipeline:10}{layout.data:6}{micro_batches:>15}"
             f"  {'sharded' if layout.sharded else 'whole':9}  {'none' if layout.recompute == 'none' else 'full':9}"
             f"{each.memory / _GIB:6.1f} GiB  {'yes' if each.fits else 'no':4}{each.speed / plan.requested.speed:7.2f}"
-            f"{largest_micro_batch(plan.step, layout, plan.device):21}"
+            f"{largest_micro_batch(plan.profiler, layout, plan.device):21}"
         )
     if len(shown) < len(plan.choices):
         yield f"  {len(fitting)} of {len(plan.choices)} fit; --all lists all of them"
@@ -308,11 +288,11 @@ def _comparison(plan: Plan, show_all: bool) -> Iterator[str]:
 
 
 def _step_tokens(plan: Plan) -> float:
-    return plan.layout.global_rows * sum(tokens.row for tokens in plan.step.tokens)
+    return plan.layout.global_batch_size * sum(tokens.row for tokens in plan.profiler.tokens)
 
 
 def _rows(plan: Plan, count: int) -> str:
-    return _plural(count, "row" if plan.step.tokens[0].multiple == 1 else "sequence")
+    return _plural(count, "row" if plan.profiler.tokens[0].multiple == 1 else "sequence")
 
 
 def _plural(count: int, noun: str) -> str:

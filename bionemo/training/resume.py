@@ -133,7 +133,7 @@ class ResizedPositions(TensorView):
         """See TensorSource."""
         if not name.endswith(_POSITION_EMBEDDINGS):
             return self.base.read(name, offset, shape)
-        table_PD = self.base.read(name)
+        table_PD = self.base.read(name)  # P positions, D hidden size
         resized = table_PD[torch.arange(self.positions) % len(table_PD)]
         return checkpoint.TensorsInMemory(self.path, {_POSITION_EMBEDDINGS: resized}).read(
             _POSITION_EMBEDDINGS, offset, shape

@@ -27,7 +27,7 @@ from bionemo.data.loader import StepDataset, StepLoader
 from bionemo.data.packing import pack
 from bionemo.data.proteins.masking import MaskedDataset, ResidueMasker
 from bionemo.data.proteins.splits import Split
-from bionemo.data.sampler import DataPosition, GlobalBatchSampler, SampleOrder
+from bionemo.data.sampler import DataPosition, GlobalBatchSampler, SampleStream
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.shards.source import SequenceSource
 from bionemo.tokenizers import load_tokenizer
@@ -41,10 +41,10 @@ def ours(source: SequenceSource, rows: int, workers: int) -> Iterator[int]:
     alphabet = load_tokenizer("esm2nv")
     split = Split(source, np.arange(len(source)), np.zeros(256, np.int64), (), seed=1, crop=True)
     samples = MaskedDataset(split, alphabet, LENGTH, ResidueMasker(alphabet, 0.15, 0.8, 0.1))
-    order = SampleOrder(samples.records, seed=1)
-    sampler = GlobalBatchSampler(order, samples.lengths, pack, LENGTH, rows, window=2048)
+    stream = SampleStream(samples.records, seed=1)
+    sampler = GlobalBatchSampler(stream, samples.lengths, pack, LENGTH, rows, packing_window=2048)
     collate = Collator(samples, rows, alphabet.pad_id)
-    steps = StepDataset(sampler, collate, DataPosition(), rank=0, ranks=1, micro_batches=1)
+    steps = StepDataset(sampler, collate, DataPosition(), rank=0, ranks=1, num_micro_batches=1)
     for step in StepLoader(steps, workers=workers, timeout=60, pin_memory=False):
         yield sum(batch.num_tokens for batch in step.micro_batches)
 

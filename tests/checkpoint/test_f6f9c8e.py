@@ -120,8 +120,11 @@ def test_an_interrupted_run_is_resumed(family: str, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(LanguageModel, "forward", note_batch)
     monkeypatch.setattr(pl.Trainer, "fit", fit_and_save_at_start)
-    words = [*(word.format(data=tmp_path / "data") for word in expected["overrides"]), f"exp_manager.exp_dir={run}"]
-    pretrain(load(expected["config_name"], words, ROOT / expected["example"] / "conf"))
+    overrides = [
+        *(word.format(data=tmp_path / "data") for word in expected["overrides"]),
+        f"exp_manager.exp_dir={run}",
+    ]
+    pretrain(load(expected["config_name"], overrides, ROOT / expected["example"] / "conf"))
 
     steps = range(FIRST, LAST + 1)
     assert checksums(saved_at_start) == expected["checkpoint_sha256"]  # loaded bitwise: weights and optimizer

@@ -90,8 +90,8 @@ def read(path: Path) -> int:
 def kill_while_saving(directory: Path, kills: int, way: str) -> None:
     directory.mkdir()
     params = "exp_manager.checkpoint_callback_params"
-    words = (f"{params}.save_top_k={KEPT}", f"{params}.monitor=val_loss", f"{params}.mode=min")
-    callback = CheckpointCallback(directory, config(directory.with_name("run"), *words).exp_manager)
+    overrides = (f"{params}.save_top_k={KEPT}", f"{params}.monitor=val_loss", f"{params}.mode=min")
+    callback = CheckpointCallback(directory, config(directory.with_name("run"), *overrides).exp_manager)
     ranks, generator = 2 if way == "two processes" else 1, random.Random(kills)
     saved, begun = FORK.Value("q", 0, lock=False), FORK.Value("q", 0, lock=False)
     midway = 0

@@ -41,7 +41,7 @@ if moment == "after the work":
 
 
 @pytest.mark.parametrize(
-    ("moment", "told", "status"),
+    ("moment", "expected", "status"),
     [
         ("at work", ["interrupted"], 130),
         ("at work, and its clean-up fails", ["interrupted"], 130),
@@ -49,14 +49,14 @@ if moment == "after the work":
         ("at exit", [], -signal.SIGINT),
     ],
 )
-def test_an_interrupted_command_prints_one_line(moment: str, told: list[str], status: int) -> None:
+def test_an_interrupted_command_prints_one_line(moment: str, expected: list[str], status: int) -> None:
     """The exit status makes a shell stop the script."""
     with subprocess.Popen([sys.executable, "-c", WAITING, moment], stdout=-1, stderr=-1, text=True) as command:
         assert command.stdout is not None
         assert command.stdout.readline() == "here\n"
         command.send_signal(signal.SIGINT)
-        _, said = command.communicate(timeout=300)
-    assert said.split() == told
+        _, output = command.communicate(timeout=300)
+    assert output.split() == expected
     assert command.returncode == status
 
 
@@ -97,10 +97,10 @@ def test_a_rank_that_is_not_an_integer_is_reported_first(
     monkeypatch.setenv("RANK", "abc")
     with pytest.raises(SystemExit) as end, one_line_errors():
         pytest.fail("begun")
-    told = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert end.value.code == 1
-    assert told.startswith("error: RANK is 'abc': expected an integer")
-    assert told.count("\n") == 1
+    assert error.startswith("error: RANK is 'abc': expected an integer")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_a_rank_that_is_not_an_integer_is_reported_first(
 def test_a_deleted_working_directory_is_one_line_for_every_command(command: str, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    package, *words = command.split()
-    script = f"rmdir {gone}; exec {sys.executable} -m bionemo.{package} {' '.join(words)}"
+    package, *arguments = command.split()
+    script = f"rmdir {gone}; exec {sys.executable} -m bionemo.{package} {' '.join(arguments)}"
     done = subprocess.run(["bash", "-c", script], cwd=gone, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout == ""

@@ -93,10 +93,10 @@ def test_a_value_set_by_the_user_is_kept(
 @pytest.mark.skipif(cpu.cpuid.__module__ != cpu.__name__, reason="the CPU is simulated")
 def test_cpuid_returns_the_values_of_this_machine() -> None:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    reported = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     highest, b, c, d = cpu.cpuid(0, 0)
-    assert b"".join(part.to_bytes(4, "little") for part in (b, d, c)).decode() == told["vendor_id"]
-    assert highest == int(told["cpuid level"])
+    assert b"".join(part.to_bytes(4, "little") for part in (b, d, c)).decode() == reported["vendor_id"]
+    assert highest == int(reported["cpuid level"])
 
 
 def test_fp32_attention_does_not_execute_amx(
@@ -133,12 +133,12 @@ def test_one_note_if_bf16_becomes_slower(
     precision._warn_of_broken_amx.cache_clear()
 
 
-def process(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python on the simulated CPU."""
     places = os.pathsep.join([str(SIMULATED), str(ROOT)])
     unset = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return subprocess.run(
-        [sys.executable, *words], env=unset | {"PYTHONPATH": places} | environment, capture_output=True, text=True,
+        [sys.executable, *arguments], env=unset | {"PYTHONPATH": places} | environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
 
@@ -160,22 +160,22 @@ def test_onednn_obeys_a_limit_set_after_torch_was_imported() -> None:
     """A notebook may import torch first. AVX512_CORE stands for any limit that is observable on this machine."""
     if not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("this CPU has nothing above AVX512_CORE to be limited from")
-    words = (
+    code = (
         f"import torch, os; os.environ['{VARIABLE}'] = 'AVX512_CORE'; "
         "x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
     )
     done = subprocess.run(
-        [sys.executable, "-c", words], env=os.environ | {"ONEDNN_VERBOSE": "1"}, capture_output=True, text=True,
+        [sys.executable, "-c", code], env=os.environ | {"ONEDNN_VERBOSE": "1"}, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    [told] = [line for line in done.stdout.splitlines() if "info,cpu,isa" in line]
-    assert "bfloat16" not in told
+    [verbose] = [line for line in done.stdout.splitlines() if "info,cpu,isa" in line]
+    assert "bfloat16" not in verbose
 
 
 @pytest.mark.skipif(b"amx_tile" in cpu._cpu_flags(), reason="this CPU advertises AMX")
 def test_cpuid_is_not_executed_on_other_machines() -> None:
-    words = "import bionemo, sys; print({'torch', 'ctypes', 'mmap'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True)
+    code = "import bionemo, sys; print({'torch', 'ctypes', 'mmap'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 

@@ -81,6 +81,6 @@ def test_a_defect_keeps_its_traceback(error: Exception, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as end, one_line_errors():
         raise error
     assert end.value.code == 1
-    told = capsys.readouterr().err
-    assert "Traceback" in told
-    assert told.rstrip().endswith(DEFECT)
+    error_output = capsys.readouterr().err
+    assert "Traceback" in error_output
+    assert error_output.rstrip().endswith(DEFECT)

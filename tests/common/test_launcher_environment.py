@@ -100,7 +100,7 @@ def test_first_host(hosts: str, first: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "changed", "said"),
+    ("launcher", "changed", "message"),
     [
         ("torchrun", {"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x': expected an integer from 1 to 4294967295"),
         ("torchrun", {"GROUP_RANK": None}, "GROUP_RANK is not set; torchrun sets it to an integer"),
@@ -109,11 +109,11 @@ def test_first_host(hosts: str, first: str) -> None:
         ("bcprun", {"GROUP_RANK": None}, "the node of rank 3 is unknown (bcprun): set NODE_RANK"),
     ],
 )
-def test_contradictory_variables_are_rejected(launcher: str, changed: dict[str, str | None], said: str) -> None:
+def test_contradictory_variables_are_rejected(launcher: str, changed: dict[str, str | None], message: str) -> None:
     environment = {**LAUNCHERS[launcher], **changed}
     with pytest.raises(UserError) as caught:
         launched_process({name: value for name, value in environment.items() if value is not None})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,14 @@ def test_formats_and_places(text: str) -> None:
 @pytest.mark.parametrize(("name", "value"), NAMES.items())
 def test_values_under_secret_names(name: str, value: str) -> None:
     assert redact_tree({name: value, "a": {name: {"b": [value]}}}) == {name: "***", "a": {name: {"b": ["***"]}}}
-    for words in ([f"++a.{name}={value}"], [f"--{name}={value}"], [f"--{name}", value], [f"a={{{name}: {value}}}"]):
-        assert value not in " ".join(redact_arguments(words))
-        assert value not in redact_text(" ".join(words))
+    for arguments in (
+        [f"++a.{name}={value}"],
+        [f"--{name}={value}"],
+        [f"--{name}", value],
+        [f"a={{{name}: {value}}}"],
+    ):
+        assert value not in " ".join(redact_arguments(arguments))
+        assert value not in redact_text(" ".join(arguments))
 
 
 @pytest.mark.parametrize("value", ENVIRONMENT.values())
@@ -98,12 +103,12 @@ def test_values_of_the_environment_in_any_encoding(value: str, monkeypatch: pyte
         base64.urlsafe_b64encode(f"user:{value}".encode()).decode(),
     ]  # fmt: skip
     for form in forms:
-        said = redact_text(f"run {form} failed")
-        assert said.startswith("run ")
-        assert said.endswith(" failed")
+        redacted = redact_text(f"run {form} failed")
+        assert redacted.startswith("run ")
+        assert redacted.endswith(" failed")
         core = base64.b64encode(value.encode()).decode()[4:-4]
-        assert not shown(said)
-        assert core not in said
+        assert not shown(redacted)
+        assert core not in redacted
     assert value not in json.dumps(redact_tree({"a": {value: [f"x{value}y"]}}), ensure_ascii=False)
 
 

@@ -15,7 +15,7 @@ from bionemo.config.compose import load
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.data_module import SequenceData
 from bionemo.data.proteins.masking import MaskedDataset
-from bionemo.data.sampler import SampleOrder
+from bionemo.data.sampler import SampleStream
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
 
@@ -83,8 +83,8 @@ def drawn(data: list[SequenceData], steps: int) -> list[list[str]]:
 
 
 def test_each_cluster_once_per_epoch_and_members_uniformly() -> None:
-    order = SampleOrder(np.arange(len(COUNTS)), seed=3, clusters=clusters(3))
-    epochs, records = order.window(0, 7 * 20_000)
+    stream = SampleStream(np.arange(len(COUNTS)), seed=3, clusters=clusters(3))
+    epochs, records = stream.read_window(0, 7 * 20_000)
     owner = np.repeat(np.arange(len(COUNTS)), COUNTS)
     for epoch in (0, 1, 19_999):
         assert sorted(owner[records[epochs == epoch]]) == list(range(len(COUNTS)))

@@ -35,8 +35,8 @@ def fasta(directory: Path, split: str, sequences: list[str], name: str = "x000")
 
 
 def notes(directory: Path, split: str = "train", files: str = "x000") -> list[str]:
-    words = ["data@model.data=fasta", f"model.data.dataset_path={directory}", f"model.data.dataset.train={files}"]
-    cfg = load("pretrain_small", words, EXAMPLES / "esm1nv" / "conf")
+    overrides = ["data@model.data=fasta", f"model.data.dataset_path={directory}", f"model.data.dataset.train={files}"]
+    cfg = load("pretrain_small", overrides, EXAMPLES / "esm1nv" / "conf")
     return list(open_split(cfg.model.data, split, 62, load_tokenizer("esm1nv")).notes)  # type: ignore[arg-type]
 
 
@@ -109,8 +109,8 @@ def test_warnings_about_records_that_are_not_smiles(tmp_path: Path, records: lis
         (tmp_path / split).mkdir()
         lines = "".join(f'{number},"{text}"\n' for number, text in enumerate(records))
         (tmp_path / split / "x000.csv").write_text(f"zinc_id,smiles\n{lines}")
-    words = [f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000"]
-    cfg = load("pretrain_xsmall_span_aug", words, ROOT / "examples" / "molecule" / "megamolbart" / "conf")
+    overrides = [f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000"]
+    cfg = load("pretrain_xsmall_span_aug", overrides, ROOT / "examples" / "molecule" / "megamolbart" / "conf")
     found = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "train").notes
     assert [line for line in found if "look like" in line] == ([warning] if warning else [])
     found = MoleculeDataset.open(cfg.model, load_tokenizer("megamolbart"), "val").notes

@@ -24,8 +24,8 @@ def test_policies_for_long_sequences_write_a_note(policy: str, left: list[int], 
 
 
 def test_the_error_policy_names_and_counts_long_sequences() -> None:
-    words = r"train data: 2 of 5 sequences .* 30 residues .*record 1 with 31\).* crop, truncate or drop"
-    with pytest.raises(UserError, match=words):
+    message = r"train data: 2 of 5 sequences .* 30 residues .*record 1 with 31\).* crop, truncate or drop"
+    with pytest.raises(UserError, match=message):
         apply_length_policy(LENGTHS, 30, "error", *NAMES)
     records, notice = apply_length_policy(LENGTHS, 400, "error", *NAMES)
     assert (records.tolist(), notice) == ([0, 1, 2, 3, 4], "")

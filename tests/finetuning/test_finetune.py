@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("task") / "data")
 
 
-def words(model: Path, data: Path, *more: str) -> list[str]:
+def overrides(model: Path, data: Path, *more: str) -> list[str]:
     return [f"model.restore_encoder_path={model}", f"model.data.dataset_path={data}", "model.encoder_frozen=False",
             "model.micro_batch_size=10", "trainer.max_epochs=3", "model.finetuning_optim.lr=0.01", *more]  # fmt: skip
 
@@ -58,7 +58,7 @@ def tuned(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     def directory(way: str) -> Path:
         if way not in done:
             done[way] = tmp_path_factory.mktemp(way) / "run"
-            tune(done[way], *words(model, data, *ways[way]))
+            tune(done[way], *overrides(model, data, *ways[way]))
         return done[way]
 
     return directory
@@ -108,26 +108,26 @@ def test_initial_predictions_equal_the_frozen_model(kind: TaskType, tuning: Trai
     np.testing.assert_allclose(1 / found.head.scale.numpy(), read.std(0), rtol=1e-3)
     if kind == "regression":
         assert float(found.head.answer_scale) == pytest.approx(np.std([-1.5, 0.0, 3e-8]))
-    asked = np.concatenate([np.atleast_1d(target) for target in split.targets])
+    labels = np.concatenate([np.atleast_1d(target) for target in split.targets])
     loss, count = loss_function(answers, batch)
     if kind == "regression":
-        assert bits_to_numbers(batch.target_ids).tolist() == asked.tolist()
-        assert float(loss) == pytest.approx(float(((expected[:, 0].numpy() - asked) ** 2).sum()), rel=1e-4)
+        assert bits_to_numbers(batch.target_ids).tolist() == labels.tolist()
+        assert float(loss) == pytest.approx(float(((expected[:, 0].numpy() - labels) ** 2).sum()), rel=1e-4)
     else:
         chances = expected.log_softmax(1).numpy()
-        asked = asked[asked >= 0]
-        assert float(loss) == pytest.approx(-float(chances[np.arange(len(asked)), asked].sum()), rel=1e-4)
+        labels = labels[labels >= 0]
+        assert float(loss) == pytest.approx(-float(chances[np.arange(len(labels)), labels].sum()), rel=1e-4)
     assert count == len(expected)
 
 
 def test_full_fine_tuning_changes_the_whole_encoder(tuned: Callable[[str], Path], model: Path) -> None:
     """All encoder weights change, the language-model head does not; the report describes the best checkpoint."""
     directory = tuned("whole")
-    told = json.loads((directory / "report.json").read_text())
-    assert told["test_accuracy"] > 80
-    assert [round(epoch["epoch"]) for epoch in told["epochs"]] == [1, 2, 3]
-    losses = [epoch["val_loss"] for epoch in told["epochs"]]
-    assert told["val_loss"] == min(losses) < losses[0]
+    report = json.loads((directory / "report.json").read_text())
+    assert report["test_accuracy"] > 80
+    assert [round(epoch["epoch"]) for epoch in report["epochs"]] == [1, 2, 3]
+    losses = [epoch["val_loss"] for epoch in report["epochs"]]
+    assert report["val_loss"] == min(losses) < losses[0]
     before, after = bionemo.load(model).network.state_dict(), weights(directory)
     for name, tensor in before.items():
         assert torch.equal(after[f"encoder.{name}"], tensor) == name.startswith("lm_head"), name
@@ -144,7 +144,7 @@ def test_frozen_layers_do_not_change(tuned: Callable[[str], Path], model: Path) 
 def test_pretrained_weights_have_their_own_learning_rate(model: Path, data: Path, tmp_path: Path) -> None:
     """Adam's first update is proportional to the learning rate; that of the head does not depend on the encoder's."""
     for scale in (0.125, 1):
-        tune(tmp_path / str(scale), *words(model, data, f"model.encoder_lr_scale={scale}", "trainer.max_steps=1"))
+        tune(tmp_path / str(scale), *overrides(model, data, f"model.encoder_lr_scale={scale}", "trainer.max_steps=1"))
     eighth, whole = weights(tmp_path / "0.125"), weights(tmp_path / "1")
     for name, before in bionemo.load(model).network.state_dict().items():
         moved = [after[f"encoder.{name}"] - before for after in (eighth, whole)]
@@ -155,7 +155,7 @@ def test_pretrained_weights_have_their_own_learning_rate(model: Path, data: Path
 
 def test_fine_tuning_starts_from_a_head_trained_on_the_frozen_model(model: Path, data: Path, tmp_path: Path) -> None:
     """A step with learning rate 1e-12 keeps the metrics of the head; the head of another task is rejected."""
-    given = words(model, data, "model.seq_length=1024")
+    given = overrides(model, data, "model.seq_length=1024")
     tune(tmp_path / "frozen", *given, "model.encoder_frozen=True")
     head = f"model.restore_head_path={tmp_path}/frozen/head.safetensors"
     still = [
@@ -178,11 +178,11 @@ def test_lora_changes_only_the_adapters_and_the_head(tuned: Callable[[str], Path
     directory = tuned("lora")
     before, after = bionemo.load(model).network.state_dict(), weights(directory)
     assert all(torch.equal(after[f"encoder.{name}"], tensor) for name, tensor in before.items())
-    told = json.loads((directory / "report.json").read_text())
+    report = json.loads((directory / "report.json").read_text())
     adapters = sum(tensor.numel() for name, tensor in after.items() if ".adapter." in name)
     widths = [32 + 96, 32 + 32, 32 + 96, 96 + 32]  # input and output sizes of the adapted layers
-    assert adapters == 2 * 2 * sum(widths) == told["parameters_that_learn"] - told["parameters_of_the_head"]
-    assert told["test_accuracy"] > 70
+    assert adapters == 2 * 2 * sum(widths) == report["parameters_that_learn"] - report["parameters_of_the_head"]
+    assert report["test_accuracy"] > 70
 
     head = TokenHead(32, 3)
     head.load_state_dict(load_file(directory / "head.safetensors"))
@@ -191,10 +191,10 @@ def test_lora_changes_only_the_adapters_and_the_head(tuned: Callable[[str], Path
     vectors = merged.hiddens([row[1] for row in rows])
     with torch.no_grad():
         answers = head(torch.from_numpy(np.concatenate(vectors)), [len(each) for each in vectors])
-    asked = torch.tensor([digit == "1" for row in rows for digit in row[3]])
+    in_loss = torch.tensor([digit == "1" for row in rows for digit in row[3]])
     targets = torch.tensor(["CEH".index(label) for row in rows for label in row[2]])
-    loss = torch.nn.functional.cross_entropy(answers[asked], targets[asked])
-    assert float(loss) == pytest.approx(told["test_loss"], rel=1e-4)
+    loss = torch.nn.functional.cross_entropy(answers[in_loss], targets[in_loss])
+    assert float(loss) == pytest.approx(report["test_loss"], rel=1e-4)
 
 
 def _data(directory: Path) -> Path:
@@ -226,7 +226,7 @@ ALWAYS = [("whole", "data, sharded"), ("lora", "tensor and sequence")]  # the ot
 )
 def test_parallel_layouts_agree(way: list[str], layout: str, model: Path, data: Path, tmp_path: Path) -> None:
     name = "fused_adam" if "sharded" in layout else "adam"  # decoupled weight decay, like the sharded optimizer
-    given = words(model, data, *way, "trainer.max_epochs=1", f"model.finetuning_optim.name={name}")
+    given = overrides(model, data, *way, "trainer.max_epochs=1", f"model.finetuning_optim.name={name}")
     tune(tmp_path / "one", *given)
     ended = run_on_ranks(tmp_path / "two", *given, *LAYOUTS[layout], ranks=2, model="task")
     assert [status for status, _ in ended] == [0, 0], ended
@@ -245,7 +245,7 @@ def test_parallel_layouts_agree(way: list[str], layout: str, model: Path, data: 
 
 def test_an_interrupted_run_is_resumed(model: Path, data: Path, tmp_path: Path) -> None:
     """A run interrupted in its second epoch and resumed has the weights and metrics of an uninterrupted run."""
-    given = words(model, data, *LORA, "trainer.max_epochs=2")
+    given = overrides(model, data, *LORA, "trainer.max_epochs=2")
     tune(tmp_path / "whole", *given)
     status, console = run(tmp_path / "two", *given, "trainer.limit_train_batches=7", model="task")
     assert status == 0, console
@@ -258,7 +258,7 @@ def test_an_interrupted_run_is_resumed(model: Path, data: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (["model.encoder_frozen=True", "model.peft.enabled=True"], "no effect on a frozen encoder"),
         (["model.encoder_frozen=True", "model.freeze_layers=1"], "no effect on a frozen encoder"),
@@ -279,10 +279,10 @@ def test_an_interrupted_run_is_resumed(model: Path, data: Path, tmp_path: Path) 
         (["model.data.dataset.val=x001"], "x001.csv"),
     ],
 )
-def test_mistakes(more: list[str], told: str, model: Path, data: Path, tmp_path: Path) -> None:
-    status, console = run(tmp_path / "run", *words(model, data, *more), model="task")
+def test_mistakes(more: list[str], message: str, model: Path, data: Path, tmp_path: Path) -> None:
+    status, console = run(tmp_path / "run", *overrides(model, data, *more), model="task")
     assert status == 1
     assert len(console) == 1
     assert console[0].startswith("error: ")
-    assert told in console[0]
+    assert message in console[0]
     assert not (tmp_path / "run").exists()

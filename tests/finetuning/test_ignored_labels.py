@@ -21,15 +21,15 @@ from tests.support.finetuning import ADAM, CPU, RECIPE, tokens
 def masked(path: Path, hidden: str) -> Features:
     """Write sequences of which a third of the residues are masked, with the same letter as label of all of those."""
     rng = np.random.default_rng(0)
-    rows = ["sequence,label,asked"]
+    rows = ["sequence,label,in_loss"]
     for length in rng.integers(3, 30, 40):
-        labels, asked = rng.choice(list("HEC"), length), rng.random(length) < 2 / 3
-        asked[0] = True
+        labels, in_loss = rng.choice(list("HEC"), length), rng.random(length) < 2 / 3
+        in_loss[0] = True
         rows.append(
-            f"{'A' * length},{''.join(np.where(asked, labels, hidden))},{''.join(map(str, asked.astype(int)))}"
+            f"{'A' * length},{''.join(np.where(in_loss, labels, hidden))},{''.join(map(str, in_loss.astype(int)))}"
         )
     path.write_text("\n".join(rows))
-    columns = TaskColumns("token-level-classification", "sequence", "label", "asked")
+    columns = TaskColumns("token-level-classification", "sequence", "label", "in_loss")
     split = encode(read_examples([path], columns), columns, ("C", "E", "H"))
     lengths = np.array([len(text) for text in split.texts])
     vectors = rng.standard_normal((int(lengths.sum()), 8)).astype(np.float32)
@@ -78,7 +78,9 @@ def cross_entropy(head: TokenHead, data: Features) -> float:
         rows = slice(end - length, end)
         inner = np.maximum(convolved((data.vectors[rows] - mean) * scale, first), 0.0)
         logits, targets = convolved(inner, second), data.targets[rows]
-        losses += (special.logsumexp(row) - row[said] for row, said in zip(logits, targets, strict=True) if said >= 0)
+        losses += (
+            special.logsumexp(row) - row[target] for row, target in zip(logits, targets, strict=True) if target >= 0
+        )
     return float(np.mean(losses))
 
 

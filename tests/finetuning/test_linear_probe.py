@@ -20,7 +20,7 @@ from bionemo.finetuning.features import Features, compute_features
 from bionemo.finetuning.heads import SequenceHead, TokenHead
 from bionemo.finetuning.task_data import Split
 from bionemo.inference.batching import BatchLimits
-from tests.support.finetuning import CPU, RECIPE, run, tokens, words, written
+from tests.support.finetuning import CPU, RECIPE, overrides, run, tokens, written
 
 
 def numbers(count: int, seed: int) -> Features:
@@ -117,13 +117,13 @@ def test_metrics_equal_those_of_other_libraries() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(200, 4, generator=generator), torch.randint(4, (200,), generator=generator)
     found = metrics.classification_metrics(logits, targets)
-    said = logits.argmax(1)
-    assert found["accuracy"] == pytest.approx(100 * reference.accuracy_score(targets, said), rel=1e-5)
+    predicted = logits.argmax(1)
+    assert found["accuracy"] == pytest.approx(100 * reference.accuracy_score(targets, predicted), rel=1e-5)
     assert found["balanced_accuracy"] == pytest.approx(
-        100 * reference.balanced_accuracy_score(targets, said), rel=1e-5
+        100 * reference.balanced_accuracy_score(targets, predicted), rel=1e-5
     )
-    assert found["f1"] == pytest.approx(reference.f1_score(targets, said, average="macro"), rel=1e-5)
-    assert metrics.confusion_matrix(logits, targets) == reference.confusion_matrix(targets, said).tolist()
+    assert found["f1"] == pytest.approx(reference.f1_score(targets, predicted, average="macro"), rel=1e-5)
+    assert metrics.confusion_matrix(logits, targets) == reference.confusion_matrix(targets, predicted).tolist()
     x, y = torch.randn(2, 100, generator=generator)
     in_small_units = metrics.regression_metrics(x / 1000 + 1, (x + y) / 1000 + 1)
     figures = metrics.regression_metrics(x, x + y)
@@ -155,25 +155,25 @@ def test_features_equal_the_embeddings_of_the_model(model: Path, tmp_path: Path)
 
 
 def test_a_run_writes_a_head_and_a_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(*words(model, written(tmp_path / "data"), tmp_path / "run"))
-    said = capsys.readouterr().out
-    assert "60 train (" in said
-    assert "best epoch" in said
+    run(*overrides(model, written(tmp_path / "data"), tmp_path / "run"))
+    output = capsys.readouterr().out
+    assert "60 train (" in output
+    assert "best epoch" in output
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert files == {"head.safetensors", "report.json", "report.png"}
-    told = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert told["test_accuracy"] > 90
-    assert told["classes"] == ["C", "E", "H"]
-    assert sum(map(sum, told["confusion"])) == sum(
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["test_accuracy"] > 90
+    assert report["classes"] == ["C", "E", "H"]
+    assert sum(map(sum, report["confusion"])) == sum(
         row.split(",")[3].count("1") for row in (tmp_path / "data" / "test" / "x000.csv").read_text().split()[1:]
     )
-    assert len(told["epochs"]) == 4
+    assert len(report["epochs"]) == 4
     with safe_open(tmp_path / "run" / "head.safetensors", "pt") as file:
         assert json.loads(file.metadata()["task"])["classes"] == ["C", "E", "H"]
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (["model.restore_encoder_path=null"], "give model.restore_encoder_path="),
         (["model.restore_encoder_path=none"], "none: there is no such checkpoint"),
@@ -187,11 +187,11 @@ def test_a_run_writes_a_head_and_a_report(model: Path, tmp_path: Path, capsys: p
         (["trainer.max_epochs=null"], "trainer.max_epochs=None"),
     ],
 )
-def test_mistakes(more: list[str], told: str, model: Path, tmp_path: Path) -> None:
+def test_mistakes(more: list[str], message: str, model: Path, tmp_path: Path) -> None:
     data = written(tmp_path / "data")
     with pytest.raises(UserError) as caught:
-        run(*words(model, data, tmp_path / "run"), *more)
-    assert told in str(caught.value)
+        run(*overrides(model, data, tmp_path / "run"), *more)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -59,15 +59,15 @@ def test_predictions_equal_those_of_the_training_run(
     for row, text in zip(rows, PROTEINS.values(), strict=True):
         with torch.no_grad():
             if name == "tokens":
-                said = head(torch.from_numpy(ours.hiddens([text])[0]), [len(text)]).argmax(1)
-                assert row["answer"] == "".join(classes[number] for number in said)
+                prediction = head(torch.from_numpy(ours.hiddens([text])[0]), [len(text)]).argmax(1)
+                assert row["answer"] == "".join(classes[number] for number in prediction)
             else:
-                said = head(torch.from_numpy(ours.embed([text])), [1])[0]
+                prediction = head(torch.from_numpy(ours.embed([text])), [1])[0]
                 if classes:
-                    assert row["answer"] == classes[int(said.argmax())]
-                    assert float(row["probability"]) == pytest.approx(float(said.softmax(0).max()), abs=1e-4)
+                    assert row["answer"] == classes[int(prediction.argmax())]
+                    assert float(row["probability"]) == pytest.approx(float(prediction.softmax(0).max()), abs=1e-4)
                 else:
-                    assert float(row["answer"]) == pytest.approx(float(said), rel=1e-4, abs=1e-6)
+                    assert float(row["answer"]) == pytest.approx(float(prediction), rel=1e-4, abs=1e-6)
 
 
 def test_invalid_heads_are_rejected(model: Path, tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_invalid_heads_are_rejected(model: Path, tmp_path: Path) -> None:
     path.write_bytes(b"no head")
     with pytest.raises(UserError, match="is not the head of a fine-tuning run"):
         read_trained_head(path)
-    for weights, told in ({"x": torch.zeros(2)}, {}), ({"x": torch.zeros(2)}, {"classes": [], "encoder": "x"}):
-        save_file(weights, path, {"task": json.dumps(told)} if told else None)
+    for weights, metadata in ({"x": torch.zeros(2)}, {}), ({"x": torch.zeros(2)}, {"classes": [], "encoder": "x"}):
+        save_file(weights, path, {"task": json.dumps(metadata)} if metadata else None)
         with pytest.raises(UserError, match=r"is not the head of a fine-tuning run .*: give RUN/head.safetensors"):
             read_trained_head(path)
     kept(path, "tokens", model)

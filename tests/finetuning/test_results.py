@@ -17,7 +17,7 @@ from bionemo.finetuning import linear_probe, results
 from bionemo.finetuning.features import compute_features
 from bionemo.finetuning.task_data import Split
 from bionemo.inference.batching import BatchLimits
-from tests.support.finetuning import run, words, written
+from tests.support.finetuning import overrides, run, written
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def test_user_files_are_kept(model: Path, data: Path, tmp_path: Path) -> None:
     (directory / "features" / "train.npy").write_text("mine")
     (directory / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"run/features exists and was not created by bionemo: move it away or choose"):
-        run(*words(model, data, directory))
+        run(*overrides(model, data, directory))
     (directory / "features").rename(directory / "vectors")
     (directory / "report.json").write_text('{"run": "mine"}')
     with pytest.raises(UserError, match=r"run/report.json belongs to another run and would be replaced"):
-        run(*words(model, data, directory))
+        run(*overrides(model, data, directory))
     (directory / "report.json").rename(directory / "mine.json")
-    run(*words(model, data, directory))
+    run(*overrides(model, data, directory))
     kept = {"vectors", "notes.txt", "mine.json"}
     assert {path.name for path in directory.iterdir()} == kept | {"head.safetensors", "report.json", "report.png"}
     assert (directory / "vectors" / "train.npy").read_text() == "mine"
@@ -47,7 +47,7 @@ def test_the_head_of_another_run_is_kept(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "run"
-    given = words(model, data, directory)
+    given = overrides(model, data, directory)
     run(*given)
     before = {path: path.read_bytes() for path in directory.iterdir()}
     for other in (
@@ -80,7 +80,7 @@ def test_a_run_that_could_not_write_its_report_is_restarted(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is full at each of the three files."""
-    given, write_atomic = words(model, data, tmp_path / "run"), results.write_atomic
+    given, write_atomic = overrides(model, data, tmp_path / "run"), results.write_atomic
     for name in ("head.safetensors", "report.json", "report.png"):
 
         def full(path: Path, content: str | bytes, name: str = name) -> None:
@@ -114,17 +114,17 @@ def test_embeddings_that_do_not_fit_on_the_disk(model: Path, tmp_path: Path) -> 
         if not (child := os.fork()):
             try:
                 compute_features(ours, split, "token-level-classification", BatchLimits(), file)
-                told = "it was written"
+                outcome = "it was written"
             except OSError as error:
-                told = f"{error.errno} {error.filename} {os.listdir(tmp_path)}"
+                outcome = f"{error.errno} {error.filename} {os.listdir(tmp_path)}"
             except BaseException:
-                told = traceback.format_exc()
-            os.write(writing, told.encode())
+                outcome = traceback.format_exc()
+            os.write(writing, outcome.encode())
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading) as pipe:
-            told = pipe.read()
+            outcome = pipe.read()
         _, status = os.waitpid(child, 0)
-        assert (status, told) == (0, f"{errno.ENOSPC} {file} []")
+        assert (status, outcome) == (0, f"{errno.ENOSPC} {file} []")
     finally:
         subprocess.run(["umount", tmp_path], check=True)

@@ -47,7 +47,7 @@ def test_several_files_are_one_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "text", "told"),
+    ("columns", "text", "message"),
     [
         (TOKENS, "sequence,3state\nMK,HH\n", "x.csv has no column 'resolved', but 'sequence', '3state'"),
         (TOKENS, "", "x.csv has no column 'sequence', but nothing: set model.data.sequence_column"),
@@ -65,11 +65,11 @@ def test_several_files_are_one_split(tmp_path: Path) -> None:
         (NUMBERS, "sequence,target\nMK,inf\n", "x.csv:2: the target is 'inf', expected a number"),
     ],
 )
-def test_inconsistent_files(columns: TaskColumns, text: str, told: str, tmp_path: Path) -> None:
+def test_inconsistent_files(columns: TaskColumns, text: str, message: str, tmp_path: Path) -> None:
     files = written(tmp_path / "x.csv", text)
     with pytest.raises(UserError) as caught:
         encode(read_examples(files, columns), columns, ("H",))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_file_of_a_split_without_rows(tmp_path: Path) -> None:

@@ -53,12 +53,16 @@ def test_a_file_of_v1_trains(tmp_path: Path) -> None:
     (conf / "base_config.yaml").write_text(v1_base("esm1nv"))
     (conf / "downstream_flip_sec_str.yaml").write_text(TASK)
     script = EXAMPLES / "downstream" / "downstream_flip.py"
-    words = [f"--config-path={conf}", "--config-name=downstream_flip_sec_str", f"exp_manager.exp_dir={tmp_path}/run"]
-    told = subprocess.run(
-        [sys.executable, script, *words], capture_output=True, text=True, check=False, cwd=tmp_path,
+    arguments = [
+        f"--config-path={conf}",
+        "--config-name=downstream_flip_sec_str",
+        f"exp_manager.exp_dir={tmp_path}/run",
+    ]
+    done = subprocess.run(
+        [sys.executable, script, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path,
         env={**os.environ, "BIONEMO_HOME": str(tmp_path)},
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
-    assert told.stderr.count("keys of v1 without effect") == 1
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("keys of v1 without effect") == 1
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["test_accuracy"] > 80

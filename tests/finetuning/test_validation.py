@@ -13,7 +13,7 @@ from tests.support.finetuning import written
 from tests.support.runs import fingerprint, logged, run, run_on_ranks
 
 
-def words(data: Path) -> list[str]:
+def overrides(data: Path) -> list[str]:
     key = "model.dwnstr_task_validation"
     return [f"{key}.enabled=True", f"{key}.dataset.dataset_path={data}", f"{key}.dataset.num_epochs=2",
             f"{key}.dataset.batch_size=8", f"{key}.dataset.optim.lr=0.01", "model.hidden_dropout=0.1"]  # fmt: skip
@@ -32,7 +32,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_validation_does_not_change_the_weights(data: Path, alone: Path, tmp_path: Path) -> None:
-    status, console = run(tmp_path / "run", *words(data))
+    status, console = run(tmp_path / "run", *overrides(data))
     assert status == 0, console
     assert fingerprint(tmp_path / "run") == fingerprint(alone)
     for key in ("reduced_train_loss", "val_loss", "grad_norm"):
@@ -45,9 +45,9 @@ def test_validation_does_not_change_the_weights(data: Path, alone: Path, tmp_pat
 @pytest.mark.parametrize("layout", ["", "model.tensor_model_parallel_size=2"])
 def test_parallel_layouts_give_equal_metrics(layout: str, data: Path, tmp_path: Path) -> None:
     """Compare data and tensor parallelism on two ranks with one rank, up to rounding in training."""
-    assert run(tmp_path / "one", *words(data), "model.micro_batch_size=8")[0] == 0
+    assert run(tmp_path / "one", *overrides(data), "model.micro_batch_size=8")[0] == 0
     given = [layout, "model.micro_batch_size=8"] if layout else ["model.micro_batch_size=4"]
-    ended = run_on_ranks(tmp_path / "two", *words(data), *given, ranks=2)
+    ended = run_on_ranks(tmp_path / "two", *overrides(data), *given, ranks=2)
     assert [status for status, _ in ended] == [0, 0], ended
     one, two = (logged(tmp_path / name, "dwnstr_task_val_loss") for name in ("one", "two"))
     assert two == pytest.approx(one, rel=1e-3)
@@ -55,7 +55,7 @@ def test_parallel_layouts_give_equal_metrics(layout: str, data: Path, tmp_path: 
 
 def test_metrics_equal_those_of_the_saved_checkpoint(data: Path, tmp_path: Path) -> None:
     """Run the same task with the fine-tuning command on the saved weights."""
-    assert run(tmp_path / "run", *words(data))[0] == 0
+    assert run(tmp_path / "run", *overrides(data))[0] == 0
     (saved,) = (tmp_path / "run" / "checkpoints").glob("*-last")
     model = bionemo.load(saved)
     from bionemo.config.schema.downstream import DatasetConfig, DownstreamDataConfig
@@ -87,7 +87,7 @@ def test_metrics_equal_those_of_the_saved_checkpoint(data: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (["model.dwnstr_task_validation.dataset.dataset_path=/none"], "x000.csv"),
         (
@@ -98,8 +98,8 @@ def test_metrics_equal_those_of_the_saved_checkpoint(data: Path, tmp_path: Path)
         (["model.dwnstr_task_validation.dataset.target_sizes=[2]"], "but target_sizes is 2"),
     ],
 )
-def test_user_errors_are_reported_before_writing(more: list[str], told: str, data: Path, tmp_path: Path) -> None:
-    status, console = run(tmp_path / "run", *words(data), *more)
+def test_user_errors_are_reported_before_writing(more: list[str], message: str, data: Path, tmp_path: Path) -> None:
+    status, console = run(tmp_path / "run", *overrides(data), *more)
     assert status == 1
-    assert told in console[-1]
+    assert message in console[-1]
     assert not (tmp_path / "run").exists()

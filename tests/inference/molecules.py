@@ -23,7 +23,7 @@ _SIZES = ["model.num_layers=1", "model.hidden_size=32", "model.num_attention_hea
 _STEPS = 80
 
 
-def said(model: MegaMolBART, texts: list[list[int]], sources: list[str]) -> PackedBatch:
+def make_batch(model: MegaMolBART, texts: list[list[int]], sources: list[str]) -> PackedBatch:
     """Return decoder input and targets for already generated tokens; every position is a target."""
     vocabulary = model.vocabulary
     lengths = np.array([len(text) + 1 for text in texts])
@@ -37,12 +37,12 @@ def said(model: MegaMolBART, texts: list[list[int]], sources: list[str]) -> Pack
 def trained(path: Path) -> None:
     """Write a checkpoint of a model trained to reconstruct KNOWN."""
     family = FAMILIES["megamolbart"]
-    cfg = load(family.name, [*family.words, *_SIZES], family.directory / "conf")
+    cfg = load(family.name, [*family.overrides, *_SIZES], family.directory / "conf")
     vocabulary = load_tokenizer(MegaMolBART.tokenizer, cfg.model.tokenizer)
     assert isinstance(vocabulary, SmilesTokenizer)
     model = MegaMolBART(cfg.model, vocabulary)
     model.initialize_weights(seed=1)
-    batch = said(model, [vocabulary.encode(text).tolist() for text in KNOWN], KNOWN)
+    batch = make_batch(model, [vocabulary.encode(text).tolist() for text in KNOWN], KNOWN)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for _ in range(_STEPS):
         loss = F.cross_entropy(model(batch), batch.target_ids)

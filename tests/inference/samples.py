@@ -22,16 +22,16 @@ def sequences(lengths: tuple[int, ...] = LENGTHS) -> list[str]:
     return ["".join(rng.choice(list(RESIDUES), length)) for length in lengths]
 
 
-def go(model: Path, data: Path, output: Path, *words: str) -> None:
+def go(model: Path, data: Path, output: Path, *overrides: str) -> None:
     given = [f"model.downstream_task.restore_from_path={model}", f"model.data.dataset_path='{data}'",
              f"model.data.output_fname={output}", "trainer.accelerator=cpu"]  # fmt: skip
-    predict(load("predict", [*given, *words], schema=InferConfig))
+    predict(load("predict", [*given, *overrides], schema=InferConfig))
 
 
-def command(model: Path, data: Path, output: Path, *words: str) -> list[str]:
+def command(model: Path, data: Path, output: Path, *overrides: str) -> list[str]:
     given = [f"model.downstream_task.restore_from_path={model}", f"model.data.dataset_path={data}",
              f"model.data.output_fname={output}", "trainer.accelerator=cpu", ALL]  # fmt: skip
-    return [sys.executable, "-m", "bionemo.predict", *given, *words]
+    return [sys.executable, "-m", "bionemo.predict", *given, *overrides]
 
 
 def same(one: Path, other: Path) -> bool:

@@ -50,19 +50,19 @@ def with_largest_file(size: int, work: Callable[[], None]) -> str:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
             work()
-            told = ""
+            outcome = ""
         except OSError as error:
-            told = f"{error.errno} {error.filename}"
+            outcome = f"{error.errno} {error.filename}"
         except BaseException:
-            told = traceback.format_exc()
-        os.write(writing, told.encode())
+            outcome = traceback.format_exc()
+        os.write(writing, outcome.encode())
         sys.stdout.flush()
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        told = pipe.read()
+        outcome = pipe.read()
     _, status = os.waitpid(child, 0)
-    return told if status == 0 else f"signal {os.WTERMSIG(status)}"
+    return outcome if status == 0 else f"signal {os.WTERMSIG(status)}"
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -76,8 +76,8 @@ def test_a_failed_write_is_one_error_in_every_format(kind: str, tmp_path: Path) 
     output.write_text("mine")
     before = sorted(directory.iterdir())
     for largest in (0, 1, *range(size // 20, size - 1, size // 20), size - 1):
-        told = with_largest_file(largest, lambda: write_results(output, kind, found, directory))
-        assert told == f"{errno.EFBIG} {output}", largest
+        outcome = with_largest_file(largest, lambda: write_results(output, kind, found, directory))
+        assert outcome == f"{errno.EFBIG} {output}", largest
         assert output.read_text() == "mine"
         assert sorted(directory.iterdir()) == before
     assert with_largest_file(2 * size, lambda: write_results(output, kind, found, directory)) == ""
@@ -88,8 +88,8 @@ def test_a_part_is_complete_or_missing(tmp_path: Path) -> None:
     columns = {"tokens": np.arange(1000), "numbers": np.arange(1000)}
     file = tmp_path / part_files.NAME.format(0)
     for size in (0, 8, 200, 4096, 16_000):
-        told = with_largest_file(size, lambda: part_files.write_part(file, columns, "x"))
-        assert told == f"{errno.EFBIG} {file}"
+        outcome = with_largest_file(size, lambda: part_files.write_part(file, columns, "x"))
+        assert outcome == f"{errno.EFBIG} {file}"
         assert not list(tmp_path.iterdir())
     part_files.write_part(file, columns, "x")
     assert part_files.count_sequences(file, "x") == 1000

@@ -74,9 +74,9 @@ def test_changes_of_the_result_change_the_fingerprint(model: Path, fasta: Path, 
     shutil.copytree(model, path)
     opened = bionemo.load(path, "cpu")
 
-    def identity(*words: str) -> dict[str, Any]:
+    def identity(*overrides: str) -> dict[str, Any]:
         given = [f"model.downstream_task.restore_from_path={path}", f"model.data.dataset_path={fasta}"]
-        cfg = load("predict", [*given, *words], schema=InferConfig)
+        cfg = load("predict", [*given, *overrides], schema=InferConfig)
         paths = Records(replace(cfg.model.data, data_impl="")).paths
         return prediction_fingerprint(
             cfg.model.downstream_task, cfg.model.data, str(cfg.trainer.precision), paths, opened
@@ -189,7 +189,7 @@ def test_each_file_has_its_own_columns(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "message"),
     [
         ([f"{READER}.data_fields={{id: 0, sequence: 1}}"], "x.csv: column 1 is 'organism', and the sequences are in "
          "column 2, 'sequence': set model.data.data_impl_kwargs.csv_fields_mmap.data_fields.sequence=2"),
@@ -197,10 +197,12 @@ def test_each_file_has_its_own_columns(tmp_path: Path, monkeypatch: pytest.Monke
         ([f"{READER}.data_fields={{id: 0, seq: 2}}", f"~{READER}.data_fields.sequence"], "has no field 'sequence'"),
     ],
 )  # fmt: skip
-def test_column_numbers_that_contradict_the_header(words: list[str], told: str, model: Path, tmp_path: Path) -> None:
+def test_column_numbers_that_contradict_the_header(
+    overrides: list[str], message: str, model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "x.csv").write_text("id,organism,sequence\na,MKT,ACD\n")
-    with pytest.raises(UserError, match=told):
-        go(model, tmp_path / "x.csv", tmp_path / "x.npz", *CSV, *words)
+    with pytest.raises(UserError, match=message):
+        go(model, tmp_path / "x.csv", tmp_path / "x.npz", *CSV, *overrides)
     assert [path.name for path in tmp_path.iterdir() if ".idx-" not in path.name] == ["x.csv"]
 
 

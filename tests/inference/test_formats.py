@@ -16,9 +16,9 @@ from tests.inference.samples import go, sequences
 
 @pytest.mark.parametrize("kind", ["h5", "pt", "parquet", "pkl"])
 def test_formats_have_equal_content(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
-    words = ["model.downstream_task.outputs=[embeddings,hiddens,pseudo_perplexity]"]
-    go(model, fasta, tmp_path / "x.npz", *words)
-    go(model, fasta, tmp_path / f"x.{kind}", *words)
+    overrides = ["model.downstream_task.outputs=[embeddings,hiddens,pseudo_perplexity]"]
+    go(model, fasta, tmp_path / "x.npz", *overrides)
+    go(model, fasta, tmp_path / f"x.{kind}", *overrides)
     one = np.load(tmp_path / "x.npz")
     read = {"h5": from_h5, "pt": from_pt, "parquet": from_parquet, "pkl": from_pkl}[kind]
     for key, values in read(tmp_path / f"x.{kind}").items():
@@ -62,9 +62,9 @@ def from_pkl(path: Path) -> dict[str, np.ndarray]:
 
 
 def test_numeric_table(model: Path, fasta: Path, tmp_path: Path) -> None:
-    words = ["model.downstream_task.outputs=[embeddings,pseudo_perplexity]"]
-    go(model, fasta, tmp_path / "x.npz", *words)
-    go(model, fasta, tmp_path / "x.csv", *words)
+    overrides = ["model.downstream_task.outputs=[embeddings,pseudo_perplexity]"]
+    go(model, fasta, tmp_path / "x.npz", *overrides)
+    go(model, fasta, tmp_path / "x.csv", *overrides)
     one, table = np.load(tmp_path / "x.npz"), pyarrow.csv.read_csv(tmp_path / "x.csv")
     assert table.column_names[:3] == ["id", "tokens", "embeddings_0"]
     assert table["id"].to_pylist() == one["id"].tolist()

@@ -18,7 +18,7 @@ from bionemo.inference.generation import METHODS, generate, sampling
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.text_outputs import decode_texts, encode_texts, summarize_molecules
 from bionemo.models.megamolbart import MegaMolBART
-from tests.inference.molecules import KNOWN, ROOM, said
+from tests.inference.molecules import KNOWN, ROOM, make_batch
 from tests.support.models import build_model
 
 OTHERS = ["CCN", "c1ccncc1O", "CC(C)(C)C", "O", "ClCCCl", "CC(=O)Nc1ccccc1CCO"]
@@ -31,8 +31,8 @@ def model(writer: Path) -> TrainedModel:
 
 
 def conf(**changes: object) -> SamplingConfig:
-    words = ["model.downstream_task.restore_from_path=/m", "model.data.dataset_path=/d"]
-    return replace(load("predict", words, schema=InferConfig).model.downstream_task.sampling, **changes)
+    overrides = ["model.downstream_task.restore_from_path=/m", "model.data.dataset_path=/d"]
+    return replace(load("predict", overrides, schema=InferConfig).model.downstream_task.sampling, **changes)
 
 
 def step_by_step(network: MegaMolBART, text: str) -> str:
@@ -40,7 +40,7 @@ def step_by_step(network: MegaMolBART, text: str) -> str:
     tokens: list[int] = []
     while len(tokens) < ROOM:
         with torch.no_grad():
-            token = int(network(said(network, [tokens], [text]))[-1, : network.vocabulary.vocab_size].argmax())
+            token = int(network(make_batch(network, [tokens], [text]))[-1, : network.vocabulary.vocab_size].argmax())
         if token == network.vocabulary.eos_id:
             break
         tokens.append(token)
@@ -125,7 +125,7 @@ def test_defaults_come_from_the_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"sampling_method": "greedy"}, "sampling_method is 'greedy', expected one of greedy-perturbate, topkp"),
         ({"num_samples": 0}, "num_samples is 0, expected at least 1"),
@@ -137,22 +137,22 @@ def test_defaults_come_from_the_configuration() -> None:
         ({"beam_size": 0}, "beam_size is 0, expected at least 1"),
     ],
 )
-def test_mistakes(options: dict[str, object], told: str, model: TrainedModel) -> None:
+def test_mistakes(options: dict[str, object], message: str, model: TrainedModel) -> None:
     with pytest.raises(UserError) as caught:
         model.sample(KNOWN, **options)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("esm2nv", "ESM2nv has no decoder, which samples needs: use a model of molecules, such as MegaMolBART"),
         ("prott5nv", "ProtT5nv decodes masked spans, not whole sequences, which samples needs"),
     ],
 )
-def test_models_that_cannot_reconstruct_their_input(name: str, told: str) -> None:
+def test_models_that_cannot_reconstruct_their_input(name: str, message: str) -> None:
     model = TrainedModel(build_model(name).eval(), Path("x"))
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         model.sample(["MKT"])
     with pytest.raises(UserError, match="reconstruction"):
         model.reconstruct(["MKT"])
@@ -183,6 +183,6 @@ def test_molecule_statistics() -> None:
     """Expected values are computed by hand: ethanol in two forms, benzene, an open ring, an empty string."""
     pairs = [("CCO", ["OCC", "CCO"]), ("CCN", ["c1ccccc1", "C1CC"]), ("C", [""])]
     assert summarize_molecules("samples", pairs) == "samples: 5 molecules, 60.0 % valid, 66.7 % of these unique"
-    told = summarize_molecules("reconstruction", [("CCO", ["OCC"]), ("CCN", ["CCC"])])
-    assert told.endswith(": 2 molecules, 100.0 % valid, 100.0 % of these unique, 50.0 % equal to the input")
+    summary = summarize_molecules("reconstruction", [("CCO", ["OCC"]), ("CCN", ["CCC"])])
+    assert summary.endswith(": 2 molecules, 100.0 % valid, 100.0 % of these unique, 50.0 % equal to the input")
     assert summarize_molecules("samples", [("C", ["C("])]) == "samples: 1 molecules, 0.0 % valid"

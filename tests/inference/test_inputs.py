@@ -12,23 +12,23 @@ from tests.inference.samples import go, same, sequences
 def test_input_formats_are_equivalent(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
     go(model, fasta, tmp_path / "one.npz")
     rows = list(enumerate(sequences()))
-    words, path = [], tmp_path / f"x.{kind}"
+    overrides, path = [], tmp_path / f"x.{kind}"
     match kind:
         case "csv":
             path.write_text("name,sequence,id\n" + "".join(f"-,{text},p{n}\n" for n, text in rows))
         case "named.csv":
             path.write_text("protein,letters\n" + "".join(f"p{n},{text}\n" for n, text in rows))
-            words = ["model.data.data_fields_map.sequence=letters", "model.data.data_fields_map.id=protein"]
+            overrides = ["model.data.data_fields_map.sequence=letters", "model.data.data_fields_map.id=protein"]
         case "tsv":
             path.write_text("id\tsequence\n" + "".join(f"p{n}\t{text}\n" for n, text in rows))
         case "v1.csv":
             path.write_text("a,b,c\n" + "".join(f"p{n},,{text}\n" for n, text in rows))
-            words = ["model.data.data_impl=csv_fields_mmap",
+            overrides = ["model.data.data_impl=csv_fields_mmap",
                      "model.data.data_impl_kwargs.csv_fields_mmap.data_fields={id: 0, sequence: 2}"]  # fmt: skip
         case "shards":
             for shard in range(5):
                 lines = "".join(f"p{n},{text}\n" for n, text in rows[2 * shard : 2 * shard + 2])
                 (tmp_path / f"s{shard}.csv").write_text("id,sequence\n" + lines)
             path = tmp_path / "s[0..4].csv"
-    go(model, path, tmp_path / "two.npz", *words)
+    go(model, path, tmp_path / "two.npz", *overrides)
     assert same(tmp_path / "one.npz", tmp_path / "two.npz")

@@ -10,11 +10,11 @@ from bionemo.common.errors import UserError
 from tests.inference.samples import go
 
 
-def mistake(model: Path, data: Path, output: Path, *words: str) -> str:
+def mistake(model: Path, data: Path, output: Path, *overrides: str) -> str:
     """Return the one-line error; check that no file remains."""
     before = sorted(output.parent.iterdir()) if output.parent.exists() else None
     with pytest.raises(UserError) as caught:
-        go(model, data, output, *words)
+        go(model, data, output, *overrides)
     after = (
         sorted(path for path in output.parent.iterdir() if ".idx-" not in path.name) if before is not None else None
     )
@@ -23,7 +23,7 @@ def mistake(model: Path, data: Path, output: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "expected"),
     [
         ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) contains no letter of the vocabulary ('123')"),
         ("x.csv", "id,sequence\na,MKT\nb,\n", "a record without a sequence|b .record 1. is empty"),
@@ -35,15 +35,15 @@ def mistake(model: Path, data: Path, output: Path, *words: str) -> str:
         ("x.csv.gz", "MKT", "unknown file format"),
     ],
 )
-def test_files_of_the_wrong_type(name: str, content: str, told: str, model: Path, tmp_path: Path) -> None:
+def test_files_of_the_wrong_type(name: str, content: str, expected: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     (tmp_path / "out").mkdir()
-    said = mistake(model, tmp_path / name, tmp_path / "out" / "x.npz")
-    assert any(part in said for part in told.replace(".record 1.", "(record 1)").split("|")), said
+    message = mistake(model, tmp_path / name, tmp_path / "out" / "x.npz")
+    assert any(part in message for part in expected.replace(".record 1.", "(record 1)").split("|")), message
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "message"),
     [
         (["model.data.long_sequences=error"], "p6 (record 6) has 130 tokens, but the model accepts at most 94"),
         (
@@ -61,9 +61,9 @@ def test_files_of_the_wrong_type(name: str, content: str, told: str, model: Path
         (["model.downstream_task.restore_from_path=none"], "none: there is no such checkpoint, .nemo archive"),
     ],
 )
-def test_mistakes(words: list[str], told: str, model: Path, fasta: Path, tmp_path: Path) -> None:
+def test_mistakes(overrides: list[str], message: str, model: Path, fasta: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    assert told in mistake(model, fasta, tmp_path / "out" / "x.npz", *words)
+    assert message in mistake(model, fasta, tmp_path / "out" / "x.npz", *overrides)
 
 
 def test_existing_outputs_are_kept(model: Path, fasta: Path, tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ def expected(theirs: EsmForMaskedLM, text: str, tokens: Callable[[str], list[int
         masked = ids.repeat(len(text), 1)
         places = torch.arange(len(text))
         masked[places, places + 1] = 32
-        said = theirs(masked, attention_mask=torch.ones_like(masked)).logits[places, places + 1].log_softmax(-1)
+        log_probs = theirs(masked, attention_mask=torch.ones_like(masked)).logits[places, places + 1].log_softmax(-1)
     hidden = out.hidden_states[-1][0]
-    surprise = -said[places, ids[0, 1:-1]].mean()
+    surprise = -log_probs[places, ids[0, 1:-1]].mean()
     return {
         "embeddings": hidden[1:-1].mean(0).numpy(), "begin": hidden[0].numpy(), "hiddens": hidden[1:-1].numpy(),
         "logits": out.logits[0, 1:-1].numpy(), "pseudo_perplexity": surprise.exp().numpy(),
@@ -51,12 +51,12 @@ def test_outputs_equal_those_of_transformers(
 def test_outputs_do_not_depend_on_batches_or_processes(model: Path, fasta: Path, tmp_path: Path) -> None:
     """Files are bitwise equal for any batches, processes and clock precision."""
     go(model, fasta, tmp_path / "one.npz", ALL)
-    for name, *words in (
+    for name, *overrides in (
         ("single", "model.data.batch_size=1"),
         ("few", "model.data.tokens_per_batch=64"),
         ("many", "model.data.tokens_per_batch=100000", "model.data.batch_size=100000"),
     ):
-        go(model, fasta, tmp_path / f"{name}.npz", ALL, *words)
+        go(model, fasta, tmp_path / f"{name}.npz", ALL, *overrides)
         assert same(tmp_path / "one.npz", tmp_path / f"{name}.npz"), name
 
 

@@ -44,13 +44,13 @@ def smiles(tmp_path: Path) -> Path:
     return path
 
 
-def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
+def overrides(model: Path, data: Path, output: Path, *more: str) -> list[str]:
     return [f"model.downstream_task.restore_from_path={model}", f"model.data.dataset_path={data}",
             f"model.data.output_fname={output}", "trainer.accelerator=cpu", *more]  # fmt: skip
 
 
 def go(model: Path, data: Path, output: Path, *more: str) -> None:
-    predict(load("predict", words(model, data, output, *more), schema=InferConfig))
+    predict(load("predict", overrides(model, data, output, *more), schema=InferConfig))
 
 
 def lists(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def test_text_outputs_do_not_depend_on_processes_or_batches(writer: Path, smiles
     """Two processes, batches of one token and omitted molecules change no output."""
     go(writer, smiles, tmp_path / "one.npz", *BOTH)
     more = [*BOTH, "trainer.devices=2", "model.data.tokens_per_batch=1"]
-    command = [sys.executable, "-m", "bionemo.predict", *words(writer, smiles, tmp_path / "two.npz", *more)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
+    command = [sys.executable, "-m", "bionemo.predict", *overrides(writer, smiles, tmp_path / "two.npz", *more)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     one, two = np.load(tmp_path / "one.npz"), np.load(tmp_path / "two.npz")
     assert all(np.array_equal(one[key], two[key]) for key in one.files)
     smiles.write_text(smiles.read_text().replace(f"\n{TEXTS[1]}\t", f"\n{'C' * 30}\t"))
@@ -150,7 +150,7 @@ def test_resuming_reuses_only_parts_with_equal_options(
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         (["sampling.sampling_method=beam"], "sampling.sampling_method is 'beam', expected one of greedy-perturbate"),
         (["sampling.num_samples=0"], "model.downstream_task.sampling.num_samples is 0, expected at least 1"),
@@ -159,10 +159,10 @@ def test_resuming_reuses_only_parts_with_equal_options(
         (["sampling.topk=3"], "unknown key model.downstream_task.sampling.topk"),
     ],
 )
-def test_mistakes(more: list[str], told: str, writer: Path, smiles: Path, tmp_path: Path) -> None:
+def test_mistakes(more: list[str], message: str, writer: Path, smiles: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         go(writer, smiles, tmp_path / "x.npz", *BOTH, *(f"model.downstream_task.{word}" for word in more))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert not list(tmp_path.glob("x.npz*"))
 
 

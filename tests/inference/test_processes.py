@@ -20,11 +20,11 @@ from tests.inference.samples import ALL, command, go, parts_of_150_letters, same
 
 def test_any_number_of_processes_writes_an_equal_file(model: Path, fasta: Path, tmp_path: Path) -> None:
     go(model, fasta, tmp_path / "one.npz", ALL)
-    told = subprocess.run(
+    done = subprocess.run(
         command(model, fasta, tmp_path / "two.npz", "trainer.devices=2"), cwd=ROOT, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert (told.returncode, told.stdout) == (0, f"10 sequences: {tmp_path / 'two.npz'}\n"), told.stderr
+    assert (done.returncode, done.stdout) == (0, f"10 sequences: {tmp_path / 'two.npz'}\n"), done.stderr
     assert same(tmp_path / "one.npz", tmp_path / "two.npz")
 
 
@@ -58,7 +58,7 @@ def test_parts_of_another_prediction_are_not_reused(
     model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(running, "merge_parts", lambda prediction: [])
-    monkeypatch.setattr("bionemo.cli.predict.print", lambda *words: None, raising=False)
+    monkeypatch.setattr("bionemo.cli.predict.print", lambda *arguments: None, raising=False)
     go(model, fasta, tmp_path / "x.npz")
     assert len(list((tmp_path / "x.npz.parts").glob("part-*"))) > 2
     monkeypatch.undo()
@@ -81,11 +81,11 @@ def test_a_killed_process_ends_all_processes(model: Path, fasta: Path, tmp_path:
             time.sleep(0.05)
         assert child
         os.kill(child, signal.SIGKILL)
-        _, told = process.communicate(timeout=600)
+        _, output = process.communicate(timeout=600)
     finally:
         process.kill()
     assert process.returncode == 1
-    errors = [line for line in told.splitlines() if line.startswith("error: ")]
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
     assert errors == [f"error: rank 1 (process {child}) was killed by SIGKILL: check the memory of this machine"]
 
 
@@ -93,16 +93,16 @@ def test_the_process_with_an_invalid_sequence_names_it(model: Path, tmp_path: Pa
     """The second of two processes computes the second part; the first process has no error of its own."""
     fasta = tmp_path / "x.fasta"
     fasta.write_text(f">a\n{'MK' * 65_500}\n>b\n{'1' * 100}\n")
-    words = ("trainer.devices=2", "model.data.long_sequences=truncate")
-    told = subprocess.run(
-        command(model, fasta, tmp_path / "x.npz", *words), cwd=ROOT, capture_output=True, text=True, check=False
+    overrides = ("trainer.devices=2", "model.data.long_sequences=truncate")
+    done = subprocess.run(
+        command(model, fasta, tmp_path / "x.npz", *overrides), cwd=ROOT, capture_output=True, text=True, check=False
     )
-    errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
-    assert told.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 1
     message = r"b \(record 1\) contains no letter of the vocabulary \('1{30}'\): check that it is a sequence"
     assert len(errors) == 1
     assert re.fullmatch(rf"error: rank 1 \(process \d+\): {message}", errors[0])
-    assert "Traceback" not in told.stderr
+    assert "Traceback" not in done.stderr
 
 
 FAILING_WORKER = """\
@@ -127,13 +127,13 @@ def test_a_worker_that_cannot_load_the_model_prints_its_error(model: Path, tmp_p
     fasta = tmp_path / "x.fasta"
     fasta.write_text(f">a\n{'MK' * 65_500}\n>b\n{'M' * 100}\n")
     more = ("trainer.devices=2", "model.data.long_sequences=truncate")
-    words = command(model, fasta, tmp_path / "x.npz", *more)[3:]
-    told = subprocess.run(
-        [sys.executable, str(tmp_path / "main.py"), *words], cwd=ROOT, capture_output=True, text=True, check=False,
+    arguments = command(model, fasta, tmp_path / "x.npz", *more)[3:]
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "main.py"), *arguments], cwd=ROOT, capture_output=True, text=True, check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert told.returncode == 1
-    errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert re.fullmatch(r"error: rank 1 \(process \d+\): the second device has no memory", errors[0])
     assert not (tmp_path / "x.npz").exists()
@@ -153,10 +153,10 @@ def _child(pid: int) -> int | None:
 
 def test_the_v1_command(model: Path, fasta: Path, tmp_path: Path) -> None:
     """v1's command line, with its own overrides."""
-    words = ["--config-dir", str(EXAMPLES / "esm2nv" / "conf"), "--config-name", "infer.yaml",
+    arguments = ["--config-dir", str(EXAMPLES / "esm2nv" / "conf"), "--config-name", "infer.yaml",
              f"++model.downstream_task.restore_from_path={model}", f"++model.data.dataset_path={fasta}",
              f"++model.data.output_fname={tmp_path}/x.pkl", "++model.data.long_sequences=truncate"]  # fmt: skip
-    line = [sys.executable, "-m", "bionemo.model.infer", *words]
+    line = [sys.executable, "-m", "bionemo.model.infer", *arguments]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"10 sequences: {tmp_path}/x.pkl" in done.stdout

@@ -37,8 +37,8 @@ def weights() -> dict[str, Tensor]:
     return {name: torch.randn(weight.shape, generator=generator) for name, weight in table.items()}
 
 
-def written(path: Path, config: dict[str, Any] | None = None, words: int = WORDS, **other: Tensor) -> Path:
-    write(path, CONFIG | (config or {}), words, TensorsInMemory(path, weights() | other))
+def written(path: Path, config: dict[str, Any] | None = None, vocab_size: int = WORDS, **other: Tensor) -> Path:
+    write(path, CONFIG | (config or {}), vocab_size, TensorsInMemory(path, weights() | other))
     return path
 
 

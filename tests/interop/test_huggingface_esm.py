@@ -92,12 +92,12 @@ def test_dtypes_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
 def test_export_does_not_depend_on_the_layout(tmp_path: Path) -> None:
     """Runs on one and two tensor ranks from the same weights, which a learning rate of 0 does not change."""
     theirs(tmp_path / "hf", heads=2, size=16)
-    words = [f"restore_from_path={tmp_path / 'hf'}", "trainer.max_steps=1", "trainer.val_check_interval=1",
+    overrides = [f"restore_from_path={tmp_path / 'hf'}", "trainer.max_steps=1", "trainer.val_check_interval=1",
              "model.ffn_hidden_size=96", "model.optim.lr=1e-60", "model.optim.weight_decay=0.0",
              "model.optim.sched.max_lr=1e-60", "model.optim.sched.min_lr=0.0",
              "model.max_position_embeddings=96"]  # fmt: skip
-    run(tmp_path / "one", *words)
-    ended = run_on_ranks(tmp_path / "two", *words, "model.tensor_model_parallel_size=2", ranks=2)
+    run(tmp_path / "one", *overrides)
+    ended = run_on_ranks(tmp_path / "two", *overrides, "model.tensor_model_parallel_size=2", ranks=2)
     assert [status for status, _ in ended] == [0, 0], ended
     for name in ("one", "two"):
         (saved,) = (tmp_path / name / "checkpoints").glob("*-last")
@@ -184,11 +184,11 @@ def test_unsupported_models_are_not_written(tmp_path: Path) -> None:
     config = {"_target_": "bionemo.models.esm2nv.ESM2nv", "num_layers": 1, "hidden_size": 8, "num_attention_heads": 2,
               "ffn_hidden_size": 16, "max_position_embeddings": 6, "make_vocab_size_divisible_by": 8}  # fmt: skip
     nothing = TensorsInMemory(tmp_path, {})
-    for wrong, words, message in (
+    for wrong, vocab_size, message in (
         ({"kv_channels": 3}, 33, "its head size is 3"),
         ({"activation": "gelu_tanh"}, 33, "its activation is 'gelu_tanh'"),
         ({}, 30, "its vocabulary has 30 tokens; that of ESM-2 has 33"),
     ):
         with pytest.raises(UserError, match=message):
-            write(tmp_path / "hf", config | wrong, words, nothing)
+            write(tmp_path / "hf", config | wrong, vocab_size, nothing)
     assert os.listdir(tmp_path) == []

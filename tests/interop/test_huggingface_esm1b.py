@@ -141,8 +141,8 @@ def test_parameter_count_of_the_published_model() -> None:
 def test_training(tmp_path: Path) -> None:
     """Train from scratch, with zeros in unused rows of the position table, then from the Hugging Face format."""
 
-    words = ("trainer.max_steps=3", "trainer.val_check_interval=3", "model.optim.sched.warmup_steps=1")
-    train(config(tmp_path / "first", *words, model="esm1b"))
+    overrides = ("trainer.max_steps=3", "trainer.val_check_interval=3", "model.optim.sched.warmup_steps=1")
+    train(config(tmp_path / "first", *overrides, model="esm1b"))
     trained = tools.read_weights(last_checkpoint(tmp_path / "first"))
     convert(last_checkpoint(tmp_path / "first"), tmp_path / "hf", "hf")
     table = load_file(tmp_path / "hf" / "model.safetensors")[TABLE]
@@ -150,7 +150,7 @@ def test_training(tmp_path: Path) -> None:
     assert not table[:2].any()
     assert table[2:].any(1).all()
     check_same_logits(tmp_path / "hf", EsmForMaskedLM.from_pretrained(tmp_path / "hf").eval(), SEQUENCES[:1])
-    train(config(tmp_path / "next", *words, f"restore_from_path={tmp_path / 'hf'}", model="esm1b"))
+    train(config(tmp_path / "next", *overrides, f"restore_from_path={tmp_path / 'hf'}", model="esm1b"))
     after = tools.read_weights(last_checkpoint(tmp_path / "next"))
     assert after.keys() == trained.keys()
     assert not any(torch.equal(after[name], weight) for name, weight in trained.items() if weight.dim() == 2)

@@ -29,9 +29,9 @@ from tests.support.runs import FAMILIES, FORK
 WORDS = 517  # padded to 520 and 640
 
 
-def model_of(*words: str) -> GPT3:
+def model_of(*overrides: str) -> GPT3:
     family = FAMILIES["gpt3"]
-    cfg = load(family.name, [*family.words, *SMALL, *words], family.directory / "conf")
+    cfg = load(family.name, [*family.overrides, *SMALL, *overrides], family.directory / "conf")
     model = GPT3(cfg.model, placeholder_tokenizer(WORDS)).eval()
     model.initialize_weights(seed=1)
     generator = torch.Generator().manual_seed(2)
@@ -82,8 +82,8 @@ def test_round_trip(
     found = Checkpoint(second)
     assert same(tools.read_weights(second), weights_of(model))
     assert found.state["model"] == {"model._target_": "bionemo.models.gpt3.GPT3", "words": WORDS}
-    words = found.state["config"].pop("tokenizer")
-    assert words == {"vocab_file": str(hf / "vocab.json"), "merge_file": str(hf / "merges.txt")}
+    files = found.state["config"].pop("tokenizer")
+    assert files == {"vocab_file": str(hf / "vocab.json"), "merge_file": str(hf / "merges.txt")}
     assert all(asdict(model.config)[key] == value for key, value in found.state["config"].items())
     assert checkpoint_command(monkeypatch, "convert", second, tmp_path / "again", "--to=hf") == 0
     for name in set(os.listdir(hf)) - {"README.md"}:  # the title is the directory's name

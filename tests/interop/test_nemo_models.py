@@ -80,7 +80,7 @@ def weights_of(config: dict[str, Any]) -> dict[str, Tensor]:
 def test_weight_table_matches_the_model(name: str) -> None:
     family = FAMILIES[name]
     small = ["model.hidden_size=48", "model.seq_length=64", "model.num_layers=2", "model.num_attention_heads=4"]
-    cfg = load(family.name, [*family.words, *small], family.directory / "conf").model
+    cfg = load(family.name, [*family.overrides, *small], family.directory / "conf").model
     kind = load_model_class(cfg._target_)
     vocabulary = load_tokenizer(kind.tokenizer, cfg.tokenizer)
     with torch.device("meta"):
@@ -226,16 +226,16 @@ def test_activation_of_nemo_configurations(text: dict[str, Any], meant: str) -> 
     assert get_nemo_model(config).to_our_config(config)["activation"] == meant
 
 
-def to_torch(state: dict[str, Tensor], heads: int, words: int) -> dict[str, Tensor]:
+def to_torch(state: dict[str, Tensor], heads: int, vocab_size: int) -> dict[str, Tensor]:
     """Translate NeMo's names to those of torch's layers; NeMo names a norm after the preceding module."""
     state = {name.removeprefix("enc_dec_model."): value for name, value in state.items()}
     result = {
-        "words.weight": state["decoder_embedding.word_embeddings.weight"][:words],
+        "words.weight": state["decoder_embedding.word_embeddings.weight"][:vocab_size],
         "positions.weight": state["encoder_embedding.position_embeddings.weight"],
     }
     for kind, name in (("bias", "bias"), ("weight", "output.weight")):
         if f"tokens_head.{kind}" in state:
-            result[name] = state[f"tokens_head.{kind}"][:words]
+            result[name] = state[f"tokens_head.{kind}"][:vocab_size]
     norms = {"encoder": ["input", "post_attention"], "decoder": ["input", "post_attention", "post_inter_attention"]}
     plain = {"self_attention.dense": "self_attn.out_proj", "inter_attention.dense": "multihead_attn.out_proj",
              "mlp.dense_h_to_4h": "linear1", "mlp.dense_4h_to_h": "linear2"}  # fmt: skip
@@ -261,13 +261,13 @@ def to_torch(state: dict[str, Tensor], heads: int, words: int) -> dict[str, Tens
 @pytest.mark.parametrize("name", PAIRS)
 def test_written_weights_give_equal_logits_in_a_model_with_nemo_names(name: str, tmp_path: Path) -> None:
     model = build_model(name).eval()
-    config, words = model.config, model.vocabulary.vocab_size
+    config, vocab_size = model.config, model.vocabulary.vocab_size
     write(tmp_path / "x.nemo", asdict(config), dict(model.named_parameters()))
     with open_tar(tmp_path / "x.nemo") as members:
         state = load_tensors(members["model_weights.ckpt"])
         assert yaml.safe_load(members["model_config.yaml"].read())["bias_activation_fusion"] is False
-    reference = TorchSeq2Seq(config, words).eval()
-    reference.load_state_dict(to_torch(state, config.num_attention_heads, words))
+    reference = TorchSeq2Seq(config, vocab_size).eval()
+    reference.load_state_dict(to_torch(state, config.num_attention_heads, vocab_size))
     batch = batch_of(model, 3)
     assert batch.source is not None
     (tokens, padding), source = pad_rows(batch), pad_rows(batch.source)

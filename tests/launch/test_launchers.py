@@ -25,7 +25,7 @@ exec unshare --uts sh -c 'hostname "$0" && exec sh -c "$1"' "$host" "$*"
 """
 
 
-def words(directory: Path, nodes: int = 2, devices: int = 2) -> list[str]:
+def overrides(directory: Path, nodes: int = 2, devices: int = 2) -> list[str]:
     sizes = [f"trainer.num_nodes={nodes}", f"trainer.devices={devices}", "model.hidden_dropout=0.1"]
     return [NAME, *tiny(*sizes, f"exp_manager.exp_dir={directory}", "name=esm")]
 
@@ -42,7 +42,9 @@ def port() -> str:
 
 
 def bcprun(place: Path) -> Path:
-    line = " ".join(f"'{argument}'" for argument in [sys.executable, "-m", "bionemo.pretrain", *words(place / "run")])
+    line = " ".join(
+        f"'{argument}'" for argument in [sys.executable, "-m", "bionemo.pretrain", *overrides(place / "run")]
+    )
     call([str(ROOT / "scripts" / "bcprun"), "--nnodes", "2", "--npernode", "2", "--cmd", line], place)
     return place / "run"
 
@@ -52,7 +54,7 @@ def torchrun(place: Path) -> Path:
     agents = [
         subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *meeting, f"--node-rank={node}", "-m", "bionemo.pretrain",
-             *words(place / "run")],
+             *overrides(place / "run")],
             cwd=place, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         )
         for node in range(2)
@@ -62,7 +64,7 @@ def torchrun(place: Path) -> Path:
 
 
 def launched(place: Path, *more: str, nodes: int = 2, devices: int = 2, **environment: str) -> Path:
-    command = [sys.executable, "-m", "bionemo.launch", *words(place / "launched", nodes, devices), *more]
+    command = [sys.executable, "-m", "bionemo.launch", *overrides(place / "launched", nodes, devices), *more]
     call(command, place, **environment)
     return place / "launched" / "results"
 
@@ -103,7 +105,7 @@ def ray(place: Path) -> Path:
         ]  # fmt: skip
         try:
             where = ["cluster=ray", f"cluster.address={address(1)}:6379"]
-            command = [sys.executable, "-m", "bionemo.launch", *words(place / "launched"), *where]
+            command = [sys.executable, "-m", "bionemo.launch", *overrides(place / "launched"), *where]
             call([*hosts[0], *command], place, **environment)
         finally:
             for member in members:

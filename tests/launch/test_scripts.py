@@ -72,6 +72,22 @@ def test_every_family_is_submitted_to_slurm_and_bcp(family: str, tmp_path: Path)
     assert "BIONEMO_IMAGE: set it to the image" in output
 
 
+def test_the_gpt3_benchmark_is_submitted_with_the_documented_files(tmp_path: Path) -> None:
+    """tests/launch/test_slurm.py also checks the files of the job itself."""
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("sbatch", "print(17)")
+    script = ROOT / "examples" / "gpt3" / "scripts" / "bmk-pretrain-gpt3-126m2.sh"
+    status, output = run_script(script, here=tmp_path, PATH=f"{stubs.directory}:{os.environ['PATH']}")
+    assert status == 0, output
+    results = tmp_path / "results" / "gpt3_126m"
+    assert {path.name for path in results.iterdir()} == {
+        "gpt3_126m_hydra.yaml", "launcher_cmd.log", "launcher.log", "nemo-megatron-gpt3_126m_submission.sh",
+    }  # fmt: skip
+    assert (results / "launcher.log").read_text() == "Submitted batch job 17\n"
+    [call] = stubs.calls("sbatch")
+    assert call[-1] == str(results / "nemo-megatron-gpt3_126m_submission.sh")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_quick_run_scripts(family: str, tmp_path: Path) -> None:
     script = ROOT / "examples" / family / "scripts" / "pretrain_quick.sh"

@@ -86,17 +86,17 @@ def test_beam_search_is_at_least_as_good_as_greedy_decoding(model: EncoderDecode
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_beam_search_with_all_beams_is_exhaustive(model: EncoderDecoder, memory: EncoderOutput, alpha: float) -> None:
     """With one beam per token no prefix is lost, so the best sequence of up to two tokens is found."""
-    words = model.vocabulary.vocab_size
-    (found, *_), which = beam_search(model, memory, words, 2, alpha)[3], 3
+    vocab_size = model.vocabulary.vocab_size
+    (found, *_), which = beam_search(model, memory, vocab_size, 2, alpha)[3], 3
     best = (-torch.inf, [])
     first = next_log_probs(model, memory, which, [])
     end = model.vocabulary.eos_id
-    for one in range(words):
+    for one in range(vocab_size):
         if one == end:
             best = max(best, (float(first[one]), []))
             continue
         second = next_log_probs(model, memory, which, [one])
-        for two in range(words):
+        for two in range(vocab_size):
             score = float(first[one] + second[two]) / ((5 + 2) / 6) ** alpha
             best = max(best, (score, [one] if two == end else [one, two]))
     assert found.tokens == best[1]

@@ -64,7 +64,7 @@ def test_every_generation_method_returns_smiles(model: MegaMolBART) -> None:
 def batch_of(model: MegaMolBART, records: range) -> PackedBatch:
     """Return a batch of validation molecules."""
     family = FAMILIES["megamolbart"]
-    cfg = load(family.name, [*TINY, *family.words, "model.seq_length=96"], family.directory / "conf")
+    cfg = load(family.name, [*TINY, *family.overrides, "model.seq_length=96"], family.directory / "conf")
     samples = MegaMolBART.dataset.open(cfg.model, model.vocabulary, "val")
     collate = Collator(samples, 6, model.vocabulary.pad_id, dynamic_padding=True)
     return collate([[(np.zeros(1, np.int64), np.array([record])) for record in records]])[0].unpack()
@@ -75,9 +75,9 @@ def test_metrics(model: MegaMolBART, monkeypatch: pytest.MonkeyPatch) -> None:
     targets = np.split(batch.target_ids.numpy(), np.cumsum(batch.lengths)[:-1])
     texts = [model.vocabulary.decode_output(target) for target in targets]
     # equal to the target; another SMILES of it; another molecule; empty; truncated in a ring
-    said = [texts[0], "OCC", "CCN", "", "c1ccccc", texts[5]]
+    texts_to_decode = [texts[0], "OCC", "CCN", "", "c1ccccc", texts[5]]
     assert texts[1] == "CCO"
-    tokens = [[int(token) for token in model.vocabulary.encode(text)] for text in said]
+    tokens = [[int(token) for token in model.vocabulary.encode(text)] for text in texts_to_decode]
     monkeypatch.setattr(megamolbart, "generate", lambda *_: [GeneratedSequence(each, 0.0, True) for each in tokens])
     found = model.compute_metrics(batch)
     assert found["molecular_accuracy"].tolist() == [3, 6]
@@ -112,14 +112,18 @@ def test_retrosynthesis_reads_products_and_predicts_reactants(tmp_path, model: M
     for split in ("train", "val", "test"):
         (tmp_path / "processed" / split).mkdir(parents=True)
         (tmp_path / "processed" / split / "data.csv").write_text(REACTIONS)
-    words = [*TINY, f"model.data.dataset_path={tmp_path}", "trainer.devices=1", "trainer.precision=32"]
-    cfg = load("downstream_retro_uspto50k", words, ROOT / "examples" / "molecule" / "megamolbart" / "conf")
+    overrides = [*TINY, f"model.data.dataset_path={tmp_path}", "trainer.devices=1", "trainer.precision=32"]
+    cfg = load("downstream_retro_uspto50k", overrides, ROOT / "examples" / "molecule" / "megamolbart" / "conf")
     samples = MegaMolBART.dataset.open(cfg.model, model.vocabulary, "train")
     samples_of = [(np.zeros(1, np.int64), np.array([i])) for i in range(3)]
     (compact,) = Collator(samples, 3, 0, dynamic_padding=True)([samples_of])
     batch = compact.unpack()
     assert batch.source is not None
     read = batch.source.tokens[: batch.source.num_tokens].split(batch.source.lengths)
-    said = np.split(batch.target_ids.numpy(), np.cumsum(batch.lengths)[:-1])
+    targets = np.split(batch.target_ids.numpy(), np.cumsum(batch.lengths)[:-1])
     assert [model.vocabulary.decode(piece.tolist()) for piece in read] == ["CCOC(C)=O", "CCNC(C)=O", "COC(C)=O"]
-    assert [model.vocabulary.decode_output(piece) for piece in said] == ["CCO.CC(=O)O", "NCC.CC(=O)Cl", "OC.CC(=O)O"]
+    assert [model.vocabulary.decode_output(piece) for piece in targets] == [
+        "CCO.CC(=O)O",
+        "NCC.CC(=O)Cl",
+        "OC.CC(=O)O",
+    ]

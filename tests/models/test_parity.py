@@ -81,9 +81,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("rows", [3, 6], ids=["packed", "padded"])
-@pytest.mark.parametrize(("name", "words"), CASES)
-def test_logits_and_gradients_equal_the_reference(name: str, words: tuple[str, ...], rows: int) -> None:
-    model = build_model(name, *words).train()
+@pytest.mark.parametrize(("name", "overrides"), CASES)
+def test_logits_and_gradients_equal_the_reference(name: str, overrides: tuple[str, ...], rows: int) -> None:
+    model = build_model(name, *overrides).train()
     config, vocabulary = model.config, model.vocabulary
     kind = REFERENCES[name]
     shape = (config.num_layers, config.num_attention_heads, vocabulary.vocab_size)

@@ -25,7 +25,7 @@ from bionemo.models.language_model import LanguageModel, load_model_class
 from bionemo.planning.estimate import Memory, stage_memory
 from bionemo.planning.layouts import Stage, read_layout
 from bionemo.planning.lengths import Tokens
-from bionemo.planning.measure import Step
+from bionemo.planning.measure import StepProfiler
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.optimizers import build_optimizer
 from tests.conftest import ROOT
@@ -171,10 +171,10 @@ def _packed(lengths: Sequence[int], total: int, target_fraction: float) -> Packe
     )
 
 
-def step_of(cfg: RunConfig, batch: PackedBatch, half: bool) -> Step:
-    """Return a step with the lengths of the batch instead of the assumed ones."""
+def profiler_of(cfg: RunConfig, batch: PackedBatch, half: bool) -> StepProfiler:
+    """Return a profiler with the lengths of the batch instead of the assumed ones."""
     rows = cfg.model.micro_batch_size
-    return Step(cfg.model, tuple(replace(each, row=each.row / rows) for each in tokens_read(batch)), half)
+    return StepProfiler(cfg.model, tuple(replace(each, row=each.row / rows) for each in tokens_read(batch)), half)
 
 
 def tokens_read(batch: PackedBatch) -> list[Tokens]:
@@ -235,15 +235,15 @@ def cast(half: bool) -> Any:
 def train(cfg: RunConfig, rank: int, half: bool) -> tuple[Memory, Memory, int]:
     """Run one update of a rank. Return planned memory, measured states and the measured peak on top of the states."""
     layout, micro_batch = read_layout(cfg), batch(cfg)
-    step = step_of(cfg, micro_batch, half)
-    replaced = patch.object(attention, "attend", gpu_attention(step.kernel))
+    profiler = profiler_of(cfg, micro_batch, half)
+    replaced = patch.object(attention, "attend", gpu_attention(profiler.kernel))
     with replaced, simulate(layout.tensor, layout.pipeline, rank, layout.data):
         model = build(cfg).train()
         model.initialize_weights(1)
         parallel = ParallelModel(model, language_model_loss, partial(cast, half), layout.sharded)
         optimizer = build_optimizer(cfg.model.optim, parallel.optimizer_shards, model.learning_rate_factor)
         with StorageMeter() as meter:
-            parallel.forward_backward([micro_batch] * layout.micro_batches)
+            parallel.forward_backward([micro_batch] * layout.num_micro_batches)
         optimizer.step()
         parallel.finish_update()
         weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
@@ -257,4 +257,4 @@ def train(cfg: RunConfig, rank: int, half: bool) -> tuple[Memory, Memory, int]:
             working=0,
         )
     stage = Stage(rank // (layout.gpus // layout.pipeline), layout.pipeline)
-    return stage_memory(step, layout, stage), measured, meter.peak
+    return stage_memory(profiler, layout, stage), measured, meter.peak

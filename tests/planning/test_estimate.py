@@ -14,8 +14,8 @@ from bionemo.megatron import attention
 from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.planning.estimate import computed_flops, fullest_stage, stage_memory, useful_flops
 from bionemo.planning.layouts import Layout, read_layout
-from bionemo.planning.measure import Step
-from tests.planning.simulated_rank import CHANGES, TENSOR, batch, build, config, gpu_attention, step_of, train
+from bionemo.planning.measure import StepProfiler
+from tests.planning.simulated_rank import CHANGES, TENSOR, batch, build, config, gpu_attention, profiler_of, train
 
 PARALLEL = "tensor", "sequence", "sequence and uniform", "stages", "stages and uniform"
 ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron's buffers would be on the GPU")
@@ -77,31 +77,31 @@ def test_sharded_optimizer_holds_its_share_of_the_moments(rank: int) -> None:
         assert_close(getattr(planned, state), getattr(measured, state), 0.01)  # buckets are filled up to even sizes
 
 
-def make_step(name: str = "esm2nv", half: bool = True, **changes: Any) -> tuple[Step, Layout]:
+def make_profiler(name: str = "esm2nv", half: bool = True, **changes: Any) -> tuple[StepProfiler, Layout]:
     cfg = config(name, **changes)
-    return step_of(cfg, batch(cfg), half), read_layout(cfg)
+    return profiler_of(cfg, batch(cfg), half), read_layout(cfg)
 
 
 def test_sixteen_bytes_a_parameter() -> None:
-    step, layout = make_step()
-    memory = stage_memory(step, layout, layout.stages[0])
+    profiler, layout = make_profiler()
+    memory = stage_memory(profiler, layout, layout.stages[0])
     assert memory.weights + memory.gradients + memory.moments == 16 * 212_672
 
 
 def test_attention_kernel() -> None:
-    assert make_step()[0].kernel == "flash"
-    assert make_step(half=False)[0].kernel == "sequences"
-    assert make_step(**TENSOR)[0].kernel == "flash"
-    assert make_step("esm1nv")[0].kernel == "probabilities"
-    assert make_step("esm1nv", attention_dropout=0.0)[0].kernel == "flash"
+    assert make_profiler()[0].kernel == "flash"
+    assert make_profiler(half=False)[0].kernel == "sequences"
+    assert make_profiler(**TENSOR)[0].kernel == "flash"
+    assert make_profiler("esm1nv")[0].kernel == "probabilities"
+    assert make_profiler("esm1nv", attention_dropout=0.0)[0].kernel == "flash"
 
 
 def test_first_stage_is_fullest_with_enough_micro_batches() -> None:
-    step, layout = make_step(pipeline_model_parallel_size=4, accumulate=8, gpus=4)
+    profiler, layout = make_profiler(pipeline_model_parallel_size=4, accumulate=8, gpus=4)
     assert [layout.in_flight(stage) for stage in layout.stages] == [4, 3, 2, 1]
-    assert fullest_stage(step, layout)[0].first
-    step, layout = make_step("gpt3", pipeline_model_parallel_size=4, gpus=4, full_vocabulary=True)
-    assert fullest_stage(step, layout)[0].last  # one micro-batch is in flight, and the last stage has the logits
+    assert fullest_stage(profiler, layout)[0].first
+    profiler, layout = make_profiler("gpt3", pipeline_model_parallel_size=4, gpus=4, full_vocabulary=True)
+    assert fullest_stage(profiler, layout)[0].last  # one micro-batch is in flight, and the last stage has the logits
 
 
 @pytest.mark.parametrize(
@@ -125,36 +125,38 @@ def test_first_stage_is_fullest_with_enough_micro_batches() -> None:
 def test_flops_match_the_flop_counter(name: str, change: str) -> None:
     cfg = config(name, **CHANGES[change])
     model, micro_batch = build(cfg).train(), batch(cfg)
-    step, layout = step_of(cfg, micro_batch, half=False), read_layout(cfg)
-    replaced = patch.object(attention, "attend", gpu_attention(step.kernel))
+    profiler, layout = profiler_of(cfg, micro_batch, half=False), read_layout(cfg)
+    replaced = patch.object(attention, "attend", gpu_attention(profiler.kernel))
     with replaced, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         language_model_loss(model(micro_batch), micro_batch)[0].backward()
     found = sum(counter.get_flop_counts()["Global"].values())
-    assert found == pytest.approx(computed_flops(step, layout), rel=1e-6)
-    plain = computed_flops(step, replace(layout, recompute="none"))
+    assert found == pytest.approx(computed_flops(profiler, layout), rel=1e-6)
+    plain = computed_flops(profiler, replace(layout, recompute="none"))
     assert (found == pytest.approx(plain, rel=1e-6)) == (layout.recompute == "none")
-    assert (useful_flops(step, layout) == pytest.approx(plain, rel=1e-6)) == name.startswith("esm")
+    assert (useful_flops(profiler, layout) == pytest.approx(plain, rel=1e-6)) == name.startswith("esm")
 
 
 def test_selective_recomputation_repeats_attention() -> None:
-    step, layout = make_step("esm2nv")
-    attention_flops = computed_flops(step, replace(layout, recompute="selective")) - computed_flops(step, layout)
-    [tokens] = step.tokens
+    profiler, layout = make_profiler("esm2nv")
+    attention_flops = computed_flops(profiler, replace(layout, recompute="selective")) - computed_flops(
+        profiler, layout
+    )
+    [tokens] = profiler.tokens
     assert attention_flops == pytest.approx(4 * 4 * 64 * 4 * tokens.row * tokens.attended)  # layers, size, rows
 
 
 def test_six_flops_per_parameter_and_token_plus_attention() -> None:
-    step, layout = make_step(num_layers=33, hidden_size=1280, ffn_hidden_size=5120, num_attention_heads=20)
-    [tokens] = step.tokens
+    profiler, layout = make_profiler(num_layers=33, hidden_size=1280, ffn_hidden_size=5120, num_attention_heads=20)
+    [tokens] = profiler.tokens
     count = tokens.count(4)
     layers = 6 * 33 * 12 * 1280**2 * count + 12 * 33 * 1280 * tokens.attended * count
     head = 6 * (1280**2 + 33 * 1280) * round(0.15 * count)
-    assert useful_flops(step, layout) == pytest.approx(layers + head, rel=1e-4)
+    assert useful_flops(profiler, layout) == pytest.approx(layers + head, rel=1e-4)
 
 
 def test_masked_pairs_are_not_useful_flops() -> None:
     cfg = config("gpt3", attention_dropout=0.0)
-    flash, dropped = (step_of(config("gpt3", attention_dropout=p), batch(cfg), half=True) for p in (0.0, 0.1))
+    flash, dropped = (profiler_of(config("gpt3", attention_dropout=p), batch(cfg), half=True) for p in (0.0, 0.1))
     layout, rows, length, size = read_layout(cfg), 4, 128, 64
     below = sum(range(1, length + 1))
     assert computed_flops(flash, layout) == useful_flops(flash, layout) == useful_flops(dropped, layout)

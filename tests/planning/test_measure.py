@@ -17,7 +17,7 @@ from bionemo.models.esm2nv import ESM2nv
 from bionemo.planning.estimate import stage_parameters
 from bionemo.planning.layouts import Layout, Stage, read_layout
 from bionemo.planning.lengths import estimate_tokens
-from bionemo.planning.measure import Step
+from bionemo.planning.measure import StepProfiler
 from tests.conftest import ROOT, RUNNABLE
 from tests.planning.simulated_rank import FAMILIES, TENSOR, build, config, train
 
@@ -29,8 +29,8 @@ KNOWN = {
 
 def count_parameters(cfg: RunConfig) -> dict[str, int]:
     """Return the parameters of a plan, by part."""
-    step = Step(cfg.model, estimate_tokens(cfg.model), half=True)
-    return step.measure(Layout()).count_parameters(cfg.model.num_layers)
+    profiler = StepProfiler(cfg.model, estimate_tokens(cfg.model), half=True)
+    return profiler.profile(Layout()).count_parameters(cfg.model.num_layers)
 
 
 FIRST = {directory: name for directory, name in reversed(RUNNABLE)}  # one configuration of each directory
@@ -80,13 +80,13 @@ def test_parameters_of_every_rank(name: str, tensor: int, pipeline: int) -> None
     gpus = 2 * tensor * pipeline
     cfg = config(name, gpus, tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline)
     layout = read_layout(cfg)
-    assert layout == Layout(tensor, pipeline, 2, gpus, rows=4)
-    step = Step(cfg.model, estimate_tokens(cfg.model), half=True)
+    assert layout == Layout(tensor, pipeline, 2, gpus, micro_batch_size=4)
+    profiler = StepProfiler(cfg.model, estimate_tokens(cfg.model), half=True)
     for rank in range(gpus):  # tensor ranks are neighbours, then replicas, then stages
         stage = Stage(rank // (2 * tensor), pipeline)
         with simulate(tensor, pipeline, rank, layout.data), torch.device("meta"):
             held = count(build(cfg))
-        assert held == stage_parameters(step, layout, stage)
+        assert held == stage_parameters(profiler, layout, stage)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

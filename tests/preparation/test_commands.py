@@ -12,11 +12,11 @@ from bionemo.preparation.manifest import verify
 from tests.conftest import EXAMPLES, ROOT
 
 
-def run(*words: str, status: int = 0, **environment: str) -> str:
+def run(*arguments: str, status: int = 0, **environment: str) -> str:
     """Run a command with the given environment variables only; return its standard output and standard error."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     known = {"PATH": path, "PYTHONPATH": str(ROOT), "HOME": os.environ["HOME"], **environment}
-    done = subprocess.run(words, env=known, capture_output=True, text=True, check=False)
+    done = subprocess.run(arguments, env=known, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -77,10 +77,10 @@ def test_downstream_flip(tmp_path: Path) -> None:
     source.mkdir(parents=True)
     (source / "two_vs_rest.fasta").write_text(">a TARGET=1e-3 SET=train VALIDATION=False\nMKV\n")
     command = [sys.executable, str(EXAMPLES / "downstream" / "downstream_flip.py"), "model.data.task_name=gb1"]
-    words = [
+    overrides = [
         f"++model.data.preprocessed_data_path={tmp_path / 'out'}",
         f"model.data.preprocessing.source={source.parent}",
     ]
-    run(*command, "do_training=False", *words)
+    run(*command, "do_training=False", *overrides)
     assert (tmp_path / "out" / "gb1" / "train" / "x000.csv").read_text() == "id,sequence,target\na,MKV,1e-3\n"
-    assert "missing value: give model.restore_encoder_path=" in run(*command, *words, status=1)
+    assert "missing value: give model.restore_encoder_path=" in run(*command, *overrides, status=1)

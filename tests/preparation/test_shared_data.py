@@ -55,12 +55,12 @@ def test_uniref_clusters_from_raw_files_to_samples(tmp_path: Path) -> None:
     assert [(row["record_name"], row["sequence"]) for row in rows] == [(name, truth[name]) for name in names]
 
     cfg = load("pretrain_esm2_8M", [f"model.data.dataset_path={tmp_path}"], EXAMPLES / "esm2nv" / "conf")
-    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, micro_batches=1)
-    order = data.steps("train", True, None, 1, DataPosition()).sampler.order
+    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, num_micro_batches=1)
+    stream = data.steps("train", True, None, 1, DataPosition()).sampler.stream
     draws, clusters = 400, len(members)
     owner = np.repeat(np.arange(clusters), [len(cluster) for cluster in members])
     half = clusters // 2
-    _, drawn = order.window(0, draws * clusters)
+    _, drawn = stream.read_window(0, draws * clusters)
     first_half = np.concatenate([drawn[epoch * clusters : epoch * clusters + half] for epoch in range(draws)])
     assert chisquare(np.bincount(owner[first_half], minlength=clusters)).pvalue > 1e-3
     size = np.bincount(owner)[owner]

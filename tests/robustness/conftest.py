@@ -25,6 +25,6 @@ def model(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     scenario = scenarios(Path())["pretrain"]
     directory = tmp_path_factory.mktemp("model")
     scenario.prepare(directory)
-    done = server.run(scenario.words(directory), directory)
+    done = server.run(scenario.arguments(directory), directory)
     assert done.status == 0, done.console
     return list_complete(directory / "out" / "checkpoints")[0]

@@ -31,7 +31,7 @@ class Scenario:
     prepare: Callable[[Path], object]
     result: Callable[[Path], object]
 
-    def words(self, directory: Path) -> list[str]:
+    def arguments(self, directory: Path) -> list[str]:
         """Return the command with HERE replaced by a directory."""
         return [word.replace("HERE", str(directory)) for word in self.command]
 

@@ -19,7 +19,7 @@ def test_every_operation(command: str, fault: str, server: Server, model: Path, 
     plain = tmp_path / "plain"
     plain.mkdir()
     scenario.prepare(plain)
-    counted = server.run(scenario.words(plain), plain, FAULTS[fault])
+    counted = server.run(scenario.arguments(plain), plain, FAULTS[fault])
     expected = scenario.result(plain)
     assert counted.status == 0, counted.console
     assert expected is not None
@@ -43,14 +43,14 @@ def _fails_once(
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
     scenario.prepare(directory)
-    first = server.run(scenario.words(directory), directory, FAULTS[fault], nth)
+    first = server.run(scenario.arguments(directory), directory, FAULTS[fault], nth)
     if problem := first.defect():
         return problem, first.console
     if not kept(directory):
         return "a file of the user is lost", first.console
     if first.status == 0:
         return ("" if scenario.result(directory) == expected else "success, and another result"), first.console
-    again = server.run(scenario.words(directory), directory)
+    again = server.run(scenario.arguments(directory), directory)
     console = f"{first.console}\nagain:\n{again.console}"
     if again.status != 0:
         return "the next start fails", console

@@ -131,7 +131,7 @@ def originals(model: Path, server: Server, tmp_path_factory: pytest.TempPathFact
         directory = place / name
         directory.mkdir()
         scenario.prepare(directory)
-        done = server.run(scenario.words(directory), directory)
+        done = server.run(scenario.arguments(directory), directory)
         assert done.status == 0, done.console
     (place / "run.yaml").write_text("defaults:\n  - /pretrain_esm2_8M\n  - _self_\nname: x\n")
     return place

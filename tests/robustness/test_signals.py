@@ -31,7 +31,7 @@ def test_signals_at_random_times(
     plain.mkdir()
     scenario.prepare(plain)
     begun = time.monotonic()
-    assert server.run(scenario.words(plain), plain).status == 0
+    assert server.run(scenario.arguments(plain), plain).status == 0
     lasts, expected = time.monotonic() - begun, scenario.result(plain)
     draw = random.Random(f"{command}{number}")
     outcomes = Outcomes()
@@ -41,11 +41,11 @@ def test_signals_at_random_times(
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         scenario.prepare(directory)
-        first = server.run(scenario.words(directory), directory, send=(number, delay))
+        first = server.run(scenario.arguments(directory), directory, send=(number, delay))
         problem = first.defect((0, -number, 128 + number))
         again = first
         if not problem and scenario.result(directory) != expected:  # otherwise the signal came after the work
-            again = server.run(scenario.words(directory), directory)
+            again = server.run(scenario.arguments(directory), directory)
             problem = again.defect((0,))
         if not problem and scenario.result(directory) != expected:
             problem = "the next start ends with another result"

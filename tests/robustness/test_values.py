@@ -44,7 +44,7 @@ def test_invalid_numbers(part: int, server: Server, tmp_path: Path) -> None:
             if override in ENDLESS:
                 continue
             directory = tmp_path / "case"
-            overrides = [*scenario.words(directory), override]
+            overrides = [*scenario.arguments(directory), override]
             try:
                 load("pretrain_esm2_8M", overrides[2:])
             except UserError as error:

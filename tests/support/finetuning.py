@@ -48,7 +48,7 @@ def written(directory: Path) -> Path:
     return directory
 
 
-def words(model: Path, data: Path, directory: Path) -> list[str]:
+def overrides(model: Path, data: Path, directory: Path) -> list[str]:
     return [f"model.restore_encoder_path={model}", f"model.data.dataset_path={data}", "trainer.accelerator=cpu",
             f"exp_manager.exp_dir={directory}", "model.micro_batch_size=8", "trainer.max_epochs=4",
             "model.finetuning_optim.lr=0.01"]  # fmt: skip

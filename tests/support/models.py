@@ -19,7 +19,7 @@ TARGET_LENGTHS = (7, 40, 1, 96, 13, 5)  # decoder lengths of an encoder-decoder
 
 def build_model(name: str, *overrides: str) -> LanguageModel:
     family = MODELS[name]
-    small = [*family.words, *SMALL, "model.make_vocab_size_divisible_by=8", *overrides]
+    small = [*family.overrides, *SMALL, "model.make_vocab_size_divisible_by=8", *overrides]
     cfg = load(family.name, small, family.directory / "conf")
     kind = load_model_class(cfg.model._target_)
     model = kind(cfg.model, load_tokenizer(kind.tokenizer, cfg.model.tokenizer))

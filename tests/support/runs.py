@@ -89,12 +89,12 @@ class Example(NamedTuple):
     Attributes:
         directory: directory of its example.
         name: name of the configuration.
-        words: overrides that make its data tiny.
+        overrides: overrides that make its data tiny.
     """
 
     directory: Path
     name: str
-    words: list[str]
+    overrides: list[str]
 
 
 FAMILIES = {
@@ -121,7 +121,7 @@ def tiny(*overrides: str, model: str = "esm2nv") -> list[str]:
     if model == "task":
         return ["trainer.accelerator=cpu", "trainer.log_every_n_steps=1", *overrides]
     own = any("model.data" in override and "dataset_path=" in override for override in overrides)
-    return [*TINY, *([] if own else MODELS[model].words), *overrides]
+    return [*TINY, *([] if own else MODELS[model].overrides), *overrides]
 
 
 def config(directory: Path, *overrides: str, model: str = "esm2nv") -> RunConfig:

@@ -69,10 +69,10 @@ def test_the_best_and_the_last_are_kept(tmp_path: Path, overrides: tuple[str, ..
 
 @pytest.mark.usefixtures("given_losses")
 def test_the_best_checkpoints_are_ranked_across_restarts_with_other_names(tmp_path: Path) -> None:
-    words = ("trainer.val_check_interval=1", f"{PARAMS}.save_top_k=2")
-    train(config(tmp_path, *words, f"{PARAMS}.filename=earlier--{{step}}"), stop_before_step=4)
+    overrides = ("trainer.val_check_interval=1", f"{PARAMS}.save_top_k=2")
+    train(config(tmp_path, *overrides, f"{PARAMS}.filename=earlier--{{step}}"), stop_before_step=4)
     assert saved(tmp_path) == {"earlier--step=2": 2, "earlier--step=3": 3, "earlier--step=3-last": 3}
-    train(config(tmp_path, *words))
+    train(config(tmp_path, *overrides))
     assert best_steps(tmp_path) == [2, 4]
     assert saved(tmp_path)["earlier--step=2"] == 2
     assert sorted(saved(tmp_path).values()) == [2, 4, 8]

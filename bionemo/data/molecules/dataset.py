@@ -16,8 +16,7 @@ from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import MaxLengths, TokenizedBatch, TokenSequences
 from bionemo.data.files import SplitName, split_files
 from bionemo.data.molecules.augmentation import Augmentation, SmilesForm
-from bionemo.data.molecules.infilling import TextInfilling
-from bionemo.data.molecules.policies import (
+from bionemo.data.molecules.content_checks import (
     check_content,
     check_unknown_tokens,
     check_validity,
@@ -25,6 +24,7 @@ from bionemo.data.molecules.policies import (
     count_unknown,
     shorten,
 )
+from bionemo.data.molecules.infilling import TextInfilling
 from bionemo.data.molecules.reader import SmilesReader
 from bionemo.data.molecules.smiles import SmilesRewriter, rdkit_version
 from bionemo.data.policies import apply_length_policy, drop_empty

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from bionemo.common.random_stream import RandomBits, below, draw, purpose_key, sample_keys
 from bionemo.data.dataset import TokenSequences
-from bionemo.data.proteins.policies import letter_ids
+from bionemo.data.proteins.content_checks import letter_ids
 from bionemo.data.proteins.splits import Split
 from bionemo.tokenizers import Alphabet
 

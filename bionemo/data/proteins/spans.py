@@ -8,7 +8,6 @@ has no BOS and EOS.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,11 +30,6 @@ class SpanCorruption:
     alphabet: Alphabet  # its last tokens are the sentinels
     fraction: float  # fraction of residues to replace
 
-    @cached_property
-    def first_sentinel(self) -> int:
-        """Id of the first sentinel."""
-        return self.alphabet.tokens.index("<extra_id_0>")
-
     def count_spans(self, lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Return the number of replaced residues of each sequence, [N]; halves are rounded to even."""
         counts = np.maximum(np.rint(lengths * self.fraction), 1).astype(np.int64)
@@ -53,7 +47,7 @@ class SpanCorruption:
         # the residues with the lowest bits of each sequence: every selection is equally likely
         order = np.lexsort((draw_runs(keys, lengths), np.repeat(np.arange(len(lengths)), lengths)))
         selected = np.sort(order[np.repeat(lengths.cumsum() - lengths, counts) + _ramps(counts)])
-        sentinels = self.first_sentinel + _ramps(counts)
+        sentinels = self.alphabet.tokens.index("<extra_id_0>") + _ramps(counts)
         targets = np.empty(2 * len(selected) + len(lengths), np.uint8)
         targets[(2 * counts + 1).cumsum() - 1] = self.alphabet.eos_id
         pairs = 2 * np.arange(len(selected)) + np.repeat(np.arange(len(lengths)), counts)

@@ -74,11 +74,11 @@ def test_gather_writes_only_the_given_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [({"num_sequences": 0}, "num_sequences"), ({"min_length": 9}, "max_length"), ({"split": "dev"}, "train, val")],
 )
-def test_wrong_arguments_are_user_errors(change: dict, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_wrong_arguments_are_user_errors(change: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         MockSource(**{"num_sequences": 4, "min_length": 2, "max_length": 8, "seed": 0, "split": "val", **change})
 
 

@@ -53,8 +53,8 @@ def test_fasta_extensions(ending: str, tmp_path: Path) -> None:
 def test_only_training_crops_at_random_positions(tmp_path: Path) -> None:
     for name in ("train", "val"):
         shard(tmp_path / name / "x000.csv", "M" * 100)
-    words = [f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000"]
-    cfg = load("pretrain_small", words, EXAMPLES / "esm1nv" / "conf")
+    overrides = [f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x000", "model.data.dataset.val=x000"]
+    cfg = load("pretrain_small", overrides, EXAMPLES / "esm1nv" / "conf")
     notes = [open_split(cfg.model.data, name, 62, load_tokenizer("esm1nv")).notes[0] for name in ("train", "val")]
     assert (
         notes[0]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.files import parse_prefixes
-from bionemo.data.sampler import SampleOrder
+from bionemo.data.sampler import SampleStream
 from bionemo.data.text.blend import Blend
 from bionemo.data.text.corpora import CorpusSplit, split_documents
 from bionemo.data.text.dataset import DocumentOptions, TextDataset
@@ -330,7 +330,7 @@ def test_a_small_corpus_has_different_sample_boundaries_in_every_pass() -> None:
 
 def test_the_shuffled_order_visits_every_sample() -> None:
     samples = opened(list(range(1, 500)), 16)
-    epochs, records = SampleOrder(samples.records, seed=3).window(0, 2 * len(samples.records))
+    epochs, records = SampleStream(samples.records, seed=3).read_window(0, 2 * len(samples.records))
     batch = samples.tokenize(epochs, records).inputs.ids.reshape(-1, 16)
     first = batch[: len(samples.records)]
     assert sorted(first[:, 0].tolist()) == list(range(1, 16 * len(first), 16))

@@ -44,15 +44,15 @@ def run(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(loading, "load", load_once)
 
-    def say(*words: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["bionemo.inference.analysis", *map(str, words)])
+    def say(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["bionemo.inference.analysis", *map(str, arguments)])
         try:
             command.main()
         except SystemExit as end:
             assert end.code == 1
-            told = capsys.readouterr().err
-            assert told.count("\n") == 1, told
-            return told
+            output = capsys.readouterr().err
+            assert output.count("\n") == 1, output
+            return output
         return capsys.readouterr().out
 
     return say
@@ -84,7 +84,7 @@ def test_variants_of_a_table(run: Run, tmp_path: Path, path: Path, model: Traine
     with (tmp_path / "x.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["note", "mutant", "DMS_score"], *cells])
     (tmp_path / "wt.fasta").write_text(f">wt\n{WILD_TYPE[:7]}\n{WILD_TYPE[7:]}\n")
-    told = run("variants", "--model", path, "--sequence", "wt.fasta", "--variants", "x.csv", "--column", "mutant",
+    output = run("variants", "--model", path, "--sequence", "wt.fasta", "--variants", "x.csv", "--column", "mutant",
                "--score-column", "DMS_score", "--output", "new/scores.csv")  # fmt: skip
     header, *rows = rows_of(tmp_path / "new" / "scores.csv")
     assert header == ["note", "mutant", "DMS_score", "zero_shot"]
@@ -93,7 +93,7 @@ def test_variants_of_a_table(run: Run, tmp_path: Path, path: Path, model: Traine
     np.testing.assert_allclose([float(row[3]) for row in rows], scores, rtol=1e-6)
     there = [0, 2, 3, 5, 6]
     rho = spearmanr(scores[there], [float(values[n]) for n in there]).statistic
-    assert told == (
+    assert output == (
         f"7 variants: new/scores.csv\nSpearman's rho {rho:.4f} with 5 measured values of 'DMS_score': new/scores.png\n"
     )
     assert is_picture(tmp_path / "new" / "scores.png")
@@ -104,7 +104,7 @@ def test_variants_of_a_fasta_file(run: Run, tmp_path: Path, path: Path, model: T
     """The wild type is derived from the variants, in any order."""
     variants = {"K2A": 0.5, "A4A": 1.0, "S20C": 0.1, "F14L": 0.9}
     (tmp_path / "x.fasta").write_text(fasta_of(variants))
-    told = run("variants", "--model", path, "--variants", "x.fasta", "--method", "wild-type-marginal", "--output",
+    output = run("variants", "--model", path, "--variants", "x.fasta", "--method", "wild-type-marginal", "--output",
                "scores.csv")  # fmt: skip
     header, *rows = rows_of(tmp_path / "scores.csv")
     assert header == ["index", "name", "variant", "score", "zero_shot"]
@@ -113,26 +113,28 @@ def test_variants_of_a_fasta_file(run: Run, tmp_path: Path, path: Path, model: T
     ]
     scores = score_variants(model, WILD_TYPE, list(variants), "wild-type-marginal")
     np.testing.assert_allclose([float(row[4]) for row in rows], scores, rtol=1e-6)
-    assert "with 4 measured values of 'score': scores.png" in told
+    assert "with 4 measured values of 'score': scores.png" in output
 
 
 def test_variants_without_measurements(run: Run, tmp_path: Path, path: Path) -> None:
     (tmp_path / "x.tsv").write_text("\ufeffvariant\tnote\nK32A\t\n\nwt\tnone\n")
-    told = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.tsv", "--offset", 30, "--output",
-               "scores.csv")  # fmt: skip
-    assert told == "2 variants: scores.csv\n"
+    output = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.tsv", "--offset", 30,
+                 "--output", "scores.csv")  # fmt: skip
+    assert output == "2 variants: scores.csv\n"
     assert rows_of(tmp_path / "scores.csv")[2] == ["wt", "none", "0"]
     assert not (tmp_path / "scores.png").exists()
 
 
 def test_a_scan(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
-    told = run("variants", "--model", path, "--sequence", WILD_TYPE, "--scan", "--offset", 30, "--output", "scan.csv")
+    output = run(
+        "variants", "--model", path, "--sequence", WILD_TYPE, "--scan", "--offset", 30, "--output", "scan.csv"
+    )
     header, *rows = rows_of(tmp_path / "scan.csv")
     assert header == ["position", "wild_type", *AMINO_ACIDS]
     assert [row[:2] for row in rows] == [[str(n), letter] for n, letter in enumerate(WILD_TYPE, 31)]
     found = np.array([row[2:] for row in rows], np.float32)
     np.testing.assert_allclose(found, scan(model, WILD_TYPE), rtol=1e-6)
-    assert told == "20 residues: scan.csv, scan.png\n"
+    assert output == "20 residues: scan.csv, scan.png\n"
     assert is_picture(tmp_path / "scan.png")
 
 
@@ -140,7 +142,7 @@ TABLE = "variant,score\nK2A,1\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "told"),
+    ("text", "arguments", "message"),
     [
         (TABLE, ["--variants", "x"], "the wild type is unknown: give it with --sequence"),
         (TABLE, [], "give either --variants FILE or --scan"),
@@ -174,11 +176,13 @@ TABLE = "variant,score\nK2A,1\n"
         (TABLE, ["--variants", "x", "--sequence", WILD_TYPE, "--model", "none"], "none: there is no such checkpoint"),
     ],
 )  # fmt: skip
-def test_user_errors_of_variants(text: str, words: list[str], told: str, run: Run, tmp_path: Path, path: Path) -> None:
+def test_user_errors_of_variants(
+    text: str, arguments: list[str], message: str, run: Run, tmp_path: Path, path: Path
+) -> None:
     (tmp_path / "x").write_text(text)
     (tmp_path / "d").mkdir()
-    found = run("variants", "--model", path, "--output", "out.csv", *words)
-    assert f"error: {told}" in found
+    found = run("variants", "--model", path, "--output", "out.csv", *arguments)
+    assert f"error: {message}" in found
     assert sorted(file.name for file in tmp_path.iterdir()) == ["d", "x"]
 
 
@@ -195,9 +199,9 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
     for name, text in (("sp|P1|ONE", WILD_TYPE * 3), ("a_b", WILD_TYPE), ("short", "MK")):
         n = np.arange(len(text))
         np.save(maps / f"{name}.npy", (n[:, None] + n) % 7 == 0)
-    told = run("contacts", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "out")
-    assert told.startswith("3 contact maps: out\nprecision of the top L long-range contacts 0.")
-    assert told.endswith("(1 proteins)\n")
+    output = run("contacts", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "out")
+    assert output.startswith("3 contact maps: out\nprecision of the top L long-range contacts 0.")
+    assert output.endswith("(1 proteins)\n")
     names = ("a_b", "short", "sp|P1|ONE")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         f"{name}.{ending}" for name in names for ending in ("csv", "png")
@@ -210,11 +214,11 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
     np.testing.assert_allclose([float(row[2]) for row in rows], [predicted[pair] for pair in pairs], rtol=1e-5)
     assert all(is_picture(tmp_path / "out" / f"{name}.png") for name in names)
 
-    told = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
+    output = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
     head = json.loads((tmp_path / "head.json").read_text())
     known = [np.load(maps / f"{name}.npy") for name in ("sp|P1|ONE", "a_b", "short")]
     assert head == fit_contact_head(model, list(RECORDS.values()), known)
-    assert told == f"{sum(weight != 0 for weight in head['weight'])} of 8 attention heads have a weight: head.json\n"
+    assert output == f"{sum(weight != 0 for weight in head['weight'])} of 8 attention heads have a weight: head.json\n"
     run("contacts", "--model", path, "--input", "x.fasta", "--head", "head.json", "--output", "again")
     again = np.array([float(row[2]) for row in rows_of(tmp_path / "again" / "a_b.csv")[1:]])
     fitted = predict_contacts(model, WILD_TYPE, head)
@@ -222,7 +226,7 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "told"),
+    ("text", "arguments", "message"),
     [
         (">a/b\nMK\n>a_b\nMK\n", [], "x: several records would be written as 'a_b': give each a different id"),
         (">..\nMK\n", [], "x: several records would be written as ''"),
@@ -234,12 +238,14 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
         ("MK\n", [], "x:1: text before the first '>': is this a FASTA file?"),
     ],
 )
-def test_user_errors_of_contacts(text: str, words: list[str], told: str, run: Run, tmp_path: Path, path: Path) -> None:
+def test_user_errors_of_contacts(
+    text: str, arguments: list[str], message: str, run: Run, tmp_path: Path, path: Path
+) -> None:
     (tmp_path / "x").write_text(text)
     (tmp_path / "maps").mkdir()
     np.save(tmp_path / "maps" / "b.npy", np.zeros((3, 3)))
     (tmp_path / "maps" / "c.npy").write_text("")
-    assert f"error: {told}" in run("contacts", "--model", path, "--input", "x", "--output", "out", *words)
+    assert f"error: {message}" in run("contacts", "--model", path, "--input", "x", "--output", "out", *arguments)
     assert not (tmp_path / "out").exists()
 
 
@@ -254,8 +260,10 @@ def proteins(tmp_path: Path) -> list[str]:
 
 def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, proteins: list[str]) -> None:
     """Sequences and their saved embeddings give the same map."""
-    told = run("map", "--model", path, "--input", "x.fasta", "--method", "pca", "--color", "Tax", "--output", "a.csv")
-    assert told == "6 sequences: a.csv, a.png\n"
+    output = run(
+        "map", "--model", path, "--input", "x.fasta", "--method", "pca", "--color", "Tax", "--output", "a.csv"
+    )
+    assert output == "6 sequences: a.csv, a.png\n"
     header, *rows = rows_of(tmp_path / "a.csv")
     assert header == ["id", "x", "y", "Tax"]
     assert [(row[0], row[3]) for row in rows] == [(f"p{n}", f"kind {n % 2}") for n in range(6)]
@@ -273,7 +281,7 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["--input", "x.fasta"], "x.fasta holds sequences: add --model, which embeds them"),
         (["--input", "none", "--method", "umap"], "UMAP is not installed"),
@@ -292,7 +300,7 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
     ],
 )  # fmt: skip
 def test_user_errors_of_maps(
-    words: list[str], told: str, run: Run, tmp_path: Path, path: Path, proteins: list[str],
+    arguments: list[str], message: str, run: Run, tmp_path: Path, path: Path, proteins: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setitem(sys.modules, "umap", None)
@@ -300,9 +308,9 @@ def test_user_errors_of_maps(
     (tmp_path / "few.fasta").write_text(">a\nMK\n")
     (tmp_path / "long.fasta").write_text(">a\nMK\n>b\n" + "A" * 95 + "\n")
     found = run(
-        "map", "--method", "pca", "--output", "out.csv", *(str(path) if word == "M" else word for word in words)
+        "map", "--method", "pca", "--output", "out.csv", *(str(path) if word == "M" else word for word in arguments)
     )
-    assert f"error: {told}" in found
+    assert f"error: {message}" in found
     assert sorted(file.name for file in tmp_path.iterdir()) == ["few.fasta", "kinds.csv", "long.fasta", "x.fasta"]
 
 
@@ -314,8 +322,8 @@ def test_contacts_that_cannot_be_predicted(run: Run, tmp_path: Path, path: Path)
     known = np.zeros((n, n))
     known[0, 10] = known[10, 0] = 1
     np.save(tmp_path / "maps" / "a.npy", known)
-    told = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
-    assert told.startswith(
+    output = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
+    assert output.startswith(
         "error: none of the model's 8 attention heads predicts the 1 contacts among 105 known pairs"
     )
     assert not (tmp_path / "head.json").exists()
@@ -324,17 +332,17 @@ def test_contacts_that_cannot_be_predicted(run: Run, tmp_path: Path, path: Path)
 def test_existing_files_are_kept(run: Run, tmp_path: Path, path: Path) -> None:
     """The name of the figure is not on the command line; an existing file of that name is kept as well."""
     (tmp_path / "scan.png").write_text("mine")
-    words = ["variants", "--model", path, "--sequence", WILD_TYPE, "--scan", "--output", "scan.csv"]
-    assert run(*words) == "error: scan.png exists: choose another --output, or add --overwrite\n"
+    arguments = ["variants", "--model", path, "--sequence", WILD_TYPE, "--scan", "--output", "scan.csv"]
+    assert run(*arguments) == "error: scan.png exists: choose another --output, or add --overwrite\n"
     assert [file.name for file in tmp_path.iterdir()] == ["scan.png"]
     assert (tmp_path / "scan.png").read_text() == "mine"
-    assert run(*words, "--overwrite") == "20 residues: scan.csv, scan.png\n"
-    assert run(*words) == "error: scan.csv exists: choose another --output, or add --overwrite\n"
+    assert run(*arguments, "--overwrite") == "20 residues: scan.csv, scan.png\n"
+    assert run(*arguments) == "error: scan.csv exists: choose another --output, or add --overwrite\n"
     (tmp_path / "x.fasta").write_text(f">a\n{WILD_TYPE}\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.csv").write_text("mine")
-    told = run("contacts", "--model", path, "--input", "x.fasta", "--output", "out")
-    assert told == "error: out/a.csv exists: choose another --output, or add --overwrite\n"
+    output = run("contacts", "--model", path, "--input", "x.fasta", "--output", "out")
+    assert output == "error: out/a.csv exists: choose another --output, or add --overwrite\n"
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.csv"]
 
 
@@ -342,16 +350,16 @@ def test_existing_files_are_kept(run: Run, tmp_path: Path, path: Path) -> None:
 def test_files_without_records(command_words: list[str], run: Run, tmp_path: Path, path: Path) -> None:
     (tmp_path / "x.fasta").write_text("")
     given = "--variants" if command_words == ["variants"] else "--input"
-    told = run(*command_words, "--model", path, given, "x.fasta", "--output", "out.csv")
-    assert told.startswith("error: ")
+    output = run(*command_words, "--model", path, given, "x.fasta", "--output", "out.csv")
+    assert output.startswith("error: ")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.fasta"]
 
 
 def test_invalid_scores(run: Run, tmp_path: Path, path: Path) -> None:
     (tmp_path / "x.csv").write_text("variant,note\nK2A,NA\n")
-    told = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.csv", "--score-column", "note",
+    output = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.csv", "--score-column", "note",
                "--output", "out.csv")  # fmt: skip
-    assert told == "error: x.csv: column 'note' has no number: name another with --score-column\n"
+    assert output == "error: x.csv: column 'note' has no number: name another with --score-column\n"
     assert not (tmp_path / "out.csv").exists()
 
 

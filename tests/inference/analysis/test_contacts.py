@@ -71,9 +71,9 @@ def test_contacts_equal_those_of_transformers(sequence: str, path: Path, model: 
 
 def test_attention_of_a_model_without_rotary_positions() -> None:
     network = build_model("esm1nv").eval()
-    model, config, words = TrainedModel(network, Path("x")), network.config, network.vocabulary.vocab_size
-    reference = TorchBert(config, words).eval()
-    shape = (config.num_layers, config.num_attention_heads, words)
+    model, config, vocab_size = TrainedModel(network, Path("x")), network.config, network.vocabulary.vocab_size
+    reference = TorchBert(config, vocab_size).eval()
+    shape = (config.num_layers, config.num_attention_heads, vocab_size)
     reference.load_state_dict(to_torch_bert(dict(network.named_parameters()), *shape))
     ids = [network.vocabulary.bos_id, *model.ids(SEQUENCES[:1])[0].tolist(), network.vocabulary.eos_id]
     with torch.no_grad():
@@ -109,9 +109,9 @@ def test_fitting_a_head(model: TrainedModel) -> None:
     assert model.contact_head is not None
     sequences = [SEQUENCES[0], SEQUENCES[3]]
     maps = [known_map(model, sequence, dict(model.contact_head)) for sequence in sequences]
-    told: list[int] = []
-    head = fit_contact_head(model, sequences, maps, told.append)
-    assert told == [1, 1]
+    advanced: list[int] = []
+    head = fit_contact_head(model, sequences, maps, advanced.append)
+    assert advanced == [1, 1]
     features, targets = [], []
     for sequence, contacts in zip(sequences, maps, strict=True):
         x_Fnn = torch.cat(list(corrected_attention(model, sequence))).numpy()
@@ -174,7 +174,7 @@ SQUARE = np.zeros((10, 10))
 
 
 @pytest.mark.parametrize(
-    ("known", "told"),
+    ("known", "message"),
     [
         (SQUARE[:9], "map 1 is of shape .9, 10., its sequence has 10 residues"),
         (SQUARE - 1, "map 1 holds -1: expected 1 for a contact, 0 for none, nan"),
@@ -185,8 +185,8 @@ SQUARE = np.zeros((10, 10))
         (SQUARE * np.nan, "of 0 known pairs"),
     ],
 )
-def test_maps_that_cannot_be_fitted(known: np.ndarray, told: str, model: TrainedModel) -> None:
-    with pytest.raises(UserError, match=told):
+def test_maps_that_cannot_be_fitted(known: np.ndarray, message: str, model: TrainedModel) -> None:
+    with pytest.raises(UserError, match=message):
         fit_contact_head(model, ["MKTAYIAKQR"], [known])
 
 

@@ -31,24 +31,24 @@ def test_principal_components() -> None:
 
 
 def test_options_are_passed_to_umap(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     class Reducer:
         def __init__(self, **options: Any) -> None:
             vars(self).update(options)
 
         def fit_transform(self, x: np.ndarray) -> np.ndarray:
-            told.update(vars(self))
+            arguments.update(vars(self))
             return x[:, :2].astype(np.float64)
 
     monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Reducer))
     x_ND = clouds(20)
     found = to_plane(x_ND, "umap", 7, seed=3)
-    assert told == {"n_neighbors": 7, "random_state": 3, "n_jobs": 1}
+    assert arguments == {"n_neighbors": 7, "random_state": 3, "n_jobs": 1}
     assert found.dtype == np.float32
     assert (found == x_ND[:, :2]).all()
     to_plane(x_ND[:5])
-    assert told["n_neighbors"] == 4  # there are not more samples
+    assert arguments["n_neighbors"] == 4  # there are not more samples
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_umap_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x_ND", "options", "told"),
+    ("x_ND", "options", "message"),
     [
         (clouds(1), {"method": "pca"}, r"embeddings of shape \(3, 16\): a map needs \[N, D\], N of 4 or more, D of 2"),
         (clouds(5)[:, :1], {"method": "pca"}, r"shape \(15, 1\)"),
@@ -83,8 +83,8 @@ def test_umap_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         (clouds(5), {"neighbors": 1}, "neighbors=1: UMAP needs 2 or more"),
     ],
 )
-def test_invalid_embeddings(x_ND: np.ndarray, options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_invalid_embeddings(x_ND: np.ndarray, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         to_plane(x_ND, **options)
 
 
@@ -100,7 +100,7 @@ def test_embeddings_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "told"),
+    ("arrays", "message"),
     [
         ({"id": np.array(["a"])}, "has no array 'embeddings': `python -m bionemo.predict` writes"),
         ({"id": np.array(["a"]), "embeddings": np.zeros((2, 4))}, r"embeddings is of shape \(2, 4\), id of \(1,\)"),
@@ -109,9 +109,9 @@ def test_embeddings_in_a_file(tmp_path: Path) -> None:
         ({"id": np.array("a"), "embeddings": np.zeros((1, 4))}, r"of shape \(1, 4\), id of \(\)"),
     ],
 )
-def test_files_without_embeddings(arrays: dict[str, np.ndarray], told: str, tmp_path: Path) -> None:
+def test_files_without_embeddings(arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         read_embeddings(tmp_path / "x.npz")
 
 

@@ -44,8 +44,8 @@ def expected(model: EsmForMaskedLM, masked: bool, *mutations: tuple[str, int, st
     """Compute the sum of log p(mutant) - log p(wild type) directly."""
     total = 0.0
     for wild, position, mutant in mutations:
-        said = log_probabilities(model, position - 1, masked)
-        total += float(said[ALPHABET.index(mutant)] - said[ALPHABET.index(wild)])
+        log_probs = log_probabilities(model, position - 1, masked)
+        total += float(log_probs[ALPHABET.index(mutant)] - log_probs[ALPHABET.index(wild)])
     return total
 
 
@@ -76,18 +76,18 @@ def test_a_scan_contains_every_substitution(method: str, model: TrainedModel) ->
 
 
 def test_each_position_is_computed_once(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, told = [], []
+    positions, advanced = [], []
     compute = model.masked_log_probabilities
 
     def noted(ids: np.ndarray, places: np.ndarray) -> object:
-        asked.extend(places.tolist())
+        positions.extend(places.tolist())
         return compute(ids, places)
 
     monkeypatch.setattr(model, "masked_log_probabilities", noted)
     variants = [f"{SEQUENCE[place]}{place + 1}{mutant}" for place in (3, 0, 19) for mutant in AMINO_ACIDS]
-    score_variants(model, SEQUENCE, [*variants, "M1A:F20A"], advance=told.append)
-    assert asked == [0, 3, 19]
-    assert sum(told) == 3
+    score_variants(model, SEQUENCE, [*variants, "M1A:F20A"], advance=advanced.append)
+    assert positions == [0, 3, 19]
+    assert sum(advanced) == 3
 
 
 def test_positions_count_from_an_offset(model: TrainedModel) -> None:
@@ -98,7 +98,7 @@ def test_positions_count_from_an_offset(model: TrainedModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "told"),
+    ("variant", "message"),
     [
         ("K3A", "variant 2, K3A: residue 3 is T, not K: check"),
         ("A4G:K21A", "variant 2, K21A: the sequence has residues 1 to 20"),
@@ -113,10 +113,10 @@ def test_positions_count_from_an_offset(model: TrainedModel) -> None:
         ("K2A:A4G:K2R", "variant 2, K2A:A4G:K2R: residue 2 is mutated twice"),
     ],
 )
-def test_invalid_variants(variant: str, told: str, model: TrainedModel) -> None:
+def test_invalid_variants(variant: str, message: str, model: TrainedModel) -> None:
     with pytest.raises(UserError) as caught:
         score_variants(model, SEQUENCE, ["A4G", variant])
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_unsupported_models_and_sequences(model: TrainedModel) -> None:
@@ -137,7 +137,7 @@ def test_esm1nv_scores() -> None:
     model = TrainedModel(network, Path("x"))
     ids = torch.tensor(model.ids([SEQUENCE])[0].astype(int))
     ids[1] = network.vocabulary.mask_id
-    (said,) = model.masked_log_probabilities(model.ids([SEQUENCE])[0], np.array([1]))
+    (log_probs,) = model.masked_log_probabilities(model.ids([SEQUENCE])[0], np.array([1]))
     table = network.vocabulary.tokens
-    by_hand = said[0, table.index("A")] - said[0, table.index("K")]
+    by_hand = log_probs[0, table.index("A")] - log_probs[0, table.index("K")]
     np.testing.assert_allclose(score_variants(model, SEQUENCE, ["K2A"]), by_hand.item(), rtol=1e-6)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths of SMILES, and policies for invalid and unknown ones, checked on a sample of the records before training."""
+"""Checks of SMILES before training: their lengths; invalid, unknown and other content in a sample of the records."""
 
 import re
 from collections import Counter

@@ -77,8 +77,8 @@ def test_policies_for_molecules_that_rdkit_rejects(make: Make) -> None:
 def test_records_outside_the_initial_sample_are_checked_when_tokenized(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bionemo.data.molecules.policies._SAMPLED_MOLECULES", 1)
-    monkeypatch.setattr("bionemo.data.molecules.policies._SAMPLED_TOKENS", 1)
+    monkeypatch.setattr("bionemo.data.molecules.content_checks._SAMPLED_MOLECULES", 1)
+    monkeypatch.setattr("bionemo.data.molecules.content_checks._SAMPLED_TOKENS", 1)
     records = ["CCO", "c1cccc1", "C[Zr]"]
     samples = make(records, EQUIVARIANT, on_unknown="error")
     assert samples.notes == ()

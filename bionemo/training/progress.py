@@ -20,6 +20,7 @@ from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import pads_dynamically
+from bionemo.training import loss_curve
 
 _SHOWN_METRICS = ("val_", "dwnstr_task_", "test_")  # test_: test split of a downstream task
 
@@ -51,7 +52,8 @@ def print_result(trainer: pl.Trainer, reference_losses: dict[str, float], direct
     loss = trainer.callback_metrics.get("val_loss")
     losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())
     _print_and_log(", ".join([_format_step(trainer), *(f"{name} {value:.4f}" for name, value in losses)]))
-    _print_and_log(f"logs, checkpoints and the loss curve are in {directory}")
+    has_curve = (directory / loss_curve.FILE_NAME).exists()  # not before the first validation or logged step
+    _print_and_log(f"logs{', checkpoints and the loss curve' if has_curve else ' and checkpoints'} are in {directory}")
 
 
 @rank_zero_only

@@ -157,7 +157,7 @@ def _directory(cfg: RunConfig) -> Path:
 
     UNIQUE_OUTPUT_DIR=1 adds a time to its parent: `results-20301224-180000-123456/gpt3_126m`.
     """
-    directory = Path(cfg.exp_manager.exp_dir or f"nemo_experiments/{cfg.name}").expanduser().absolute()
+    directory = Path(cfg.exp_manager.exp_dir or f"nemo_experiments/{cfg.name}").absolute()
     if os.environ.get("UNIQUE_OUTPUT_DIR") == "1":
         now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
         directory = directory.parent.with_name(f"{directory.parent.name}-{now}") / directory.name

@@ -33,7 +33,7 @@ from bionemo.training.metrics import check_monitors
 from bionemo.training.module import TrainingModule
 from bionemo.training.progress import TrainingProgress
 from bionemo.training.rank_consistency import RankConsistencyCheck
-from bionemo.training.resume import find_resume_checkpoint, new_or_resumed_run_id
+from bionemo.training.resume import check_resumable, find_resume_checkpoint, new_or_resumed_run_id
 from bionemo.training.time_limit import TimeLimit
 
 
@@ -95,7 +95,10 @@ def train(
         if checkpoint.list_complete(checkpoint_dir, log_dir)[:1] != newest:
             raise UserError(f"another run has just written to {checkpoint_dir}: run the command again")
         data, module = build(trainer, precision, resume_path)
-        module.check_initial_weights(resume_path)
+        if resume_path is None:
+            module.check_weights(module.initial_weights)
+        else:
+            check_resumable(checkpoint.Checkpoint(resume_path), module)
         data.setup("fit")  # an error in the data ends the run before directories are made
         if cfg.do_training:
             reference_losses |= data.reference_losses()

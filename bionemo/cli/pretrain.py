@@ -71,8 +71,8 @@ def pretrain(cfg: RunConfig) -> None:
     def build(trainer: Any, precision: Precision, resume_path: Path | None) -> TrainingSetup:
         model_class = load_model_class(cfg.model._target_)
         vocabulary = load_tokenizer(model_class.tokenizer, cfg.model.tokenizer)
-        micro_batches = count_micro_batches(cfg.model, cfg.trainer, trainer.world_size)
-        data = SequenceData(cfg.model, cfg.trainer, vocabulary, model_class.dataset, micro_batches)
+        num_micro_batches = count_micro_batches(cfg.model, cfg.trainer, trainer.world_size)
+        data = SequenceData(cfg.model, cfg.trainer, vocabulary, model_class.dataset, num_micro_batches)
         weights = None
         if resume_path is None:
             weights = open_initial_weights(cfg.restore_from_path, cfg.model.max_position_embeddings)

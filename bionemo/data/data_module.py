@@ -33,8 +33,8 @@ class SequenceData(pl.LightningDataModule):
     """Training, validation and test data in steps of packed rows.
 
     `trainer_config` gives the number of epochs and the timeout of workers, `factory` opens the splits, and
-    `micro_batches` is the number of micro-batches of each rank in a training step. `position` is the stream position
-    of the next training step; the training module sets it after each step.
+    `num_micro_batches` is the number of micro-batches of each rank in a training step. `position` is the stream
+    position of the next training step; the training module sets it after each step.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class SequenceData(pl.LightningDataModule):
         trainer_config: TrainerConfig,
         vocabulary: Vocabulary,
         factory: DatasetFactory,
-        micro_batches: int,
+        num_micro_batches: int,
     ) -> None:
         super().__init__()
         self.config, self.trainer_config, self.vocabulary = config, trainer_config, vocabulary
-        self.factory, self.micro_batches = factory, micro_batches
+        self.factory, self.num_micro_batches = factory, num_micro_batches
         self.position = DataPosition()
         self.datasets: dict[SplitName, Dataset] = {}
 
@@ -73,7 +73,7 @@ class SequenceData(pl.LightningDataModule):
     def train_dataloader(self) -> StepLoader:
         """Return a loader that starts at `position`."""
         data = self.config.data
-        steps = self.steps("train", data.shuffle, self._epochs(), self.micro_batches, self.position)
+        steps = self.steps("train", data.shuffle, self._epochs(), self.num_micro_batches, self.position)
         return self._loader(steps, data.train.num_workers)
 
     def val_dataloader(self) -> StepLoader:
@@ -85,7 +85,7 @@ class SequenceData(pl.LightningDataModule):
         return self._loader(self._evaluation_steps("test"), workers=0)
 
     def _evaluation_steps(self, name: SplitName) -> StepDataset:
-        return self.steps(name, shuffle=False, epochs=1, micro_batches=1, start=DataPosition())
+        return self.steps(name, shuffle=False, epochs=1, num_micro_batches=1, start=DataPosition())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream position and the settings that determine the stream of samples."""
@@ -111,16 +111,16 @@ class SequenceData(pl.LightningDataModule):
         }
 
     def steps(
-        self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: int, start: DataPosition
+        self, name: SplitName, shuffle: bool, epochs: int | None, num_micro_batches: int, start: DataPosition
     ) -> StepDataset:
         """Return the steps of this rank in a split, from a stream position on; `epochs` None: endless."""
         strategy = self.trainer.strategy if self.trainer else None
         rank, ranks = getattr(strategy, "data_parallel_rank", 0), getattr(strategy, "data_parallel_size", 1)
         size = self.config.micro_batch_size
-        sampler = self._sampler(name, shuffle, epochs, size * ranks * micro_batches)
+        sampler = self._sampler(name, shuffle, epochs, size * ranks * num_micro_batches)
         padding = pads_dynamically(self.config.data)
         collate = Collator(self.dataset(name), size, self.vocabulary.pad_id, padding)
-        return StepDataset(sampler, collate, start, rank, ranks, micro_batches)
+        return StepDataset(sampler, collate, start, rank, ranks, num_micro_batches)
 
     def _sampler(
         self, name: SplitName, shuffle: bool, epochs: int | None, global_batch_size: int
@@ -137,6 +137,10 @@ class SequenceData(pl.LightningDataModule):
             token_counts=dataset.token_counts,
         )
 
+    def global_batch_size(self, world_size: int) -> int:
+        """Return the number of packed sequences in a training step of all ranks."""
+        return self.config.micro_batch_size * self.config.data_parallel_size(world_size) * self.num_micro_batches
+
     def check_steps(self, world_size: int) -> None:
         """Check that the training data fills at least one step of all ranks.
 
@@ -146,16 +150,15 @@ class SequenceData(pl.LightningDataModule):
         data, epochs = self.config.data, self._epochs()
         if not data.drop_last or epochs is None:
             return
-        ranks = world_size // (self.config.tensor_model_parallel_size * self.config.pipeline_model_parallel_size)
-        size = self.config.micro_batch_size * ranks * self.micro_batches
+        size = self.global_batch_size(world_size)
         sampler = self._sampler("train", data.shuffle, epochs, size)
         if next(sampler.batches(DataPosition()), None) is None:
             raise UserError(
                 f"model.data.drop_last=True leaves no complete step: {len(sampler.order.records):,} training "
                 f"sequences in {epochs} epoch(s) give {sampler.count_rows():,} packed sequences, but a step needs "
-                f"{size:,} (model.micro_batch_size={self.config.micro_batch_size} x {ranks} ranks x "
-                f"{self.micro_batches} micro-batches): lower model.micro_batch_size, or set "
-                "model.data.drop_last=False or model.data.train.use_upsampling=True"
+                f"{size:,} (model.micro_batch_size={self.config.micro_batch_size} x "
+                f"{self.config.data_parallel_size(world_size)} ranks x {self.num_micro_batches} micro-batches): lower "
+                "model.micro_batch_size, or set model.data.drop_last=False or model.data.train.use_upsampling=True"
             )
 
     def _epochs(self) -> int | None:

@@ -77,7 +77,7 @@ class StepDataset(IterableDataset):
     start: DataPosition
     rank: int
     ranks: int
-    micro_batches: int
+    num_micro_batches: int
 
     def __iter__(self) -> Iterator[Any]:
         """Yield each `StepBatch`; in a worker, each `CompactStep`, or a `WorkerError` in place of an exception."""
@@ -87,13 +87,13 @@ class StepDataset(IterableDataset):
 
     def _steps(self, worker: int, workers: int) -> Iterator[CompactStep]:
         size, max_lengths = self.collate.micro_batch_size, self.collate.dataset.max_lengths
-        starts = [(index * self.ranks + self.rank) * size for index in range(self.micro_batches)]
-        steps_per_call = max(1, _TOKENS_PER_CALL // (self.micro_batches * size * sum(filter(None, max_lengths))))
+        starts = [(index * self.ranks + self.rank) * size for index in range(self.num_micro_batches)]
+        steps_per_call = max(1, _TOKENS_PER_CALL // (self.num_micro_batches * size * sum(filter(None, max_lengths))))
         own = islice(self.sampler.batches(self.start), worker, None, workers)
         while batches := list(islice(own, steps_per_call)):
             collated = iter(self.collate([batch.rows[i : i + size] for batch in batches for i in starts]))
             for batch in batches:
-                yield CompactStep(list(islice(collated, self.micro_batches)), batch.next_position)
+                yield CompactStep(list(islice(collated, self.num_micro_batches)), batch.next_position)
 
 
 @dataclass(frozen=True)

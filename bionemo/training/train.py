@@ -110,12 +110,11 @@ def train(
         logs = prepare_log_directory(log_dir, log_run_id, files) if trainer.is_global_zero else nullcontext()
         with directory_errors(log_dir), logs:
             start_experiment(trainer, cfg.exp_manager, log_dir)
-            progress.save_config(cfg, trainer, log_dir, data.micro_batches)
+            progress.save_config(cfg, trainer, log_dir, data.num_micro_batches)
 
         if cfg.do_training:
-            progress.print_start(
-                cfg, trainer, module.count_parameters(), precision.name, resume_path, data.micro_batches
-            )
+            batch_size = data.global_batch_size(trainer.world_size)
+            progress.print_start(cfg, trainer, module.count_parameters(), precision.name, resume_path, batch_size)
             trainer.fit(module, data, ckpt_path=resume_path)
             progress.print_result(trainer, reference_losses, log_dir)
         if cfg.do_testing and not checkpoints.stop_signal:

@@ -163,7 +163,7 @@ def position(repeats: int) -> None:
         examples = Path(bionemo.__file__).parents[1] / "examples" / "protein" / "esm2nv" / "conf"
         overrides = ["data@model.data=fasta", *(f"model.data.{word}" for word in words)]
         cfg = load("pretrain_esm2_8M", overrides, examples)
-        data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, micro_batches=1)
+        data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, num_micro_batches=1)
         records = len(data.dataset("train").records)
         rows_of_a_window = len(data.steps("train", True, None, 1, DataPosition()).sampler._pack_window(0))
         window, row = divmod(1_000_000 * cfg.model.micro_batch_size, rows_of_a_window)

@@ -44,7 +44,7 @@ def ours(source: SequenceSource, rows: int, workers: int) -> Iterator[int]:
     order = SampleOrder(samples.records, seed=1)
     sampler = GlobalBatchSampler(order, samples.lengths, pack, LENGTH, rows, window=2048)
     collate = Collator(samples, rows, alphabet.pad_id)
-    steps = StepDataset(sampler, collate, DataPosition(), rank=0, ranks=1, micro_batches=1)
+    steps = StepDataset(sampler, collate, DataPosition(), rank=0, ranks=1, num_micro_batches=1)
     for step in StepLoader(steps, workers=workers, timeout=60, pin_memory=False):
         yield sum(batch.num_tokens for batch in step.micro_batches)
 

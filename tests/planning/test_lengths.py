@@ -99,7 +99,7 @@ def training_batches(cfg: RunConfig) -> Iterator[PackedBatch]:
         cfg.trainer,
         load_tokenizer(model_class.tokenizer, cfg.model.tokenizer),
         model_class.dataset,
-        micro_batches=1,
+        num_micro_batches=1,
     )
     for step in data.steps("train", True, None, 1, DataPosition()):
         yield from step.micro_batches

@@ -217,7 +217,7 @@ def _model_keys(cfg: DictConfig) -> list[str]:
 
 def _schema_or_default(node: DictConfig, default: type) -> type:
     try:
-        return target_schema(node["_target_"], object)
+        return target_schema(node["_target_"], object) if "_target_" in node else default
     except Exception:  # used only for suggestions
         return default
 

@@ -143,13 +143,3 @@ def write_weights(output: Path, state: dict[str, Any], weights: Iterator[tuple[s
 def iterate_weights(source: TensorSource) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the values of each weight."""
     return ((name, source.read(f"{WEIGHTS}/{name}")) for name in source.shapes(WEIGHTS))
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Verify a checkpoint and return all weights, by their names in the model.
-
-    Raises:
-        UserError: if it is damaged.
-    """
-    check(path)
-    return dict(iterate_weights(Checkpoint(path)))

@@ -58,7 +58,7 @@ def launch(cfg: RunConfig, dry_run: bool) -> None:
     cluster: Cluster = import_target(cfg.cluster._target_)(cfg.cluster)
     job = create_job(cfg, sys.argv)
     files = cluster.render(job)
-    refuse_secrets(asdict(cfg), job.overrides, files)
+    refuse_secrets(asdict(cfg), job.arguments, files)
     if dry_run:
         for path, text in files.items():
             print(f"# {path}\n{text}")

@@ -6,8 +6,6 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-from bionemo.common.console import one_line_errors
-from bionemo.common.errors import UserError
 from bionemo.common.version import __version__
 
 COMMANDS = {
@@ -46,6 +44,10 @@ def main() -> None:
     if name == "--version":
         print(__version__)
         return
+    # Imported here, because they take longer than all that --help does.
+    from bionemo.common.console import one_line_errors
+    from bionemo.common.errors import UserError
+
     with one_line_errors():
         if name not in COMMANDS:
             raise UserError(f"unknown command {name!r}: choose one of {', '.join(COMMANDS)}")

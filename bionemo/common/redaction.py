@@ -277,9 +277,7 @@ def _redactor() -> Redactor:
     return _redactor_of(frozenset(environment_secrets().values()) | _learned)
 
 
-@lru_cache(maxsize=8)
-def _redactor_of(values: frozenset[str]) -> Redactor:
-    return Redactor(values)
+_redactor_of = lru_cache(maxsize=8)(Redactor)
 
 
 @lru_cache(maxsize=256)

@@ -187,15 +187,14 @@ def check_layout(model: ModelConfig, trainer: TrainerConfig, world_size: int) ->
             f"model.pipeline_model_parallel_size is {model.pipeline_model_parallel_size}, expected 1: pipeline "
             "parallelism is not supported for encoder-decoder models; use model.tensor_model_parallel_size"
         )
-    model_parallel_size = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
-    if world_size % model_parallel_size:
+    if world_size % model.model_parallel_size:
         yield (
             f"trainer.devices x trainer.num_nodes={world_size} is not divisible by "
             f"model.tensor_model_parallel_size={model.tensor_model_parallel_size} x "
             f"model.pipeline_model_parallel_size={model.pipeline_model_parallel_size}"
         )
         return
-    sequences = model.micro_batch_size * (world_size // model_parallel_size)
+    sequences = model.micro_batch_size * model.data_parallel_size(world_size)
     if trainer.accumulate_grad_batches is None:
         if (model.global_batch_size or sequences) % sequences:
             yield (
@@ -215,8 +214,7 @@ def count_micro_batches(model: ModelConfig, trainer: TrainerConfig, world_size: 
     """Return the number of micro-batches per step: accumulate_grad_batches, or what the global batch size requires."""
     if trainer.accumulate_grad_batches is not None:
         return trainer.accumulate_grad_batches
-    model_parallel_size = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
-    sequences = model.micro_batch_size * (world_size // model_parallel_size)
+    sequences = model.micro_batch_size * model.data_parallel_size(world_size)
     return (model.global_batch_size or sequences) // sequences
 
 

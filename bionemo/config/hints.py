@@ -15,17 +15,19 @@ def did_you_mean(wrong: str, names: Iterable[str]) -> str:
 
     Keys are compared as a whole and by their last part, to find a correct name under the wrong parent, too.
     """
+    score, best = _MIN_SIMILARITY, ""
     try:
-        score, best = max(((_similarity(wrong, name), name) for name in names), default=(0.0, ""))
+        for name in names:
+            last = _similarity(wrong.rpartition(".")[2], name.rpartition(".")[2])
+            if (last + 1) / 2 >= score:  # otherwise it cannot be the best
+                score, best = max((score, best), ((_similarity(wrong, name) + last) / 2, name))
     except Exception:  # the caller is about to report the user's mistake
         return ""
-    return f" (did you mean {best}?)" if score >= _MIN_SIMILARITY else ""
+    return f" (did you mean {best}?)" if best else ""
 
 
 def _similarity(a: str, b: str) -> float:
-    whole = SequenceMatcher(None, a.lower(), b.lower()).ratio()
-    last = SequenceMatcher(None, a.lower().rpartition(".")[2], b.lower().rpartition(".")[2]).ratio()
-    return (whole + last) / 2
+    return SequenceMatcher(None, a.lower(), b.lower()).ratio()
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:

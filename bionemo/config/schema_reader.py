@@ -4,6 +4,7 @@
 OmegaConf's structured configs support neither Literal nor unions with lists, and stop at the first problem.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -189,11 +190,17 @@ def _to_float(value: str | int | float) -> float:
     return float(value)
 
 
+def _to_str(value: str | int | float) -> str:
+    """Expand `~/`, which a shell does not expand after `key=`."""
+    text = str(value)
+    return os.path.expanduser(text) if "/" in text else text
+
+
 _SCALARS: dict[Any, Callable[[str | int | float], Any]] = {
     bool: lambda value: _BOOLS[str(value).lower()],
     int: _to_int,
     float: _to_float,
-    str: str,
+    str: _to_str,
 }
 
 
@@ -210,7 +217,7 @@ def _model_keys(cfg: DictConfig) -> list[str]:
 
 def _schema_or_default(node: DictConfig, default: type) -> type:
     try:
-        return target_schema(node["_target_"], object)
+        return target_schema(node["_target_"], object) if "_target_" in node else default
     except Exception:  # used only for suggestions
         return default
 

@@ -137,6 +137,10 @@ class SequenceData(pl.LightningDataModule):
             token_counts=dataset.token_counts,
         )
 
+    def global_batch_size(self, world_size: int) -> int:
+        """Return the number of packed sequences in a training step of all ranks."""
+        return self.config.micro_batch_size * self.config.data_parallel_size(world_size) * self.num_micro_batches
+
     def check_steps(self, world_size: int) -> None:
         """Check that the training data fills at least one step of all ranks.
 
@@ -146,16 +150,15 @@ class SequenceData(pl.LightningDataModule):
         data, epochs = self.config.data, self._epochs()
         if not data.drop_last or epochs is None:
             return
-        ranks = world_size // (self.config.tensor_model_parallel_size * self.config.pipeline_model_parallel_size)
-        size = self.config.micro_batch_size * ranks * self.num_micro_batches
+        size = self.global_batch_size(world_size)
         sampler = self._sampler("train", data.shuffle, epochs, size)
         if next(sampler.batches(DataPosition()), None) is None:
             raise UserError(
                 f"model.data.drop_last=True leaves no complete step: {len(sampler.stream.records):,} training "
                 f"sequences in {epochs} epoch(s) give {sampler.count_rows():,} packed sequences, but a step needs "
-                f"{size:,} (model.micro_batch_size={self.config.micro_batch_size} x {ranks} ranks x "
-                f"{self.num_micro_batches} micro-batches): lower model.micro_batch_size, or set "
-                "model.data.drop_last=False or model.data.train.use_upsampling=True"
+                f"{size:,} (model.micro_batch_size={self.config.micro_batch_size} x "
+                f"{self.config.data_parallel_size(world_size)} ranks x {self.num_micro_batches} micro-batches): lower "
+                "model.micro_batch_size, or set model.data.drop_last=False or model.data.train.use_upsampling=True"
             )
 
     def _epochs(self) -> int | None:

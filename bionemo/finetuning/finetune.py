@@ -66,8 +66,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         data = SequenceData(
             model, run.trainer, vocabulary, labelled, count_micro_batches(model, run.trainer, trainer.world_size)
         )
-        batch_size = model.micro_batch_size * data.num_micro_batches
-        batch_size *= trainer.world_size // model.tensor_model_parallel_size
+        batch_size = data.global_batch_size(trainer.world_size)
         steps = max(1, len(splits["train"].texts) // batch_size)  # per epoch; the next one begins with the rest
         if run.trainer.max_steps < 0:
             run.trainer.max_steps = trainer.fit_loop.epoch_loop.max_steps = steps * (run.trainer.max_epochs or 1)

@@ -11,7 +11,7 @@ from bionemo.common.errors import UserError
 from bionemo.common.redaction import Redactor, environment_secrets, redact_text
 from bionemo.config.paths import CHECKOUT
 from bionemo.config.schema import BcpConfig
-from bionemo.launch.job import MODULE, Job, Stage
+from bionemo.launch.job import MODULE, Job, JobStep
 from bionemo.launch.shell import lines, one_line, variable
 
 _RUNTIME = re.compile(r"(?=.)(\d+D)?(\d+H)?(\d+M)?(\d+S)?", re.IGNORECASE)
@@ -90,7 +90,7 @@ class Bcp:
         if config.order is not None and not 1 <= config.order <= _MAX_ORDER:
             raise UserError(f"cluster.order is {config.order}, expected 1 to {_MAX_ORDER}")
         self._check_devices(job)
-        nodes = max(stage.nodes for stage in job.stages)
+        nodes = max(step.nodes for step in job.steps)
         ports = [*config.ports, *(["8888"] if config.interactive == "jupyter" and "8888" not in config.ports else [])]
         many = {
             "datasetid": config.datasets, "workspace": config.workspaces, "port": list(map(_check_port, ports)),
@@ -110,19 +110,19 @@ class Bcp:
     def _check_devices(self, job: Job) -> None:
         """Check `trainer.devices` against the number of GPUs in the instance name, such as 8 in dgxa100.80g.8.norm."""
         numbers = [part for part in (self.config.instance or "").split(".") if part.isdecimal()]
-        most = max(stage.tasks for stage in job.stages)
+        most = max(step.tasks for step in job.steps)
         if job.gpus and numbers and most > int(numbers[-1]):
             raise UserError(f"trainer.devices={most}, but cluster.instance={self.config.instance} has {numbers[-1]}")
 
     def _commandline(self, job: Job) -> str:
         if self.config.interactive:
             return _SHELL if self.config.interactive == "shell" else _JUPYTER
-        return " &&\n".join(self._bcprun(job, stage) for stage in job.stages)
+        return " &&\n".join(self._bcprun(job, step) for step in job.steps)
 
-    def _bcprun(self, job: Job, stage: Stage) -> str:
-        """Return the bcprun command of a stage, with the overrides; the configuration files are in the image."""
-        command = shlex.join(["python", "-u", "-m", MODULE, *job.overrides, *stage.overrides])
-        bcprun = ["bcprun", f"--nnodes={stage.nodes}", f"--npernode={stage.tasks}"]
+    def _bcprun(self, job: Job, step: JobStep) -> str:
+        """Return the bcprun command of a step, with the arguments; the configuration files are in the image."""
+        command = shlex.join(["python", "-u", "-m", MODULE, *job.arguments, *step.overrides])
+        bcprun = ["bcprun", f"--nnodes={step.nodes}", f"--npernode={step.tasks}"]
         bcprun += ["--launcher", "mpirun --allow-run-as-root"] if self.config.array_type == "MPI" else []
         return lines([bcprun, ["--workdir", self._workdir(job)], ["--cmd", command]])
 

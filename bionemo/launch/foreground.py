@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ClusterConfig
-from bionemo.launch.job import Job, Stage
+from bionemo.launch.job import Job, JobStep
 from bionemo.launch.shell import exports, one_line
 
 _SCRIPT = """\
@@ -42,24 +42,24 @@ def _ignore_interrupts() -> Iterator[None]:
 
 
 class ForegroundCluster:
-    """Base class: one command per stage, in a script that runs in the foreground."""
+    """Base class: one command per step, in a script that runs in the foreground."""
 
     program: str | None = None  # program that has to be installed
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
 
-    def start(self, job: Job, stage: Stage) -> str:
-        """Return the shell command that starts all processes of a stage."""
+    def start(self, job: Job, step: JobStep) -> str:
+        """Return the shell command that starts all processes of a step."""
         raise NotImplementedError
 
     def setup(self, job: Job) -> list[str]:
-        """Return shell lines that run before the first stage."""
+        """Return shell lines that run before the first step."""
         return []
 
     def render(self, job: Job) -> dict[Path, str]:
         """Return the configuration and one script."""
-        commands = [f"  {self.start(job, stage)}" for stage in job.stages]
+        commands = [f"  {self.start(job, step)}" for step in job.steps]
         script = self._script(job)
         text = _SCRIPT.format(
             name=one_line("name", job.name),

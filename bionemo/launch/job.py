@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job: the stages of a run, each with its command, nodes and processes."""
+"""A job: the steps of a run, each with its command, nodes and processes."""
 
 import os
 import re
@@ -26,8 +26,8 @@ _CLUSTER_OVERRIDE = re.compile(r"[+~]*cluster([.=@]|$)")
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A part of a run that starts when the previous part has succeeded.
+class JobStep:
+    """A part of a run, such as the training, that starts when the previous step has succeeded.
 
     Attributes:
         part: suffix of the names of its files, after the name of the run; empty for the training.
@@ -41,7 +41,7 @@ class Stage:
 
     @property
     def overrides(self) -> list[str]:
-        """Overrides that select this part only."""
+        """Overrides that select this step only."""
         return [f"{key}={part == self.part}" for part, key in _PARTS.items()]
 
 
@@ -52,11 +52,11 @@ class Job:
     Attributes:
         name: name of the run.
         directory: directory for the job script; the run writes to `results` in it.
-        stages: stages in the order of execution.
+        steps: steps in the order of execution.
         accelerator: `trainer.accelerator`.
         resumes: whether the run writes checkpoints and resumes from them when it is started again.
         max_time: seconds after which the training stops; None without a limit.
-        overrides: the overrides of the command line without those of the cluster.
+        arguments: flags and overrides of the command line, without overrides of the cluster.
         working_directory: the current directory, which relative paths refer to.
         python: path of the Python interpreter.
         config_text: the resolved configuration, as YAML.
@@ -65,11 +65,11 @@ class Job:
 
     name: str
     directory: Path
-    stages: tuple[Stage, ...]
+    steps: tuple[JobStep, ...]
     accelerator: str
     resumes: bool
     max_time: float | None
-    overrides: tuple[str, ...]
+    arguments: tuple[str, ...]
     working_directory: Path
     python: str
     config_text: str
@@ -93,17 +93,17 @@ class Job:
             self.directory / "launcher_cmd.log": lines(redact_arguments(list(self.invocation))) + "\n",
         }
 
-    def stem(self, stage: Stage) -> str:
-        """Return the common prefix of the names of a stage's files."""
-        return f"{self.name}_{stage.part}" if stage.part else self.name
+    def stem(self, step: JobStep) -> str:
+        """Return the common prefix of the names of a step's files."""
+        return f"{self.name}_{step.part}" if step.part else self.name
 
-    def command(self, stage: Stage, python: str | None = None) -> list[list[str]]:
-        """Return the command of a stage, which reads the resolved configuration; one list per line."""
+    def command(self, step: JobStep, python: str | None = None) -> list[list[str]]:
+        """Return the command of a step, which reads the resolved configuration; one list per line."""
         return [
             [python or self.python, "-u", "-m", MODULE],
             [f"--config-path={self.config_file.parent}"],
             [f"--config-name={self.config_file.name}", TRUST_FLAG],  # its values were checked when it was written
-            stage.overrides,
+            step.overrides,
         ]
 
 
@@ -121,7 +121,7 @@ class Cluster(Protocol):
         """Submit the job and return an exit status.
 
         Raises:
-            UserError: if it cannot be submitted. No part of the job has been started then.
+            UserError: if it cannot be submitted. No step has been started then.
         """
 
 
@@ -132,19 +132,19 @@ def create_job(cfg: RunConfig, invocation: Sequence[str]) -> Job:
         UserError: if the number of processes cannot be determined.
     """
     parts = [part for part, key in _PARTS.items() if getattr(cfg, key)] or ["prepare"]
-    stages = [Stage("prepare", 1, 1)] if "prepare" in parts else []
+    steps = [JobStep("prepare", 1, 1)] if "prepare" in parts else []
     if others := [part for part in parts if part != "prepare"]:
         tasks = _devices(cfg.trainer.devices)
-        stages += [Stage(part, cfg.trainer.num_nodes, tasks) for part in others]
+        steps += [JobStep(part, cfg.trainer.num_nodes, tasks) for part in others]
     limit, directory = cfg.trainer.max_time, _directory(cfg)
     return Job(
         name=cfg.exp_manager.name or cfg.name,
         directory=directory,
-        stages=tuple(stages),
+        steps=tuple(steps),
         accelerator=cfg.trainer.accelerator,
         resumes=cfg.exp_manager.create_checkpoint_callback and cfg.exp_manager.resume_if_exists,
         max_time=None if limit is None else duration_in_seconds("trainer.max_time", limit),
-        overrides=tuple(override for override in invocation[1:] if not _CLUSTER_OVERRIDE.match(override)),
+        arguments=tuple(each for each in invocation[1:] if not _CLUSTER_OVERRIDE.match(each)),
         working_directory=Path.cwd(),
         python=sys.executable,
         config_text=_config_text(cfg, directory),
@@ -157,7 +157,7 @@ def _directory(cfg: RunConfig) -> Path:
 
     UNIQUE_OUTPUT_DIR=1 adds a time to its parent: `results-20301224-180000-123456/gpt3_126m`.
     """
-    directory = Path(cfg.exp_manager.exp_dir or f"nemo_experiments/{cfg.name}").expanduser().absolute()
+    directory = Path(cfg.exp_manager.exp_dir or f"nemo_experiments/{cfg.name}").absolute()
     if os.environ.get("UNIQUE_OUTPUT_DIR") == "1":
         now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
         directory = directory.parent.with_name(f"{directory.parent.name}-{now}") / directory.name

@@ -4,7 +4,7 @@
 from bionemo.common.errors import UserError
 from bionemo.config.schema import LocalConfig
 from bionemo.launch.foreground import ForegroundCluster
-from bionemo.launch.job import Job, Stage
+from bionemo.launch.job import Job, JobStep
 from bionemo.launch.shell import lines
 
 
@@ -14,11 +14,11 @@ class Local(ForegroundCluster):
     def __init__(self, config: LocalConfig) -> None:
         super().__init__(config)
 
-    def start(self, job: Job, stage: Stage) -> str:
+    def start(self, job: Job, step: JobStep) -> str:
         """Return the command of the run."""
-        if stage.nodes > 1:
+        if step.nodes > 1:
             raise UserError(
-                f"trainer.num_nodes={stage.nodes}, but cluster=local uses this machine only: choose cluster=bcm, "
+                f"trainer.num_nodes={step.nodes}, but cluster=local uses this machine only: choose cluster=bcm, "
                 "mpi, ray or bcp, or start the run on every node with torchrun"
             )
-        return lines(job.command(stage))
+        return lines(job.command(step))

@@ -7,7 +7,7 @@ from pathlib import Path
 from bionemo.common.errors import UserError
 from bionemo.config.schema import MpiConfig
 from bionemo.launch.foreground import ForegroundCluster
-from bionemo.launch.job import Job, Stage
+from bionemo.launch.job import Job, JobStep
 from bionemo.launch.shell import lines
 
 # mpirun forwards variables by name, so that no secret is written to a file
@@ -36,13 +36,13 @@ class Mpi(ForegroundCluster):
         first = _FIRST.format(hostfile=shlex.quote(hostfile)) if hostfile else "$(hostname)"
         return [_FORWARD.format(first=first, names=" ".join(self.config.env_vars))]
 
-    def start(self, job: Job, stage: Stage) -> str:
+    def start(self, job: Job, step: JobStep) -> str:
         """Return the mpirun command. Processes are not bound to cores, so that they can use several."""
-        processes = str(stage.nodes * stage.tasks)
-        mpirun = ["mpirun", "-np", processes, "--map-by", f"ppr:{stage.tasks}:node", "--bind-to", "none"]
+        processes = str(step.nodes * step.tasks)
+        mpirun = ["mpirun", "-np", processes, "--map-by", f"ppr:{step.tasks}:node", "--bind-to", "none"]
         mpirun += ["--hostfile", self.config.hostfile] if self.config.hostfile else []
         start = shlex.join([*mpirun, *self.config.mpirun_args])
-        return f'{start} "${{forward[@]}}" \\\n    {lines(job.command(stage))}'
+        return f'{start} "${{forward[@]}}" \\\n    {lines(job.command(step))}'
 
     def submit(self, job: Job) -> int:
         """Check the host file and run the script."""

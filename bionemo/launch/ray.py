@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RayConfig
 from bionemo.launch.foreground import ForegroundCluster
-from bionemo.launch.job import Job, Stage
+from bionemo.launch.job import Job, JobStep
 from bionemo.launch.shell import lines, variable
 
 
@@ -17,14 +17,14 @@ class Ray(ForegroundCluster):
         super().__init__(config)
         self.config: RayConfig = config
 
-    def start(self, job: Job, stage: Stage) -> str:
+    def start(self, job: Job, step: JobStep) -> str:
         """Return the command that starts the workers."""
-        workers = [f"--nodes={stage.nodes}", f"--workers-per-node={stage.tasks}"]
+        workers = [f"--nodes={step.nodes}", f"--workers-per-node={step.tasks}"]
         workers += [f"--cpus-per-worker={self.config.cpus_per_worker}", f"--accelerator={job.accelerator}"]
         workers += [f"--patience={self.config.patience}"]
         workers += [f"--env={variable(name)}={value}" for name, value in self.config.env_vars.items()]
         ray = [[job.python, "-u", "-m", "bionemo.cluster", "ray"], f"--address={self.config.address}", workers, "--"]
-        return lines([*ray, *job.command(stage)])
+        return lines([*ray, *job.command(step)])
 
     def submit(self, job: Job) -> int:
         """Check that Ray is installed and run the script."""

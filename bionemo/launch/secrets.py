@@ -14,7 +14,7 @@ _NAMES = ("cluster", "secrets")  # contains names of secrets; checked in bcp.py
 
 def refuse_secrets(
     config: Mapping[str, Any],
-    overrides: Sequence[str],
+    arguments: Sequence[str],
     files: Mapping[Path, str],
     environment: Mapping[str, str] = os.environ,
 ) -> None:
@@ -22,7 +22,7 @@ def refuse_secrets(
 
     Args:
         config: the resolved configuration.
-        overrides: overrides of the command line that become part of the job.
+        arguments: arguments of the command line that become part of the job.
         files: content of the files to be written, by path.
         environment: environment variables of this process.
 
@@ -32,8 +32,8 @@ def refuse_secrets(
     plain = Redactor()  # without values of environment variables: these are searched in the files below
     found = next(_different(config, plain.tree(config), ()), None)
     if found is None:
-        shown = plain.arguments(overrides)
-        found = next((old.partition("=")[0] for old, new in zip(overrides, shown, strict=True) if old != new), None)
+        shown = plain.arguments(arguments)
+        found = next((old.partition("=")[0] for old, new in zip(arguments, shown, strict=True) if old != new), None)
     if found is not None:
         raise UserError(
             f"{found} contains a secret, which would be written to the files of the job: remove it and set it in the "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slurm: one batch script per stage, in which srun starts one process per device.
+"""Slurm: one batch script per step, in which srun starts one process per device.
 
 The names of the files are those of NeMo's launcher.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import SlurmConfig
-from bionemo.launch.job import Job, Stage
+from bionemo.launch.job import Job, JobStep
 from bionemo.launch.shell import exports, lines, one_line
 
 _TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
@@ -38,23 +38,23 @@ class Slurm:
         self.config = config
 
     def render(self, job: Job) -> dict[Path, str]:
-        """Return the configuration and one batch script per stage."""
+        """Return the configuration and one batch script per step."""
         config = self.config
-        most = max(stage.tasks for stage in job.stages)
+        most = max(step.tasks for step in job.steps)
         if job.gpus and isinstance(config.gpus_per_node, int) and most > config.gpus_per_node:
             raise UserError(f"trainer.devices={most}, but a node has cluster.gpus_per_node={config.gpus_per_node}")
-        return job.records | {self._script(job, stage): self._batch(job, stage) for stage in job.stages}
+        return job.records | {self._script(job, step): self._batch(job, step) for step in job.steps}
 
     def submit(self, job: Job) -> int:
-        """Submit one job per stage; each waits for the previous one."""
+        """Submit one job per step; each waits for the previous one."""
         if not shutil.which("sbatch"):
             raise UserError(
                 "sbatch was not found: submit from a login node of the cluster; --dry-run prints the script"
             )
         self._check_files_exist(job)
         numbers: list[str] = []
-        for stage in job.stages:
-            script = self._script(job, stage)
+        for step in job.steps:
+            script = self._script(job, step)
             command = ["sbatch", "--parsable", *_after(self.config.dependency, numbers), str(script)]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
@@ -62,42 +62,42 @@ class Slurm:
                     subprocess.run(["scancel", *numbers], check=False)
                 raise UserError(f"sbatch refused {script}: {' '.join(result.stderr.split())}")
             numbers.append(result.stdout.split(";")[0].strip())
-            print(f"{job.stem(stage)}: submitted batch job {numbers[-1]}")
+            print(f"{job.stem(step)}: submitted batch job {numbers[-1]}")
         (job.directory / "launcher.log").write_text("".join(f"Submitted batch job {number}\n" for number in numbers))
         print(f"logs and results: {job.directory}")
         return 0
 
-    def _script(self, job: Job, stage: Stage) -> Path:
-        return job.directory / f"{self.config.job_name_prefix}{job.stem(stage)}_submission.sh"
+    def _script(self, job: Job, step: JobStep) -> Path:
+        return job.directory / f"{self.config.job_name_prefix}{job.stem(step)}_submission.sh"
 
-    def _batch(self, job: Job, stage: Stage) -> str:
+    def _batch(self, job: Job, step: JobStep) -> str:
         python = self.config.python or ("python3" if self.config.container_image else None)
-        srun = lines([["srun", "--kill-on-bad-exit=1"], *self._srun_arguments(job), *job.command(stage, python)])
+        srun = lines([["srun", "--kill-on-bad-exit=1"], *self._srun_arguments(job), *job.command(step, python)])
         parts = [
             "#!/bin/bash",
-            f"# {one_line('name', job.stem(stage))}: to submit it again, sbatch {self._script(job, stage).name}",
+            f"# {one_line('name', job.stem(step))}: to submit it again, sbatch {self._script(job, step).name}",
             "\n# Parameters",
-            *(f"#SBATCH {option}" for option in self._options(job, stage)),
+            *(f"#SBATCH {option}" for option in self._options(job, step)),
             "\n# setup",
             *exports(self.config.env_vars),
             "\n# command 1",
             srun,
             "status=$?",
         ]
-        return "\n".join(parts) + f'\n{self._requeue(job, stage)}exit "$status"\n'
+        return "\n".join(parts) + f'\n{self._requeue(job, step)}exit "$status"\n'
 
-    def _requeue(self, job: Job, stage: Stage) -> str:
+    def _requeue(self, job: Job, step: JobStep) -> str:
         """Return shell lines that requeue the job, if the run resumes."""
-        if not (self.config.requeue and job.resumes) or stage.part:
+        if not (self.config.requeue and job.resumes) or step.part:
             return ""
-        number, _ = self._signal(job, stage) or (signal.SIGUSR1, 0)
+        number, _ = self._signal(job, step) or (signal.SIGUSR1, 0)
         return _REQUEUE.format(limit=128 + number, preempt=128 + signal.SIGTERM)
 
-    def _options(self, job: Job, stage: Stage) -> list[str]:
+    def _options(self, job: Job, step: JobStep) -> list[str]:
         config = self.config
-        log = str(job.directory / f"log-{config.job_name_prefix}{job.stem(stage)}").replace("%", "%%") + "_%j"
-        notice = self._signal(job, stage)
-        gpus_per_node, gres = self._gpus(stage)
+        log = str(job.directory / f"log-{config.job_name_prefix}{job.stem(step)}").replace("%", "%%") + "_%j"
+        notice = self._signal(job, step)
+        gpus_per_node, gres = self._gpus(step)
         options: dict[str, str | int | bool | None] = {
             "account": config.account,
             "dependency": config.dependency,
@@ -106,18 +106,18 @@ class Slurm:
             "gpus_per_node": gpus_per_node,
             "gpus_per_task": config.gpus_per_task,
             "gres": gres,
-            "job_name": f"{config.job_name_prefix}{job.stem(stage)}",
+            "job_name": f"{config.job_name_prefix}{job.stem(step)}",
             "mem": _memory(config.mem),
-            "nodes": stage.nodes,
-            "ntasks_per_node": stage.tasks,
+            "nodes": step.nodes,
+            "ntasks_per_node": step.tasks,
             "open_mode": "append",
             "output": f"{log}.out",
             "partition": config.partition,
             "requeue" if config.requeue else "no_requeue": True,
             "signal": f"{signal.Signals(notice[0]).name}@{notice[1]}" if notice else None,
-            "time": self._time(job, stage),
+            "time": self._time(job, step),
         }
-        if not job.gpus or stage.part == "prepare":
+        if not job.gpus or step.part == "prepare":
             options |= dict.fromkeys(_GPU_OPTIONS)
         for name, value in config.additional_parameters.items():
             known = name.replace("-", "_")
@@ -127,29 +127,29 @@ class Slurm:
             options[known] = value
         return [_option(name, value) for name, value in sorted(options.items()) if value not in (None, False)]
 
-    def _gpus(self, stage: Stage) -> tuple[int | None, str | None]:
+    def _gpus(self, step: JobStep) -> tuple[int | None, str | None]:
         """Return --gpus-per-node and --gres, which must not contradict each other."""
         count, gres = self.config.gpus_per_node, self.config.gres
         if count == "auto":
-            count = stage.tasks if gres in (None, "auto") else None
+            count = step.tasks if gres in (None, "auto") else None
         if gres == "auto":
-            gres = f"gpu:{stage.tasks if count is None else count}"
+            gres = f"gpu:{step.tasks if count is None else count}"
         return count, gres
 
-    def _signal(self, job: Job, stage: Stage) -> tuple[int, int] | None:
+    def _signal(self, job: Job, step: JobStep) -> tuple[int, int] | None:
         """Return the signal that Slurm sends before the time limit, and how many seconds before."""
         given = self.config.signal
-        if given is None or stage.part or not job.resumes:  # without resuming, a requeued job would never finish
+        if given is None or step.part or not job.resumes:  # without resuming, a requeued job would never finish
             return None
         if not (match := _SIGNAL.fullmatch(given)):
             raise UserError(f"cluster.signal is {given!r}, expected a value such as SIGUSR1@180 (without B:)")
         return signal.Signals[f"SIG{match[1].upper()}"].value, int(match[2])
 
-    def _time(self, job: Job, stage: Stage) -> str | None:
+    def _time(self, job: Job, step: JobStep) -> str | None:
         given = self.config.time
         if given is not None and not _TIME.fullmatch(given):
             raise UserError(f"cluster.time is {given!r}, expected minutes, HH:MM:SS or DD-HH:MM:SS")
-        if given is None and job.max_time is not None and not stage.part:
+        if given is None and job.max_time is not None and not step.part:
             total = int(job.max_time) + _SLACK
             return f"{total // 86400}-{total // 3600 % 24:02}:{total // 60 % 60:02}:{total % 60:02}"
         return given

@@ -2,6 +2,8 @@
 """Patches of Megatron-Core for hosts without CUDA; active from `groups.initialize` to `groups.destroy`.
 
 All were verified with megatron-core 0.16.1; tests/megatron/test_patches.py fails if a patched source file changes.
+`megatron/__init__.py` has two others, active while it imports Megatron-Core on any host: wandb cannot be imported, and
+`torch.compile` returns its argument.
 
 * The global `torch` of `MODULES`: they allocate on the CUDA device and synchronize with it.
 * `forward` and `backward` of `AUTOGRAD_FUNCTIONS`: decorated for CUDA autocast; on a CPU, backward would mix dtypes.

@@ -94,21 +94,6 @@ def check_weight_shapes(shards: dict[nn.Parameter, ParameterShard], saved: Tenso
         )
 
 
-def optimizer_state_names(saved: TensorSource) -> list[str]:
-    """Return the names of the optimizer's state tensors, such as exp_avg.
-
-    Raises:
-        UserError: if the checkpoint contains weights only.
-    """
-    slots = sorted({name.partition("/")[0] for name in saved.shapes()} - {WEIGHTS})
-    if not slots:
-        raise UserError(
-            f"checkpoint {saved.path} contains weights only: a run cannot resume from it; start a new run with "
-            f"restore_from_path={saved.path}"
-        )
-    return slots
-
-
 def load_optimizer(model: ParallelModel, optimizer: Optimizer, saved: TensorSource, steps: int) -> None:
     """Load the optimizer state of this process.
 
@@ -117,11 +102,8 @@ def load_optimizer(model: ParallelModel, optimizer: Optimizer, saved: TensorSour
         optimizer: optimizer without state.
         saved: checkpoint.
         steps: number of updates made so far.
-
-    Raises:
-        UserError: if the checkpoint contains weights only.
     """
-    slots = optimizer_state_names(saved)
+    slots = sorted({name.partition("/")[0] for name in saved.shapes()} - {WEIGHTS})  # such as exp_avg
     for each in model.optimizer_shards:
         state: dict[str, Tensor] = {"step": torch.tensor(float(steps), device=each.parameter.device)}
         for slot in slots:

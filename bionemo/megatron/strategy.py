@@ -11,15 +11,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
 from bionemo import checkpoint
-from bionemo.checkpoint.state_schema import find_missing_entry
-from bionemo.common.errors import UserError
 from bionemo.megatron import groups
 from bionemo.megatron.async_save import CheckpointWriter
 from bionemo.megatron.sharded_state_dict import (
     load_optimizer,
     load_weights,
     optimizer_pieces,
-    optimizer_state_names,
     weight_pieces,
 )
 
@@ -92,17 +89,8 @@ class MegatronStrategy(DDPStrategy):
         self.checkpoint_writer.save(Path(filepath), checkpoint_, pieces)
 
     def load_checkpoint(self, checkpoint_path: Any) -> dict[str, Any]:
-        """Read the state of a verified checkpoint; its tensors are read later, when the model exists.
-
-        Raises:
-            UserError: if a run cannot resume from it.
-        """
+        """Read the state of a verified checkpoint; its tensors are read later, when the model exists."""
         saved = checkpoint.Checkpoint(Path(checkpoint_path))
-        optimizer_state_names(saved)
-        if missing := find_missing_entry(saved.state):
-            raise UserError(
-                f"checkpoint {checkpoint_path} has no {missing}: a run cannot resume from it; use another checkpoint"
-            )
         return {**saved.state, _TENSORS: saved}
 
     def load_model_state_dict(self, checkpoint_: Mapping[str, Any], strict: bool = True) -> None:

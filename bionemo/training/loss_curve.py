@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 log = logging.getLogger(__name__)
+FILE_NAME = "loss_curve.png"
 _MAX_POINTS = 2000  # when there are twice as many, every second one is dropped
 
 
@@ -16,7 +17,7 @@ class LossCurve(pl.Callback):
     """Writes `loss_curve.png` after every validation and at the end; its points are part of checkpoints."""
 
     def __init__(self, directory: Path, references: dict[str, float]) -> None:
-        self.path, self.references = directory / "loss_curve.png", references
+        self.path, self.references = directory / FILE_NAME, references
         self._warned = False
         self.train: list[list[float]] = []
         self.validation: list[list[float]] = []
@@ -49,14 +50,16 @@ class LossCurve(pl.Callback):
         self.train, self.validation = state_dict["train"], state_dict["validation"]
 
     def _plot(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        if not trainer.is_global_zero or not self.train:
+        if not trainer.is_global_zero or not (self.train or self.validation):
             return
         with pl_module.throughput.paused():
             from matplotlib.figure import Figure  # instead of pyplot, which has global state
 
             figure = Figure(figsize=(7, 4), layout="constrained")
             axes = figure.subplots()
-            axes.plot(*zip(*self.train, strict=True), color="tab:blue", linewidth=0.8, alpha=0.7, label="training")
+            if self.train:
+                style = "-" if len(self.train) > 1 else "o"
+                axes.plot(*zip(*self.train, strict=True), style, color="tab:blue", lw=0.8, alpha=0.7, label="training")
             if self.validation:
                 axes.plot(*zip(*self.validation, strict=True), "o-", color="tab:red", markersize=3, label="validation")
             for label, value in self.references.items():

@@ -20,12 +20,12 @@ from bionemo.data.data_module import SequenceData
 from bionemo.data.loader import StepBatch
 from bionemo.megatron import groups
 from bionemo.megatron.precision import LossScaler, Precision
-from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights, optimizer_state_names
+from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
 from bionemo.megatron.sharding import materialize, parameter_shards
 from bionemo.megatron.train_step import LossFunction, ParallelModel
 from bionemo.models.trainable import Trainable
 from bionemo.training.divergence import check_finite, divergence_error
-from bionemo.training.identity import check_same_function, check_same_model, log_changed_settings
+from bionemo.training.identity import check_same_function, check_same_model
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.patches import loop_state_at_step
 from bionemo.training.schedules import build_schedule
@@ -64,7 +64,7 @@ class TrainingModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._build_model, self._loss_function, self._initial_weights = build_model, loss_function, initial_weights
+        self._build_model, self._loss_function, self.initial_weights = build_model, loss_function, initial_weights
         self.config, self.trainer_config, self.precision = config, trainer_config, precision
         self.schedule = build_schedule(config.optim.sched, config.optim.lr, trainer_config.max_steps)
         self.schedule_step = 0
@@ -88,8 +88,8 @@ class TrainingModule(pl.LightningModule):
         model = self.build_on_meta()
         materialize(model, self.trainer.strategy.root_device)
         model.initialize_weights(self.config.seed)
-        if self._initial_weights is not None:
-            load_weights(parameter_shards(model), self._initial_weights, to_train=True)
+        if self.initial_weights is not None:
+            load_weights(parameter_shards(model), self.initial_weights, to_train=True)
         if self.config.compile:
             for block in model.blocks():
                 for layer in block.layers:
@@ -99,28 +99,22 @@ class TrainingModule(pl.LightningModule):
         zero = self.config.optim.name == "distributed_fused_adam"
         self.parallel = ParallelModel(model, self._loss_function, autocast, zero)
 
-    def check_initial_weights(self, model: Trainable, resume_path: Path | None) -> None:
-        """Check that the model can load the weights with which the run starts, before the run writes anything.
+    def check_weights(self, weights: TensorSource | None, model: Trainable) -> None:
+        """Check that a model can load weights and computes the same function with them.
 
         Args:
+            weights: the initial weights, or the checkpoint to resume from; None: random weights.
             model: the whole model, from `build_on_meta`.
-            resume_path: checkpoint to resume from; None for a new run.
 
         Raises:
-            UserError: if the weights belong to another model, or the run cannot resume from the checkpoint.
+            UserError: if the weights belong to another model.
         """
-        source = self._initial_weights if resume_path is None else Checkpoint(resume_path)
-        if source is None:
+        if weights is None:
             return
-        config = asdict(self.config)
-        if isinstance(source, Checkpoint):
-            identity = source.state.get("model")
-            check_same_model(identity if isinstance(identity, dict) else {}, model)
-        check_weight_shapes(parameter_shards(model), source)
-        check_same_function(source.path, source.config, config)
-        if resume_path is not None:
-            optimizer_state_names(source)
-            log_changed_settings(resume_path, source.config, config)
+        if isinstance(weights, Checkpoint):
+            check_same_model(weights.state.get("model", {}), model)
+        check_weight_shapes(parameter_shards(model), weights)
+        check_same_function(weights.path, weights.config, asdict(self.config))
 
     def build_on_meta(self) -> Trainable:
         """Build the model, or this rank's part once the process groups exist, without memory for its parameters."""
@@ -285,7 +279,7 @@ class TrainingModule(pl.LightningModule):
         state["loss_scaler"] = self.scaler.state_dict()
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:
-        """Restore the state of this module; `check_initial_weights` has checked the model."""
+        """Restore the state of this module; `check_resumable` has checked it."""
         state["loops"] = loop_state_at_step(self.trainer, state["global_step"])
         self.schedule_step = state["schedule_step"]
         self.scaler.load_state_dict(state["loss_scaler"])

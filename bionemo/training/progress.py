@@ -20,6 +20,7 @@ from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import pads_dynamically
+from bionemo.training import loss_curve
 
 _SHOWN_METRICS = ("val_", "dwnstr_task_", "test_")  # test_: test split of a downstream task
 
@@ -31,13 +32,11 @@ def print_start(
     num_parameters: int,
     precision: str,
     resume_path: Path | None,
-    micro_batches: int,
+    batch_size: int,
 ) -> None:
     """Print model size, devices, batch size, and the checkpoint from which the run resumes."""
-    model = cfg.model
-    model_parallel_size = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
-    samples = model.micro_batch_size * micro_batches * (trainer.world_size // model_parallel_size)
-    size = f"{samples:,} sequences" if pads_dynamically(model.data) else f"{samples * model.seq_length:,} tokens"
+    tokens = f"{batch_size * cfg.model.seq_length:,} tokens"
+    size = f"{batch_size:,} sequences" if pads_dynamically(cfg.model.data) else tokens
     _print_and_log(
         f"{cfg.name}: {num_parameters:,} parameters, {precision} on {trainer.world_size} x "
         f"{trainer.strategy.root_device.type}, {size} per step, "
@@ -51,7 +50,8 @@ def print_result(trainer: pl.Trainer, reference_losses: dict[str, float], direct
     loss = trainer.callback_metrics.get("val_loss")
     losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())
     _print_and_log(", ".join([_format_step(trainer), *(f"{name} {value:.4f}" for name, value in losses)]))
-    _print_and_log(f"logs, checkpoints and the loss curve are in {directory}")
+    has_curve = (directory / loss_curve.FILE_NAME).exists()  # not before the first validation or logged step
+    _print_and_log(f"logs{', checkpoints and the loss curve' if has_curve else ' and checkpoints'} are in {directory}")
 
 
 @rank_zero_only
@@ -63,9 +63,9 @@ def print_test_result(trainer: pl.Trainer) -> None:
 
 
 @rank_zero_only
-def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path, micro_batches: int) -> None:
+def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path, num_micro_batches: int) -> None:
     """Write the resolved configuration to config.yaml, and pass it to the loggers, which write hparams.yaml."""
-    trainer_config = replace(cfg.trainer, accumulate_grad_batches=micro_batches)
+    trainer_config = replace(cfg.trainer, accumulate_grad_batches=num_micro_batches)
     resolved: Any = redact_tree(asdict(replace(cfg, trainer=trainer_config)))
     write_atomic(directory / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
     for logger in trainer.loggers:

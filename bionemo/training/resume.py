@@ -3,7 +3,7 @@
 
 import logging
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -12,11 +12,16 @@ from torch import Tensor
 from bionemo import checkpoint
 from bionemo.checkpoint import TensorSource
 from bionemo.checkpoint.source import Shape, TensorView
+from bionemo.checkpoint.state_schema import find_missing_entry
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
 from bionemo.interop.convert import open_model
 from bionemo.interop.huggingface import directory as huggingface
 from bionemo.interop.run_files import read_run_id
+from bionemo.megatron.sharded_state_dict import WEIGHTS
+from bionemo.models.trainable import Trainable
+from bionemo.training.identity import log_changed_settings
+from bionemo.training.module import TrainingModule
 
 log = logging.getLogger(__name__)
 _POSITION_EMBEDDINGS = "position_embeddings.weight"
@@ -57,6 +62,30 @@ def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
             "exp_manager.resume_from_checkpoint or restore_from_path"
         )
     return found
+
+
+def check_resumable(saved: checkpoint.Checkpoint, module: TrainingModule, model: Trainable) -> None:
+    """Check that a run can resume from a checkpoint, before it writes anything; log which settings it changes.
+
+    Args:
+        saved: the checkpoint.
+        module: the module of the run.
+        model: the whole model, from `TrainingModule.build_on_meta`.
+
+    Raises:
+        UserError: if the checkpoint is incomplete or belongs to another model.
+    """
+    module.check_weights(saved, model)
+    if len(saved.shapes()) == len(saved.shapes(WEIGHTS)):
+        raise UserError(
+            f"checkpoint {saved.path} contains weights only: a run cannot resume from it; start a new run with "
+            f"restore_from_path={saved.path}"
+        )
+    if missing := find_missing_entry(saved.state):
+        raise UserError(
+            f"checkpoint {saved.path} has no {missing}: a run cannot resume from it; use another checkpoint"
+        )
+    log_changed_settings(saved.path, saved.config, asdict(module.config))
 
 
 def _find_other_runs(checkpoint_dir: Path, log_dir: Path) -> set[Path]:

@@ -36,7 +36,7 @@ from bionemo.training.metrics import check_monitors
 from bionemo.training.module import TrainingModule
 from bionemo.training.progress import TrainingProgress
 from bionemo.training.rank_consistency import RankConsistencyCheck
-from bionemo.training.resume import find_resume_checkpoint, new_or_resumed_run_id
+from bionemo.training.resume import check_resumable, find_resume_checkpoint, new_or_resumed_run_id
 from bionemo.training.time_limit import TimeLimit
 
 
@@ -100,7 +100,10 @@ def train(
             raise UserError(f"another run has just written to {checkpoint_dir}: run the command again")
         data, module = build(trainer, precision, resume_path)
         model = module.build_on_meta()  # the whole model, because the process groups do not exist yet
-        module.check_initial_weights(model, resume_path)
+        if resume_path is None:
+            module.check_weights(module.initial_weights, model)
+        else:
+            check_resumable(checkpoint.Checkpoint(resume_path), module, model)
         data.setup("fit")  # an error in the data ends the run before directories are made
         if cfg.do_training:
             reference_losses |= data.reference_losses()
@@ -117,7 +120,8 @@ def train(
 
         if cfg.do_training:
             parameters = sum(parameter.numel() for parameter in model.parameters())
-            progress.print_start(cfg, trainer, parameters, precision.name, resume_path, data.num_micro_batches)
+            batch_size = data.global_batch_size(trainer.world_size)
+            progress.print_start(cfg, trainer, parameters, precision.name, resume_path, batch_size)
             trainer.fit(module, data, ckpt_path=resume_path)
             progress.print_result(trainer, reference_losses, log_dir)
         if cfg.do_testing and not checkpoints.stop_signal:

@@ -87,10 +87,9 @@ def warn_ignored_options(cfg: RunConfig | DownstreamConfig) -> None:
         options.append(("trainer.check_val_every_n_epoch", _differs_from(1), reason))
     if isinstance(cfg, RunConfig):
         options += _MODEL_OPTIONS
-        tensor, pipeline = cfg.model.tensor_model_parallel_size, cfg.model.pipeline_model_parallel_size
-        by_model = _differs_from(tensor * pipeline)
+        by_model = _differs_from(cfg.model.model_parallel_size)
         options.append((f"{_SAVING}.model_parallel_size", by_model, "set model.tensor_model_parallel_size"))
-        if tensor == 1:
+        if cfg.model.tensor_model_parallel_size == 1:
             options.append(("model.sequence_parallel", bool, "it requires tensor_model_parallel_size > 1"))
         if not isinstance(cfg.model, GPT3Config):
             options.append(("model.tokenizer.vocab_file", bool, _BUILT_IN))

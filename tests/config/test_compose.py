@@ -147,6 +147,14 @@ def test_home_is_optional(monkeypatch):
     assert esm1().model.data.dataset_path == "/workspace/data/uniref2022_05"
 
 
+def test_home_directory_in_paths(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    cfg = esm1("exp_manager.exp_dir=~/run", "model.data.dataset_path=~/data", "name=a~/b", "exp_manager.name=~")
+    manager = cfg.exp_manager
+    assert (manager.exp_dir, manager.explicit_log_dir, manager.name) == ("/home/me/run", "/home/me/run", "~")
+    assert (cfg.model.data.dataset_path, cfg.name) == ("/home/me/data", "a~/b")
+
+
 def test_numbers_from_the_environment_are_numbers(monkeypatch):
     monkeypatch.setenv("N", "2")
     cfg = esm1("trainer.devices=${oc.env:N}", "model.seed=${multiply:${oc.env:N},3}", "name=${sum:1,2,3}")

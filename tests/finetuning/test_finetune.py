@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import bionemo
-from bionemo.checkpoint import Checkpoint, TensorsInMemory
+from bionemo.checkpoint import TensorsInMemory
 from bionemo.config.schema.downstream import HeadConfig
 from bionemo.data.collate import Collator
 from bionemo.finetuning.dataset import LabelledData, bits_to_numbers
@@ -22,7 +22,7 @@ from bionemo.finetuning.model import FineTunedModel, TrainableParts, loss_functi
 from bionemo.finetuning.task_data import Split, TaskType
 from bionemo.megatron.sharding import materialize
 from tests.support.finetuning import written
-from tests.support.runs import last_checkpoint, logged, run, run_on_ranks
+from tests.support.runs import last_checkpoint, logged, read_weights, run, run_on_ranks
 
 LORA = ["model.peft.enabled=True", "model.peft.lora_tuning.adapter_dim=2"]
 EVERYWHERE = "model.peft.lora_tuning.target_modules=[attention_qkv,attention_dense,mlp_fc1,mlp_fc2]"
@@ -45,8 +45,7 @@ def tune(directory: Path, *given: str) -> list[str]:
 
 
 def weights(directory: Path) -> dict[str, Tensor]:
-    saved = Checkpoint(last_checkpoint(directory))
-    return {name: saved.read(f"weights/{name}") for name in saved.shapes("weights")}
+    return read_weights(last_checkpoint(directory))
 
 
 @pytest.fixture(scope="module")

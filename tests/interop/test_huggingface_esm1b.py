@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, EsmForMaskedLM
 
 import bionemo
-from bionemo.checkpoint import tools
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.inference.analysis.contacts import predict_contacts
@@ -26,7 +25,7 @@ from tests.conftest import EXAMPLES
 from tests.interop.archives import same
 from tests.support.huggingface import SEQUENCES, check_same_logits, states, theirs
 from tests.support.reference_models import hf_esm1b
-from tests.support.runs import config, last_checkpoint, train
+from tests.support.runs import config, last_checkpoint, read_weights, train
 
 FORM = {"position_embedding_type": "absolute", "emb_layer_norm_before": True}
 FORMS = {
@@ -143,7 +142,7 @@ def test_training(tmp_path: Path) -> None:
 
     overrides = ("trainer.max_steps=3", "trainer.val_check_interval=3", "model.optim.sched.warmup_steps=1")
     train(config(tmp_path / "first", *overrides, model="esm1b"))
-    trained = tools.read_weights(last_checkpoint(tmp_path / "first"))
+    trained = read_weights(last_checkpoint(tmp_path / "first"))
     convert(last_checkpoint(tmp_path / "first"), tmp_path / "hf", "hf")
     table = load_file(tmp_path / "hf" / "model.safetensors")[TABLE]
     assert table.shape == (66, 32)
@@ -151,7 +150,7 @@ def test_training(tmp_path: Path) -> None:
     assert table[2:].any(1).all()
     check_same_logits(tmp_path / "hf", EsmForMaskedLM.from_pretrained(tmp_path / "hf").eval(), SEQUENCES[:1])
     train(config(tmp_path / "next", *overrides, f"restore_from_path={tmp_path / 'hf'}", model="esm1b"))
-    after = tools.read_weights(last_checkpoint(tmp_path / "next"))
+    after = read_weights(last_checkpoint(tmp_path / "next"))
     assert after.keys() == trained.keys()
     assert not any(torch.equal(after[name], weight) for name, weight in trained.items() if weight.dim() == 2)
 

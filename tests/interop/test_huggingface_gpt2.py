@@ -24,7 +24,7 @@ from bionemo.tokenizers.gpt2 import placeholder_tokenizer
 from tests.conftest import checkpoint_command
 from tests.interop.archives import same
 from tests.support.models import SMALL, assert_close, batch_of, pad_rows
-from tests.support.runs import FAMILIES, FORK
+from tests.support.runs import FAMILIES, FORK, read_weights
 
 WORDS = 517  # padded to 520 and 640
 
@@ -80,7 +80,7 @@ def test_round_trip(
 
     assert checkpoint_command(monkeypatch, "convert", hf, second) == 0
     found = Checkpoint(second)
-    assert same(tools.read_weights(second), weights_of(model))
+    assert same(read_weights(second), weights_of(model))
     assert found.state["model"] == {"model._target_": "bionemo.models.gpt3.GPT3", "words": WORDS}
     files = found.state["config"].pop("tokenizer")
     assert files == {"vocab_file": str(hf / "vocab.json"), "merge_file": str(hf / "merges.txt")}

@@ -17,6 +17,7 @@ from bionemo.interop.nemo_archive import read
 from bionemo.models.esm2nv import ESM2nv
 from bionemo.tokenizers import load_tokenizer
 from tests.conftest import EXAMPLES
+from tests.support.runs import read_weights
 
 
 class Renamed(ESM2nv):
@@ -58,7 +59,7 @@ def test_round_trip(name: str, to: str | None, tmp_path: Path) -> None:
     weights = checkpoint(tmp_path / "model", Renamed)
     convert(tmp_path / "model", tmp_path / name, to)
     convert(tmp_path / name, tmp_path / "back")
-    found = tools.read_weights(tmp_path / "back")
+    found = read_weights(tmp_path / "back")
     assert found.keys() == weights.keys()
     for key, weight in weights.items():
         rows = 33 if key in ("word_embeddings.weight", "lm_head.bias") else None  # padding is not stored

@@ -11,11 +11,13 @@ from typing import Any
 import megatron.core
 import pytest
 import torch
+from megatron.core import jit
 from megatron.core.tensor_parallel import layers
 
 from bionemo.megatron import patches
 
 SOURCES: dict[Any, str] = {
+    jit: "0de81ea1c3a8fd5b",
     patches.layers: "1421fef5b4c69d10",
     patches.mappings: "4dbbe88b381dc92d",
     patches.param_and_grad_buffer: "e10c283edfcab3a6",
@@ -58,6 +60,35 @@ def test_the_patched_source_is_the_one_that_was_verified(owner: Any) -> None:
 
 def test_importing_bionemo_changes_neither_torch_nor_warnings() -> None:
     subprocess.run([sys.executable, "-c", UNCHANGED], check=True)
+
+
+IMPORT = """
+import sys, warnings
+import torch
+warnings.simplefilter("ignore")
+compile_ = torch.compile
+{}
+print("wandb" in sys.modules, "torch._dynamo" in sys.modules, torch.compile is compile_)
+import wandb
+assert wandb.Settings
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "loaded"),
+    [
+        ("import bionemo.megatron", "False False True"),
+        ("import wandb; import bionemo.megatron", "True False True"),  # it is blocked only if it is not loaded yet
+        # If this fails, Megatron-Core no longer needs the patches in bionemo/megatron/__init__.py: remove them.
+        (
+            "import megatron.core.tensor_parallel, megatron.core.transformer.transformer_block",
+            "True True True",
+        ),
+    ],
+)
+def test_importing_megatron_loads_neither_wandb_nor_the_compiler(statement: str, loaded: str) -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT.format(statement)], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == loaded
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the patches are for hosts without CUDA")

@@ -86,13 +86,13 @@ class Run:
         data = SequenceData(cfg.model, cfg.trainer, vocabulary, kind.dataset, cfg.trainer.accumulate_grad_batches or 1)
         strategy = SimpleNamespace(data_parallel_rank=groups.data_rank(), data_parallel_size=groups.data_size())
         data.trainer = SimpleNamespace(strategy=strategy)  # type: ignore[assignment]
-        self._data, self._micro_batches = data, cfg.trainer.accumulate_grad_batches
+        self._data, self._num_micro_batches = data, cfg.trainer.accumulate_grad_batches
         self.position, self.step = DataPosition(), 0
 
     def train(self, steps: int) -> list[tuple[float, float]]:
         """Return loss and gradient norm of the next steps."""
         seen = []
-        batches = iter(self._data.steps("train", True, None, self._micro_batches, self.position))
+        batches = iter(self._data.steps("train", True, None, self._num_micro_batches, self.position))
         for _ in range(steps):
             step: StepBatch = next(batches)
             loss, count = self.model.forward_backward(step.micro_batches)

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 
-from bionemo.checkpoint import Checkpoint, load_manifest
+from bionemo.checkpoint import Checkpoint, check, load_manifest
 from bionemo.checkpoint.json_state import encode
 from bionemo.cli.finetune import main as fine_tune
 from bionemo.cli.pretrain import main, pretrain
@@ -156,6 +157,12 @@ def train(cfg: RunConfig, stop_before_step: int | None = None, plot: bool = Fals
 def last_checkpoint(directory: Path) -> Path:
     (path,) = (directory / "checkpoints").glob("*-last")
     return path
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    check(path)
+    saved = Checkpoint(path)
+    return {name: saved.read(f"weights/{name}") for name in saved.shapes("weights")}
 
 
 def fingerprint(directory: Path) -> dict[str, str]:

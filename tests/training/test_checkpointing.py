@@ -14,12 +14,11 @@ import torch
 
 from bionemo import checkpoint
 from bionemo.checkpoint import writer
-from bionemo.checkpoint.tools import read_weights
 from bionemo.common.errors import UserError
 from bionemo.megatron import async_save
 from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.module import TrainingModule
-from tests.support.runs import Command, config, fingerprint, last_checkpoint, logged, run, train
+from tests.support.runs import Command, config, fingerprint, last_checkpoint, logged, read_weights, run, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 

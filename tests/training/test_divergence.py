@@ -15,14 +15,14 @@ import torch
 import bionemo
 from bionemo import checkpoint
 from bionemo.checkpoint import Checkpoint, tools
-from bionemo.checkpoint.tools import read_weights, write_weights
+from bionemo.checkpoint.tools import write_weights
 from bionemo.common.errors import UserError
 from bionemo.common.lock import LOCK
 from bionemo.megatron.precision import LossScaler
 from bionemo.training import module as training_module
 from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.module import TrainingModule
-from tests.support.runs import config, last_checkpoint, run_on_ranks, train
+from tests.support.runs import config, last_checkpoint, read_weights, run_on_ranks, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from bionemo.checkpoint import Checkpoint, tools
+from bionemo.checkpoint import Checkpoint
 from bionemo.interop.convert import convert
 from bionemo.training.resume import open_initial_weights
-from tests.support.runs import VOCABULARY, config, last_checkpoint, logged, run, train
+from tests.support.runs import VOCABULARY, config, last_checkpoint, logged, read_weights, run, train
 
 WORDS = len(json.loads((VOCABULARY / "vocab.json").read_text()))
 ONCE = ("trainer.max_steps=1", "trainer.val_check_interval=1", "model.optim.lr=1e-60", "model.optim.sched.min_lr=0.0")
@@ -29,7 +29,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_transformers_open_a_trained_model(trained: tuple[Path, Path]) -> None:
     last, hf = trained
-    weights, theirs = tools.read_weights(last), GPT2LMHeadModel.from_pretrained(hf)
+    weights, theirs = read_weights(last), GPT2LMHeadModel.from_pretrained(hf)
     assert torch.equal(theirs.transformer.wte.weight, weights["word_embeddings.weight"][:WORDS])
     assert torch.equal(theirs.transformer.h[1].mlp.c_fc.weight.T, weights["decoder.layers.1.mlp.linear_fc1.weight"])
 
@@ -42,7 +42,7 @@ def test_a_new_run_starts_from_a_hugging_face_model(tmp_path: Path, trained: tup
         convert(source, tmp_path / "weights")
         source = tmp_path / "weights"
     train(config(tmp_path / "next", f"restore_from_path={source}", *ONCE, model="gpt3"))
-    found, expected = (tools.read_weights(path) for path in (last_checkpoint(tmp_path / "next"), last))
+    found, expected = (read_weights(path) for path in (last_checkpoint(tmp_path / "next"), last))
     expected["word_embeddings.weight"][WORDS:] = 0
     assert found.keys() == expected.keys()
     for name, weight in expected.items():

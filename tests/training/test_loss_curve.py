@@ -12,15 +12,17 @@ import torch
 from PIL import Image
 
 from bionemo.training.loss_curve import LossCurve
+from bionemo.training.progress import print_result
 
 
-def draw(curve: LossCurve) -> None:
+def draw(curve: LossCurve, train: bool = True) -> None:
     trainer: Any = SimpleNamespace(
         is_global_zero=True, global_step=10, callback_metrics={"val_loss": torch.tensor(2.0)},
         sanity_checking=False, state=SimpleNamespace(fn="fit"),
     )  # fmt: skip
     module: Any = SimpleNamespace(throughput=SimpleNamespace(paused=nullcontext))
-    curve.train.append([10, 2.5])
+    if train:
+        curve.train.append([10, 2.5])
     curve.on_validation_end(trainer, module)
 
 
@@ -29,6 +31,23 @@ def test_the_figure_is_written_without_temporary_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["loss_curve.png"]
     with Image.open(tmp_path / "loss_curve.png") as image:
         assert image.size == (840, 480)
+
+
+def test_a_run_that_logs_no_step_draws_its_validations(tmp_path: Path) -> None:
+    draw(LossCurve(tmp_path, {}), train=False)
+    assert (tmp_path / "loss_curve.png").exists()
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_the_curve_is_announced_only_if_it_is_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: bool
+) -> None:
+    if drawn:
+        draw(LossCurve(tmp_path, {}))
+    trainer: Any = SimpleNamespace(callback_metrics={}, global_step=3, max_steps=3)
+    print_result(trainer, {}, tmp_path)
+    expected = "logs, checkpoints and the loss curve are in" if drawn else "logs and checkpoints are in"
+    assert capsys.readouterr().err.splitlines() == ["step 3 of 3", f"{expected} {tmp_path}"]
 
 
 def test_a_missing_directory_does_not_end_the_run(

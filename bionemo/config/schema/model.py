@@ -133,6 +133,15 @@ class ModelConfig:
     validation: ValidationConfig
     dwnstr_task_validation: DownstreamValidationConfig
 
+    @property
+    def model_parallel_size(self) -> int:
+        """Number of processes that share one model replica."""
+        return self.tensor_model_parallel_size * self.pipeline_model_parallel_size
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """Return the number of model replicas of `world_size` processes."""
+        return world_size // self.model_parallel_size
+
 
 @dataclass(kw_only=True)
 class EncoderConfig(ModelConfig):

@@ -10,10 +10,7 @@ from typing import Any
 
 from bionemo import config
 from bionemo.common.errors import UserError
-from bionemo.config.check import count_micro_batches
 from bionemo.config.schema import RunConfig
-from bionemo.data.files import SPLITS, check_files_exist
-from bionemo.training.unsupported_options import check_supported, warn_ignored_options
 
 
 def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = None) -> None:
@@ -23,6 +20,8 @@ def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = 
 
 def prepare_and_train(cfg: RunConfig) -> None:
     """Prepare data, train and test, as configured. Without training and testing, the data is prepared, as in v1."""
+    from bionemo.training.unsupported_options import check_supported
+
     check_supported(cfg)
     train_or_test = cfg.do_training or cfg.do_testing
     if cfg.do_preprocessing or not train_or_test:
@@ -50,8 +49,11 @@ def prepare_data(cfg: RunConfig) -> None:
 
 def pretrain(cfg: RunConfig) -> None:
     """Build data and model, then train and test."""
+    # Imported here, so that --help does not wait for it, and missing files are reported before torch is imported.
+    from bionemo.config.check import count_micro_batches
+    from bionemo.data.files import SPLITS, check_files_exist
+
     check_files_exist(cfg.model.data, SPLITS if cfg.do_testing else ("train", "val"))
-    # Imported here, so that --help and configuration errors do not wait for the import of torch.
     from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
     silence_dependencies()
@@ -63,6 +65,7 @@ def pretrain(cfg: RunConfig) -> None:
     from bionemo.training.module import TrainingModule
     from bionemo.training.resume import open_initial_weights
     from bionemo.training.train import TrainingSetup, train
+    from bionemo.training.unsupported_options import warn_ignored_options
 
     silence_dependencies()
     log_to_console()

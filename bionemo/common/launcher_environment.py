@@ -7,7 +7,6 @@ loaded.
 
 import os
 import re
-import socket
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -116,6 +115,8 @@ def check_master_address(process: Process | None, timeout: float = 5.0) -> None:
     Raises:
         HostError: if the name cannot be resolved.
     """
+    import socket  # 3 ms, which --help need not wait for
+
     address = process.address if process is not None else os.environ.get("MASTER_ADDR", "127.0.0.1")
     until = time.monotonic() + timeout
     while True:

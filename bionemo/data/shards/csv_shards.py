@@ -16,7 +16,7 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import RecordBlock, line_number, read_blocks
 from bionemo.data.shards.index import RecordIndex
-from bionemo.data.shards.text_shards import ProgressCallback, TextShards
+from bionemo.data.shards.text_shards import TextShards
 
 _QUOTE, _RETURN = b'"\r'
 _LENGTH_COLUMN = "sequence_length"
@@ -101,11 +101,10 @@ class CsvSource(TextShards):
     def _decode(self, raw: bytes) -> bytes:
         return raw.replace(b'""', b'"')  # the scanner refuses any other quote in a cell
 
-    def _scan(self, path: Path, progress: ProgressCallback) -> Iterator[RecordIndex]:
+    def _scan(self, path: Path) -> Iterator[tuple[RecordBlock, RecordIndex]]:
         scanner, dialect = _Scanner(path, self._dialect), self._dialect
         for block in read_blocks(path, dialect.whole_records, newline=dialect.newline, limit=_MAX_RECORD_BYTES):
-            yield scanner.index(block)
-            progress(block.end)
+            yield block, scanner.index(block)
         if not scanner.records:
             header = f" after its {dialect.header_lines} header line(s)" if dialect.header_lines else ""
             raise UserError(

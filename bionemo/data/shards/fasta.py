@@ -10,7 +10,7 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK, RecordBlock, line_number, read_blocks
 from bionemo.data.shards.index import RecordIndex
-from bionemo.data.shards.text_shards import ProgressCallback, TextShards
+from bionemo.data.shards.text_shards import TextShards
 
 _NEWLINE, _RETURN, _MARKER = b"\n\r>"
 MARKER_IN_SEQUENCE = "a '>' within a sequence: put a line end before the record that begins there"
@@ -44,13 +44,12 @@ class FastaSource(TextShards):
     def _decode(self, raw: bytes) -> bytes:
         return raw.translate(None, b"\r\n")
 
-    def _scan(self, path: Path, progress: ProgressCallback) -> Iterator[RecordIndex]:
+    def _scan(self, path: Path) -> Iterator[tuple[RecordBlock, RecordIndex]]:
         crlf = None
         for block in read_blocks(path, whole_records, start=find_first_record(path)):
             if crlf is None:
                 crlf = block.data[block.data.index(b"\n") - 1] == _RETURN
-            yield _index_block(path, block, crlf)
-            progress(block.end)
+            yield block, _index_block(path, block, crlf)
 
 
 def whole_records(data: bytes) -> int:

@@ -22,6 +22,7 @@ import xxhash
 
 from bionemo.common.files import replacing
 from bionemo.common.mapped import MappedFile
+from bionemo.data.shards.blocks import RecordBlock
 
 VERSION = 3  # since 2, '>' in a FASTA sequence is an error; since 3, the index contains a hash of the data
 UNWRAPPED = int(np.iinfo(np.int32).max)
@@ -62,22 +63,29 @@ class FileState(NamedTuple):
 
 
 class ContentHash:
-    """Hash of a whole file, computed in parts while the file is indexed."""
+    """Hash of a whole file, computed while the file is indexed."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self._hash = path, 0, xxhash.xxh3_128()
 
-    def advance(self, count: int) -> None:
-        """Hash the next bytes, which are in the page cache because they have just been read."""
-        with self._path.open("rb", buffering=0) as file:
-            while count > 0 and (data := os.pread(file.fileno(), min(count, _HASH_BYTES), self._offset)):
-                self._hash.update(data)
-                self._offset, count = self._offset + len(data), count - len(data)
+    def update(self, block: RecordBlock) -> None:
+        """Hash the bytes before a block that have not been hashed, and the block."""
+        if self._offset < block.base:
+            self._read_until(block.base)
+        end = block.end if block.closed else block.end - 1  # without the added line end
+        self._hash.update(memoryview(block.data)[:end])
+        self._offset += end
 
     def digest(self) -> str:
         """Hash the rest of the file and return the hash in hexadecimal."""
-        self.advance(1 << 62)
+        self._read_until(1 << 62)
         return self._hash.hexdigest()
+
+    def _read_until(self, stop: int) -> None:
+        with self._path.open("rb", buffering=0) as file:
+            while data := os.pread(file.fileno(), min(stop - self._offset, _HASH_BYTES), self._offset):
+                self._hash.update(data)
+                self._offset += len(data)
 
 
 @dataclass

@@ -20,14 +20,12 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import is_local_rank_zero
 from bionemo.common.mapped import MappedFile
+from bionemo.data.shards.blocks import RecordBlock
 from bionemo.data.shards.index import UNWRAPPED, ContentHash, IndexSpec, RecordIndex
 from bionemo.data.shards.index_store import load_index
 
 _log = logging.getLogger(__name__)
 _PROGRESS_BAR_BYTES = 2 << 30  # less is indexed too quickly for a progress bar
-
-ProgressCallback = Callable[[int], object]
-"""Called with the number of bytes that were read since the last call."""
 
 
 class TextShards(ABC):
@@ -54,8 +52,8 @@ class TextShards(ABC):
         self._open()
 
     @abstractmethod
-    def _scan(self, path: Path, progress: ProgressCallback) -> Iterator[RecordIndex]:
-        """Index a file in consecutive parts."""
+    def _scan(self, path: Path) -> Iterator[tuple[RecordBlock, RecordIndex]]:
+        """Yield consecutive blocks of a file and their indexes."""
 
     @abstractmethod
     def _decode(self, raw: bytes) -> bytes:
@@ -163,16 +161,14 @@ class TextShards(ABC):
             more = f" and {len(dos) - 1} more" if len(dos) > 1 else ""
             _log.warning("%s%s: lines end in CR LF (Windows); the CR is ignored", dos[0], more)
 
-    def _open_shard(self, path: Path, progress: ProgressCallback) -> "_Shard":
+    def _open_shard(self, path: Path, progress: Callable[[int], object]) -> "_Shard":
         def build() -> RecordIndex:
-            content = ContentHash(path)
-
-            def advance(count: int) -> None:
-                content.advance(count)
-                progress(count)
-
-            index = RecordIndex.join(list(self._scan(path, advance)))
-            return replace(index, content=content.digest())
+            content, parts = ContentHash(path), []
+            for block, part in self._scan(path):
+                content.update(block)
+                progress(block.end)
+                parts.append(part)
+            return replace(RecordIndex.join(parts), content=content.digest())
 
         try:
             index = load_index(path, self._spec, build, self._index_mapping_dir)
@@ -221,7 +217,7 @@ def _regular_size(path: Path) -> int:
 
 
 @contextmanager
-def _progress_bar(total: int) -> Iterator[ProgressCallback]:
+def _progress_bar(total: int) -> Iterator[Callable[[int], object]]:
     """Show a progress bar while large files are indexed, on a terminal of the first rank of each machine."""
     if total < _PROGRESS_BAR_BYTES or not sys.stderr.isatty() or not is_local_rank_zero():
         yield lambda count: None

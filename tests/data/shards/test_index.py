@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 from filelock import FileLock
 from safetensors.numpy import load_file
 
@@ -348,3 +349,20 @@ def test_an_index_with_invalid_line_widths_is_not_used(data, wrap):
     location = data.with_name("idx")
     write_index(location, SPEC, FileState.of(data), replace(table(), wrap=wrap))
     assert read_index(location, SPEC, FileState.of(data)) is None
+
+
+@pytest.mark.parametrize("block", [16, 1 << 20])
+@pytest.mark.parametrize(
+    ("impl", "content"),
+    [
+        ("csv_mmap", b"id,sequence\n1,MKV\n2,MA\n"),
+        ("csv_mmap", b"\xef\xbb\xbfid,sequence\n1,MKV\n2,MA"),
+        ("csv_mmap", b"id,sequence\r\n1,MKV\r\n\r\n"),
+        ("fasta_fields_mmap", b"\n\n>a\nMKV\nMA\n>b\nM"),
+    ],
+)
+def test_the_hash_of_an_index_is_that_of_the_whole_file(data, monkeypatch, impl, content, block):
+    monkeypatch.setattr("bionemo.data.shards.blocks.BLOCK_BYTES", block)
+    data.write_bytes(content)
+    (shard,) = open_sequences(impl, [data], **({"data_col": 1} if impl == "csv_mmap" else {}))._shards
+    assert shard.record_index.content == xxhash.xxh3_128(content).hexdigest()

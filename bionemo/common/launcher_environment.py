@@ -135,8 +135,9 @@ def check_master_address(process: Process | None, timeout: float = 5.0) -> None:
 
 @contextmanager
 def restored_variables() -> Iterator[None]:
-    """Restore the variables of the processes at the end; Lightning sets them when it starts other processes."""
-    before = {name: os.environ.get(name) for name in ("MASTER_ADDR", *_INTEGERS)}
+    """Restore the variables that a run sets: Lightning for other processes, `trainer.deterministic` for libraries."""
+    names = "MASTER_ADDR", *_INTEGERS, "NCCL_ALGO", "CUBLAS_WORKSPACE_CONFIG"
+    before = {name: os.environ.get(name) for name in names}
     try:
         yield
     finally:

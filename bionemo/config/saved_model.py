@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import MISSING, dataclass, fields
-from inspect import get_annotations
 from typing import Any
 
 from omegaconf import OmegaConf, open_dict
@@ -88,8 +87,10 @@ def read_model_section(section: Mapping[str, Any], default_config: str) -> Model
         return found.model
     for problem, keys in (("missing", reader.missing), ("unknown", reader.unknown)):
         if changing := [key for key in keys if changes_function(key.removeprefix("model."))]:
-            owner = _foreign_owner(section, changing[0]) if problem == "missing" else ""
-            remedy = f"give it a default in {owner}" if owner else "use the version of bionemo that wrote it"
+            package, _, _ = str(section["_target_"]).partition(".")
+            remedy = f"use the version of {package} that wrote it"
+            if package != "bionemo" and problem == "missing":
+                remedy = f"give it a default in the dataclass of {section['_target_']}, or {remedy}"
             listed = ", ".join(changing[:_MAX_REPORTED])
             raise UserError(f"{problem} key {listed} may change the function of the model: {remedy}")
     adapted = {"model": deepcopy(dict(section))}
@@ -111,14 +112,9 @@ def add_defaults(section: Mapping[str, Any]) -> dict[str, Any]:
         UserError: if its class cannot be imported.
     """
     keys = fields(target_schema(str(section["_target_"]), ModelConfig))
-    return {each.name: each.default for each in keys if each.default is not MISSING} | dict(section)
-
-
-def _foreign_owner(section: Mapping[str, Any], key: str) -> str:
-    """Return the dataclass outside bionemo that defines a key of `model`; "" if it is one of bionemo."""
-    name, classes = key.split(".")[1], target_schema(str(section["_target_"]), ModelConfig).__mro__
-    owner = next(each for each in classes if name in get_annotations(each))
-    return "" if owner.__module__.startswith("bionemo.") else f"{owner.__module__}.{owner.__qualname__}"
+    defaults = {each.name: each.default for each in keys if each.default is not MISSING}
+    defaults |= {each.name: each.default_factory() for each in keys if each.default_factory is not MISSING}
+    return defaults | dict(section)
 
 
 def _delete(tree: dict[str, Any], key: str) -> None:

@@ -144,7 +144,7 @@ def get_nemo_model(config: Mapping[str, Any]) -> NemoModel:
         return model
     ours = config.get("_target_") or config.get(_OUR_CLASS)
     target = ours or config.get("target")
-    if ours:
+    if ours and not str(ours).startswith("bionemo."):
         remedy = f": it needs the attribute nemo, and the entry point {ENTRY_POINT_GROUP} or {TRUSTED_PACKAGES}"
     else:
         remedy = "; supported: " + ", ".join(each.nemo_class.rpartition(".")[2] for each in known_formats("nemo"))

@@ -68,7 +68,7 @@ class CheckpointCallback(pl.Callback):
         self.signals = Signals()
         self.signals.listen(signal.SIGUSR1)  # before the first step it is recorded and handled after the step
 
-    def check_export(self, model: Trainable) -> None:
+    def check_export(self, trainer: pl.Trainer, model: Trainable) -> None:
         """Check the weight names and shapes of the .nemo file that the run will write, given the whole model.
 
         Raises:
@@ -76,7 +76,7 @@ class CheckpointCallback(pl.Callback):
         """
         key = "always_save_nemo" if self.config.always_save_nemo else "save_nemo_on_train_end"
         config = asdict(model.config)
-        if not (self._enabled and getattr(self.config, key)) or (names := find_nemo_model(config)) is None:
+        if not (self._is_enabled(trainer) and getattr(self.config, key)) or (names := find_nemo_model(config)) is None:
             return
         source = TensorsInMemory(self.directory, dict(model.named_parameters()))
         weights: TensorSource = MergedLoRA(source) if "task" in model.identity else source
@@ -85,8 +85,8 @@ class CheckpointCallback(pl.Callback):
             check_shapes({name: weight.shape for name, weight in expected.items()}, weights.shapes("weights"))
         except UserError as error:
             raise UserError(
-                f"{names.our_class}.nemo does not describe the weights of the model: {error}: correct it, or set "
-                f"exp_manager.checkpoint_callback_params.{key}=False"
+                f"no .nemo file of {names.our_class} can be written: {error}; correct its attribute nemo if it is "
+                f"yours, or set exp_manager.checkpoint_callback_params.{key}=False"
             ) from error
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:

@@ -123,7 +123,7 @@ def _to_number(value: Any) -> float | None:
 
 
 def _format_tokens(value: Any) -> str:
-    return f"{len(value)} tokens ({' '.join(value[:8])} ...)" if isinstance(value, list) else _format(value)
+    return f"{len(value)} tokens ({' '.join(map(str, value[:8]))} ...)" if isinstance(value, list) else _format(value)
 
 
 def _format(value: Any) -> str:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from bionemo import checkpoint
 from bionemo.common.errors import UserError
-from bionemo.common.launcher_environment import restored_variables
+from bionemo.common.launcher_environment import launched_process, restored_variables
 from bionemo.common.lock import RunLock, run_lock
 from bionemo.config.schema import RunConfig
 from bionemo.config.schema.ranges import duration_in_seconds
@@ -47,6 +47,22 @@ class TrainingSetup(NamedTuple):
     module: TrainingModule
 
 
+@contextmanager
+def _restored_process() -> Iterator[None]:
+    """Remove log files, variables and process groups of a run from its process, before the next run of a sweep."""
+    launched = launched_process() is not None
+    try:
+        with restored_variables():
+            yield
+    finally:
+        close_log_files()
+    # Processes of a launcher keep their group: torchrun's store, which outlives it, would contain its addresses. After
+    # an error other ranks may not respond.
+    if dist.is_initialized() and not launched:
+        dist.destroy_process_group()
+
+
+@_restored_process()
 def train(
     cfg: RunConfig,
     build: Callable[[pl.Trainer, Precision, Path | None], TrainingSetup],
@@ -90,7 +106,6 @@ def train(
     if (launcher := trainer.strategy.launcher) is not None:
         checkpoints.signals.send_to_children = launcher.kill
     with (
-        _restored_process(),
         checkpoints.signals,
         report_first_error(monitor, trainer),
         misconfiguration_as_user_error(),
@@ -109,7 +124,7 @@ def train(
             reference_losses |= data.reference_losses()
             data.check_steps(trainer.world_size)
             check_monitors(cfg.exp_manager, model, trainer)
-            checkpoints.check_export(model)
+            checkpoints.check_export(trainer, model)
 
         make_directories(*written)  # before this only locks and indexes of the data are written
         files, log_run_id = cfg.exp_manager.files_to_copy or (), run_id if cfg.do_training else None
@@ -129,18 +144,6 @@ def train(
             progress.print_test_result(trainer)
     if checkpoints.stop_signal and trainer.is_global_zero:  # rank 0 only: launchers kill all ranks if one fails
         sys.exit(128 + checkpoints.stop_signal)  # exit status of a process that was ended by this signal
-
-
-@contextmanager
-def _restored_process() -> Iterator[None]:
-    """Remove what a run leaves in its process, so that the next run of a sweep starts as in a new one."""
-    try:
-        with restored_variables():
-            yield
-    finally:
-        close_log_files()
-    if dist.is_initialized():  # not after an error: other ranks may not respond
-        dist.destroy_process_group()
 
 
 @contextmanager

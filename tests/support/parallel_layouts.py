@@ -2,7 +2,7 @@
 """Training of a tiny model on several processes with several parallel layouts, without a trainer."""
 
 import os
-import socket
+import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -122,12 +122,10 @@ def exchange(value: Any) -> list[Any]:
 
 def on_every_process(layout: Layout, work: Callable[..., Any], *arguments: Any, directory: Path) -> Any:
     """Run `work(layout, *arguments)` on all processes of the layout; return the result of rank 0."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     result = directory / f"{layout}.result"
+    store = directory / f"{layout}.{uuid.uuid4().hex}.store"  # a file, because another process may take a free port
     processes = [
-        FORK.Process(target=_process, args=(layout, rank, port, result, work, arguments))
+        FORK.Process(target=_process, args=(layout, rank, store, result, work, arguments))
         for rank in range(layout.processes)
     ]
     for process in processes:
@@ -138,11 +136,10 @@ def on_every_process(layout: Layout, work: Callable[..., Any], *arguments: Any, 
     return torch.load(result)
 
 
-def _process(layout: Layout, rank: int, port: int, result: Path, work: Callable[..., Any], arguments: Any) -> None:
+def _process(layout: Layout, rank: int, store: Path, result: Path, work: Callable[..., Any], arguments: Any) -> None:
     os.environ.pop("MASTER_PORT", None)
     torch.set_num_threads(1)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=layout.processes)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=layout.processes)
     groups.initialize(layout.tensor, layout.pipeline)
     done = work(layout, *arguments)
     if rank == 0:

@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from bionemo.data.shards.text_shards import TextShards
 
 _QUOTE, _RETURN = b'"\r'
 _LENGTH_COLUMN = "sequence_length"
+_FIELD_SIZE_LIMIT = Lock()  # the limit of the csv module belongs to the process; files are indexed in threads
 _MAX_RECORD_BYTES = 64 << 20  # an unclosed quote would make the rest of the file one record
 
 
@@ -236,11 +238,12 @@ class _Scanner:
 
     def _split_cells(self, line: bytes) -> list[str]:
         text = io.StringIO(line.decode(errors="replace"), newline="")
-        limit = csv.field_size_limit(max(len(line), csv.field_size_limit()))  # 128 KiB by default
-        try:
-            return next(csv.reader(text, delimiter=self.dialect.separator.decode()), [])
-        finally:
-            csv.field_size_limit(limit)
+        with _FIELD_SIZE_LIMIT:
+            limit = csv.field_size_limit(max(len(line), csv.field_size_limit()))  # 128 KiB by default
+            try:
+                return next(csv.reader(text, delimiter=self.dialect.separator.decode()), [])
+            finally:
+                csv.field_size_limit(limit)
 
     def _check_utf8(self, block: RecordBlock) -> None:
         try:

@@ -32,7 +32,7 @@ def overrides(directory: Path, nodes: int = 2, devices: int = 2) -> list[str]:
 
 def call(command: list[str], directory: Path, **environment: str) -> None:
     full = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run(command, env=full, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=full, cwd=directory, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -119,19 +119,23 @@ def test_resuming_with_another_number_of_ranks(tmp_path: Path) -> None:
     same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def pretrain_esm2(*words: str) -> subprocess.CompletedProcess[str]:
+def pretrain_esm2(*arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "pretrain.py", *words], cwd=EXAMPLES / "esm2nv",
+        [sys.executable, *launcher, "pretrain.py", *arguments], cwd=EXAMPLES / "esm2nv",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=600,
     )  # fmt: skip
 
 
+TORCHRUN = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"
+
+
 @pytest.mark.slow
-def test_a_sweep_on_several_devices(tmp_path: Path) -> None:
-    """The processes of each run are started for it, and its result is that of a run alone."""
+@pytest.mark.parametrize("launcher", [(), TORCHRUN], ids=["local", "torchrun"])
+def test_a_sweep_on_several_devices(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    """Each run starts its processes, or all use those of the launcher; the result is that of a run alone."""
     words = ("trainer.devices=2", "trainer.max_steps=2", "trainer.val_check_interval=2")
     directory = f"exp_manager.explicit_log_dir={tmp_path}/${{model.optim.lr}}"
-    done = pretrain_esm2("-m", *tiny(*words, "model.optim.lr=1e-3,2e-3"), directory)
+    done = pretrain_esm2("-m", *tiny(*words, "model.optim.lr=1e-3,2e-3"), directory, launcher=launcher)
     assert done.returncode == 0, done.stdout
     assert run(tmp_path / "alone", *words, "model.optim.lr=2e-3")[0] == 0
     assert weights_equal(tmp_path / "0.002", tmp_path / "alone")

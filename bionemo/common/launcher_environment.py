@@ -27,27 +27,16 @@ _TASKS = re.compile(r"(\d{1,18})(?:\(x(\d{1,18})\))?")
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a run that a launcher started.
+    """A process of a run that a launcher started."""
 
-    Attributes:
-        launcher: name of the launcher, for messages.
-        rank: global rank.
-        local_rank: rank within the node.
-        node: number of the node, from 0.
-        world_size: number of processes; None if the launcher does not set it.
-        local_size: number of processes on the node; None if the launcher does not set it.
-        address: host of rank 0 (MASTER_ADDR).
-        port: port of rank 0 (MASTER_PORT).
-    """
-
-    launcher: str
-    rank: int
-    local_rank: int
-    node: int
-    world_size: int | None
-    local_size: int | None
-    address: str
-    port: int
+    launcher: str  # name of the launcher, for messages
+    rank: int  # global rank
+    local_rank: int  # rank within the node
+    node: int  # number of the node, from 0
+    world_size: int | None  # number of processes; None if the launcher does not set it
+    local_size: int | None  # number of processes on the node; None if the launcher does not set it
+    address: str  # host of rank 0 (MASTER_ADDR)
+    port: int  # port of rank 0 (MASTER_PORT)
 
     def check(self, num_nodes: int, devices: int) -> None:
         """Check that the launcher started as many processes as `trainer.num_nodes` and `trainer.devices` require.

@@ -16,11 +16,7 @@ from bionemo.data.table import Table, read_table
 
 
 def read_nonempty_table(path: Path) -> Table:
-    """Read a table with at least one row.
-
-    Raises:
-        UserError: see `read_table`; also if there are no rows.
-    """
+    """Read a table; errors as in `read_table`, also if there are no rows."""
     table = read_table(path)
     if not table.rows:
         raise UserError(f"{path} has no rows below a header: check the path")

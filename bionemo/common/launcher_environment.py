@@ -39,11 +39,7 @@ class Process:
     port: int  # port of rank 0 (MASTER_PORT)
 
     def check(self, num_nodes: int, devices: int) -> None:
-        """Check that the launcher started as many processes as `trainer.num_nodes` and `trainer.devices` require.
-
-        Raises:
-            UserError: if the numbers differ.
-        """
+        """Raise a UserError if there are fewer or more processes than `trainer.num_nodes` x `trainer.devices`."""
         expected = f"trainer.num_nodes={num_nodes} x trainer.devices={devices}"
         if self.world_size is not None and self.world_size != num_nodes * devices:
             nodes = f", as trainer.num_nodes={self._nodes} trainer.devices={self.local_size}" if self._nodes else ""
@@ -84,10 +80,9 @@ def launched_process(environment: Mapping[str, str] = os.environ) -> Process | N
 
 
 def check_environment(environment: Mapping[str, str] = os.environ) -> None:
-    """Check the integer variables of launchers before torch or Lightning reads them.
+    """Raise a UserError for an integer variable of a launcher that is not an integer in its range.
 
-    Raises:
-        UserError: for the first variable that is not an integer in its range.
+    It runs before torch or Lightning reads them.
     """
     for name in _INTEGERS:
         if name in environment:

@@ -91,11 +91,7 @@ class RunLock:
         self._released = threading.Event()
 
     def check(self) -> None:
-        """Check that no other process has taken over the lock, which can happen if this process was suspended.
-
-        Raises:
-            UserError: if one has.
-        """
+        """Raise a UserError if another process has taken over the lock, as can happen while this one is suspended."""
         try:
             content = _read(self.path)
         except OSError:  # the file system is temporarily unavailable

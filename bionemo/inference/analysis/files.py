@@ -99,11 +99,7 @@ def staged_file(path: Path) -> Iterator[Path]:
 
 
 def refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
-    """Check that outputs do not exist, or may be replaced.
-
-    Raises:
-        UserError: if one is a directory, or exists and `overwrite` is false.
-    """
+    """Raise a UserError if an output is a directory, or exists and `overwrite` is false."""
     for path in paths:
         if path.is_dir():
             raise UserError(f"{path} is a directory: name a file in it")

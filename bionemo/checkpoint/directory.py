@@ -57,8 +57,7 @@ def publish(path: Path, is_ours: Callable[[Path], bool] = is_checkpoint, names: 
 def link(source: Path, path: Path) -> None:
     """Create a second name of a checkpoint with hard links; its files are copied where these are not possible.
 
-    Raises:
-        UserError: see `save`.
+    Errors as in `save`.
     """
     new = unfinished(path)
     with disk_errors(path):

@@ -33,11 +33,7 @@ class _Defect(ValueError):
 
 
 def check(path: Path) -> None:
-    """Verify all files of a checkpoint.
-
-    Raises:
-        UserError: if it is damaged, or has a format version that is not supported.
-    """
+    """Raise a UserError if a file of a checkpoint is damaged, or has a format version that is not supported."""
     if problem := find_defect(path):
         raise UserError(f"checkpoint {path} cannot be used: {problem}; choose another or remove it")
 

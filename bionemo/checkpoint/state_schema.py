@@ -31,11 +31,7 @@ _REQUIRED_TO_RESUME = (
 
 
 def check_state(state: Any) -> None:
-    """Check the types of all entries of a state.
-
-    Raises:
-        ValueError: if an entry has a wrong type; names it.
-    """
+    """Raise a ValueError that names an entry of a state with a wrong type."""
     _check(state, _SCHEMA, "state")
 
 

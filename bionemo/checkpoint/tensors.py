@@ -29,19 +29,12 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Piece:
-    """A rectangular block of a tensor.
+    """A rectangular block of a tensor."""
 
-    Attributes:
-        name: name of the whole tensor.
-        shape: shape of the whole tensor.
-        offset: start of the block in the tensor.
-        values: values of the block, on any device.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    values: Tensor
+    name: str  # name of the whole tensor
+    shape: tuple[int, ...]  # shape of the whole tensor
+    offset: tuple[int, ...]  # start of the block in the tensor
+    values: Tensor  # values of the block, on any device
 
     @classmethod
     def whole(cls, name: str, values: Tensor) -> "Piece":

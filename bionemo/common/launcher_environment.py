@@ -27,34 +27,19 @@ _TASKS = re.compile(r"(\d{1,18})(?:\(x(\d{1,18})\))?")
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a run that a launcher started.
+    """A process of a run that a launcher started."""
 
-    Attributes:
-        launcher: name of the launcher, for messages.
-        rank: global rank.
-        local_rank: rank within the node.
-        node: number of the node, from 0.
-        world_size: number of processes; None if the launcher does not set it.
-        local_size: number of processes on the node; None if the launcher does not set it.
-        address: host of rank 0 (MASTER_ADDR).
-        port: port of rank 0 (MASTER_PORT).
-    """
-
-    launcher: str
-    rank: int
-    local_rank: int
-    node: int
-    world_size: int | None
-    local_size: int | None
-    address: str
-    port: int
+    launcher: str  # name of the launcher, for messages
+    rank: int  # global rank
+    local_rank: int  # rank within the node
+    node: int  # number of the node, from 0
+    world_size: int | None  # number of processes; None if the launcher does not set it
+    local_size: int | None  # number of processes on the node; None if the launcher does not set it
+    address: str  # host of rank 0 (MASTER_ADDR)
+    port: int  # port of rank 0 (MASTER_PORT)
 
     def check(self, num_nodes: int, devices: int) -> None:
-        """Check that the launcher started as many processes as `trainer.num_nodes` and `trainer.devices` require.
-
-        Raises:
-            UserError: if the numbers differ.
-        """
+        """Raise a UserError if there are fewer or more processes than `trainer.num_nodes` x `trainer.devices`."""
         expected = f"trainer.num_nodes={num_nodes} x trainer.devices={devices}"
         if self.world_size is not None and self.world_size != num_nodes * devices:
             nodes = f", as trainer.num_nodes={self._nodes} trainer.devices={self.local_size}" if self._nodes else ""
@@ -95,10 +80,9 @@ def launched_process(environment: Mapping[str, str] = os.environ) -> Process | N
 
 
 def check_environment(environment: Mapping[str, str] = os.environ) -> None:
-    """Check the integer variables of launchers before torch or Lightning reads them.
+    """Raise a UserError for an integer variable of a launcher that is not an integer in its range.
 
-    Raises:
-        UserError: for the first variable that is not an integer in its range.
+    It runs before torch or Lightning reads them.
     """
     for name in _INTEGERS:
         if name in environment:

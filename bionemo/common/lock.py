@@ -66,27 +66,16 @@ def run_lock(directory: Path, name: str = LOCK, wait: bool = False) -> Iterator[
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock.
+    """The process that holds a lock."""
 
-    Attributes:
-        token: unique id of this acquisition.
-        host: host name.
-        machine: boot id of the host and process namespace in which `process` is valid; "" if unknown.
-        process: process id.
-        ticks: start time of the process in clock ticks since boot; -1 if unknown.
-        since: time at which the lock was taken.
-        job: Slurm job of the process, "" if none.
-        restarts: number of times that Slurm had requeued this job.
-    """
-
-    token: str
-    host: str
-    machine: str
-    process: int
-    ticks: int
-    since: str
-    job: str
-    restarts: int
+    token: str  # unique id of this acquisition
+    host: str  # host name
+    machine: str  # boot id of the host and process namespace in which `process` is valid; "" if unknown
+    process: int  # process id
+    ticks: int  # start time of the process in clock ticks since boot; -1 if unknown
+    since: str  # time at which the lock was taken
+    job: str  # Slurm job of the process, "" if none
+    restarts: int  # number of times that Slurm had requeued this job
 
     def __str__(self) -> str:
         return f"process {self.process} on host {self.host}, started {self.since}"
@@ -102,11 +91,7 @@ class RunLock:
         self._released = threading.Event()
 
     def check(self) -> None:
-        """Check that no other process has taken over the lock, which can happen if this process was suspended.
-
-        Raises:
-            UserError: if one has.
-        """
+        """Raise a UserError if another process has taken over the lock, as can happen while this one is suspended."""
         try:
             content = _read(self.path)
         except OSError:  # the file system is temporarily unavailable

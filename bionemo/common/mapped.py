@@ -37,12 +37,9 @@ class MappedFile:
         return MappedFile, (self.path,)
 
     def check(self) -> None:
-        """Check that the file is at least as long as it was when it was mapped.
+        """Raise a UserError if the file was truncated or deleted since it was mapped.
 
         The content is not compared: if the file is replaced by renaming another one, the mapped file stays unchanged.
-
-        Raises:
-            UserError: if the file was truncated or deleted.
         """
         try:
             size = self.data.size()

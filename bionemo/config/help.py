@@ -34,19 +34,12 @@ configs ({directory})
 
 @dataclass(frozen=True)
 class CommandSpec:
-    """Schema and help text of a command.
+    """Schema and help text of a command."""
 
-    Attributes:
-        schema: dataclass of its configuration.
-        example: an override that `--help` shows.
-        has_groups: whether its configuration files are composed of groups.
-        examples: arguments of example command lines; `{name}` is replaced by the default configuration.
-    """
-
-    schema: type
-    example: str
-    has_groups: bool
-    examples: tuple[str, ...]
+    schema: type  # dataclass of its configuration
+    example: str  # an override that `--help` shows
+    has_groups: bool  # whether its configuration files are composed of groups
+    examples: tuple[str, ...]  # arguments of example command lines; `{name}` is replaced by the default configuration
 
 
 PRETRAINING = CommandSpec(

@@ -56,16 +56,12 @@ def _exclude_working_directory_plugins() -> None:
 
 
 class CheckedFileSource(FileConfigSource):
-    """Reads YAML files; checks and records those of the user.
+    """Reads YAML files; checks and records those of the user."""
 
-    Attributes:
-        trusted: whether the user's files are not checked (`--trust-config`).
-        search_path_overridden: whether the command line sets `hydra.searchpath`, which replaces that of files.
-        files: the user's files read since `configure_hydra`, by Hydra's name of the file.
-    """
-
-    trusted: ClassVar[bool] = False
+    trusted: ClassVar[bool] = False  # whether the user's files are not checked (`--trust-config`)
+    # whether the command line sets `hydra.searchpath`, which replaces that of files
     search_path_overridden: ClassVar[bool] = False
+    # the user's files read since `configure_hydra`, by Hydra's name of the file
     files: ClassVar[dict[str, UserFile]] = {}
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -105,13 +101,9 @@ class CheckedFileSource(FileConfigSource):
 
 
 class BioNeMoSearchPath(SearchPathPlugin):
-    """Lets a file in any directory use the groups of `conf/` and of directories named in the environment.
+    """Lets a file in any directory use the groups of `conf/` and of directories named in the environment."""
 
-    Attributes:
-        extra: directories of the command, searched after the user's and before `conf/`.
-    """
-
-    extra: tuple[Path, ...] = ()
+    extra: tuple[Path, ...] = ()  # directories of the command, searched after the user's and before `conf/`
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the directories; see Hydra's SearchPathPlugin."""

@@ -20,10 +20,9 @@ _OPENING = re.compile(r"(\\*)\$\{")
 
 
 def check_interpolations(value: Any, file: str) -> None:
-    """Check that a configuration file, given as unresolved plain containers, contains only permitted `${...}`.
+    """Raise a UserError that quotes any `${...}` that is not permitted in a configuration file.
 
-    Raises:
-        UserError: if an interpolation is not permitted; the text is quoted.
+    `value` is its content as unresolved plain containers.
     """
     for text in _texts(value):
         if "${" in text:

@@ -17,21 +17,14 @@ EXAMPLES = CHECKOUT / "examples"
 
 @dataclass(frozen=True)
 class ConfigSource:
-    """A configuration file and the directories to search.
+    """A configuration file and the directories to search."""
 
-    Attributes:
-        name: file name without .yaml.
-        directory: the first directory to search.
-        extra: directories to search next, before `conf/` of the package.
-        fallback: configuration over which a file without a model is merged; None if it is this source.
-        trusted: whether files may set all keys (`--trust-config`).
-    """
-
-    name: str
-    directory: Path
-    extra: tuple[Path, ...] = ()
+    name: str  # file name without .yaml
+    directory: Path  # the first directory to search
+    extra: tuple[Path, ...] = ()  # directories to search next, before `conf/` of the package
+    # configuration over which a file without a model is merged; None if it is this source
     fallback: "ConfigSource | None" = None
-    trusted: bool = False
+    trusted: bool = False  # whether files may set all keys (`--trust-config`)
 
 
 def find_source(

@@ -57,17 +57,11 @@ _HARMLESS = re.compile(
 
 @dataclass(frozen=True)
 class UserFile:
-    """A configuration file that is not part of this package.
+    """A configuration file that is not part of this package."""
 
-    Attributes:
-        path: location of the file.
-        content: its values, unresolved.
-        package: key below which Hydra places the values, from the header of the file.
-    """
-
-    path: Path
-    content: Any
-    package: str | None
+    path: Path  # location of the file
+    content: Any  # its values, unresolved
+    package: str | None  # key below which Hydra places the values, from the header of the file
 
 
 def is_packaged(path: Path) -> bool:

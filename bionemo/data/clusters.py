@@ -25,10 +25,7 @@ class Clusters:
     def sample(self, epochs: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the record of a uniformly selected member of each cluster, int64 [k].
 
-        The selection depends only on the seed, the epoch and the cluster.
-
-        Raises:
-            UserError: see `MappedFile.check`.
+        The selection depends only on the seed, the epoch and the cluster. Errors as in `MappedFile.check`.
         """
         for file in self.files:
             file.check()

@@ -142,11 +142,7 @@ class SequenceData(pl.LightningDataModule):
         return self.config.micro_batch_size * self.config.data_parallel_size(world_size) * self.num_micro_batches
 
     def check_steps(self, world_size: int) -> None:
-        """Check that the training data fills at least one step of all ranks.
-
-        Raises:
-            UserError: if incomplete steps are omitted and no step is complete.
-        """
+        """Raise a UserError if incomplete steps are omitted and the training data fills no step of all ranks."""
         data, epochs = self.config.data, self._epochs()
         if not data.drop_last or epochs is None:
             return

@@ -15,11 +15,7 @@ FASTA_EXTENSIONS = (".fasta", ".fa", ".faa", ".fas")
 
 
 def check_files_exist(config: DataConfig, names: Iterable[SplitName] = ("train", "val")) -> None:
-    """Check that all files of the splits exist.
-
-    Raises:
-        UserError: if files are missing; the message lists them.
-    """
+    """Raise a UserError that lists the missing files of the splits."""
     if isinstance(config, ShardDataConfig):
         for name in names:
             split_files(config, name)

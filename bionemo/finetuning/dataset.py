@@ -84,11 +84,7 @@ class LabelledData:
     model: type[LanguageModel]
 
     def open(self, config: Any, vocabulary: Any, name: SplitName) -> LabelledDataset:
-        """Tokenize a split; see `DatasetFactory`.
-
-        Raises:
-            UserError: see `tokenize_split`.
-        """
+        """Tokenize a split; see `DatasetFactory`. Errors as in `tokenize_split`."""
         split, has_bos_eos = self.splits[name], self.model.has_bos_eos
         max_length = config.max_position_embeddings - 2 * has_bos_eos
         sequences = tokenize_split(split, self.task_type, vocabulary)

@@ -31,18 +31,13 @@ class TrainedModel(InferenceModel):
         return self._per_sequence(texts, name)
 
     def hiddens(self, texts: Sequence[str]) -> list[Floats]:
-        """Return a vector for each token except begin and end: N arrays [n, D] fp32.
-
-        Raises:
-            UserError: see `embed`.
-        """
+        """Return a vector for each token except begin and end: N arrays [n, D] fp32. Errors as in `embed`."""
         return self.compute_per_token(self.ids(texts), "hiddens")
 
     def logits(self, texts: Sequence[str]) -> list[Floats]:
         """Return the logits at each token: N arrays [n, V] fp32. Those of a causal model predict the next token.
 
-        Raises:
-            UserError: see `embed`; also for encoder-decoder models.
+        Errors as in `embed`; also for encoder-decoder models.
         """
         return self.compute_per_token(self.ids(texts), "logits")
 
@@ -50,18 +45,14 @@ class TrainedModel(InferenceModel):
         """Return the pseudo-perplexity, [N] fp32: exp(-1/n sum_i log p(x_i | all other tokens)), in n forward passes.
 
         Salazar et al. 2020, "Masked Language Model Scoring", equation 3. For a causal model it is the perplexity
-        without the first token.
-
-        Raises:
-            UserError: see `logits`.
+        without the first token. Errors as in `logits`.
         """
         return self._per_sequence(texts, "pseudo_perplexity")
 
     def reconstruct(self, texts: Sequence[str], beam_size: int = 1) -> list[str]:
         """Decode each molecule again: N SMILES, by greedy decoding or the best of a beam search.
 
-        Raises:
-            UserError: see `embed`; also for models that do not decode molecules.
+        Errors as in `embed`; also for models that do not decode molecules.
         """
         check_generates(self.network, "reconstruction")
         return [smiles for (smiles,) in generate(self, self.ids(texts), reconstruction(beam_size))]

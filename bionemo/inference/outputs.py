@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bionemo.common.errors import UserError
+from bionemo.inference.progress import no_progress
 from bionemo.data.batch import PackedBatch
 from bionemo.inference.batching import (
     DEFAULT_LIMITS,
@@ -26,7 +27,6 @@ from bionemo.inference.batching import (
     pack,
     split_batches,
 )
-from bionemo.inference.progress import no_progress
 from bionemo.megatron.precision import resolve_precision
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.models.encoder_decoder import EncoderDecoder
@@ -73,11 +73,7 @@ class InferenceModel:
         return context
 
     def check_outputs(self, wanted: Sequence[str]) -> None:
-        """Check that the model has the outputs.
-
-        Raises:
-            UserError: if one is unknown or not available; names it.
-        """
+        """Raise a UserError that names an output that is unknown or that the model does not have."""
         name_of_class = type(self.network).__name__
         for name in wanted:
             if name not in (known := PER_SEQUENCE + PER_TOKEN + GENERATED):
@@ -198,11 +194,7 @@ class InferenceModel:
 
 
 def check_generates(network: LanguageModel, output: str) -> None:
-    """Check that a model decodes the molecule that it encodes.
-
-    Raises:
-        UserError: if it does not; states what `output` requires.
-    """
+    """Raise a UserError, which states what `output` requires, if a model does not decode the molecule it encodes."""
     name = type(network).__name__
     if not isinstance(network, EncoderDecoder):
         raise UserError(f"{name} has no decoder, which {output} needs: use a model of molecules, such as MegaMolBART")

@@ -51,11 +51,7 @@ def merge_ranks(
 
 
 def check_weights(expected: Mapping[str, Weight], found: Mapping[str, Tensor]) -> None:
-    """Check names, shapes and types of whole weights.
-
-    Raises:
-        UserError: if weights are missing or unknown, or one has a wrong shape or type.
-    """
+    """Raise a UserError if whole weights are missing or unknown, or one has a wrong shape or type."""
     shapes = {name: weight.shape for name, weight in expected.items()}
     check_shapes(shapes, {name: tensor.shape for name, tensor in found.items()})
     for name, tensor in found.items():

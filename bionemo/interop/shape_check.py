@@ -12,11 +12,7 @@ MAX_SIZE, MAX_LAYERS = 1 << 20, 1000
 
 
 def check_shapes(expected: Mapping[str, Shape], found: Mapping[str, Sequence[int]]) -> None:
-    """Check that tensors have the names and shapes that follow from the configuration.
-
-    Raises:
-        UserError: if weights are missing or unknown, or one has a wrong shape.
-    """
+    """Raise a UserError if weights are missing or unknown, or a shape is not that of the configuration."""
     if missing := [name for name in expected if name not in found]:
         raise UserError(f"{len(missing)} weights are missing: {format_names(missing)}")
     if unknown := [name for name in found if name not in expected]:

@@ -27,17 +27,11 @@ _CLUSTER_OVERRIDE = re.compile(r"[+~]*cluster([.=@]|$)")
 
 @dataclass(frozen=True)
 class JobStep:
-    """A part of a run, such as the training, that starts when the previous step has succeeded.
+    """A part of a run, such as the training, that starts when the previous step has succeeded."""
 
-    Attributes:
-        part: suffix of the names of its files, after the name of the run; empty for the training.
-        nodes: number of nodes.
-        tasks: processes per node.
-    """
-
-    part: str
-    nodes: int
-    tasks: int
+    part: str  # suffix of the names of its files, after the name of the run; empty for the training
+    nodes: int  # number of nodes
+    tasks: int  # processes per node
 
     @property
     def overrides(self) -> list[str]:
@@ -47,33 +41,19 @@ class JobStep:
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be submitted.
+    """A run to be submitted."""
 
-    Attributes:
-        name: name of the run.
-        directory: directory for the job script; the run writes to `results` in it.
-        steps: steps in the order of execution.
-        accelerator: `trainer.accelerator`.
-        resumes: whether the run writes checkpoints and resumes from them when it is started again.
-        max_time: seconds after which the training stops; None without a limit.
-        arguments: flags and overrides of the command line, without overrides of the cluster.
-        working_directory: the current directory, which relative paths refer to.
-        python: path of the Python interpreter.
-        config_text: the resolved configuration, as YAML.
-        invocation: the command line of `bionemo launch`.
-    """
-
-    name: str
-    directory: Path
-    steps: tuple[JobStep, ...]
-    accelerator: str
-    resumes: bool
-    max_time: float | None
-    arguments: tuple[str, ...]
-    working_directory: Path
-    python: str
-    config_text: str
-    invocation: tuple[str, ...]
+    name: str  # name of the run
+    directory: Path  # directory for the job script; the run writes to `results` in it
+    steps: tuple[JobStep, ...]  # steps in the order of execution
+    accelerator: str  # `trainer.accelerator`
+    resumes: bool  # whether the run writes checkpoints and resumes from them when it is started again
+    max_time: float | None  # seconds after which the training stops; None without a limit
+    arguments: tuple[str, ...]  # flags and overrides of the command line, without overrides of the cluster
+    working_directory: Path  # the current directory, which relative paths refer to
+    python: str  # path of the Python interpreter
+    config_text: str  # the resolved configuration, as YAML
+    invocation: tuple[str, ...]  # the command line of `bionemo launch`
 
     @property
     def gpus(self) -> bool:

@@ -32,25 +32,15 @@ _POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class RayJob:
-    """A command to run on a Ray cluster.
+    """A command to run on a Ray cluster."""
 
-    Attributes:
-        command: arguments of the command, the same for every process.
-        environment: additional environment variables.
-        directory: working directory.
-        nodes: number of nodes.
-        workers: processes per node.
-        cpus: cores per process.
-        accelerator: `trainer.accelerator`; `auto` uses GPUs if the cluster has any.
-    """
-
-    command: list[str]
-    environment: dict[str, str]
-    directory: str
-    nodes: int
-    workers: int
-    cpus: int
-    accelerator: str
+    command: list[str]  # arguments of the command, the same for every process
+    environment: dict[str, str]  # additional environment variables
+    directory: str  # working directory
+    nodes: int  # number of nodes
+    workers: int  # processes per node
+    cpus: int  # cores per process
+    accelerator: str  # `trainer.accelerator`; `auto` uses GPUs if the cluster has any
 
 
 def run_on_ray(job: RayJob, address: str, timeout: float) -> None:

@@ -23,22 +23,14 @@ class LossScaler:
     """Dynamic loss scaling with hysteresis, as in NeMo.
 
     The first `hysteresis` - 1 overflows after a growth do not change the scale; each later one halves it.
-
-    Attributes:
-        scale: factor of the loss.
-        growth_interval: number of steps without overflow after which the scale doubles.
-        hysteresis: see above.
-        good_steps: steps without overflow since the last growth or overflow.
-        tolerated: overflows since the last growth.
-        skipped: consecutive overflows, that is, skipped updates.
     """
 
-    scale: float
-    growth_interval: int
+    scale: float  # factor of the loss
+    growth_interval: int  # number of steps without overflow after which the scale doubles
     hysteresis: int
-    good_steps: int = 0
-    tolerated: int = 0
-    skipped: int = 0
+    good_steps: int = 0  # steps without overflow since the last growth or overflow
+    tolerated: int = 0  # overflows since the last growth
+    skipped: int = 0  # consecutive overflows, that is, skipped updates
 
     def update(self, overflow: bool) -> None:
         """Adjust the scale after a step with or without overflow."""

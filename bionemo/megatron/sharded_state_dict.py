@@ -71,10 +71,9 @@ def load_weights(shards: dict[nn.Parameter, ParameterShard], saved: TensorSource
 
 
 def check_weight_shapes(shards: dict[nn.Parameter, ParameterShard], saved: TensorSource) -> None:
-    """Check that saved weights have the names and shapes of this process's parameters.
+    """Raise a UserError that names the first difference of saved weights from this process's parameters.
 
-    Raises:
-        UserError: if they differ; names the first difference.
+    Names and shapes are compared.
     """
     shapes = saved.shapes(WEIGHTS)
     difference = ""

@@ -16,18 +16,12 @@ from bionemo.megatron import groups
 
 @dataclass(frozen=True)
 class ParameterShard:
-    """The shard of one parameter that this process holds.
+    """The shard of one parameter that this process holds."""
 
-    Attributes:
-        name: name of the parameter in the full model.
-        shape: shape of the full tensor.
-        offset: offset of the shard in the full tensor.
-        is_owner: whether this process writes and counts the shard if several processes of one model replica hold it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
+    name: str  # name of the parameter in the full model
+    shape: tuple[int, ...]  # shape of the full tensor
+    offset: tuple[int, ...]  # offset of the shard in the full tensor
+    # whether this process writes and counts the shard if several processes of one model replica hold it
     is_owner: bool
 
     def slice_of(self, full: Tensor, like: Tensor) -> Tensor:

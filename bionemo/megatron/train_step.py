@@ -27,21 +27,14 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class OptimizerShard:
-    """The part of a parameter that this process's optimizer updates: all of it, or a flat slice with ZeRO-1.
+    """The part of a parameter that this process's optimizer updates: all of it, or a flat slice with ZeRO-1."""
 
-    Attributes:
-        parameter: parameter of the optimizer: `model_parameter` itself or a flat view of some of its values.
-        gradient: view of the gradient buffer, same shape as `parameter`.
-        model_parameter: parameter of the model.
-        shard: the part of the full tensor that `model_parameter` holds.
-        start: first updated value in the flattened `model_parameter`.
-    """
-
+    # parameter of the optimizer: `model_parameter` itself or a flat view of some of its values
     parameter: nn.Parameter
-    gradient: Tensor
-    model_parameter: nn.Parameter
-    shard: ParameterShard
-    start: int
+    gradient: Tensor  # view of the gradient buffer, same shape as `parameter`
+    model_parameter: nn.Parameter  # parameter of the model
+    shard: ParameterShard  # the part of the full tensor that `model_parameter` holds
+    start: int  # first updated value in the flattened `model_parameter`
 
 
 class ParallelModel:

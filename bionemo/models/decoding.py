@@ -24,17 +24,11 @@ _CHECK_INTERVAL = 8  # tokens between checks for finished sequences, each of whi
 
 @dataclass(frozen=True)
 class GeneratedSequence:
-    """A generated sequence.
+    """A generated sequence."""
 
-    Attributes:
-        tokens: ids without BOS and EOS.
-        score: log-probability in nats, including EOS; beam search divides it by the length penalty.
-        complete: False if the sequence was cut off at the maximum length.
-    """
-
-    tokens: list[int]
-    score: float
-    complete: bool
+    tokens: list[int]  # ids without BOS and EOS
+    score: float  # log-probability in nats, including EOS; beam search divides it by the length penalty
+    complete: bool  # False if the sequence was cut off at the maximum length
 
 
 def select_greedy(log_probs_NV: Tensor, sequences_N: Tensor, position: int) -> Tensor:

@@ -34,27 +34,20 @@ class LanguageModel(Trainable):
     """A single transformer block with a head that returns logits at the target positions.
 
     Subclasses set `tokenizer` and `dataset` and implement `build_head`. They may override `embed` or `build_layers`.
-
-    Attributes:
-        tokenizer: argument of `load_tokenizer`: the name of a tokenizer, or a function that returns a vocabulary.
-        dataset: class that opens the splits of the training data.
-        default_config: name of a file in conf/model, which completes the configuration of a converted model, or of a
-            checkpoint of another version; "" if there is none.
-        causal: attend to earlier tokens only; also names the block in checkpoints: "decoder" if true, else "encoder".
-        has_bos_eos: sequences begin with a BOS token and end with an EOS token.
-        rotary: use rotary instead of learned positions.
-        card_tag: tag of model cards, such as `protein`.
-        nemo, hugging_face: description of the class in these formats. A subclass does not inherit it, because it may
-            compute another function.
     """
 
+    # argument of `load_tokenizer`: the name of a tokenizer, or a function that returns a vocabulary
     tokenizer: ClassVar[str | TokenizerFactory]
-    dataset: ClassVar[DatasetFactory]
+    dataset: ClassVar[DatasetFactory]  # class that opens the splits of the training data
+    # name of a file in conf/model, which completes the configuration of a converted model, or of a checkpoint of
+    # another version; "" if there is none
     default_config: ClassVar[str] = ""
+    # attend to earlier tokens only; also names the block in checkpoints: "decoder" if true, else "encoder"
     causal: ClassVar[bool] = False
-    has_bos_eos: ClassVar[bool] = False
-    rotary: ClassVar[bool] = False
-    card_tag: ClassVar[str] = ""
+    has_bos_eos: ClassVar[bool] = False  # sequences begin with a BOS token and end with an EOS token
+    rotary: ClassVar[bool] = False  # use rotary instead of learned positions
+    card_tag: ClassVar[str] = ""  # tag of model cards, such as `protein`
+    # descriptions of the class in these formats; not inherited, because a subclass may compute another function
     nemo: ClassVar[NemoModel | None] = None
     hugging_face: ClassVar[Architecture | None] = None
 

@@ -12,21 +12,13 @@ from bionemo.tokenizers import Vocabulary
 
 
 class Trainable(nn.Module):
-    """A model that can be trained; `forward` maps a batch to the input of the loss function.
+    """A model that can be trained; `forward` maps a batch to the input of the loss function."""
 
-    Attributes:
-        has_perplexity: the exponential of the loss is a perplexity.
-        optimizer_key: configuration key of the optimizer, for messages.
-        config: configuration of the model.
-        vocabulary: tokenizer or alphabet of the input.
-        transformer_config: Megatron's configuration of the first block.
-    """
-
-    has_perplexity: ClassVar[bool] = True
-    optimizer_key: ClassVar[str] = "model.optim"
-    config: ModelConfig
-    vocabulary: Vocabulary
-    transformer_config: Any
+    has_perplexity: ClassVar[bool] = True  # the exponential of the loss is a perplexity
+    optimizer_key: ClassVar[str] = "model.optim"  # configuration key of the optimizer, for messages
+    config: ModelConfig  # configuration of the model
+    vocabulary: Vocabulary  # tokenizer or alphabet of the input
+    transformer_config: Any  # Megatron's configuration of the first block
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -63,10 +63,7 @@ def fetch(source: str, directory: Path, checksum: str | None = None) -> Path:
 def locate(base: str, name: str, directory: Path) -> tuple[Path, str]:
     """Find a file, or its gzipped form `<name>.gz`, in a local directory, or download it from below a base URL.
 
-    Returns the path of the file, and its path or URL for messages.
-
-    Raises:
-        UserError: see `fetch`.
+    Returns the path of the file, and its path or URL for messages. Errors as in `fetch`.
     """
     source = join_source(base, name)
     if is_url(base):

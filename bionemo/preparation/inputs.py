@@ -53,8 +53,7 @@ def read_gzip(path: Path, raw: BinaryIO | None = None) -> Iterator[bytes]:
 def read_line_blocks(path: Path, display_path: str, block_bytes: int) -> Iterator[LineBlock]:
     """Read a file, gzipped or plain, in blocks of whole lines; a plain file is read `block_bytes` at a time.
 
-    Raises:
-        UserError: see `is_gzipped` and `read_gzip`.
+    Errors as in `is_gzipped` and `read_gzip`.
     """
     gzipped = is_gzipped(path)
     rest, line, done = b"", 1, 0

@@ -190,11 +190,7 @@ def _is_valid_move(move: tuple[str, object]) -> bool:
 
 
 def _check_tree(tree: Path) -> None:
-    """Check that all files are regular and listed in the manifest with their sizes.
-
-    Raises:
-        ValueError: if they are not, or the manifest is invalid.
-    """
+    """Raise a ValueError unless all files are regular and listed in a valid manifest with their sizes."""
     manifest = Manifest.load(tree / MANIFEST)
     for directory, directories, files in os.walk(tree):
         for name in (*directories, *files):

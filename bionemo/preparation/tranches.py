@@ -47,8 +47,7 @@ def fetch_tranches(source: str, raw: Path) -> list[tuple[Path, str]]:
 def known_tranches(source: str, raw: Path) -> list[str] | None:
     """Return the files or URLs of `fetch_tranches` without a download, or None if a download is necessary.
 
-    Raises:
-        UserError: see `fetch_tranches`, for an invalid list.
+    Errors as in `fetch_tranches`, for an invalid list.
     """
     path = destination(source, raw)
     if path.is_dir():

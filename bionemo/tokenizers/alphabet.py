@@ -20,11 +20,9 @@ class Alphabet(TokenTable):
 
     The text of a special token is never parsed, because sequences come from untrusted files: `<mask>` in a sequence is
     six unknown characters.
-
-    Attributes:
-        skips_space: whether `encode` drops white space, like Hugging Face's ESM tokenizer, or treats it as unknown.
     """
 
+    # whether `encode` drops white space, like Hugging Face's ESM tokenizer, or treats it as unknown
     skips_space: bool = False
 
     @classmethod

@@ -11,13 +11,9 @@ from numpy.typing import NDArray
 
 
 class Vocabulary(ABC):
-    """The tokens of a model.
+    """The tokens of a model."""
 
-    Attributes:
-        pad_id: id of the padding token.
-    """
-
-    pad_id: int
+    pad_id: int  # id of the padding token
 
     @property
     @abstractmethod
@@ -40,23 +36,14 @@ class Vocabulary(ABC):
 
 @dataclass(frozen=True)
 class TokenTable(Vocabulary):
-    """A fixed list of tokens, some of which are special.
+    """A fixed list of tokens, some of which are special."""
 
-    Attributes:
-        tokens: text of every token; the id is the position.
-        bos_id: begin token.
-        eos_id: end token.
-        pad_id: padding token.
-        mask_id: mask token.
-        unk_id: token for unknown text.
-    """
-
-    tokens: tuple[str, ...]
-    bos_id: int
-    eos_id: int
-    pad_id: int
-    mask_id: int
-    unk_id: int
+    tokens: tuple[str, ...]  # text of every token; the id is the position
+    bos_id: int  # begin token
+    eos_id: int  # end token
+    pad_id: int  # padding token
+    mask_id: int  # mask token
+    unk_id: int  # token for unknown text
 
     @property
     def vocab_size(self) -> int:

@@ -69,10 +69,9 @@ class CheckpointCallback(pl.Callback):
         self.signals.listen(signal.SIGUSR1)  # before the first step it is recorded and handled after the step
 
     def check_export(self, trainer: pl.Trainer, model: Trainable) -> None:
-        """Check the weight names and shapes of the .nemo file that the run will write, given the whole model.
+        """Raise a UserError if the .nemo file that the run will write has other weight names or shapes than the model.
 
-        Raises:
-            UserError: if they are not those of the model.
+        `model` is the whole model.
         """
         key = "always_save_nemo" if self.config.always_save_nemo else "save_nemo_on_train_end"
         config = asdict(model.config)

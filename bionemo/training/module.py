@@ -183,10 +183,9 @@ class TrainingModule(pl.LightningModule):
         return loss, norm
 
     def check_finite(self, metrics: Mapping[str, float] | None = None) -> None:
-        """Check that metrics, weights and optimizer state are finite; all ranks must call it.
+        """Raise a UserError if a metric, weight or optimizer state is not finite; all ranks must call it.
 
-        Raises:
-            UserError: if one is not; names it and the newest checkpoint.
+        It names the value and the newest checkpoint.
         """
         check_finite(self, self._last_loss_and_norm() | dict(metrics or {}))
 

@@ -68,11 +68,7 @@ _MODEL_OPTIONS: list[_Option] = [
 
 
 def check_supported(cfg: RunConfig) -> None:
-    """Check for options that are not implemented.
-
-    Raises:
-        UserError: if one is set; names the key and a supported value.
-    """
+    """Raise a UserError, with key and supported value, if an option is set that is not implemented."""
     unsupported = ("model.validation.validation_enabled", "exp_manager.ema.enable")
     if keys := [key for key in unsupported if _read(cfg, key)]:
         current, supported = (" ".join(f"{key}={value}" for key in keys) for value in (True, False))

@@ -29,17 +29,12 @@ from tests.support.runs import MODELS
 
 @dataclass(frozen=True)
 class Reference:
-    """An independent implementation.
+    """An independent implementation."""
 
-    Attributes:
-        build: function that builds it.
-        rename: function that converts our parameters, or their gradients, to its names and shapes.
-        run: function that returns the logits of its padded rows.
-    """
-
-    build: Callable[[ModelConfig, Vocabulary], nn.Module]
+    build: Callable[[ModelConfig, Vocabulary], nn.Module]  # function that builds it
+    # function that converts our parameters, or their gradients, to its names and shapes
     rename: Callable[..., dict[str, Tensor]]
-    run: Callable[..., Tensor]
+    run: Callable[..., Tensor]  # function that returns the logits of its padded rows
 
 
 def bert(model: nn.Module, tokens: Tensor, padding: Tensor) -> Tensor:

@@ -18,21 +18,15 @@ SMALL = {"chunk": 8, "block": 4, "bucket": 20, "window": 3, "partition": 2}
 
 @dataclass(frozen=True)
 class Case:
-    """A file with an invalid record.
+    """A file with an invalid record."""
 
-    Attributes:
-        content: content of the file.
-        error: parts of the message, in this order, if all policies are `error`; the first contains the line.
-        kept: number, name and sequence of the records that are kept, by policy.
-        dropped: counts of dropped records, by policy.
-        changed: counts of changed records, by policy.
-    """
-
-    content: str | bytes
+    content: str | bytes  # content of the file
+    # parts of the message, in this order, if all policies are `error`; the first contains the line
     error: tuple[str, ...]
+    # number, name and sequence of the records that are kept, by policy
     kept: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)
-    dropped: dict[str, dict[str, int]] = field(default_factory=dict)
-    changed: dict[str, dict[str, int]] = field(default_factory=dict)
+    dropped: dict[str, dict[str, int]] = field(default_factory=dict)  # counts of dropped records, by policy
+    changed: dict[str, dict[str, int]] = field(default_factory=dict)  # counts of changed records, by policy
 
 
 A, B, C = (1, "a", "MKV"), (2, "b", "MK"), (3, "c", "VLA")

@@ -26,17 +26,11 @@ TIMEOUT = 120.0  # seconds; a command takes three
 
 @dataclass(frozen=True)
 class Fault:
-    """A class of failures.
+    """A class of failures."""
 
-    Attributes:
-        error: errno, or SHORT.
-        kinds: file operations that can fail this way.
-        lasting: whether all later operations fail as well, like on a full disk.
-    """
-
-    error: int
-    kinds: int
-    lasting: bool = False
+    error: int  # errno, or SHORT
+    kinds: int  # file operations that can fail this way
+    lasting: bool = False  # whether all later operations fail as well, like on a full disk
 
 
 FAULTS = {
@@ -62,15 +56,10 @@ def _library() -> Path:
 
 @dataclass
 class Result:
-    """Result of a command.
+    """Result of a command."""
 
-    Attributes:
-        status: exit status; negative for a signal; None if it hung and was killed.
-        console: its output.
-    """
-
-    status: int | None
-    console: str
+    status: int | None  # exit status; negative for a signal; None if it hung and was killed
+    console: str  # its output
     calls: int = 0
 
     @property

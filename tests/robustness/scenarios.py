@@ -19,16 +19,11 @@ MODEL = [*TINY, "data@model.data=fasta", "model.num_layers=1", "model.seq_length
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command.
+    """A command."""
 
-    Attributes:
-        command: its module and arguments; HERE stands for its data directory, in which it runs.
-        prepare: function that writes its data into a directory.
-        result: function that returns the result in a directory, comparable with ==; None if missing or incomplete.
-    """
-
-    command: list[str]
-    prepare: Callable[[Path], object]
+    command: list[str]  # its module and arguments; HERE stands for its data directory, in which it runs
+    prepare: Callable[[Path], object]  # function that writes its data into a directory
+    # function that returns the result in a directory, comparable with ==; None if missing or incomplete
     result: Callable[[Path], object]
 
     def arguments(self, directory: Path) -> list[str]:

@@ -85,17 +85,11 @@ SMILES = ["model.data.dataset.train=x000", "model.data.dataset.val=x000", "train
 
 
 class Example(NamedTuple):
-    """Pretraining command of a model family.
+    """Pretraining command of a model family."""
 
-    Attributes:
-        directory: directory of its example.
-        name: name of the configuration.
-        overrides: overrides that make its data tiny.
-    """
-
-    directory: Path
-    name: str
-    overrides: list[str]
+    directory: Path  # directory of its example
+    name: str  # name of the configuration
+    overrides: list[str]  # overrides that make its data tiny
 
 
 FAMILIES = {

@@ -89,10 +89,9 @@ class CorpusSplit:
 
 
 def check_token_ids(ids: NDArray[np.integer[Any]], vocab_size: int, name: str) -> None:
-    """Check that all ids, of any shape but not empty, are in the vocabulary.
+    """Raise a UserError if an id, of any shape but not empty, is not in the vocabulary.
 
-    Raises:
-        UserError: if an id is not; names the data and the largest (or smallest) id.
+    It names the data and the largest (or smallest) id.
     """
     largest = int(ids.view(f"u{ids.itemsize}").max())  # as unsigned numbers, negative ids are the largest
     if largest >= vocab_size:

@@ -80,8 +80,7 @@ class IndexedTokens:
     def check(self) -> None:
         """Check that the files have not been truncated since they were mapped; call it before reading `tokens`.
 
-        Raises:
-            UserError: see `MappedFile.check`.
+        Errors as in `MappedFile.check`.
         """
         for file in self._files:
             file.check()

@@ -50,13 +50,10 @@ def predict_contacts(
 
 
 def corrected_attention(model: TrainedModel, sequence: str, name: str = "the sequence") -> Iterator[Tensor]:
-    """Compute the symmetrized, average-product-corrected attention between residues.
+    """Compute the symmetrized, average-product-corrected attention between residues. Errors as in `tokenize_protein`.
 
     Yields:
         [H, n, n] fp32 for each layer, in order.
-
-    Raises:
-        UserError: see `tokenize_protein`.
     """
     tokens = len(tokenize_protein(model, sequence, name).ids) + 2
     for q_THd, k_THd, scale in _queries_and_keys(model, sequence):

@@ -16,11 +16,7 @@ from bionemo.data.table import Table, read_table
 
 
 def read_nonempty_table(path: Path) -> Table:
-    """Read a table with at least one row.
-
-    Raises:
-        UserError: see `read_table`; also if there are no rows.
-    """
+    """Read a table; errors as in `read_table`, also if there are no rows."""
     table = read_table(path)
     if not table.rows:
         raise UserError(f"{path} has no rows below a header: check the path")
@@ -103,11 +99,7 @@ def staged_file(path: Path) -> Iterator[Path]:
 
 
 def refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
-    """Check that outputs do not exist, or may be replaced.
-
-    Raises:
-        UserError: if one is a directory, or exists and `overwrite` is false.
-    """
+    """Raise a UserError if an output is a directory, or exists and `overwrite` is false."""
     for path in paths:
         if path.is_dir():
             raise UserError(f"{path} is a directory: name a file in it")

@@ -24,9 +24,7 @@ def to_plane(embeddings: Floats, method: str = "umap", neighbors: int = 15, seed
 
     `method` is `umap` (McInnes et al. 2018; with this number of neighbors of each sequence), which preserves
     neighborhoods, or `pca`, which preserves distances. [N, D] -> [N, 2] fp32.
-
-    Raises:
-        UserError: see `make_reducer`; also if there are too few sequences, or values are not finite.
+    Errors as in `make_reducer`; also if there are too few sequences, or values are not finite.
     """
     reducer = make_reducer(method, neighbors, seed)
     if embeddings.ndim != 2 or len(embeddings) < _MIN_SEQUENCES or embeddings.shape[1] < 2:

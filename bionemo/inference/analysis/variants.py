@@ -79,8 +79,7 @@ def scan(
 ) -> Floats:
     """Score every substitution at every position, [n, 20] fp32, in the order of AMINO_ACIDS; 0 for the wild type.
 
-    Raises:
-        UserError: see `score_variants`.
+    Errors as in `score_variants`.
     """
     protein = tokenize_protein(model, sequence)
     log_probabilities_nV = _log_probabilities(model, protein, np.arange(len(protein.ids)), method, advance)

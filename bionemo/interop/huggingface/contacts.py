@@ -31,7 +31,7 @@ def to_contact_head(weight: Tensor, bias: Tensor) -> ContactHead:
 
 
 def check_contact_head(head: object, config: Mapping[str, Any]) -> ContactHead | None:
-    """Check the contact head in the state of a checkpoint, which may come from an untrusted source.
+    """Return the contact head in the state of a checkpoint, which may come from an untrusted source.
 
     Raises:
         UserError: if it is not a contact head of a model with this configuration.

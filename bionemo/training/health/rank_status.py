@@ -27,34 +27,22 @@ _STDLIB, _TORCH = (str(Path(module.__file__ or "").parent) for module in (thread
 
 @dataclass
 class RankStatus:
-    """The latest heartbeat of a rank, and what is known about its process. Times are seconds of the server's clock.
-
-    Attributes:
-        last_progress: time of the last change of pid, collectives, io_megabytes, phase or finished.
-        last_heartbeat: time of the last heartbeat; None: never.
-        disconnected: time at which the connection was lost or the process exited.
-        exit_code: exit code of a process started by rank 0, negative for a signal.
-        collectives: number of collective operations started, by process group.
-        io_megabytes: data read and written so far; a long save is progress.
-        phase: phase of the run, such as "in step 17".
-        location: source location of the main thread.
-        error: error message of the rank and the time of its arrival.
-        finished: the rank has completed the run.
-    """
+    """The latest heartbeat of a rank, and what is known about its process. Times are seconds of the server's clock."""
 
     rank: int
-    last_progress: float = 0.0
-    last_heartbeat: float | None = None
-    disconnected: float | None = None
-    exit_code: int | None = None
+    last_progress: float = 0.0  # time of the last change of pid, collectives, io_megabytes, phase or finished
+    last_heartbeat: float | None = None  # time of the last heartbeat; None: never
+    disconnected: float | None = None  # time at which the connection was lost or the process exited
+    exit_code: int | None = None  # exit code of a process started by rank 0, negative for a signal
     host: str = ""
     pid: int = 0
+    # number of collective operations started, by process group
     collectives: dict[str, int] = field(default_factory=dict)
-    io_megabytes: int = 0
-    phase: str = "before the start"
-    location: str = ""
-    error: tuple[str, float] | None = None
-    finished: bool = False
+    io_megabytes: int = 0  # data read and written so far; a long save is progress
+    phase: str = "before the start"  # phase of the run, such as "in step 17"
+    location: str = ""  # source location of the main thread
+    error: tuple[str, float] | None = None  # error message of the rank and the time of its arrival
+    finished: bool = False  # the rank has completed the run
 
     def update(self, heartbeat: dict[str, Any], now: float) -> None:
         """Apply a heartbeat, whose keys are names of attributes."""
@@ -96,17 +84,12 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why the run ends.
+    """Why the run ends."""
 
-    Attributes:
-        kind: the rank reported an error, died without one, or hung so that others wait for it.
-        rank: lowest rank that caused it.
-        message: error message, one line.
-    """
-
+    # the rank reported an error, died without one, or hung so that others wait for it
     kind: Literal["failed", "died", "hung"]
-    rank: int
-    message: str
+    rank: int  # lowest rank that caused it
+    message: str  # error message, one line
 
 
 def diagnose(ranks: Sequence[RankStatus], now: float, timeout: float, interval: float) -> Diagnosis | None:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bionemo.common.errors import UserError
-from bionemo.inference.progress import no_progress
 from bionemo.data.batch import PackedBatch
 from bionemo.inference.batching import (
     DEFAULT_LIMITS,
@@ -27,6 +26,7 @@ from bionemo.inference.batching import (
     pack,
     split_batches,
 )
+from bionemo.inference.progress import no_progress
 from bionemo.megatron.precision import resolve_precision
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.models.encoder_decoder import EncoderDecoder

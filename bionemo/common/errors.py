@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _RETRY = "run the command again"
-_WORKERS = "check memory and the size of /dev/shm (docker run --shm-size), or set model.data.num_workers=0"
+_WORKERS = (
+    "check the memory of the machine and the size of /dev/shm (docker run --shm-size), or set model.data.num_workers=0"
+)
 _HINTS = {
     errno.ENOSPC: f"free disk space or choose another output directory, then {_RETRY}",
     errno.EDQUOT: f"free disk space or raise the quota, then {_RETRY}",
@@ -35,7 +37,9 @@ _LIBRARY_ERRORS = [
     (r"pyarrow\..*", r"", "check the file"),
 ]
 # torch re-raises an error of a data worker as the same class, with the traceback as its message
-_WORKER_ERROR = re.compile(r"Caught \w+ in DataLoader worker process \d+\.\nOriginal Traceback")
+_WORKER_ERROR = re.compile(
+    r"Caught (\w+) in DataLoader worker process \d+\.\nOriginal Traceback.*\n(?:[\w.]+\.)?\1(?:: (.*))?", re.DOTALL
+)
 _OS_ERROR = re.compile(r"\[Errno (\d+)\] (.*?)(?:: '(.*)')?")
 
 
@@ -92,16 +96,15 @@ def describe(error: BaseException) -> str | None:
         ]
         if not known:
             return None
-        text = f"{message.splitlines()[0] if message else name}: {known[0]}"
+        text = f"{message.splitlines()[0].rstrip('.') if message else name}: {known[0]}"
     return " ".join(text.split())
 
 
 def _message(error: BaseException) -> str:
     """Return the message of an error; for an error of a data worker, its message there."""
     message = str(error).strip()
-    if _WORKER_ERROR.match(message):
-        return message.splitlines()[-1].partition(": ")[2]
-    return message
+    match = _WORKER_ERROR.fullmatch(message)
+    return (match[2] or "") if match else message
 
 
 def _os_error(error: OSError, message: str) -> str:

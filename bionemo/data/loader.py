@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from bionemo.data.collate import Collator, CompactBatch
 from bionemo.data.sampler import DataPosition, GlobalBatchSampler
 
 _TOKENS_PER_CALL = 1 << 16  # tokens collated per call: enough to amortize the call, few enough to stay in the cache
-_WORKER_LOST = re.compile(r"DataLoader (worker \(pid|timed out)|Pin memory thread exited")  # messages of torch
 _ADVICE = "check the memory of the machine and the size of /dev/shm, or set model.data.num_workers=0"
 
 # Garbage collection in a forked worker must skip inherited objects: gloo, for example, would join threads that exist
@@ -80,10 +78,10 @@ class StepDataset(IterableDataset):
     num_micro_batches: int
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield each `StepBatch`; in a worker, each `CompactStep`, or a `WorkerError` in place of an exception."""
+        """Yield each `StepBatch`; in a worker, each `CompactStep`."""
         if (info := get_worker_info()) is None:
             return (step.unpack() for step in self._steps(0, 1))
-        return report_errors(self._steps(info.id, info.num_workers))
+        return self._steps(info.id, info.num_workers)
 
     def _steps(self, worker: int, workers: int) -> Iterator[CompactStep]:
         size, max_lengths = self.collate.micro_batch_size, self.collate.dataset.max_lengths
@@ -94,26 +92,6 @@ class StepDataset(IterableDataset):
             collated = iter(self.collate([batch.rows[i : i + size] for batch in batches for i in starts]))
             for batch in batches:
                 yield CompactStep(list(islice(collated, self.num_micro_batches)), batch.next_position)
-
-
-@dataclass(frozen=True)
-class WorkerError:
-    """An error in a worker process, yielded instead of a step.
-
-    The data loader would add the worker's traceback to the message of an exception.
-    """
-
-    message: str
-
-
-def report_errors(steps: Iterator[Any]) -> Iterator[Any]:
-    """Yield the steps; in a worker process, yield a `WorkerError` for an exception that has a one-line description."""
-    try:
-        yield from steps
-    except Exception as error:
-        if get_worker_info() is None or (line := describe(error)) is None:
-            raise
-        yield WorkerError(line)
 
 
 class StepLoader(DataLoader[Any]):
@@ -147,22 +125,16 @@ class StepLoader(DataLoader[Any]):
             raise UserError(
                 f"{self.num_workers} data loader workers cannot be started ({error.strerror or error}): {_ADVICE}"
             ) from error
-        return self._receive(steps)
+        return self._unpack(steps)
 
-    @staticmethod
-    def _receive(steps: Iterator[Any]) -> Iterator[Any]:
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if not _WORKER_LOST.match(str(error)):
-                    raise
-                raise UserError(f"{str(error).splitlines()[0].rstrip(' .')}: {_ADVICE}") from error
-            if isinstance(step, WorkerError):
-                raise UserError(step.message)
-            yield step.unpack() if isinstance(step, CompactStep) else step
+    def _unpack(self, steps: Iterator[Any]) -> Iterator[Any]:
+        try:
+            for step in steps:
+                yield step.unpack() if isinstance(step, CompactStep) else step
+        except Exception as error:
+            if self.num_workers == 0 or (line := describe(error)) is None:
+                raise
+            raise UserError(line) from error
 
 
 def _ignore_signals(worker: int) -> None:

@@ -40,6 +40,8 @@ def test_a_safetensors_error_names_the_file() -> None:
     ("error", "expected"),
     [
         (UserError("x.fasta: no sequence"), "x.fasta: no sequence"),
+        (UserError("a:\n b: c"), "a: b: c"),
+        (MemoryError(), "out of memory: "),
         (
             FileNotFoundError(2, "No such file or directory", "x.fasta"),
             "x.fasta: No such file or directory: check the",

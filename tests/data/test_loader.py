@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import IterableDataset, _utils, get_worker_info
 
 from bionemo.common.errors import UserError, describe
-from bionemo.data.loader import StepLoader, report_errors
+from bionemo.data.loader import StepLoader
 from tests.support.runs import config, logged, train
 
 MINUTE = 60.0
@@ -34,7 +34,7 @@ class Numbers(IterableDataset[int]):
         self._then = then
 
     def __iter__(self) -> Iterator[int]:
-        return report_errors(self._numbers())
+        return self._numbers()
 
     def _numbers(self) -> Iterator[int]:
         yield from (0, 1)

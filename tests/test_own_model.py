@@ -173,7 +173,7 @@ def test_a_wrong_table_of_weights_ends_the_run_at_the_start(
     for name, shape in shapes.items():
         monkeypatch.setitem(table.shapes, name, shape)  # type: ignore[arg-type]
     key = "exp_manager.checkpoint_callback_params.save_nemo_on_train_end"
-    with pytest.raises(UserError, match=rf"^own_model.ConvolutionalEncoder.nemo .*{problem}.*{key}=False$"):
+    with pytest.raises(UserError, match=rf"^no .nemo file of own_model.Convolutional.*{problem}.*{key}=False$"):
         pretrain(configured(tmp_path / "run", f"{key}=True"))
     assert not list(tmp_path.glob("run/**/*.*"))
 

@@ -193,7 +193,7 @@ def _to_float(value: str | int | float) -> float:
 def _to_str(value: str | int | float) -> str:
     """Expand `~/` and `~user/`, which a shell does not expand after `key=`."""
     text = str(value)
-    return os.path.expanduser(text) if text.startswith("~") else text
+    return os.path.expanduser(text) if text.startswith("~") and "/" in text else text
 
 
 _SCALARS: dict[Any, Callable[[str | int | float], Any]] = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _RETRY = "run the command again"
-_WORKERS = (
+WORKER_ADVICE = (
     "check the memory of the machine and the size of /dev/shm (docker run --shm-size), or set model.data.num_workers=0"
 )
 _HINTS = {
@@ -29,8 +29,8 @@ _HINTS = {
 # errors of libraries caused by files or the machine: patterns of class name and message, advice
 _LIBRARY_ERRORS = [
     (r"(torch\.\w+|builtins\.RuntimeError)", r"out of memory|can't allocate memory", "reduce model.micro_batch_size"),
-    (r"builtins\.RuntimeError", r"^(DataLoader (worker \(pid|timed out)|Pin memory thread exited)", _WORKERS),
-    (r"builtins\.RuntimeError", r"unable to .*(</?torch_|shm|shared memory)", _WORKERS),
+    (r"builtins\.RuntimeError", r"^(DataLoader (worker \(pid|timed out)|Pin memory thread exited)", WORKER_ADVICE),
+    (r"builtins\.RuntimeError", r"unable to .*(</?torch_|shm|shared memory)", WORKER_ADVICE),
     (r"builtins\.RuntimeError", r"PytorchStreamWriter|file write failed|unexpected pos", _HINTS[errno.ENOSPC]),
     (r"builtins\.RuntimeError", r"No space left on device", _HINTS[errno.ENOSPC]),
     (r"safetensors\..*", r"", "the file is damaged: use another one, or write it again"),

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from bionemo.common.errors import UserError, describe
+from bionemo.common.errors import WORKER_ADVICE, UserError, describe
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Collator, CompactBatch
 from bionemo.data.sampler import DataPosition, GlobalBatchSampler
 
 _TOKENS_PER_CALL = 1 << 16  # tokens collated per call: enough to amortize the call, few enough to stay in the cache
-_ADVICE = "check the memory of the machine and the size of /dev/shm, or set model.data.num_workers=0"
 
 # Garbage collection in a forked worker must skip inherited objects: gloo, for example, would join threads that exist
 # only in the parent, and hang.
@@ -122,8 +121,9 @@ class StepLoader(DataLoader[Any]):
         try:
             steps = super().__iter__()
         except OSError as error:
+            reason = error.strerror or error
             raise UserError(
-                f"{self.num_workers} data loader workers cannot be started ({error.strerror or error}): {_ADVICE}"
+                f"{self.num_workers} data loader workers cannot be started ({reason}): {WORKER_ADVICE}"
             ) from error
         return self._unpack(steps)
 

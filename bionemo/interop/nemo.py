@@ -177,8 +177,21 @@ def _open_log_file(path: Path) -> None:
         log_to_file(handler)
 
 
-def close_log_files() -> None:
-    """Close the log files of a run, which would contain the messages of later runs in this process, too."""
+@contextmanager
+def closed_logs() -> Iterator[None]:
+    """Close the log files and the Weights & Biases run that are opened inside; later runs would write to them, too."""
+    earlier = wandb.run
+    try:
+        yield
+    except BaseException:
+        _close_logs(earlier, exit_code=1)
+        raise
+    _close_logs(earlier, exit_code=0)
+
+
+def _close_logs(earlier: Any, exit_code: int) -> None:
+    if wandb.run is not earlier:
+        wandb.finish(exit_code)
     for name in ("nemo_logger", "lightning.pytorch", "megatron.core", "bionemo"):
         for handler in _log_files(logging.getLogger(name)):
             logging.getLogger(name).removeHandler(handler)

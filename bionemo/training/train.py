@@ -19,7 +19,7 @@ from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.data.data_module import SequenceData
 from bionemo.interop.nemo import (
     checkpoint_directory,
-    close_log_files,
+    closed_logs,
     directory_errors,
     log_directory,
     make_directories,
@@ -51,11 +51,8 @@ class TrainingSetup(NamedTuple):
 def _restored_process() -> Iterator[None]:
     """Remove log files, variables and process groups of a run from its process, before the next run of a sweep."""
     launched = launched_process() is not None
-    try:
-        with restored_variables():
-            yield
-    finally:
-        close_log_files()
+    with closed_logs(), restored_variables():
+        yield
     # Processes of a launcher keep their group: torchrun's store, which outlives it, would contain its addresses. After
     # an error other ranks may not respond.
     if dist.is_initialized() and not launched:

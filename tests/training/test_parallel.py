@@ -135,8 +135,11 @@ def test_a_sweep_on_several_devices(tmp_path: Path, launcher: tuple[str, ...]) -
     """Each run starts its processes, or all use those of the launcher; the result is that of a run alone."""
     words = ("trainer.devices=2", "trainer.max_steps=2", "trainer.val_check_interval=2")
     directory = f"exp_manager.explicit_log_dir={tmp_path}/${{model.optim.lr}}"
-    done = pretrain_esm2("-m", *tiny(*words, "model.optim.lr=1e-3,2e-3"), directory, launcher=launcher)
+    wandb = ("exp_manager.create_wandb_logger=True", "exp_manager.wandb_logger_kwargs.offline=True")
+    done = pretrain_esm2("-m", *tiny(*words, *wandb, "model.optim.lr=1e-3,2e-3"), directory, launcher=launcher)
     assert done.returncode == 0, done.stdout
+    for name in ("0.001", "0.002"):
+        assert len(list((tmp_path / name).glob("wandb/offline-run-*/*.wandb"))) == 1
     assert run(tmp_path / "alone", *words, "model.optim.lr=2e-3")[0] == 0
     assert weights_equal(tmp_path / "0.002", tmp_path / "alone")
     assert not weights_equal(tmp_path / "0.001", tmp_path / "alone")

@@ -39,7 +39,7 @@ class Process:
     port: int  # port of rank 0 (MASTER_PORT)
 
     def check(self, num_nodes: int, devices: int) -> None:
-        """Raise a UserError if there are fewer or more processes than `trainer.num_nodes` x `trainer.devices`."""
+        """Raise a UserError unless the launcher's processes match `trainer.num_nodes` and `trainer.devices`."""
         expected = f"trainer.num_nodes={num_nodes} x trainer.devices={devices}"
         if self.world_size is not None and self.world_size != num_nodes * devices:
             nodes = f", as trainer.num_nodes={self._nodes} trainer.devices={self.local_size}" if self._nodes else ""
@@ -119,8 +119,8 @@ def check_master_address(process: Process | None, timeout: float = 5.0) -> None:
 
 @contextmanager
 def restored_variables() -> Iterator[None]:
-    """Restore the variables that a run sets: Lightning for other processes, `trainer.deterministic` for libraries."""
-    names = "MASTER_ADDR", *_INTEGERS, "NCCL_ALGO", "CUBLAS_WORKSPACE_CONFIG"
+    """Restore the variables that Lightning and `trainer.deterministic` set for a run."""
+    names = "MASTER_ADDR", *_INTEGERS, "NCCL_ALGO", "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "WANDB_MODE"
     before = {name: os.environ.get(name) for name in names}
     try:
         yield

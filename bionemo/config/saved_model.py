@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 from omegaconf import OmegaConf, open_dict
@@ -88,9 +88,11 @@ def read_model_section(section: Mapping[str, Any], default_config: str) -> Model
     for problem, keys in (("missing", reader.missing), ("unknown", reader.unknown)):
         if changing := [key for key in keys if changes_function(key.removeprefix("model."))]:
             package, _, _ = str(section["_target_"]).partition(".")
-            remedy = f"use the version of {package} that wrote it"
-            if package != "bionemo" and problem == "missing":
-                remedy = f"give it a default in the dataclass of {section['_target_']}, or {remedy}"
+            remedy = "use the version of bionemo that wrote it"
+            if package != "bionemo":
+                remedy = f"use the versions of bionemo and {package} that wrote it"
+                if problem == "missing":
+                    remedy = f"give it a default in the dataclass of {section['_target_']}, or {remedy}"
             listed = ", ".join(changing[:_MAX_REPORTED])
             raise UserError(f"{problem} key {listed} may change the function of the model: {remedy}")
     adapted = {"model": deepcopy(dict(section))}
@@ -113,7 +115,10 @@ def add_defaults(section: Mapping[str, Any]) -> dict[str, Any]:
     """
     keys = fields(target_schema(str(section["_target_"]), ModelConfig))
     defaults = {each.name: each.default for each in keys if each.default is not MISSING}
-    defaults |= {each.name: each.default_factory() for each in keys if each.default_factory is not MISSING}
+    for each in keys:
+        if each.default_factory is not MISSING:
+            value = each.default_factory()
+            defaults[each.name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     return defaults | dict(section)
 
 

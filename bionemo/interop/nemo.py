@@ -181,17 +181,24 @@ def _open_log_file(path: Path) -> None:
 def closed_logs() -> Iterator[None]:
     """Close the log files and the Weights & Biases run that are opened inside; later runs would write to them, too."""
     earlier = wandb.run
+    exit_code = 1
     try:
         yield
-    except BaseException:
-        _close_logs(earlier, exit_code=1)
-        raise
-    _close_logs(earlier, exit_code=0)
+        exit_code = 0
+    finally:
+        if wandb.run is not earlier:
+            _finish_wandb(exit_code)
+        _close_log_files()
 
 
-def _close_logs(earlier: Any, exit_code: int) -> None:
-    if wandb.run is not earlier:
+def _finish_wandb(exit_code: int) -> None:
+    try:
         wandb.finish(exit_code)
+    except Exception as error:  # the result of the run must not depend on it
+        log.warning("the Weights & Biases run cannot be finished (%s): upload it with `wandb sync`", error)
+
+
+def _close_log_files() -> None:
     for name in ("nemo_logger", "lightning.pytorch", "megatron.core", "bionemo"):
         for handler in _log_files(logging.getLogger(name)):
             logging.getLogger(name).removeHandler(handler)

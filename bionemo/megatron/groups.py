@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
+from torch.distributed.distributed_c10d import _world
 
 from bionemo.megatron import patches
 
@@ -34,10 +36,20 @@ def initialize(tensor: int, pipeline: int) -> None:
 
 
 def destroy() -> None:
-    """Destroy the process groups and undo the patches, so that one process can train twice."""
+    """Forget Megatron's process groups and undo the patches, so that one process can train twice."""
     if is_initialized():
         parallel_state.destroy_model_parallel()
         patches.undo()
+
+
+def destroy_all(keep_default: bool) -> None:
+    """Destroy all process groups of torch, which `destroy` does not, or all but the default one."""
+    if not keep_default:
+        dist.destroy_process_group()
+        return
+    for group in list(_world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 @contextmanager

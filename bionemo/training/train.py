@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import lightning.pytorch as pl
+import torch
 import torch.distributed as dist
 
 from bionemo import checkpoint
@@ -26,6 +27,7 @@ from bionemo.interop.nemo import (
     start_experiment,
 )
 from bionemo.interop.run_files import prepare_log_directory
+from bionemo.megatron import groups
 from bionemo.megatron.precision import Precision, resolve_precision
 from bionemo.training import progress
 from bionemo.training.build_trainer import build_trainer, misconfiguration_as_user_error
@@ -49,14 +51,18 @@ class TrainingSetup(NamedTuple):
 
 @contextmanager
 def _restored_process() -> Iterator[None]:
-    """Remove log files, variables and process groups of a run from its process, before the next run of a sweep."""
+    """Remove log files, settings and process groups of a run from its process, before the next run of a sweep."""
     launched = launched_process() is not None
-    with closed_logs(), restored_variables():
-        yield
-    # Processes of a launcher keep their group: torchrun's store, which outlives it, would contain its addresses. After
-    # an error other ranks may not respond.
-    if dist.is_initialized() and not launched:
-        dist.destroy_process_group()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        with closed_logs(), restored_variables():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    if dist.is_initialized():  # not after an error: other ranks may not respond
+        # Processes of a launcher keep the default group: torchrun's store, which outlives it, contains its addresses.
+        groups.destroy_all(keep_default=launched)
 
 
 @_restored_process()

@@ -150,6 +150,7 @@ def test_home_is_optional(monkeypatch):
 def test_home_directory_in_paths(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     cfg = esm1("exp_manager.exp_dir=~/run", "model.data.dataset_path=~/data", "name=a~/b", "exp_manager.name=~")
+    assert esm1("model.data.dataset_path=~root/data").model.data.dataset_path == "/root/data"
     manager = cfg.exp_manager
     assert (manager.exp_dir, manager.explicit_log_dir, manager.name) == ("/home/me/run", "/home/me/run", "~")
     assert (cfg.model.data.dataset_path, cfg.name) == ("/home/me/data", "a~/b")

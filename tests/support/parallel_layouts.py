@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of a tiny model on several processes with several parallel layouts, without a trainer."""
 
-import os
 import uuid
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -137,7 +136,6 @@ def on_every_process(layout: Layout, work: Callable[..., Any], *arguments: Any, 
 
 
 def _process(layout: Layout, rank: int, store: Path, result: Path, work: Callable[..., Any], arguments: Any) -> None:
-    os.environ.pop("MASTER_PORT", None)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=layout.processes)
     groups.initialize(layout.tensor, layout.pipeline)

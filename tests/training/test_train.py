@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +15,12 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import wandb
 import yaml
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.distributed.distributed_c10d import _world
 
 from bionemo.common.errors import UserError
 from bionemo.interop import nemo
@@ -289,11 +294,18 @@ def test_without_training_the_test_set_is_not_evaluated(tmp_path: Path) -> None:
         train(config(tmp_path, "do_training=False", "do_testing=True"))
 
 
-def test_several_runs_in_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [False, True], ids=["local", "launcher"])
+def test_several_runs_in_one_process(tmp_path: Path, launcher: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run leaves neither threads nor open files, and later ones do not write into its logs."""
+    process = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    if launcher:
+        for name, value in (process | {"MASTER_PORT": str(find_free_network_port())}).items():
+            monkeypatch.setenv(name, value)
     counts, logs = [], {}
     for number in range(3):
         train(config(tmp_path / str(number), "trainer.max_steps=1"))
+        assert dist.is_initialized() == launcher
+        assert len(_world.pg_map) == launcher
         gc.collect()
         counts.append([len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")])
         logs |= {path: path.read_text() for path in (tmp_path / str(number)).glob("*.txt")}
@@ -301,7 +313,25 @@ def test_several_runs_in_one_process(tmp_path: Path) -> None:
     assert len(logs) >= 9
     assert {path: path.read_text() for path in logs} == logs
     assert logging.getLogger("nemo_logger").handlers.count(nemo._NO_OUTPUT) == 1
-    assert not {"LOCAL_RANK", "MASTER_PORT"} & os.environ.keys()
+    assert bool({"LOCAL_RANK", "MASTER_PORT"} & os.environ.keys()) == launcher
+    if launcher:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(143), UserError("a mistake")])
+def test_an_error_of_wandb_does_not_replace_the_result(
+    error: BaseException | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def finish(exit_code: int) -> None:
+        assert exit_code == (error is not None)
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(wandb, "finish", finish)
+    with nullcontext() if error is None else pytest.raises(type(error)), nemo.closed_logs():
+        monkeypatch.setattr(wandb, "run", object())
+        if error is not None:
+            raise error
+    assert "cannot be finished (no answer)" in caplog.text
 
 
 def test_a_run_of_epochs(tmp_path: Path) -> None:

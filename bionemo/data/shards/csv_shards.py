@@ -21,7 +21,7 @@ from bionemo.data.shards.text_shards import TextShards
 
 _QUOTE, _RETURN = b'"\r'
 _LENGTH_COLUMN = "sequence_length"
-_FIELD_SIZE_LIMIT = Lock()  # the limit of the csv module belongs to the process; files are indexed in threads
+_FIELD_LIMIT_LOCK = Lock()  # the limit of the csv module belongs to the process; files are indexed in threads
 _MAX_RECORD_BYTES = 64 << 20  # an unclosed quote would make the rest of the file one record
 
 
@@ -238,7 +238,7 @@ class _Scanner:
 
     def _split_cells(self, line: bytes) -> list[str]:
         text = io.StringIO(line.decode(errors="replace"), newline="")
-        with _FIELD_SIZE_LIMIT:
+        with _FIELD_LIMIT_LOCK:
             limit = csv.field_size_limit(max(len(line), csv.field_size_limit()))  # 128 KiB by default
             try:
                 return next(csv.reader(text, delimiter=self.dialect.separator.decode()), [])

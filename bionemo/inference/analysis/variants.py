@@ -57,7 +57,7 @@ def score_variants(
         [variants] fp32.
 
     Raises:
-        UserError: see `tokenize_protein`; if a variant does not match the sequence.
+        UserError: as in `tokenize_protein`, or if a variant does not match the sequence.
     """
     protein = tokenize_protein(model, sequence)
     names = names or [f"variant {number}" for number in range(1, len(variants) + 1)]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connection of a rank to the heartbeat server: sends the rank's status and receives the diagnosis."""
 
+import itertools
 import json
 import logging
 import os
@@ -14,10 +15,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from bionemo.common.launcher_environment import launched_process
 from bionemo.training.health.heartbeat_server import close_on_fork
 from bionemo.training.health.rank_status import RECONNECT_SECONDS, Diagnosis, RankStatus
 
-_STORE_KEY = "bionemo/heartbeat"
+_runs = itertools.count()  # runs of this process
 _MAX_UNANSWERED = 3  # after so many unanswered heartbeats the client only listens
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ class HeartbeatClient(threading.Thread):
     ) -> None:
         super().__init__(name="heartbeat client", daemon=True)
         self._get_status, self._on_diagnosis = get_status, on_diagnosis
+        # The store of a launcher outlives a run of a sweep, and its processes take part in all runs.
+        self._store_key = f"bionemo/heartbeat/{next(_runs) if launched_process() else 0}"
         self._store_address, self._port, self._is_rank_0 = store_address, server_port, server_port is not None
         self._timeout, self._interval = timeout, interval
         self._rank_0 = RankStatus(0)  # as known from the server's answers
@@ -110,7 +114,7 @@ class HeartbeatClient(threading.Thread):
     def _publish_port(self) -> dist.TCPStore:
         """Create the store, which torch's process group will share, and write the heartbeat port to it."""
         store = self._open_store(is_master=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
-        store.set(_STORE_KEY, json.dumps([self._port, self._rank_0.host, self._rank_0.pid]))
+        store.set(self._store_key, json.dumps([self._port, self._rank_0.host, self._rank_0.pid]))
         return store
 
     def _open_store(self, is_master: bool = False) -> dist.TCPStore:
@@ -124,7 +128,7 @@ class HeartbeatClient(threading.Thread):
         if self._rank_0.last_heartbeat is None and not self._is_rank_0:
             # Test the address first: torch's store logs many lines if nobody listens.
             socket.create_connection(self._store_address, RECONNECT_SECONDS).close()
-            self._port, self._rank_0.host, self._rank_0.pid = json.loads(self._open_store().get(_STORE_KEY))
+            self._port, self._rank_0.host, self._rank_0.pid = json.loads(self._open_store().get(self._store_key))
         try:
             return close_on_fork(lambda: socket.create_connection((host, self._port or 0), RECONNECT_SECONDS))
         except OSError as error:

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 
-from bionemo.training.health import heartbeat_server
+from bionemo.training.health import heartbeat_client, heartbeat_server
+from bionemo.training.health.heartbeat_client import HeartbeatClient
 from bionemo.training.health.heartbeat_server import HeartbeatServer
 
 
@@ -55,6 +57,27 @@ def heartbeat(port: int) -> dict[str, Any]:
         connection.sendall(json.dumps(dict.fromkeys(keys) | {"rank": 0, "phase": "in a test"}).encode() + b"\n")
         answer: dict[str, Any] = json.loads(connection.makefile().readline())
         return answer
+
+
+def test_a_rank_does_not_connect_to_the_server_of_an_earlier_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store of a launcher outlives the runs of a sweep; rank 1 may be ahead of rank 0."""
+    address = "127.0.0.1", find_free_network_port()
+    monkeypatch.setattr(heartbeat_client, "launched_process", lambda: True)
+    monkeypatch.setattr(heartbeat_client, "_runs", iter((0, 1, 1)))  # this test is two processes
+
+    def client(server_port: int | None) -> HeartbeatClient:
+        return HeartbeatClient(lambda: {}, lambda diagnosis, own: None, address, server_port, timeout=60, interval=0.1)
+
+    with running() as first, running() as second:
+        clients = [client(first.port), client(None), client(second.port)]
+        store = clients[0]._publish_port()
+        rank_1 = threading.Thread(target=lambda: clients[1]._connect().close())
+        rank_1.start()
+        rank_1.join(0.2)
+        clients[2]._publish_port()
+        rank_1.join()
+        assert clients[1]._port == second.port
+        del store
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ECONNABORTED], ids=errno.errorcode.get)

@@ -143,6 +143,15 @@ class CheckpointCallback(pl.Callback):
             self._export()
         trainer.strategy.barrier("exported")
 
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Complete the last save of a run that was killed after its last step; Lightning calls no other hook then."""
+        if self._saved_step >= 0 or not self._is_enabled(trainer) or not trainer.is_global_zero:
+            return
+        if last := [path for path in self._list_own() if path.name.endswith("-last")][:1]:
+            self._link_and_prune(last[0], last[0].name.removesuffix("-last"))
+            if self.config.save_nemo_on_train_end and not self.config.always_save_nemo:
+                self._export()
+
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """End the process at the next Ctrl-C, because all writes are complete."""
         self.signals.save_on_interrupt = False
@@ -208,7 +217,7 @@ class CheckpointCallback(pl.Callback):
         }
         top_k = self.config.save_top_k
         best = self._sort_by_metric(metrics)[: None if top_k == -1 else top_k]
-        if best_path in best:
+        if best_path in best and checkpoint.load_manifest(best_path) != checkpoint.load_manifest(last):
             checkpoint.link(last, best_path)
         for path in self._list_own():
             if path != last and path not in best:

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +371,29 @@ def test_restarting_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").glob("*/*")}
     train(config(tmp_path))
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").glob("*/*")} == before
+
+
+@pytest.mark.parametrize(("method", "call"), [("_link_and_prune", 4), ("_export", 1)])
+def test_a_run_killed_in_its_last_save_completes_it(
+    tmp_path: Path, method: str, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = (f"{PARAMS}.save_top_k=2", f"{PARAMS}.save_nemo_on_train_end=True")
+    overrides = ("trainer.max_steps=4", "trainer.val_check_interval=1", *best)
+    train(config(tmp_path / "whole", *overrides))
+    original, calls = getattr(CheckpointCallback, method), count(1)
+
+    def interrupt(*arguments: Any) -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        original(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(CheckpointCallback, method, interrupt)
+        train(config(tmp_path / "run", *overrides))
+    killed, whole = ({path.name for path in (tmp_path / run / "checkpoints").iterdir()} for run in ("run", "whole"))
+    assert killed != whole
+    train(config(tmp_path / "run", *overrides))
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == whole
 
 
 def test_saving_a_step_twice_writes_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

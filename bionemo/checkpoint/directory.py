@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bionemo.checkpoint.manifest import MANIFEST, STATE, find_defect, load_manifest
+from bionemo.checkpoint.manifest import MANIFEST, STATE, find_damage, load_manifest
 from bionemo.common.errors import UserError
 from bionemo.common.files import sync
 
@@ -92,7 +92,7 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def remove(path: Path, names: str = _FILES) -> None:
-    """Delete a checkpoint, renaming it first so that an incomplete one is never used; other files in it stay."""
+    """Delete a checkpoint but no other files in it. Rename it first, so that a partly deleted one is never used."""
     renamed = unfinished(path)
     delete(renamed, names)
     path.rename(renamed)
@@ -102,7 +102,7 @@ def remove(path: Path, names: str = _FILES) -> None:
 
 
 def delete(path: Path, names: str = _FILES) -> None:
-    """Delete files in a directory, and the directory if it is then empty; of a symbolic link, delete only the link.
+    """Delete files in a directory, and the directory if it is then empty. If the path is a link, delete only the link.
 
     Files that cannot be deleted stay.
 
@@ -150,16 +150,16 @@ def _subdirectories(directories: Iterable[Path]) -> list[Path]:
 
 
 def find_newest(
-    directories: Collection[Path], on_defect: Callable[[Path, str], None], ignored: Collection[Path] = ()
+    directories: Collection[Path], on_damage: Callable[[Path, str], None], ignored: Collection[Path] = ()
 ) -> Path | None:
-    """Return the undamaged checkpoint of the highest step; call `on_defect(path, problem)` for damaged ones."""
+    """Return the undamaged checkpoint of the highest step; call `on_damage(path, problem)` for damaged ones."""
     no_manifest = [
         path for path in _subdirectories(directories) if (path / STATE).exists() and not load_manifest(path)
     ]
     for path in sorted(no_manifest) + list_complete(*directories):
         if path in ignored:
             continue
-        if not (problem := find_defect(path)):
+        if not (problem := find_damage(path)):
             return path
-        on_defect(path, problem)
+        on_damage(path, problem)
     return None

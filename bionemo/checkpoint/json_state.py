@@ -33,7 +33,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Convert JSON values written by `encode` back.
+    """Convert JSON values that `encode` returned to the original values.
 
     Raises:
         ValueError, TypeError, KeyError, RuntimeError, RecursionError: for values that `encode` does not write.

@@ -28,17 +28,17 @@ _RUN = re.compile(r'"run": "([0-9a-f]{32})"')
 _INVALID = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
-class _Defect(ValueError):
+class _Damage(ValueError):
     """A defect of a checkpoint, with a message for the user."""
 
 
 def check(path: Path) -> None:
     """Raise a UserError if a file of a checkpoint is damaged, or has a format version that is not supported."""
-    if problem := find_defect(path):
+    if problem := find_damage(path):
         raise UserError(f"checkpoint {path} cannot be used: {problem}; choose another or remove it")
 
 
-def find_defect(path: Path) -> str:
+def find_damage(path: Path) -> str:
     """Verify all files of a checkpoint; return its first defect, "" if there is none."""
     try:
         manifest = _read(path)
@@ -48,7 +48,7 @@ def find_defect(path: Path) -> str:
         for name, expected in manifest["xxh3_128"].items():
             if checksum_file(path / name) != expected:
                 return f"{name} does not match its checksum"
-    except _Defect as error:
+    except _Damage as error:
         return str(error)
     except (FileNotFoundError, NotADirectoryError) as error:
         return f"{Path(error.filename).name} is missing"
@@ -75,7 +75,7 @@ def read_run_id(path: Path) -> str:
     return found[1] if found else ""
 
 
-def seal(manifest: dict[str, Any]) -> str:
+def format_manifest(manifest: dict[str, Any]) -> str:
     """Return the text of a manifest with its own checksum; files that differ from it in any byte are rejected."""
     return json.dumps(manifest | {"seal": checksum_bytes(json.dumps(manifest).encode())}, indent=1)
 
@@ -85,20 +85,20 @@ def _read(path: Path) -> dict[str, Any]:
     text = (path / MANIFEST).read_text()
     manifest: dict[str, Any] = json.loads(text)
     if (version := manifest["format"]) != FORMAT_VERSION:
-        raise _Defect(f"its format is {version}; this version reads format {FORMAT_VERSION}")
+        raise _Damage(f"its format is {version}; this version reads format {FORMAT_VERSION}")
     del manifest["seal"]
-    if text != seal(manifest):
-        raise _Defect(f"{MANIFEST} was changed after it was written")
+    if text != format_manifest(manifest):
+        raise _Damage(f"{MANIFEST} was changed after it was written")
     match manifest:
         case {"step": int(), "metrics": dict(), "bytes": dict(sizes), "xxh3_128": dict(files)}:
             if {INDEX, STATE} <= files.keys() == sizes.keys() and all(map(_FILE.fullmatch, files)):
                 return manifest
-    raise _Defect(f"{MANIFEST} does not describe a checkpoint")
+    raise _Damage(f"{MANIFEST} does not describe a checkpoint")
 
 
 def _file_size(file: Path) -> int:
     """Return the size of a regular file; links and pipes are rejected, as checkpoints may be untrusted."""
     status = file.lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise _Defect(f"{file.name} is not a regular file")
+        raise _Damage(f"{file.name} is not a regular file")
     return status.st_size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of checkpoints: any block of a tensor, saved with any parallel layout."""
+"""Read blocks of tensors from checkpoints that were saved with any parallel layout."""
 
 import json
 import math

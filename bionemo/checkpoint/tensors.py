@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing of safetensors files from tensors in memory, with a checksum computed on the way.
+"""Write tensors to safetensors files, and compute the checksums while writing.
 
 The format (8 bytes header size, JSON header, contiguous values) is that of the safetensors library, which reads the
 files. The library's own writer copies all tensors first; this one needs no additional memory.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inspecting and averaging of checkpoints, and checkpoints that contain only weights."""
+"""Inspect and average checkpoints, and write checkpoints that contain only weights."""
 
 import math
 from collections import Counter

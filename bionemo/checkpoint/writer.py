@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing of checkpoints, by one process or by several together."""
+"""Write checkpoints from one or several processes."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from bionemo.checkpoint.directory import delete, disk_errors, publish, unfinished
 from bionemo.checkpoint.json_state import encode
-from bionemo.checkpoint.manifest import FORMAT_VERSION, INDEX, MANIFEST, STATE, seal
+from bionemo.checkpoint.manifest import FORMAT_VERSION, INDEX, MANIFEST, STATE, format_manifest
 from bionemo.checkpoint.tensors import Piece, write, write_text
 from bionemo.common.errors import UserError
 
@@ -38,7 +38,7 @@ def save_distributed(
     When one process fails, all of them raise its error, and no files remain.
     """
     new = unfinished(path)
-    created: list[Path] = []  # on rank 0, once it has created the directory
+    created: list[Path] = []  # on rank 0: the directory, after it was created
 
     def run_on_all(function: Callable[[], Any]) -> list[Any]:
         """Call a function on every process; return the results when it has succeeded on all of them."""
@@ -82,7 +82,7 @@ def save_distributed(
             "bytes": {name: (new / name).stat().st_size for name in files},
             "xxh3_128": files,
         }
-        write_text(new / MANIFEST, seal(manifest))
+        write_text(new / MANIFEST, format_manifest(manifest))
         publish(path)
 
     run_on_all(create_directory if rank == 0 else lambda: None)

@@ -67,7 +67,7 @@ def _inspect(arguments: Namespace) -> None:
 
 
 def _verify(arguments: Namespace) -> None:
-    from bionemo.checkpoint import find_defect
+    from bionemo.checkpoint import find_damage
     from bionemo.checkpoint.manifest import MANIFEST
 
     bad = 0
@@ -77,7 +77,7 @@ def _verify(arguments: Namespace) -> None:
         if not found:
             raise UserError(f"{path} contains no checkpoint")
         for checkpoint in found:
-            problem = find_defect(checkpoint)
+            problem = find_damage(checkpoint)
             bad += bool(problem)
             print(f"{checkpoint}: {problem or 'valid'}")
     if bad:

@@ -63,7 +63,7 @@ def predict(cfg: InferConfig) -> None:
 
     log_to_console()
     task, data, process = cfg.model.downstream_task, cfg.model.data, launched_process()
-    # The first process loads the model before it spawns workers, so an error in a worker is not printed by another.
+    # Process 0 loads the model before it starts workers, so it cannot report their errors: each worker prints its own.
     error_class = RankError if process is not None and process.launcher == LAUNCHER else HostError
     with reraise_as(error_class):
         timeout = duration_in_seconds("trainer.rank_timeout", cfg.trainer.rank_timeout)
@@ -104,7 +104,7 @@ def _predict_first_rank(
 
                 def advance_all(count: int) -> None:
                     check_workers()
-                    advance(count * ranks)  # assumes that the other ranks are as far
+                    advance(count * ranks)  # assumes that the other ranks have made the same progress
 
                 predict_files.compute_parts(prediction, model, 0, ranks, advance_all)
             predict_files.wait_for_parts(prediction, timeout, check_workers)

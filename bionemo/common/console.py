@@ -18,9 +18,9 @@ from bionemo.common.launcher_environment import (
     is_global_rank_zero,
     is_local_rank_zero,
 )
-from bionemo.common.redaction import learn, redact_text
+from bionemo.common.redaction import redact_text, register_secrets
 
-DEFECT = "this is a defect of bionemo: please report it in the issue tracker, with the traceback above"
+BUG_MESSAGE = "this is a bug in bionemo: please report it in the issue tracker, with the traceback above"
 
 
 def notify(*notes: str) -> None:
@@ -34,17 +34,17 @@ def notify(*notes: str) -> None:
 def one_line_errors() -> Iterator[None]:
     """Convert errors caused by the user, a file or the machine to one line on stderr and exit status 1.
 
-    Ctrl-C exits with status 130. Any other exception is a defect of this project: its traceback is printed, followed
-    by a line that asks to report it. Secrets are redacted in both.
+    Ctrl-C exits with status 130. Any other exception is a bug in bionemo: its traceback is printed, followed by a
+    line that asks the user to report it. Secrets are redacted in both.
     """
-    learn(sys.argv[1:])
+    register_secrets(sys.argv[1:])
     interrupted = _note_interrupts()
     try:
         check_environment()
         _check_directories()
         yield
     except Exception as error:
-        if interrupted:  # a library replaced KeyboardInterrupt by an error of its own clean-up
+        if interrupted:  # a library raised another exception while it handled KeyboardInterrupt
             _end_interrupted()
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             sys.excepthook = lambda *raised: _print_traceback(raised[1])
@@ -56,9 +56,9 @@ def one_line_errors() -> Iterator[None]:
         if line is None:
             _print_traceback(error)
         if (descriptor := os.environ.get(ERROR_DESCRIPTOR)) is not None:
-            os.write(int(descriptor), redact_text(line or DEFECT).encode(errors="backslashreplace"))
+            os.write(int(descriptor), redact_text(line or BUG_MESSAGE).encode(errors="backslashreplace"))
         elif line is None or _prints(error):
-            print(redact_text(f"error: {line or DEFECT}"), file=sys.stderr)
+            print(redact_text(f"error: {line or BUG_MESSAGE}"), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         _end_interrupted()

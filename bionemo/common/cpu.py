@@ -2,8 +2,8 @@
 """Keep oneDNN from using AMX on CPUs that advertise it without supporting it.
 
 Some virtual machines set the AMX flags of CPUID leaf 7 but lack leaves 0x1D and 0x1E, which describe the tiles.
-oneDNN, torch's library for matrix products, then configures no tiles, and the process dies of SIGILL in its first
-matrix product in bf16.
+oneDNN, torch's library for matrix products, then does not configure the tiles, and SIGILL kills the process in its
+first bf16 matrix product.
 
 `import bionemo` calls `limit_onednn`, which reads /proc/cpuinfo up to the flags of the first core, and executes CPUID
 only if the flags include amx_tile. Imports nothing heavy.

@@ -77,7 +77,7 @@ def reraise_as(error_type: type[HostError]) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str | None:
-    """Return a one-line description of an error; None for an error that indicates a defect of this project.
+    """Return a one-line description of an error; None for an error that indicates a bug in bionemo.
 
     The description of a UserError is its text. For other errors this function is the fallback of commands: code that
     knows which setting to change raises a UserError.

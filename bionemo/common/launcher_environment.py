@@ -68,7 +68,8 @@ class Process:
 def launched_process(environment: Mapping[str, str] = os.environ) -> Process | None:
     """Return rank and world size of this process; None if no launcher started it.
 
-    The innermost launcher counts: inside a Slurm job, a process that torchrun or mpirun started belongs to these.
+    If launchers are nested, this function reads the variables of the innermost one: in a Slurm job, those of torchrun
+    or mpirun if one of them started the process.
 
     Raises:
         UserError: if a launcher's variables contradict each other, or the address of rank 0 is unknown.

@@ -25,8 +25,8 @@ from bionemo.common.errors import UserError
 from bionemo.common.regular import open_regular
 
 LOCK = ".bionemo.lock"
-_HEARTBEAT_SECONDS = 10.0  # between two increments of the holder's counter
-_POLL_SECONDS, _STALE_POLLS = 1.0, 60  # a lock is stale after so many checks without a change of the counter
+_HEARTBEAT_SECONDS = 10.0  # interval at which the holder increments its counter
+_POLL_SECONDS, _STALE_POLLS = 1.0, 60  # time between checks; checks without a change until a lock is stale
 _GUARD_STALE_POLLS = 1500  # every 20 ms; the guard is held for milliseconds
 _MAX_BYTES = 4096  # of a lock file
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ RandomBits = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_ROUNDS = 6  # per permutation; with three, equal input differences persist too often by a sixth
+_ROUNDS = 6  # per permutation; with three, equal input differences persist a sixth too often
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
@@ -63,7 +63,7 @@ def draw_at(key: int, counters: NDArray[np.int64]) -> RandomBits:
 def draw_runs(keys: RandomBits, lengths: NDArray[np.integer]) -> RandomBits:
     """Return random numbers 0 to length - 1 of each key [k], concatenated: uint64 [sum of lengths]."""
     total = int(lengths.sum())
-    ramp = np.arange(1, total + 1, dtype=np.uint64)  # one ramp for all keys: each key is shifted by its offset
+    ramp = np.arange(1, total + 1, dtype=np.uint64)  # counters of all keys; `keys - starts` restarts each key at 1
     ramp *= _GOLDEN
     starts = (np.cumsum(lengths) - lengths).astype(np.uint64)
     ramp += np.repeat(keys - starts * _GOLDEN, lengths)

@@ -205,17 +205,17 @@ def _yaml_escape(match: re.Match[str]) -> str:
     return f"\\x{number:02X}" if number < 1 << 8 else f"\\u{number:04X}" if number < 1 << 16 else f"\\U{number:08X}"
 
 
-_learned: set[str] = set()
+_registered: set[str] = set()
 
 
-def learn(tree: Any) -> None:
+def register_secrets(tree: Any) -> None:
     """Hide the secrets found by name or in URLs of a configuration or command line in all later output."""
     found: set[str] = set()
     Redactor(found=found).tree(tree)
     for value in found:  # [NAME:KEY] contains a secret, too
         parts = re.split(r"[\s\[\]{},:'\"]+", value)
-        _learned.update(part for part in parts if len(part) >= _LONG and re.search(r"\d", part))
-        _learned.update([value] if len(value.strip()) >= _SHORTEST else [])
+        _registered.update(part for part in parts if len(part) >= _LONG and re.search(r"\d", part))
+        _registered.update([value] if len(value.strip()) >= _SHORTEST else [])
 
 
 def contains_value(secret: str, text: str) -> bool:
@@ -225,7 +225,7 @@ def contains_value(secret: str, text: str) -> bool:
 
 def contains_secret(text: str) -> bool:
     """Return whether a text contains a secret of a known format, or a known secret value that is not a plain word."""
-    known = {*environment_secrets().values(), *_learned}
+    known = {*environment_secrets().values(), *_registered}
     return bool(_FORMATS.search(text)) or any(
         len(value) >= _LONG - 4 and not value.isalpha() and value in text for value in known
     )
@@ -274,7 +274,7 @@ class LogFilter(logging.Filter):
 
 
 def _redactor() -> Redactor:
-    return _redactor_of(frozenset(environment_secrets().values()) | _learned)
+    return _redactor_of(frozenset(environment_secrets().values()) | _registered)
 
 
 _redactor_of = lru_cache(maxsize=8)(Redactor)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from bionemo.common.errors import UserError
-from bionemo.common.redaction import learn
+from bionemo.common.redaction import register_secrets
 from bionemo.config.check import check_config, find_secret_names
 from bionemo.config.hints import did_you_mean
 from bionemo.config.hydra_setup import CheckedFileSource, configure_hydra
@@ -121,7 +121,7 @@ def compose_typed(
         UserError: if the configuration is invalid.
     """
     composed, notes = compose(source, overrides, schema)
-    learn(OmegaConf.to_container(composed))
+    register_secrets(OmegaConf.to_container(composed))
     reader = SchemaReader()
     try:
         cfg = reader.read(composed, schema)
@@ -129,7 +129,7 @@ def compose_typed(
         raise _too_deep(source) from error
     problems = reader.problems if cfg is None else check_config(cfg)
     if cfg is not None:
-        learn(resolved := asdict(cfg))  # type: ignore[call-overload]
+        register_secrets(resolved := asdict(cfg))  # type: ignore[call-overload]
         problems += find_secret_names(resolved)
     if cfg is None or problems:
         more = len(problems) - _MAX_REPORTED

@@ -97,6 +97,6 @@ def _type_hints(group: type) -> dict[str, Any]:
 
 
 def _quote(value: str) -> str:
-    r"""Quote for Hydra's grammar, in which backslashes count only before a quote: \\ is one, \' a quote."""
+    r"""Quote for Hydra's grammar. Only before a quote, \\ means a backslash and \' means a quote."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"

@@ -16,9 +16,9 @@ from bionemo.config.schema import ModelConfig
 from bionemo.config.schema_reader import SchemaReader
 from bionemo.config.targets import target_schema
 
-# Keys of `model` that do not change the function that the weights compute; a key includes all keys below it. All
-# other keys, also those of new models, may change it.
-TRAINING_KEYS = (  # they change the training
+# Keys of `model` that do not change the outputs that the model computes with given weights. A key includes all keys
+# below it. All other keys, including those of new models, may change the outputs.
+TRAINING_KEYS = (  # they affect only training
     "micro_batch_size", "global_batch_size", "hidden_dropout", "attention_dropout", "seed", "optim",
     "data.modify_percent", "data.mask_percent", "data.perturb_percent", "data.identity_percent",
     "data.mask_special_tokens", "data.seq_length_dec", "data.masked_lm_prob", "data.max_ngram_size",
@@ -46,8 +46,8 @@ class _Section:
     model: ModelConfig
 
 
-def changes_function(key: str) -> bool:
-    """Return whether a key of `model` may change the function that the weights compute."""
+def affects_outputs(key: str) -> bool:
+    """Return whether a key of `model` may change the outputs that the model computes with given weights."""
     return not includes_key(TRAINING_KEYS + _OTHER_KEYS, key)
 
 
@@ -86,7 +86,7 @@ def read_model_section(section: Mapping[str, Any], default_config: str) -> Model
     if (found := reader.read(OmegaConf.create({"model": dict(section)}), _Section)) is not None:
         return found.model
     for problem, keys in (("missing", reader.missing), ("unknown", reader.unknown)):
-        if changing := [key for key in keys if changes_function(key.removeprefix("model."))]:
+        if changing := [key for key in keys if affects_outputs(key.removeprefix("model."))]:
             package, _, _ = str(section["_target_"]).partition(".")
             remedy = "use the version of bionemo that wrote it"
             if package != "bionemo":

@@ -34,7 +34,7 @@ class Clusters:
         return chosen if self.members is None else self.members[chosen]
 
     def only(self, records: NDArray[np.int64]) -> "Clusters":
-        """Return the clusters with only these records, which are in ascending order, as members."""
+        """Return the clusters restricted to these member records, which are in ascending order."""
         first, last = (np.searchsorted(records, edge) for edge in (self.starts, self.starts + self.counts))
         return Clusters(first, last - first, self.seed, records)
 

@@ -30,7 +30,7 @@ def pads_dynamically(config: DataConfig) -> bool:
 
 
 class SequenceData(pl.LightningDataModule):
-    """Training, validation and test data in steps of packed rows.
+    """Training, validation and test data; each step of a loader consists of packed rows.
 
     `trainer_config` gives the number of epochs and the timeout of workers, `factory` opens the splits, and
     `num_micro_batches` is the number of micro-batches of each rank in a training step. `position` is the stream

@@ -21,7 +21,7 @@ from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Collator, CompactBatch
 from bionemo.data.sampler import DataPosition, GlobalBatchSampler
 
-_TOKENS_PER_CALL = 1 << 16  # tokens collated per call: enough to amortize the call, few enough to stay in the cache
+_TOKENS_PER_CALL = 1 << 16  # tokens collated per call: a compromise between call overhead and cache size
 
 # Garbage collection in a forked worker must skip inherited objects: gloo, for example, would join threads that exist
 # only in the parent, and hang.
@@ -46,7 +46,7 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class CompactStep:
-    """A `StepBatch` as workers send it."""
+    """A `StepBatch` in the compact form in which workers send it to the main process."""
 
     micro_batches: list[CompactBatch]
     next_position: DataPosition
@@ -144,7 +144,7 @@ def _ignore_signals(worker: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread accepts it only from the parent
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread exits only if the parent sends it
     threading.Thread(target=_exit_on_sigterm_from, args=(os.getppid(),), daemon=True).start()
 
 

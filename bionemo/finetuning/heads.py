@@ -21,7 +21,7 @@ from bionemo.finetuning.task_data import TaskType
 from bionemo.megatron.dropout import TASK_HEAD, dropout, token_dropout_keys
 
 _RADIUS = 3  # residues on either side in a convolution
-_STATISTICS_ROWS = 1 << 12  # read at once; 170 MB in fp64 for the widest model
+_STATISTICS_ROWS = 1 << 12  # number of rows read at once; 170 MB in fp64 for the widest model
 
 
 class Head(nn.Module):
@@ -45,8 +45,8 @@ class Head(nn.Module):
         """Set the statistics with which the head standardizes its input, and for regression its output.
 
         Embeddings of a protein and of its single variants differ by a thousandth of their norm, too little for a head
-        to learn from. Dimensions with less than a thousandth of the largest deviation hold rounding errors and are not
-        scaled to one.
+        to learn from. Dimensions with less than a thousandth of the largest standard deviation contain only rounding
+        errors, so their deviation is not scaled to 1.
 
         Args:
             vectors: [R, D], which may be larger than the memory.

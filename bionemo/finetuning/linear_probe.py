@@ -125,7 +125,7 @@ def _feature_directory(directory: Path) -> Iterator[Path]:
     finally:
         try:
             remove_owned(path, _KIND, _NAMES)
-        except (UserError, OSError) as error:  # must not hide an error of the run, or its success
+        except (UserError, OSError) as error:  # a failed deletion must not change the result of the run
             log.warning("%s is no longer needed but could not be deleted: %s", path, error)
 
 

@@ -15,7 +15,7 @@ from bionemo.inference.outputs import InferenceModel
 from bionemo.interop.convert import CHECKPOINT, detect_format
 from bionemo.tokenizers import Vocabulary
 
-_FORMAT = 1  # increase it when the same settings give another result, or partial results are stored differently
+_FORMAT = 1  # increase it when a code change alters the results or the format of partial results
 # Settings that cannot change the result. All others are part of the fingerprint.
 _IGNORED_DATA = (
     "dataset_path", "index_mapping_dir", "batch_size", "tokens_per_batch", "output_fname", "output_format",

@@ -67,7 +67,7 @@ def join_pieces(columns: OutputArrays, fitted: FittedSequences) -> tuple[OutputA
             joined[name] = values[first]
             continue
         values = np.log(values) if name == "pseudo_perplexity" else values
-        single = sizes == tokens[fitted.owners]  # sequences of one piece, whose value must not change by a bit
+        single = sizes == tokens[fitted.owners]  # sequences of one piece: their values stay bitwise the same
         shape = (-1, *[1] * (values.ndim - 1))
         weights = np.where(single, 1.0, sizes / tokens[fitted.owners]).reshape(shape)
         means = np.add.reduceat(values.astype(np.float64) * weights, first)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merging of the weights that the tensor and pipeline parallel ranks of NeMo saved separately.
+"""Merge the weights that the tensor and pipeline parallel ranks of NeMo saved separately.
 
 A weight that tensor parallelism divides is concatenated; other weights must be equal on all tensor ranks. Each
 pipeline stage numbers its layers from 0. The last stage has a copy of the word embeddings of the first, and so has the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set-up of directories, loggers and log files with NeMo's exp_manager, the only module that imports `nemo`."""
+"""Set up directories, loggers and log files with NeMo's exp_manager. No other module imports `nemo`."""
 
 import errno
 import logging
@@ -32,7 +32,7 @@ from bionemo.interop.console_logging import log_to_file
 from bionemo.interop.log_write_errors import tolerate_write_errors
 
 log = logging.getLogger(__name__)
-_NO_OUTPUT, _REDACTION = logging.NullHandler(), LogFilter()  # a logger has each of them once, after any number of runs
+_NO_OUTPUT, _REDACTION = logging.NullHandler(), LogFilter()  # shared, so that repeated runs do not add them again
 _MIN_SPACE = 1 << 18  # bytes that must fit into a directory when a run starts
 _DISABLED_FEATURES = {  # features that this package implements itself; NeMo's checkpoints, for example, are pickles
     "explicit_log_dir": None,
@@ -158,7 +158,7 @@ def _adapted_nemo() -> Iterator[None]:
 
 
 class _OpenLogFile(pl.Callback):
-    """Opens the log file of a rank at setup: before, rank 0 may still be moving old files."""
+    """Opens the log file of a rank in `setup`, because rank 0 may still be moving old files before that."""
 
     def __init__(self, path: Path) -> None:
         self._path: Path | None = path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of settings and tensors from untrusted bytes without running or importing code that they name.
+"""Read settings and tensors from untrusted bytes without running or importing code that they name.
 
 A file written by torch.save is a zip archive of one pickle and the raw storages. This module parses it once, with
 zipfile and a restricted unpickler, and builds the tensors from the records that it has checked. torch.load is not

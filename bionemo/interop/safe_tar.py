@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading of untrusted tar archives in place: members are listed, nothing is extracted.
+"""Read the members of untrusted tar archives without extracting them to disk.
 
 The format is POSIX.1-2017's (pax, "ustar Interchange Format" and "pax Extended Header"). Only regular files and
 directories are accepted. tarfile's own reader is not used: it stops silently at a damaged header.
@@ -21,7 +21,7 @@ from bionemo.common.errors import UserError
 BLOCK = tarfile.BLOCKSIZE
 _MAX_MEMBERS = 10_000
 _MAX_PAX = 1 << 16  # bytes of extended header before one member
-# gzip compresses weights to a half at best; a compression bomb to a thousandth.
+# gzip compresses weights to at least half of their size, but a decompression bomb to a thousandth.
 _MAX_EXPANSION = 20
 _MIN_EXPANDED = 16 << 20  # bytes to which every gzipped archive may expand
 

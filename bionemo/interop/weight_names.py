@@ -65,14 +65,14 @@ class Weight(NamedTuple):
     transforms: tuple[Transform, ...] = ()  # rearrangements, in the order in which they are applied to our tensor
 
     def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Convert our tensor to theirs, by their names; views where possible."""
+        """Convert our tensor to the tensors of the other format, by name; they are views where possible."""
         for transform in self.transforms:
             tensor = transform.to_theirs(tensor)
         parts = tensor.chunk(len(self.theirs)) if len(self.theirs) > 1 else (tensor,)
         return dict(zip(self.theirs, parts, strict=True))
 
     def to_ours(self, read: Callable[[str], Tensor]) -> Tensor:
-        """Convert their tensors, which `read` returns by name, to ours."""
+        """Convert the tensors of the other format, which `read` returns by name, to our tensor."""
         parts = [read(name) for name in self.theirs]
         tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
         for transform in reversed(self.transforms):
@@ -95,7 +95,7 @@ class WeightNames:
     # Our parameter name -> (configuration key, value): the weight exists only with this value; a key that is missing
     # counts as true.
     only_if: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
-    # Their names under which the format stores a weight a second time -> the name of that weight.
+    # Name of a second copy of a weight in the other format -> name of that weight in the other format.
     copies: Mapping[str, str] = field(default_factory=dict)
     pads_vocabulary: bool = True  # whether their vocabulary is padded like ours
     qkv_by_head: bool = True  # whether query, key and value are ordered by head, as ours are

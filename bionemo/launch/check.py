@@ -21,7 +21,7 @@ _COLUMNS = ("rank", "node", "local", "host", "process", "device", "started by")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Message sizes in bytes, from `first` to `last` by `factor`; each is measured `times` times."""
+    """Message sizes in bytes: `first`, multiplied by `factor` up to `last`; each size is measured `times` times."""
 
     first: int
     last: int

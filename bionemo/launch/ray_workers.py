@@ -74,7 +74,7 @@ def run_on_ray(job: RayJob, address: str, timeout: float) -> None:
         TorchTrainer(
             _process,
             train_loop_config={**asdict(job), "console": console.address},
-            # this process group transfers one address only; gloo uses no GPU memory
+            # Ray uses this process group only to transfer one address; gloo needs no GPU memory
             torch_config=TorchConfig(backend="gloo"),
             scaling_config=ScalingConfig(
                 num_workers=job.nodes * job.workers, use_gpu=gpus, resources_per_worker=resources,

@@ -172,7 +172,7 @@ class Slurm:
 
 
 def _after(dependency: str | None, numbers: list[str]) -> list[str]:
-    """Return options that start a job after the previous one has succeeded, and cancel it if that has failed."""
+    """Return options that start a job after the previous job succeeds and cancel it if the previous job fails."""
     if not numbers:
         return []
     both = ",".join(part for part in (dependency, f"afterok:{numbers[-1]}") if part)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collective writing of checkpoints, either synchronously or in a thread while training continues."""
+"""Write checkpoints from all ranks, either synchronously or in a thread while training continues."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over packed sequences (variable length) for CPUs in plain PyTorch.
 
-About twice as fast, forward and backward, as scaled_dot_product_attention per sequence, because:
+The forward and backward passes are about twice as fast as calling scaled_dot_product_attention for each sequence,
+because:
 
 * Scores are in base 2: ATen vectorizes fp32 `exp2` itself but uses MKL for `exp`, which is several times slower.
-* fp32 products use oneDNN, up to twice as fast as MKL on AVX-512. torch passes them to oneDNN only if it may compute
-  in bf16, which it does only with AMX: without AMX the result is fp32; where AMX is possible, MKL is used.
+* fp32 matrix products use oneDNN, which is up to twice as fast as MKL on AVX-512. torch calls oneDNN for them only if
+  bf16 computation is allowed. oneDNN then computes in bf16 only on CPUs with AMX; on those, MKL is used instead.
 * For bf16 inputs, probabilities are bf16, scores fp32.
 * A sequence is read as a masked window of the packed batch instead of a padded copy. Window sizes are multiples of
   `_WINDOW` because oneDNN compiles a kernel per shape (0.3 ms each).
@@ -91,7 +92,7 @@ def _tiles(lengths: tuple[int, ...], key_lengths: tuple[int, ...], heads: int, c
 @lru_cache(maxsize=1)
 def _pool(threads: int) -> ThreadPoolExecutor:
     """Return Python threads that share `threads` cores."""
-    workers = min(threads, 8)  # More do not scale because of the GIL.
+    workers = min(threads, 8)  # More threads bring no speedup because of the GIL.
     ready = threading.Barrier(workers + 1)
 
     def start() -> None:

@@ -36,7 +36,7 @@ def initialize(tensor: int, pipeline: int) -> None:
 
 
 def destroy() -> None:
-    """Forget Megatron's process groups and undo the patches, so that one process can train twice."""
+    """Delete Megatron's references to its process groups and undo the patches, so that a process can train again."""
     if is_initialized():
         parallel_state.destroy_model_parallel()
         patches.undo()

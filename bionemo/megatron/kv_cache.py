@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bionemo.megatron.layer_spec import EncoderOutput, PackedTransformerBlock
 
-_PAD_MULTIPLE = 64  # of the encoder output's length: sums over other lengths may differ in the last bits
+_PAD_MULTIPLE = 64  # pad the encoder output to a multiple of this: sums over other lengths may differ in the last bits
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Tokens:
         return self.held(rows) * self.target_fraction
 
     def with_largest_micro_batch(self, rows: int) -> "Tokens":
-        """Return the statistics of a micro-batch that one in millions exceeds: five standard deviations."""
+        """Return the statistics of a micro-batch five standard deviations above the mean, about one in 3.5 million."""
         largest = self.row + 5 * self.row_deviation / math.sqrt(rows)
         return replace(self, row=min(largest, max(self.row, self.max_length)))
 

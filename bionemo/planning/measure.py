@@ -63,7 +63,7 @@ class Segment:
     masked: float = 0  # FLOPs for pairs that a causal mask hides and the attention kernel computes, forward pass only
     sent: float = 0  # bytes communicated between tensor ranks, an all-reduce counted twice
     kernels: int = 0  # operations that allocate memory, an estimate of the number of kernels
-    # bytes added at the moments that can be the peak: proportional to the tokens, and constant
+    # candidates for the peak: bytes added since the segment began, (proportional to the tokens, constant)
     peaks: list[tuple[float, float]] = field(default_factory=lambda: [(0, 0)])
 
     def scale(self, factor: float) -> "Segment":
@@ -180,8 +180,8 @@ class StepProfiler:
         return replace(profile, segments=[segment.scale(factor) for segment in profile.segments])
 
 
-class Meter(TorchDispatchMode):
-    """Counts FLOPs, kernels, communication, and the bytes of storages that operations allocate until they are freed.
+class CostCounter(TorchDispatchMode):
+    """Counts FLOPs, kernels, communicated bytes, and the bytes of storages that are in use.
 
     Args:
         model: its weights are not counted.
@@ -225,7 +225,7 @@ class Meter(TorchDispatchMode):
             self.add_peak()
 
     def add_peak(self, more: float = 0) -> None:
-        """Record that the present moment can be the peak, with `more` bytes that are not allocated."""
+        """Add the memory now in use, plus `more` bytes, to the candidates for the peak of the segment."""
         segment, (activations, gradients, copies) = self.segments[-1], self._bytes
         proportional = activations - segment.activations
         constant = gradients + copies - segment.gradients - segment.copies + more
@@ -275,7 +275,7 @@ def _profile_rank(
         for parameter in model.parameters():  # Megatron adds gradients to its buffer and frees them
             parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
         sizes = [len(each.tokens) // shards for each in batches]
-        meter = Meter(model, smallest=min([*sizes, len(batch.target_ids)]))
+        meter = CostCounter(model, smallest=min([*sizes, len(batch.target_ids)]))
         for stack, block in enumerate(model.blocks()):
             meter.watch(block.layers[-1], stack)
         if not first:
@@ -326,7 +326,7 @@ def _fake_batch(tokens: Tokens, rows: int, divisor: int) -> PackedBatch:
     )  # fmt: skip
 
 
-def _fake_attention(profiler: StepProfiler, batches: list[PackedBatch], meter: Meter) -> Callable[..., Tensor]:
+def _fake_attention(profiler: StepProfiler, batches: list[PackedBatch], meter: CostCounter) -> Callable[..., Tensor]:
     """Return a substitute of `attend` of megatron/attention.py: saves as many bytes as on a GPU and counts FLOPs."""
     stacks = {id(batch.cu_seqlens): stack for stack, batch in enumerate(batches)}
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read names and sequences from FASTA and CSV files, and apply the policies for invalid records.
 
-All operations are vectorised over columns in Arrow's layout (a buffer of bytes and a buffer of offsets). Only invalid
+All operations are vectorized over columns in Arrow's layout (a buffer of bytes and a buffer of offsets). Only invalid
 records are processed one by one in Python.
 """
 

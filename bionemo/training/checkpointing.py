@@ -66,7 +66,7 @@ class CheckpointCallback(pl.Callback):
         self._saved_at, self._saved_step, self._validated_step = time.monotonic(), -1, -1
         self._archive: Path | None = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
         self.signals = Signals()
-        self.signals.listen(signal.SIGUSR1)  # before the first step it is recorded and handled after the step
+        self.signals.listen(signal.SIGUSR1)  # a signal before the first step is handled after that step
 
     def check_export(self, trainer: pl.Trainer, model: Trainable) -> None:
         """Raise a UserError if the .nemo file that the run will write has other weight names or shapes than the model.

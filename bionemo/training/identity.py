@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bionemo.common.errors import UserError
-from bionemo.config.saved_model import TRAINING_KEYS, changes_function, includes_key
+from bionemo.config.saved_model import TRAINING_KEYS, affects_outputs, includes_key
 from bionemo.models.trainable import Trainable
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def check_same_function(source: object, saved: Mapping[str, Any], config: Mappin
     Raises:
         UserError: if it differs; names the keys and how to set them.
     """
-    changed = [each for each in _differences(saved, config) if changes_function(each[0])]
+    changed = [each for each in _differences(saved, config) if affects_outputs(each[0])]
     if str(source).endswith(".nemo"):
         for difference in [each for each in changed if each[0] == "activation"]:
             _, old, new = difference

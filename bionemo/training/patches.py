@@ -29,7 +29,7 @@ def disable_process_observer() -> Iterator[None]:
 
 
 def disable_sigterm_broadcast(trainer: pl.Trainer) -> None:
-    """Do not ask all ranks before every step whether a signal arrived; the checkpoint callback does it less often."""
+    """Disable the all-reduce of received signals before every step; the checkpoint callback does it less often."""
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 

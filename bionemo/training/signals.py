@@ -103,7 +103,7 @@ class Signals:
 
 
 class _TolerantStream:
-    """Stream that ignores errors of writing, for example because the reader has ended."""
+    """Stream that ignores write errors, for example when the reading process has exited."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -122,7 +122,7 @@ class _TolerantStream:
 
 
 def _tolerate_lost_console(number: int) -> None:
-    """Let the save succeed if the terminal is closed, or a `| tee` got the signal, too."""
+    """Ignore console write errors, so that the save succeeds after the terminal or `| tee` has been closed."""
     if number == signal.SIGHUP:
         for descriptor in (1, 2):
             with suppress(OSError):

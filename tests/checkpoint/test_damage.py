@@ -158,9 +158,9 @@ def test_every_byte_of_the_smaller_files(two: tuple[Path, Path]) -> None:
             damaged = bytearray(content)
             damaged[place] ^= 0x20
             (two[1] / name).write_bytes(damaged)
-            assert checkpoint.find_defect(two[1]), (name, place)
+            assert checkpoint.find_damage(two[1]), (name, place)
         (two[1] / name).write_bytes(content)
-    assert checkpoint.find_defect(two[1]) == ""
+    assert checkpoint.find_damage(two[1]) == ""
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -6,7 +6,7 @@ import errno
 import pytest
 from torch._utils import ExceptionWrapper
 
-from bionemo.common.console import DEFECT, one_line_errors
+from bionemo.common.console import BUG_MESSAGE, one_line_errors
 from bionemo.common.errors import UserError, describe
 
 
@@ -85,4 +85,4 @@ def test_a_defect_keeps_its_traceback(error: Exception, capsys: pytest.CaptureFi
     assert end.value.code == 1
     error_output = capsys.readouterr().err
     assert "Traceback" in error_output
-    assert error_output.rstrip().endswith(DEFECT)
+    assert error_output.rstrip().endswith(BUG_MESSAGE)

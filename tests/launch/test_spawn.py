@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.common.console import DEFECT
+from bionemo.common.console import BUG_MESSAGE
 
 PROGRAM = """
 import os, signal, sys, time
@@ -31,7 +31,7 @@ with one_line_errors():
 FAILURES = [  # a statement, the end of the error line, whether a traceback is printed before it
     ("raise UserError('x' * 100_000)", r": x{100000}", False),  # more than a pipe holds
     ("raise RankError('what: where: fix it')", r": what: where: fix it", False),
-    ("raise ValueError('in two\\nlines')", f": {re.escape(DEFECT)}", True),
+    ("raise ValueError('in two\\nlines')", f": {re.escape(BUG_MESSAGE)}", True),
     ("sys.exit(1)", r" exited with status 1: check its messages above", False),
     ("os.kill(os.getpid(), signal.SIGKILL)", r" was killed by SIGKILL: check the memory of this machine", False),
     ("wait; os._exit(3)", r" exited with status 3: check its messages above", False),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bionemo.checkpoint import Checkpoint, find_defect
+from bionemo.checkpoint import Checkpoint, find_damage
 from tests.support.parallel_layouts import UP_TO_FOUR, Layout, Run, on_every_process
 from tests.support.runs import FAMILIES
 
@@ -34,7 +34,7 @@ def go_on_from_each(
 
 def same_tensors(one: Path, other: Path) -> None:
     """Check that all full tensors of the weights and the optimizer are bitwise equal."""
-    assert not find_defect(one) and not find_defect(other)
+    assert not find_damage(one) and not find_damage(other)
     first, second = Checkpoint(one), Checkpoint(other)
     assert first.shapes() == second.shapes()
     assert len(first.shapes("weights")) * 3 == len(first.shapes())  # with two moments each

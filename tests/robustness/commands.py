@@ -73,7 +73,7 @@ class Result:
             return "it hung"
         if "Traceback (most recent call last)" in self.console or "--- Logging error ---" in self.console:
             return "a traceback"
-        if re.search(r"this is a defect of bionemo|Segmentation fault|Fatal Python error", self.console):
+        if re.search(r"this is a bug in bionemo|Segmentation fault|Fatal Python error", self.console):
             return "a defect"
         if self.status not in statuses:
             return f"exit status {self.status}"

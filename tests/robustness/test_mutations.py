@@ -149,7 +149,7 @@ TYPES: dict[str, tuple[str, str, Reader]] = {
     "yaml": ("run.yaml", "", lambda path: load_config("run", [], path.parent)),
     **{
         f"checkpoint {name}": (f"checkpoint/{name}", "checkpoint", _read_checkpoint)
-        for _read_checkpoint in [lambda path: (checkpoint.find_defect(path), inspect(path), load(path, "cpu"))]
+        for _read_checkpoint in [lambda path: (checkpoint.find_damage(path), inspect(path), load(path, "cpu"))]
         for name in ("manifest.json", "state.json", "index.json", "tensors-0.safetensors")
     },
     **{

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bionemo.checkpoint.manifest import seal
+from bionemo.checkpoint.manifest import format_manifest
 from bionemo.checkpoint.tensors import checksum_file
 
 
@@ -18,4 +18,4 @@ def forge(path: Path, edit: Callable[[dict[str, Any]], None] = lambda manifest: 
     manifest["bytes"] = {name: (path / name).stat().st_size for name in files}
     manifest["xxh3_128"] = {name: checksum_file(path / name) for name in files}
     edit(manifest)
-    (path / "manifest.json").write_text(seal(manifest))
+    (path / "manifest.json").write_text(format_manifest(manifest))

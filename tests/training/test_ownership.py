@@ -113,9 +113,9 @@ def test_a_run_of_a_version_without_run_ids_is_resumed(tmp_path: Path) -> None:
     train(config(tmp_path, *overrides, "trainer.max_steps=1"))
     path = last_checkpoint(tmp_path)
     manifest = {key: value for key, value in checkpoint.load_manifest(path).items() if key != "run"}
-    (path / "manifest.json").write_text(checkpoint.manifest.seal(manifest))
+    (path / "manifest.json").write_text(checkpoint.manifest.format_manifest(manifest))
     (tmp_path / ".bionemo-run.json").unlink()
-    assert checkpoint.find_defect(path) == ""
+    assert checkpoint.find_damage(path) == ""
     for steps in (2, 3):
         train(config(tmp_path, *overrides, f"trainer.max_steps={steps}"))
         assert list(kept(tmp_path / "checkpoints").values()) == [steps]

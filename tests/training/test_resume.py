@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bionemo.checkpoint import find_defect, list_complete, load_manifest
+from bionemo.checkpoint import find_damage, list_complete, load_manifest
 from bionemo.checkpoint.json_state import decode, encode
 from bionemo.common.errors import UserError
 from bionemo.training.checkpointing import CheckpointCallback
@@ -160,7 +160,7 @@ class Killable:
         kept = list((self.directory / "checkpoints").iterdir())
         assert set(list_complete(self.directory / "checkpoints")) == set(kept)  # no leftovers
         assert len(kept) <= 1 + int(OFTEN[-1].partition("=")[2])
-        assert [find_defect(path) for path in kept] == [""] * len(kept)
+        assert [find_damage(path) for path in kept] == [""] * len(kept)
 
 
 @pytest.mark.parametrize(("uninterrupted", "workers"), for_models((0,), (2,)), indirect=["uninterrupted"])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bionemo.checkpoint import find_defect, load_manifest
+from bionemo.checkpoint import find_damage, load_manifest
 from bionemo.cli.pretrain import main
 from bionemo.megatron import async_save
 from bionemo.training.signals import _SAME_KEY_PRESS, Signals
@@ -147,7 +147,7 @@ def test_a_signal_to_all_processes_saves_the_step(
     (step,) = re.findall(rf"received {number.name}: saving step (\d+) and exiting", "\n".join(run.lines()))
     last = last_checkpoint(run.directory)
     assert load_manifest(last)["step"] == int(step) >= 50
-    assert find_defect(last) == ""
+    assert find_damage(last) == ""
     assert not any(line.startswith("error") for line in run.lines())
     assert group_is_gone(run.pid)
 

@@ -73,7 +73,7 @@ class DataImplConfig:
 class LoaderConfig:
     """One split (train, val or test). Keys that are not set refer to the same keys of `model.data` in YAML."""
 
-    use_upsampling: bool  # True: trainer.max_epochs passes, endless if null; False: one pass
+    use_upsampling: bool  # True: trainer.max_epochs epochs, or no limit if null; False: one epoch
     num_workers: WorkerCount
     seed: Seed
 

@@ -13,9 +13,9 @@ from bionemo.data.molecules.reader import BATCH, SmilesReader
 from bionemo.data.molecules.smiles import parse_smiles
 from bionemo.tokenizers import SmilesTokenizer
 
-_SAMPLED_TEXTS = 1_000  # examined for nucleotides and proteins
-_SAMPLED_TOKENS = 50_000  # tokenized, which takes a tenth of a second
-_SAMPLED_MOLECULES = 2_000  # parsed, which takes half a second
+_SAMPLED_TEXTS = 1_000  # number of texts that are checked for nucleotides and proteins
+_SAMPLED_TOKENS = 50_000  # number of records that are tokenized, in a tenth of a second
+_SAMPLED_MOLECULES = 2_000  # number of molecules that are parsed, in half a second
 _NUCLEOTIDES = re.compile(r"[ACGTUN]{10,}")
 _PROTEIN = re.compile(r"(?=.*[ADEGHKLMQRTVWY])[ABCDEFGHIKLMNOPQRSTUVWXYZ*]{10,}")  # with a letter that is no atom
 

@@ -41,8 +41,8 @@ class MoleculeDataset:
     """Tokenized molecules or reactions; implements `bionemo.data.dataset.Dataset`.
 
     The encoder reads the tokens of a SMILES. The decoder reads BOS and the tokens; its targets are the tokens and EOS.
-    A random or canonical SMILES with too many tokens is replaced by the stored one. A stored one that is too long is
-    truncated and never given to RDKit, whose recursion crashes the process at some 20,000 atoms.
+    A random or canonical SMILES with too many tokens is replaced by the stored one. A stored SMILES that is too
+    long is truncated and not passed to RDKit, because RDKit's recursion crashes the process at about 20,000 atoms.
     """
 
     clusters = None

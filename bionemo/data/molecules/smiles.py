@@ -14,7 +14,7 @@ Molecule = Any
 """rdkit.Chem.Mol; RDKit has no type annotations."""
 
 _ENTRY_BYTES = 150  # upper bound of the size of a dictionary entry
-_MAX_SEED = 2**31 - 1  # of RDKit's generator; seed 0 would not seed it
+_MAX_SEED = 2**31 - 1  # largest seed of RDKit's generator; with seed 0, RDKit would not set the seed
 _STEREO_DONE = "_StereochemDone"  # RDKit's flag of a molecule whose stereocentres it has checked
 _UNUSUAL = re.compile(r"[^A-Za-z0-9()\[\]=#+@.%-]")  # bond stereo, names and rare symbols
 _UNUSUAL_CENTRE = re.compile(r"@[A-GI-Z]")  # non-tetrahedral stereocentres
@@ -23,9 +23,9 @@ _UNUSUAL_CENTRE = re.compile(r"@[A-GI-Z]")  # non-tetrahedral stereocentres
 def parse_smiles(text: str) -> Molecule | None:
     """Parse a SMILES; return None if RDKit rejects it or if it has no atoms.
 
-    RDKit parses, sanitizes, removes hydrogen atoms and checks stereocentres. For a SMILES without hydrogen atoms and
-    unusual symbols the last two steps are skipped, which saves a third of the time if there are stereocentres: random
-    SMILES need no check, and `write_canonical` makes it later. Random SMILES keep the marks of false stereocentres.
+    RDKit parses, sanitizes, removes hydrogen atoms and checks stereocentres. If a SMILES has no hydrogen atoms and no
+    unusual symbols, the last two steps are skipped, which saves a third of the time for molecules with stereocentres.
+    `write_canonical` checks stereocentres later; `write_random` does not, so it also writes invalid stereocentres.
     """
     rdkit = _rdkit()
     hydrogen = "[H" in text or "[#" in text or "[0" in text  # [H], [#1], [0H]

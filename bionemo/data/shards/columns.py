@@ -119,7 +119,7 @@ def _read_rows(path: Path, configured: CsvColumns) -> list[list[str]]:
         joined = configured.newline.join(record).removesuffix("\r")
         try:
             rows.append(next(csv.reader([joined], delimiter=configured.separator), []))
-        except (csv.Error, TypeError):  # TypeError: a separator of several characters, which the reader reports
+        except (csv.Error, TypeError):  # TypeError: the separator has several characters; the reader reports it
             return []
         if len(rows) >= _MAX_RECORDS + configured.header_lines:
             break

@@ -31,8 +31,8 @@ def load_index(
     """Return the index of a data file; build it if no valid index is found.
 
     An index is valid if it has the state of the data file (see `FileState`) and contains its status change time. If
-    only the latter differs, the data was copied with its index, or replaced by a program that restored the
-    modification time; a hash of the whole file then decides, once.
+    only the status change time differs, either the data was copied with its index, or a program replaced the data and
+    restored the modification time. The hash of the whole file is then compared, and the new time is stored.
 
     `build` indexes the file; it is called at most once while the file does not change, and may set
     `RecordIndex.content`. Indexes are stored in `index_mapping_dir` (None: beside the data), else in the user's cache;

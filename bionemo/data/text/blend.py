@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blends several corpora by weight; the corpus and sample of a record are computed, without a table."""
+"""Blend several corpora by weight. The corpus and sample of each record are computed, not stored in a table."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 
-_GOLDEN_RATIO = 0.6180339887498949  # multiples of this fraction of a circle spread evenly over it
+_GOLDEN_RATIO = 0.6180339887498949  # its multiples modulo 1 are spread evenly over [0, 1)
 
 
 @dataclass(frozen=True)
 class Blend:
-    """An epoch has as many records as all corpora have samples; each corpus gets its share of them.
+    """A weighted mixture of corpora.
+
+    The number of records in an epoch is the number of samples in all corpora; each corpus provides its share of them.
 
     Without weights an epoch contains every sample once. With weights, an epoch continues in each corpus where the
     previous one stopped, so one epoch can be several passes through a small corpus or a part of a large one.

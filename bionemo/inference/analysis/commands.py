@@ -13,7 +13,7 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.inference.analysis import contacts, files
-from bionemo.inference.analysis.maps import make_reducer, read_embeddings, to_plane
+from bionemo.inference.analysis.maps import make_reducer, project_to_2d, read_embeddings
 from bionemo.inference.analysis.plots import plot_contacts, plot_map, plot_scan, plot_scores
 from bionemo.inference.analysis.protein import tokenize_protein
 from bionemo.inference.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
@@ -153,7 +153,7 @@ def run_map(
             ids, embeddings, colors = read_embeddings(input_path, own_color)
         if table:
             colors = _read_colors(table, color or "", ids, input_path)
-        points_N2 = to_plane(embeddings, method, neighbors, seed)
+        points_N2 = project_to_2d(embeddings, method, neighbors, seed)
         extra = [[each] for each in colors] if colors else [[]] * len(ids)
         rows = [[name, *_format(point), *more] for name, point, more in zip(ids, points_N2, extra, strict=True)]
         files.write_table(file, ["id", "x", "y", *([color] if colors and color else [])], rows)

@@ -19,7 +19,7 @@ METHODS = ("umap", "pca")
 _MIN_SEQUENCES = 4  # UMAP's initialization needs two eigenvectors besides the constant one
 
 
-def to_plane(embeddings: Floats, method: str = "umap", neighbors: int = 15, seed: int = 0) -> Floats:
+def project_to_2d(embeddings: Floats, method: str = "umap", neighbors: int = 15, seed: int = 0) -> Floats:
     """Project embeddings to two dimensions, reproducibly for the same seed.
 
     `method` is `umap` (McInnes et al. 2018; with this number of neighbors of each sequence), which preserves

@@ -24,12 +24,12 @@ class Architecture(ModelFormat):
     model_type: str  # in config.json, as class_name
     class_name: str
     names: WeightNames
-    prefix: str  # of the names of weights, which files of the base model, without a head, omit
+    prefix: str  # prefix of weight names; files of the model without a head omit it
     config: Config  # keys that all our configurations of this architecture have, except for `_target_`
     required: Settings  # keys of config.json that may only have one value, which is also their default
-    sizes: Mapping[str, str]  # our key -> theirs, of positive integers
-    numbers: Mapping[str, tuple[str, float]]  # our key -> theirs and its default, of numbers from 0 on
-    flags: Mapping[str, str] = field(default_factory=dict)  # our key -> theirs, of booleans that are false by default
+    sizes: Mapping[str, str]  # positive integers: our key -> key of config.json
+    numbers: Mapping[str, tuple[str, float]]  # numbers >= 0: our key -> (key of config.json, default)
+    flags: Mapping[str, str] = field(default_factory=dict)  # booleans, default false: our key -> key of config.json
     # Checks config.json and returns the remaining keys of our configuration, given the others.
     read_settings: Callable[[Settings, Config], dict[str, Any]]
     # Checks our configuration and returns the other keys of config.json; the second argument is the vocabulary size.

@@ -20,7 +20,7 @@ from bionemo.training.health.heartbeat_server import close_on_fork
 from bionemo.training.health.rank_status import RECONNECT_SECONDS, Diagnosis, RankStatus
 
 _runs = itertools.count()  # runs of this process
-_MAX_UNANSWERED = 3  # after so many unanswered heartbeats the client only listens
+_MAX_UNANSWERED = 3  # number of heartbeats without reply after which the client sends no more
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +36,7 @@ class HeartbeatClient(threading.Thread):
         on_diagnosis: called with the diagnosis, and whether this rank made it because rank 0 does not answer.
         store_address: host and port of torch.distributed's store, which tells the heartbeat port.
         server_port: port of the heartbeat server on rank 0; None on other ranks.
-        timeout: seconds after which a rank 0 that does not answer is hung.
+        timeout: seconds without reply after which rank 0 is considered hung.
         interval: seconds between heartbeats.
     """
 
@@ -77,7 +77,7 @@ class HeartbeatClient(threading.Thread):
         try:
             store = self._publish_port() if self._is_rank_0 else None  # must live as long as ranks may connect
         except RuntimeError as error:  # the main thread gets the same error
-            log.info("no health monitoring: %s", error)
+            log.info("health monitoring is not available: %s", error)
             return
         result = self._wait_for_diagnosis()
         del store

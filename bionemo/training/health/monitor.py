@@ -30,7 +30,7 @@ from bionemo.training.health.heartbeat_server import HeartbeatServer
 from bionemo.training.health.rank_status import RECONNECT_SECONDS, Diagnosis
 from bionemo.training.patches import disable_process_observer
 
-EXIT_SECONDS = 20.0  # time for the main thread to end by itself
+EXIT_SECONDS = 20.0  # time that the main thread has to exit before the process is ended
 log = logging.getLogger(__name__)
 
 
@@ -207,7 +207,7 @@ def is_connection_error(error: BaseException) -> bool:
 def report_first_error(monitor: HealthMonitor, trainer: pl.Trainer) -> Iterator[None]:
     """Monitor all ranks; print the first error of any rank once, and no errors that follow from it.
 
-    Rank 0 prints the message. An unexpected error (a defect) is also raised on its own rank, with a traceback.
+    Rank 0 prints the message. An unexpected error (a bug) is also raised on its own rank, with a traceback.
     """
     monitor.error = None
     with disable_process_observer():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bionemo.common.errors import UserError
-from bionemo.inference.analysis.maps import read_embeddings, to_plane
+from bionemo.inference.analysis.maps import project_to_2d, read_embeddings
 
 
 def clouds(number: int, size: int = 16) -> np.ndarray:
@@ -23,11 +23,11 @@ def clouds(number: int, size: int = 16) -> np.ndarray:
 def test_principal_components() -> None:
     """Compare with a singular value decomposition, up to signs."""
     x_ND = clouds(20)
-    found = to_plane(x_ND, "pca")
+    found = project_to_2d(x_ND, "pca")
     assert found.dtype == np.float32
     left, scale, _ = np.linalg.svd(x_ND - x_ND.mean(0), full_matrices=False)
     np.testing.assert_allclose(np.abs(found), np.abs(left[:, :2] * scale[:2]), rtol=1e-3, atol=1e-3)
-    assert (to_plane(x_ND, "pca") == found).all()
+    assert (project_to_2d(x_ND, "pca") == found).all()
 
 
 def test_options_are_passed_to_umap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +43,11 @@ def test_options_are_passed_to_umap(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Reducer))
     x_ND = clouds(20)
-    found = to_plane(x_ND, "umap", 7, seed=3)
+    found = project_to_2d(x_ND, "umap", 7, seed=3)
     assert arguments == {"n_neighbors": 7, "random_state": 3, "n_jobs": 1}
     assert found.dtype == np.float32
     assert (found == x_ND[:, :2]).all()
-    to_plane(x_ND[:5])
+    project_to_2d(x_ND[:5])
     assert arguments["n_neighbors"] == 4  # there are not more samples
 
 
@@ -55,8 +55,8 @@ def test_options_are_passed_to_umap(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_umap() -> None:
     pytest.importorskip("umap")
     x_ND = clouds(30)
-    found = to_plane(x_ND)
-    assert (to_plane(x_ND) == found).all()
+    found = project_to_2d(x_ND)
+    assert (project_to_2d(x_ND) == found).all()
     middles = found.reshape(3, 30, 2).mean(1)
     nearest = np.linalg.norm(found[:, None] - middles, axis=-1).argmin(1)
     assert (nearest == np.arange(90) // 30).all()
@@ -65,7 +65,7 @@ def test_umap() -> None:
 def test_umap_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(UserError, match=r"UMAP is not installed .* pip install 'bionemo\[analysis\]', or .* pca"):
-        to_plane(clouds(5))
+        project_to_2d(clouds(5))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_umap_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_invalid_embeddings(x_ND: np.ndarray, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        to_plane(x_ND, **options)
+        project_to_2d(x_ND, **options)
 
 
 def test_embeddings_in_a_file(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from bionemo.common.console import DEFECT, one_line_errors
+from bionemo.common.console import BUG_MESSAGE, one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.data.loader import StepDataset
 from bionemo.data.proteins import splits
@@ -208,7 +208,7 @@ def test_a_hanging_rank_is_named_and_exits(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_only_the_failing_rank_prints_an_error(tmp_path: Path, rank: int, fault: str, expected: str) -> None:
     errors, name = bare(tmp_path, rank, fault, 30, gone=False)
-    assert errors == [[expected.format(name)], [f"error: {DEFECT}"] if fault == "defective" else [], []]
+    assert errors == [[expected.format(name)], [f"error: {BUG_MESSAGE}"] if fault == "defective" else [], []]
     assert ("Traceback" in (tmp_path / str(rank)).read_text()) == (fault == "defective")
 
 
@@ -271,7 +271,7 @@ def test_a_run_with_a_killed_data_worker(tmp_path: Path, rank: int) -> None:
         rf"error: {f'rank {rank}: ' if rank else ''}DataLoader worker \(pid.+\) .+: check the memory .+",
         error,
     )
-    assert DEFECT not in "".join((tmp_path / console).read_text() for console in ("0", "1"))
+    assert BUG_MESSAGE not in "".join((tmp_path / console).read_text() for console in ("0", "1"))
 
 
 def test_a_teardown_error_does_not_hide_the_original_error() -> None:

@@ -85,7 +85,11 @@ def _label(
     refuse_existing([output], overwrite)
     trained, records = read_trained_head(head), read_fasta(input_path)
     with staged_file(output) as file:
-        model, rows = load(path or trained.encoder), []
+        try:
+            model, rows = load(path or trained.encoder), []
+        except UserError as error:
+            remedy = "" if path else f"; {head} was trained with this model: give another path with --model"
+            raise UserError(f"{error}{remedy}") from error
         with progress_bar("predicting", len(records), "sequences") as advance:
             for first in range(0, len(records), EMBEDDING_BATCH):
                 batch = records[first : first + EMBEDDING_BATCH]

@@ -81,7 +81,7 @@ def predict(cfg: InferConfig) -> None:
         identity = prediction_fingerprint(task, data, precision, records.paths, model)
         prediction = Prediction(records, task, data, identity)
     ranks = cfg.trainer.num_nodes * devices
-    output = Path(data.output_fname)
+    output = prediction.output
     lock = run_lock(output.absolute().parent, f".{output.name}.lock") if rank == 0 else nullcontext()
     with lock:
         if rank == 0:

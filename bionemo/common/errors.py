@@ -3,6 +3,7 @@
 
 import errno
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -114,3 +115,11 @@ def _os_error(error: OSError, message: str) -> str:
     reason = error.strerror or message or type(error).__name__
     hint = _HINTS.get(error.errno or 0, f"check the file system, then {_RETRY}")
     return f"{files}: {reason}: {hint}" if files else f"{reason}: {hint}"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL; real-time signals have only numbers."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -107,13 +107,13 @@ def read_model_section(section: Mapping[str, Any], default_config: str) -> Model
     return read_model_section(adapted["model"], default_config)
 
 
-def add_defaults(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section of plain values with the defaults that its dataclass has for missing keys.
+def add_defaults(section: Mapping[str, Any], target: str) -> dict[str, Any]:
+    """Return a section of plain values with the defaults that the dataclass of a model class has for missing keys.
 
     Raises:
-        UserError: if its class cannot be imported.
+        UserError: if the class cannot be imported.
     """
-    keys = fields(target_schema(str(section["_target_"]), ModelConfig))
+    keys = fields(target_schema(target, ModelConfig))
     defaults = {each.name: each.default for each in keys if each.default is not MISSING}
     for each in keys:
         if each.default_factory is not MISSING:

@@ -94,7 +94,8 @@ class SequenceData(pl.LightningDataModule):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the stream position. If the stream of samples has changed, continue at its next packing window."""
         self.position = DataPosition(**state["position"])
-        if changed := [key for key, value in self._stream().items() if state["stream"].get(key) != value]:
+        changed = [key for key, value in self._stream().items() if state["stream"].get(key) != value]
+        if changed and (self.trainer is None or self.trainer.training):
             log.warning(
                 "%s: different from the checkpoint; training continues with the next window of samples",
                 ", ".join(changed),
@@ -138,7 +139,7 @@ class SequenceData(pl.LightningDataModule):
         )
 
     def global_batch_size(self, world_size: int) -> int:
-        """Return the number of packed sequences in a training step of all ranks."""
+        """Return the number of rows in a training step of all ranks."""
         return self.config.micro_batch_size * self.config.data_parallel_size(world_size) * self.num_micro_batches
 
     def check_steps(self, world_size: int) -> None:
@@ -151,7 +152,7 @@ class SequenceData(pl.LightningDataModule):
         if next(sampler.batches(DataPosition()), None) is None:
             raise UserError(
                 f"model.data.drop_last=True leaves no complete step: {len(sampler.stream.records):,} training "
-                f"sequences in {epochs} epoch(s) give {sampler.count_rows():,} packed sequences, but a step needs "
+                f"sequences in {epochs} epoch(s) give {sampler.count_rows():,} rows, but a step needs "
                 f"{size:,} (model.micro_batch_size={self.config.micro_batch_size} x "
                 f"{self.config.data_parallel_size(world_size)} ranks x {self.num_micro_batches} micro-batches): lower "
                 "model.micro_batch_size, or set model.data.drop_last=False or model.data.train.use_upsampling=True"

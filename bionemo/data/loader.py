@@ -108,7 +108,7 @@ class StepLoader(DataLoader[Any]):
             pin_memory=pin_memory and torch.cuda.is_available(),
             persistent_workers=workers > 0,
             timeout=timeout if workers else 0,
-            worker_init_fn=_ignore_signals,
+            worker_init_fn=_set_up_worker_signals,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -137,7 +137,7 @@ class StepLoader(DataLoader[Any]):
             raise UserError(line) from error
 
 
-def _ignore_signals(worker: int) -> None:
+def _set_up_worker_signals(worker: int) -> None:
     """Keep the worker alive when a terminal, `timeout` or Slurm signals all processes.
 
     The main process then saves a checkpoint before it stops its workers.

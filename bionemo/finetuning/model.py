@@ -153,7 +153,7 @@ def _lengths(batch: PackedBatch, has_bos_eos: bool) -> NDArray[np.int64]:
 def loss_function(predictions_RC: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     """Return the loss summed over labelled rows, and their number. One column is a regression."""
     targets_R = dataset.get_targets(batch, "regression" if predictions_RC.shape[1] == 1 else "classification")
-    count = predictions_RC.new_tensor(len(targets_R), dtype=torch.float32)
+    count = predictions_RC.new_full((), len(targets_R), dtype=torch.float32)
     return metrics.summed_loss(predictions_RC, targets_R), count
 
 

@@ -117,8 +117,8 @@ def write_results(results: Results, cfg: DownstreamConfig, directory: Path, clas
     if results.test:
         test_metrics = {f"test_{name}": value for name, value in metrics.compute_metrics(*results.test).items()}
     task = {
-        "classes": list(classes), "task_type": cfg.model.data.task_type, "encoder": redact_text(str(results.encoder)),
-        _RUN: results.fingerprint,
+        "classes": list(classes), "task_type": cfg.model.data.task_type,
+        "encoder": redact_text(str(results.encoder.absolute())), _RUN: results.fingerprint,
     }  # fmt: skip
     # A single metadata entry: safetensors writes several in random order, and the file must be reproducible.
     write_atomic(directory / HEAD, save(results.head.state_dict(), {"task": json.dumps(task)}))

@@ -92,7 +92,7 @@ class Prediction:
         wanted = set(self.outputs)
         size = _LETTERS["text" if wanted & {*GENERATED} else "token" if wanted & {*PER_TOKEN} else "sequence"]
         ends = np.cumsum(self.records.lengths, dtype=np.int64)
-        edges = np.unique(np.searchsorted(ends, np.arange(0, int(ends[-1]), size), side="left"))
+        edges = np.unique(np.searchsorted(ends, np.arange(0, max(int(ends[-1]), 1), size), side="left"))
         firsts = [int(edge) for edge in edges if edge < len(ends)]
         return list(zip(firsts, [*firsts[1:], len(ends)], strict=True))
 

@@ -103,7 +103,8 @@ def open_model(path: Path) -> Model:
     identity: dict[str, Any] = saved.state.get("model", {})
     weights: TensorSource = MergedLoRA(saved) if "task" in identity else saved
     history = model_card.describe_training(saved.state, saved.manifest)
-    return Model(add_defaults(saved.config), tools.read_vocabulary_size(identity), weights, history, contact_head)
+    config = add_defaults(saved.config, str(saved.config["_target_"]))
+    return Model(config, tools.read_vocabulary_size(identity), weights, history, contact_head)
 
 
 def describe(path: Path, every_tensor: bool = False) -> str:

@@ -21,7 +21,7 @@ _LOGS = rf"{_NEMO_LOGS}|git-info\.log|(config|hparams)\.yaml|loss_curve\.png"
 
 
 def read_run_id(directory: Path) -> str | None:
-    """Return the identity of the run that last started in a log directory; None if there is no record."""
+    """Return the ID of the run that last started in a log directory; None if there is no record."""
     record = _read_record(directory)
     return record[0] if record else None
 
@@ -29,7 +29,7 @@ def read_run_id(directory: Path) -> str | None:
 def move_old_files(directory: Path, run: str | None, copies: Iterable[str] = ()) -> None:
     """Move the files of earlier runs to the next `run_N`, then record the start of this run.
 
-    `run` is the identity of the run; None: it writes no checkpoints, and the recorded identity stays. `copies` are the
+    `run` is the ID of the run; None: it writes no checkpoints, and the recorded ID stays. `copies` are the
     paths of files that the run copies into the directory.
 
     Raises:
@@ -81,7 +81,7 @@ def _next_directory(directory: Path) -> Path:
 
 
 def _read_record(directory: Path) -> tuple[str, set[str]] | None:
-    """Return the identity of the run and the names of the files that it copied."""
+    """Return the ID of the run and the names of the files that it copied."""
     try:
         match json.loads((directory / RECORD).read_text()):
             case {"run": str(run), "files": list(files)}:

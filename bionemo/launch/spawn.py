@@ -2,7 +2,6 @@
 """Start the same command again for the other devices of this machine, if no launcher did."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryFile
 from typing import IO
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, signal_name
 from bionemo.common.launcher_environment import ERROR_DESCRIPTOR
 
 LAUNCHER = "the first process"  # name of this launcher in the workers
@@ -58,7 +57,7 @@ def spawn_local_workers(count: int) -> Iterator[Callable[[], None]]:
 
 def _describe_exit(status: int) -> str:
     if status < 0:
-        return f" was killed by {signal.Signals(-status).name}: check the memory of this machine"
+        return f" was killed by {signal_name(-status)}: check the memory of this machine"
     return f" exited with status {status}: check its messages above"
 
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ class CheckpointWriter:
     """Write one checkpoint at a time.
 
     Args:
-        asynchronous: copy the tensors to main memory and write them in a thread. Training waits only for the copy,
-            which is much faster than writing if the model is on a GPU.
+        asynchronous: copy tensors and state to main memory and write them in a thread. Training waits only for the
+            copy, which is much faster than writing if the model is on a GPU.
     """
 
     def __init__(self, asynchronous: bool = False) -> None:
@@ -39,7 +40,8 @@ class CheckpointWriter:
         """
         self.wait()
         if self.asynchronous:
-            pieces = [replace(piece, values=piece.values.detach().cpu().clone()) for piece in pieces]
+            pieces = [replace(piece, values=piece.values.detach().to("cpu", copy=True)) for piece in pieces]
+            state = deepcopy(dict(state))  # training changes lists and dictionaries of callbacks while the thread runs
         self._run(lambda: save_distributed(path, state, pieces, self._rank(), self._all_gather))
 
     def after_save(self, task: Callable[[], None]) -> None:

@@ -66,6 +66,7 @@ def simulate(tensor: int, pipeline: int, rank: int, data: int = 1) -> Iterator[N
             yield
         finally:
             destroy()
+            patches.undo()  # if the groups could not be created
             torch.distributed.destroy_process_group()
 
 

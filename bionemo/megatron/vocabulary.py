@@ -107,4 +107,4 @@ def language_model_loss(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Ten
         loss = F.cross_entropy(logits.float(), batch.target_ids, reduction="sum")
     else:
         loss = vocab_parallel_cross_entropy(logits.float(), batch.target_ids).sum()
-    return loss, loss.new_tensor(len(batch.target_ids))
+    return loss, loss.new_full((), len(batch.target_ids))  # new_tensor would wait for a copy to the device

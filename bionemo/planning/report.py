@@ -242,7 +242,8 @@ def _memory(plan: Plan) -> Iterator[str]:
         f"({total / available:.0%} of the device; at most {USABLE:.0%} can be used)"
     )
     if fitting := largest_micro_batch(plan.profiler, plan.layout, plan.device):
-        yield f"  largest micro_batch_size that fits: {fitting}"
+        limit = " or more" if fitting == _MAX_ROWS - 1 else ""
+        yield f"  largest micro_batch_size that fits: {fitting}{limit}"
     else:
         yield f"  a micro-batch of {_rows(plan, 1)} does not fit"
 

@@ -32,7 +32,7 @@ from bionemo.interop.convert import export_nemo
 from bionemo.interop.nemo_models import find_nemo_model
 from bionemo.interop.shape_check import check_shapes
 from bionemo.models.trainable import Trainable
-from bionemo.training.patches import ignore_sigterm_after_training
+from bionemo.training.patches import ignore_sigterm_after_training, stop_training
 from bionemo.training.rank_consistency import all_reduce_max
 from bionemo.training.signals import Signals
 
@@ -64,6 +64,7 @@ class CheckpointCallback(pl.Callback):
         interval = self.config.train_time_interval
         self._interval = duration_in_seconds(key, interval) if interval else None
         self._saved_at, self._saved_step, self._validated_step = time.monotonic(), -1, -1
+        self._last: Path | None = None  # checkpoint that this process saved last
         self._archive: Path | None = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
         self.signals = Signals()
         self.signals.listen(signal.SIGUSR1)  # a signal before the first step is handled after that step
@@ -119,8 +120,7 @@ class CheckpointCallback(pl.Callback):
             self.signals.received = number
             log.warning("received %s: saving step %d and exiting", signal.Signals(number).name, step)
             self.save(trainer, pl_module)
-            trainer.should_stop = True
-            trainer.limit_val_batches = 0  # otherwise Lightning would validate before it stops
+            stop_training(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save with the new value of the monitored metric."""
@@ -167,6 +167,7 @@ class CheckpointCallback(pl.Callback):
             last = self.directory / f"{name}-last"
             pl_module.checkpoint_metadata = self._build_metadata(trainer)
             trainer.save_checkpoint(last, self.config.save_weights_only or False)
+            self._last = last
             strategy: Any = trainer.strategy
             strategy.checkpoint_writer.after_save(partial(self._link_and_prune, last, name))
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
@@ -221,7 +222,10 @@ class CheckpointCallback(pl.Callback):
             checkpoint.link(last, best_path)
         for path in self._list_own():
             if path != last and path not in best:
-                checkpoint.remove(path)
+                try:
+                    checkpoint.remove(path)
+                except OSError as error:  # the new checkpoint is complete
+                    log.warning("checkpoint %s cannot be deleted (%s)", path, error.strerror or error)
         if self.config.always_save_nemo:
             self._export()
 
@@ -230,7 +234,7 @@ class CheckpointCallback(pl.Callback):
         if self._archive is None:
             return
         best = self.find_best() if self.config.save_best_model else None
-        path = best or self._list_own()[0]
+        path = best or self._last or self._list_own()[0]
         config = checkpoint.Checkpoint(path).config
         if find_nemo_model(config) is None:
             log.warning(

@@ -61,7 +61,7 @@ def check_same_function(source: object, saved: Mapping[str, Any], config: Mappin
         overrides = " ".join(f"model.{key}={_format(old)}" for key, old, _ in changed)
         raise UserError(
             f"with this configuration the weights of {source} compute another function: {listed}; set {overrides}, or "
-            "start without these weights in another exp_manager.exp_dir"
+            "start without these weights (in another exp_manager.exp_dir, or without restore_from_path)"
         )
 
 

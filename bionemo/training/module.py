@@ -15,6 +15,7 @@ from torch import Tensor
 from bionemo.checkpoint import Checkpoint, TensorSource
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
+from bionemo.config.saved_model import add_defaults
 from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.data.loader import StepBatch
@@ -114,7 +115,7 @@ class TrainingModule(pl.LightningModule):
         if isinstance(weights, Checkpoint):
             check_same_model(weights.state.get("model", {}), model)
         check_weight_shapes(parameter_shards(model), weights)
-        check_same_function(weights.path, weights.config, asdict(self.config))
+        check_same_function(weights.path, add_defaults(weights.config, self.config._target_), asdict(self.config))
 
     def build_on_meta(self) -> Trainable:
         """Build the model, or this rank's part once the process groups exist, without memory for its parameters."""
@@ -178,8 +179,8 @@ class TrainingModule(pl.LightningModule):
         Raises:
             UserError: if one of them is not finite. With loss scaling the norm may be infinite.
         """
-        check_finite(self, self._last_loss_and_norm(), state=False)
         loss, norm = self._loss_and_norm.tolist()
+        check_finite(self, self._named(loss, norm), state=False)
         return loss, norm
 
     def check_finite(self, metrics: Mapping[str, float] | None = None) -> None:
@@ -191,7 +192,9 @@ class TrainingModule(pl.LightningModule):
 
     def _last_loss_and_norm(self) -> dict[str, float]:
         """Return the values of the last step that must be finite; loss scaling skips steps with infinite norm."""
-        loss, norm = self._loss_and_norm.tolist()
+        return self._named(*self._loss_and_norm.tolist())
+
+    def _named(self, loss: float, norm: float) -> dict[str, float]:
         return {"the loss": loss} if self.precision.needs_scaling else {"the loss": loss, "the gradient norm": norm}
 
     def _log_training(self, learning_rate: float) -> None:

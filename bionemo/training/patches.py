@@ -5,6 +5,7 @@
   the health monitor reports the cause instead.
 * `_broadcast_sigterm_tensor` of one trainer: an all-reduce before every step, for which the host waits.
 * `_original_handlers` of one trainer: the SIGTERM handler that Lightning restores after training.
+* `limit_val_batches` and the minimum numbers of steps and epochs of one trainer, when a run ends early.
 * The state of the loops of one trainer.
 """
 
@@ -36,6 +37,16 @@ def disable_sigterm_broadcast(trainer: pl.Trainer) -> None:
 def ignore_sigterm_after_training(trainer: pl.Trainer) -> None:
     """Ignore SIGTERM after training, when a launcher ends all ranks because the first one has exited."""
     trainer._signal_connector._original_handlers[signal.SIGTERM] = signal.SIG_IGN
+
+
+def stop_training(trainer: pl.Trainer) -> None:
+    """End training after this step, without a validation and even before `trainer.min_steps`.
+
+    A validation that is due at this step is not repeated by the resumed run.
+    """
+    trainer.should_stop = True
+    trainer.limit_val_batches = 0
+    trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
 
 def loop_state_at_step(trainer: pl.Trainer, step: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def print_start(
     tokens = f"{batch_size * cfg.model.seq_length:,} tokens"
     size = f"{batch_size:,} sequences" if pads_dynamically(cfg.model.data) else tokens
     _print_and_log(
-        f"{cfg.name}: {num_parameters:,} parameters, {precision} on {trainer.world_size} x "
+        f"{cfg.name}: {num_parameters:,} parameters, precision {precision} on {trainer.world_size} x "
         f"{trainer.strategy.root_device.type}, {size} per step, "
         + (f"resuming from {resume_path}" if resume_path else "starting from the beginning")
     )

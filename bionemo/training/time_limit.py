@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo.config.schema.ranges import duration_in_seconds
+from bionemo.training.patches import stop_training
 from bionemo.training.rank_consistency import all_reduce_max
 
 log = logging.getLogger(__name__)
@@ -29,4 +30,4 @@ class TimeLimit(pl.Callback):
             log.warning(
                 "exp_manager.max_time_per_run=%s is reached: exiting at step %d", self._limit, trainer.global_step
             )
-            trainer.should_stop = True
+            stop_training(trainer)

@@ -123,6 +123,8 @@ def train(
         else:
             check_resumable(checkpoint.Checkpoint(resume_path), module, model)
         data.setup("fit")  # an error in the data ends the run before directories are made
+        if cfg.do_testing:
+            data.setup("test")
         if cfg.do_training:
             reference_losses |= data.reference_losses()
             data.check_steps(trainer.world_size)

@@ -30,6 +30,6 @@ class Model:
 def test_missing_keys_have_the_plain_value_of_their_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", "tests")
     section = {"_target_": f"{__name__}.Model", "hidden_size": 8, "dilation": 2}
-    found = add_defaults(section)
+    found = add_defaults(section, section["_target_"])
     assert section.items() <= found.items()
     assert yaml.safe_load(yaml.safe_dump(found))["convolution"] == {"kernel": 3}

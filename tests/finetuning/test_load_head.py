@@ -70,6 +70,19 @@ def test_predictions_equal_those_of_the_training_run(
                     assert float(row["answer"]) == pytest.approx(float(prediction), rel=1e-4, abs=1e-6)
 
 
+def test_a_missing_encoder_is_reported_with_the_head(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(tmp_path / "head.safetensors", "tokens", tmp_path / "moved")
+    (tmp_path / "x.fasta").write_text(">a\nMKT\n")
+    monkeypatch.setattr(sys, "argv", ["bionemo.analysis", "label", f"--head={tmp_path}/head.safetensors",
+                                      f"--input={tmp_path}/x.fasta", f"--output={tmp_path}/x.csv"])  # fmt: skip
+    with pytest.raises(SystemExit):
+        main()
+    error = capsys.readouterr().err.strip()
+    assert error.endswith(f"; {tmp_path}/head.safetensors was trained with this model: give another path with --model")
+
+
 def test_invalid_heads_are_rejected(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
     with pytest.raises(UserError, match="cannot be read"):

@@ -26,7 +26,8 @@ def mistake(model: Path, data: Path, output: Path, *overrides: str) -> str:
     ("name", "content", "expected"),
     [
         ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) contains no letter of the vocabulary ('123')"),
-        ("x.csv", "id,sequence\na,MKT\nb,\n", "a record without a sequence|b .record 1. is empty"),
+        ("x.csv", "id,sequence\na,MKT\nb,\n", "a record without a sequence|b (record 1) is empty"),
+        ("x.csv", "id,sequence\na,\nb,\n", "a record without a sequence|a (record 0) is empty"),
         ("x.csv", "id,seq\na,MKT\n", "has no column 'sequence', but 'id', 'seq': set its name"),
         ("x.csv", "id,sequence\n", "contains no records after its 1 header line"),
         ("x.fasta", "id,sequence\na,MKT\n", "text before the first '>': is this a FASTA file?"),
@@ -39,7 +40,7 @@ def test_files_of_the_wrong_type(name: str, content: str, expected: str, model: 
     (tmp_path / name).write_text(content)
     (tmp_path / "out").mkdir()
     message = mistake(model, tmp_path / name, tmp_path / "out" / "x.npz")
-    assert any(part in message for part in expected.replace(".record 1.", "(record 1)").split("|")), message
+    assert any(part in message for part in expected.split("|")), message
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 """`python -m bionemo.predict` writes what the model computes, independent of batches and processes."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,22 @@ def test_outputs_equal_those_of_transformers(
         for name, values in wanted.items():
             each = found[name][rows] if name in ("hiddens", "logits") else found[name][number]
             np.testing.assert_allclose(each, values, rtol=1e-4, atol=1e-5, err_msg=f"{name} of {number}")
+
+
+def test_the_default_output_is_in_the_working_directory(
+    model: Path, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks: list[tuple[Path, str]] = []
+
+    def lock(directory: Path, name: str) -> AbstractContextManager[None]:
+        locks.append((directory, name))
+        return nullcontext()
+
+    monkeypatch.setattr("bionemo.cli.predict.run_lock", lock)
+    monkeypatch.chdir(tmp_path)
+    go(model, fasta, Path(), "model.data.output_fname=''")
+    assert np.load(tmp_path / f"{fasta.stem}.npz")["id"].tolist() == [f"p{n}" for n in range(10)]
+    assert locks == [(tmp_path, f".{fasta.stem}.npz.lock")]
 
 
 def test_outputs_do_not_depend_on_batches_or_processes(model: Path, fasta: Path, tmp_path: Path) -> None:

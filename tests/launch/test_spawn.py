@@ -34,6 +34,7 @@ FAILURES = [  # a statement, the end of the error line, whether a traceback is p
     ("raise ValueError('in two\\nlines')", f": {re.escape(BUG_MESSAGE)}", True),
     ("sys.exit(1)", r" exited with status 1: check its messages above", False),
     ("os.kill(os.getpid(), signal.SIGKILL)", r" was killed by SIGKILL: check the memory of this machine", False),
+    ("os.kill(os.getpid(), 40)", r" was killed by signal 40: check the memory of this machine", False),  # has no name
     ("wait; os._exit(3)", r" exited with status 3: check its messages above", False),
 ]
 

@@ -14,7 +14,7 @@ import torch
 from megatron.core import jit
 from megatron.core.tensor_parallel import layers
 
-from bionemo.megatron import patches
+from bionemo.megatron import groups, patches
 
 SOURCES: dict[Any, str] = {
     jit: "0de81ea1c3a8fd5b",
@@ -112,3 +112,13 @@ def test_patches_are_undone() -> None:
     finally:
         patches.undo()
     assert all(a is b for a, b in zip(before, patched(), strict=True))
+
+
+def test_patches_are_undone_if_the_groups_cannot_be_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no groups")
+
+    monkeypatch.setattr(groups.parallel_state, "initialize_model_parallel", fail)
+    with pytest.raises(RuntimeError, match="no groups"), groups.simulate(2, 1, 0):
+        pass
+    assert vars(layers)["torch"] is torch

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which checkpoints are kept, where a run resumes, and how it is stopped."""
 
+import errno
 import os
 import re
 import shutil
 import signal
+import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 from bionemo import checkpoint
 from bionemo.checkpoint import writer
 from bionemo.common.errors import UserError
+from bionemo.interop.convert import convert
 from bionemo.megatron import async_save
 from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.module import TrainingModule
@@ -112,6 +115,35 @@ def test_save_interval_in_steps(
     assert steps == expected  # 4 and 8 are validations
 
 
+def test_an_asynchronous_save_writes_the_state_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, continued = [], threading.Event()
+
+    def save(path: Path, state: dict[str, Any], *others: Any) -> None:
+        continued.wait()
+        written.append(state)
+
+    monkeypatch.setattr(async_save, "save_distributed", save)
+    writer, points = async_save.CheckpointWriter(asynchronous=True), [[1, 2.5]]
+    writer.save(tmp_path, {"callbacks": {"LossCurve": {"train": points}}}, [])
+    points.append([2, 2.4])  # training continues
+    continued.set()
+    writer.wait()
+    assert written == [{"callbacks": {"LossCurve": {"train": [[1, 2.5]]}}}]
+
+
+def test_a_checkpoint_that_cannot_be_deleted_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(checkpoint, "remove", fail)
+    train(config(tmp_path, f"{PARAMS}.save_top_k=1"))
+    assert list(logged(tmp_path, "reduced_train_loss")) == list(range(1, 9))
+    assert {4, 8} <= set(saved(tmp_path).values())
+    assert "cannot be deleted (Input/output error)" in capsys.readouterr().err
+
+
 def test_save_interval_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = steps_of_saves(monkeypatch)
     train(config(tmp_path, f"{PARAMS}.train_time_interval='00:00:00:00'", "trainer.max_steps=3"))
@@ -154,6 +186,21 @@ def test_resuming_from_a_given_checkpoint(tmp_path: Path, key: str) -> None:
     with pytest.raises(UserError, match="this checkpoint directory does not exist"):
         train(config(tmp_path / "third", f"{key}=nowhere"))
     assert not (tmp_path / "third").exists()
+
+
+def test_weights_after_going_back_are_exported(tmp_path: Path) -> None:
+    """A run that continues from an earlier checkpoint of its own exports its weights, not those of later ones."""
+    overrides = ("trainer.val_check_interval=1", f"{PARAMS}.save_top_k=-1", "trainer.max_steps=4")
+    train(config(tmp_path, *overrides))
+    (at_1,) = (tmp_path / "checkpoints").glob("*step=1-*")
+    nemo = (f"{PARAMS}.save_nemo_on_train_end=True", f"{PARAMS}.save_best_model=False")
+    changed = (f"exp_manager.resume_from_checkpoint={at_1}", "trainer.max_steps=2", "model.optim.lr=0.1")
+    train(config(tmp_path, *overrides, *nemo, *changed))
+    (archive,) = (tmp_path / "checkpoints").glob("*.nemo")
+    convert(archive, tmp_path / "exported")
+    (last,) = (tmp_path / "checkpoints").glob("*step=2-*-last")
+    expected, found = read_weights(last), read_weights(tmp_path / "exported")
+    assert all(torch.equal(found[name], values) for name, values in expected.items())
 
 
 def test_checkpoints_in_another_directory(tmp_path: Path) -> None:
@@ -350,10 +397,11 @@ def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
     """The run saves and exits successfully; the next start has the full time again."""
     directory = tmp_path / "run"
     for start, step in enumerate((1, 2), 1):
-        status, lines = run(directory, "exp_manager.max_time_per_run='00:00:00:00'")
+        status, lines = run(directory, "exp_manager.max_time_per_run='00:00:00:00'", "trainer.min_steps=4")
         assert status == 0
         assert f"note: exp_manager.max_time_per_run=00:00:00:00 is reached: exiting at step {step}" in lines
         assert saved(directory)[last_checkpoint(directory).name] == step == start
+    assert not logged(directory, "val_loss")
     with pytest.raises(UserError, match=r"exp_manager\.max_time_per_run is 1h, expected a duration"):
         train(config(directory, "exp_manager.max_time_per_run=1h"))
 

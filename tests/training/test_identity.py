@@ -2,6 +2,7 @@
 """Weights are loaded only by a model that computes the function they were trained for."""
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from bionemo.checkpoint import Checkpoint
 from bionemo.checkpoint.tools import write_weights
 from bionemo.common.errors import UserError
+from bionemo.config import saved_model
 from bionemo.interop.convert import convert
 from bionemo.training.identity import check_same_function, log_changed_settings
 from tests.support.runs import config, last_checkpoint, logged, train
@@ -48,6 +50,24 @@ def test_a_run_with_another_function_does_not_resume(trained: Path, key: str, va
     assert f"model.{key} was {before} and is now {value}" in str(caught.value)
     assert f"set model.{key}={before}" in str(caught.value)
     assert written(trained) == files
+
+
+def test_a_key_that_a_checkpoint_lacks_had_its_default(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of a version without a key compute the same function only with the default of its dataclass."""
+
+    @dataclass
+    class Later:
+        embedding_token_dropout: bool = True
+
+    path = last_checkpoint(trained)
+    older = {key: value for key, value in Checkpoint(path).config.items() if key != "embedding_token_dropout"}
+    monkeypatch.setattr(Checkpoint, "config", older)
+    monkeypatch.setattr(saved_model, "target_schema", lambda *_: Later)
+    expected = "model.embedding_token_dropout was True and is now False"
+    with pytest.raises(UserError, match=expected):
+        train(config(trained, "model.embedding_token_dropout=False"))
+    with pytest.raises(UserError, match=expected):
+        train(config(trained.parent / "other", f"restore_from_path={path}", "model.embedding_token_dropout=False"))
 
 
 @pytest.mark.parametrize("overrides", [("model.hidden_size=64",), ("model.num_layers=3",)])

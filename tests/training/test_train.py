@@ -10,6 +10,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -23,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.distributed.distributed_c10d import _world
 
 from bionemo.common.errors import UserError
+from bionemo.data.data_module import SequenceData
 from bionemo.interop import nemo
 from bionemo.megatron.precision import cpu_has_bf16
 from bionemo.training.progress import print_test_result
@@ -292,6 +294,22 @@ def test_the_test_result_of_a_model_without_perplexity(capsys: pytest.CaptureFix
 def test_without_training_the_test_set_is_not_evaluated(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"do_testing=True without do_training: there is no checkpoint in .* to test"):
         train(config(tmp_path, "do_training=False", "do_testing=True"))
+
+
+def test_an_error_in_the_test_data_ends_the_run_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = SequenceData.dataset
+
+    def dataset(self: SequenceData, name: Any) -> Any:
+        if name == "test":
+            raise UserError("x000.csv is damaged")
+        return original(self, name)
+
+    monkeypatch.setattr(SequenceData, "dataset", dataset)
+    with pytest.raises(UserError, match=r"x000\.csv is damaged"):
+        train(config(tmp_path / "run", "do_testing=True"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("launcher", [False, True], ids=["local", "launcher"])

@@ -146,7 +146,8 @@ class HealthMonitor(pl.Callback):
 
     def _get_status(self) -> dict[str, Any]:
         """Return the next heartbeat; called by the heartbeat client."""
-        self._schedule_exit()
+        if not self._finished:
+            self._schedule_exit()
         return {
             "rank": self.rank,
             "host": self._host,

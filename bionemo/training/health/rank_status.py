@@ -6,7 +6,6 @@ group. If no rank makes progress, the rank that caused it has started fewer coll
 more than others in none.
 """
 
-import signal
 import sys
 import threading
 from collections import Counter
@@ -18,6 +17,8 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed.distributed_c10d import _world
+
+from bionemo.common.errors import signal_name
 
 RECONNECT_SECONDS = 1.0  # a rank whose connection was lost for longer is dead
 _FAILURE_WINDOW = 0.5  # seconds in which several ranks may report the same failure; the lowest rank is named
@@ -62,9 +63,7 @@ class RankStatus:
         how = "ended without an error message"
         if self.exit_code is not None:
             killed = self.exit_code < 0
-            how = (
-                f"was killed by {signal.Signals(-self.exit_code).name}" if killed else f"exited with {self.exit_code}"
-            )
+            how = f"was killed by {signal_name(-self.exit_code)}" if killed else f"exited with {self.exit_code}"
         if self.disconnected is None or self.last_heartbeat is None:
             return f"{how}, last seen {self.phase}"
         return f"{how}, last seen {self.phase}, {self.disconnected - self.last_heartbeat:.1f} s before"
@@ -106,7 +105,7 @@ def diagnose(ranks: Sequence[RankStatus], now: float, timeout: float, interval: 
         (message, _), rank = failed[0]
         return Diagnosis("failed", rank, message)
     dead = [each for each in ranks if each.disconnected is not None and not each.error and not each.finished]
-    if dead and now - min(each.disconnected or now for each in dead) >= RECONNECT_SECONDS:
+    if dead and now - min(each.disconnected for each in dead if each.disconnected is not None) >= RECONNECT_SECONDS:
         return Diagnosis("died", dead[0].rank, _list_ranks(dead, RankStatus.describe_exit))
     idle = now - max(each.last_progress for each in ranks)
     if idle <= timeout or all(each.finished for each in ranks):

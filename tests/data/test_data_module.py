@@ -53,7 +53,7 @@ def sequence_data(*overrides: str, rank: int = 0, ranks: int = 1) -> SequenceDat
         cfg.model, cfg.trainer, load_tokenizer("esm1nv"), MaskedDataset, cfg.trainer.accumulate_grad_batches or 1
     )
     strategy = SimpleNamespace(data_parallel_rank=rank, data_parallel_size=ranks)
-    data.trainer = SimpleNamespace(strategy=strategy)
+    data.trainer = SimpleNamespace(strategy=strategy, training=True)
     return data
 
 

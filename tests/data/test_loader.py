@@ -129,8 +129,8 @@ def test_too_little_data_for_a_step_is_an_error_before_files_are_written(tmp_pat
         "trainer.accumulate_grad_batches=2",
     ]
     message = (
-        r"^model\.data\.drop_last=True leaves no complete step: 10 training sequences in 1 epoch\(s\) give 10 packed "
-        r"sequences, but a step needs 12 \(model\.micro_batch_size=6 x 1 ranks x 2 micro-batches\): "
+        r"^model\.data\.drop_last=True leaves no complete step: 10 training sequences in 1 epoch\(s\) give 10 "
+        r"rows, but a step needs 12 \(model\.micro_batch_size=6 x 1 ranks x 2 micro-batches\): "
         r"lower .*use_upsampling=True$"
     )
     with pytest.raises(UserError, match=message):

@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
 
+import lightning.pytorch as pl
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
@@ -27,6 +29,7 @@ from bionemo.cli.finetune import main as fine_tune
 from bionemo.cli.pretrain import main, pretrain
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
+from bionemo.training.health.monitor import HealthMonitor
 from bionemo.training.loss_curve import LossCurve
 from bionemo.training.module import TrainingModule
 from tests.conftest import EXAMPLES, ROOT
@@ -188,7 +191,8 @@ class Command:
         overrides: overrides added to those of a tiny run.
         model: name of the model whose example is run.
         environment: variables added to the current ones; LARGEST_FILE is a number of bytes beyond which the disk seems
-            full, PROCESSORS the simulated number of processors.
+            full, PROCESSORS the simulated number of processors. With MEET=1, the ranks of a run wait for each other
+            when they have started their health monitors.
     """
 
     def __init__(self, output: Path, *overrides: str, model: str = "esm2nv", **environment: str) -> None:
@@ -215,10 +219,26 @@ def _main(family: Example, overrides: list[str], console: Path, environment: dic
     multiprocessing.set_start_method("fork", force=True)  # for the run's own workers, like in a new Python process
     if processors := environment.get("PROCESSORS"):
         os.cpu_count = lambda: int(processors)
+    if environment.get("MEET"):
+        HealthMonitor.start = _start_and_wait_for_rank_0  # type: ignore[method-assign]
     LossCurve._plot = lambda *_: None  # type: ignore[method-assign]
     os.chdir(family.directory)
     sys.argv = ["pretrain.py", *overrides]
     (fine_tune if family == TASK else main)(family.name, family.directory / "conf")
+
+
+_start = HealthMonitor.start
+
+
+def _start_and_wait_for_rank_0(monitor: HealthMonitor, trainer: pl.Trainer) -> None:
+    """Start the monitor, and wait until rank 0 has answered all ranks; on a busy machine some start much later."""
+    _start(monitor, trainer)
+    client, server = monitor._client, monitor._server
+    assert client is not None
+    while client._rank_0.last_heartbeat is None or (
+        server is not None and any(each.last_heartbeat is None for each in server.ranks)
+    ):
+        time.sleep(0.01)
 
 
 def run(directory: Path, *overrides: str, model: str = "esm2nv", **environment: str) -> tuple[int, list[str]]:
@@ -234,7 +254,7 @@ def run_on_ranks(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "MEET": "1"}
     commands = [
         Command(
             directory.with_name(f"{directory.name}.console{rank}"),

@@ -23,10 +23,11 @@ from tests.support.runs import FAMILIES, FORK, last_checkpoint, tiny
 
 LONG = ("trainer.max_steps=5000", "trainer.val_check_interval=5000")  # the console shows every 50th step
 _START = """\
-import signal
+import os, pathlib, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 from bionemo.cli.pretrain import main
+pathlib.Path(f"{__file__}.{os.environ.get('LOCAL_RANK', 0)}").touch()
 main()
 """
 LIMIT = 400  # seconds: the machine may be busy
@@ -66,6 +67,14 @@ class Terminal:
     def wait_for(self, text: str) -> None:
         end = time.monotonic() + LIMIT
         while not self._console.exists() or text not in self._console.read_text():
+            assert self.status() is None, self.lines()
+            assert time.monotonic() < end, self.lines()
+            time.sleep(0.01)
+
+    def wait_for_rank(self, rank: int) -> None:
+        """Wait until a rank has imported the package and calls `main`."""
+        end = time.monotonic() + LIMIT
+        while not self.directory.with_name(f"script.py.{rank}").exists():
             assert self.status() is None, self.lines()
             assert time.monotonic() < end, self.lines()
             time.sleep(0.01)
@@ -164,7 +173,8 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(
 ) -> None:
     run = start(tmp_path, *overrides)
     run.wait_for("from the beginning")
-    time.sleep(1.0 if overrides else 0.0)  # the second rank starts meanwhile
+    if overrides:
+        run.wait_for_rank(1)
     run.send(signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
     assert not any("saving step" in line for line in run.lines())

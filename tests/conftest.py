@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import bionemo  # noqa: F401  # limits oneDNN where the CPU needs it, before any test imports torch
@@ -14,6 +15,10 @@ import bionemo  # noqa: F401  # limits oneDNN where the CPU needs it, before any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # like interop/console_logging.py, before torch is imported
+
+# the default limit of 200 ms per example fails on a busy machine
+hypothesis.settings.register_profile("no time limit", deadline=None)
+hypothesis.settings.load_profile("no time limit")
 
 # scripts call `python` and `shellcheck`: use those of this environment even if it is not activated
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

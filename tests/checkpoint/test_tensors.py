@@ -33,7 +33,6 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).view(dtype).reshape(shape)
 
 
-@settings(deadline=None)
 @given(SHAPES, st.data())
 def test_blocks_tile_a_range_in_order(shape: tuple[int, ...], data: st.DataObject) -> None:
     size = math.prod(shape)
@@ -85,7 +84,7 @@ def cuts(draw: st.DrawFn, name: str, values: Tensor) -> list[Piece]:
     return draw(halves(name, tuple(values.shape), (0,) * values.ndim, values))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_block_is_read_from_any_pieces(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Tensors written with one layout are read with another."""

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
@@ -45,7 +45,6 @@ def test_output_equals_published_values_for_seed_1234567() -> None:
     assert draw_runs(keys(1234567), np.array([5])).tolist() == published
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, WORD - 1), st.integers(0, 40)), min_size=1, max_size=8))
 def test_each_key_starts_an_independent_generator(runs: list[tuple[int, int]]) -> None:
     expected = [word for key, length in runs for word in splitmix64(key, length)]
@@ -54,7 +53,6 @@ def test_each_key_starts_an_independent_generator(runs: list[tuple[int, int]]) -
     assert found.tolist() == expected
 
 
-@settings(deadline=None)
 @given(st.integers(0, WORD - 1), st.integers(0, 300))
 def test_a_single_draw_equals_that_of_the_sequence(key: int, counter: int) -> None:
     assert draw(keys(key), counter).tolist() == splitmix64(key, counter + 1)[-1:]
@@ -96,7 +94,6 @@ def test_draws_are_uniform_and_neighbours_independent(along: str) -> None:
     assert abs(flips - 0.5).max() < 5 * 0.5 / np.sqrt(number)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2**31), st.integers(0, WORD - 1))
 def test_integers_below_a_bound_are_in_range(bound: int, word: int) -> None:
     assert below(keys(word), np.array([bound]))[0] == (word >> 32) * bound >> 32 < bound
@@ -122,7 +119,6 @@ def test_every_permutation_is_one_to_one() -> None:
         assert np.array_equal(np.bincount(places, minlength=size), np.ones(size)), size
 
 
-@settings(deadline=None)
 @given(st.integers(1, 10**15), st.integers(0, WORD - 1), st.lists(st.integers(0, 10**15), max_size=20))
 def test_permuting_an_index_does_not_depend_on_other_indices(size: int, key: int, wanted: list[int]) -> None:
     indices = np.unique(np.array(wanted, np.int64) % size)

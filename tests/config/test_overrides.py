@@ -3,7 +3,7 @@
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bionemo.config.compose import load
@@ -57,7 +57,6 @@ def test_text_stays_as_typed(value):
     assert parse("desc", value) == value
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1))
 def test_any_text_is_readable(value):
     parsed = parse("desc", value)

@@ -175,7 +175,6 @@ def test_crops_are_uniform_and_depend_on_record_and_epoch() -> None:
 LETTERS = st.text(alphabet="ACJ*a 1\t", max_size=20)
 
 
-@settings(deadline=None)
 @given(st.lists(LETTERS, min_size=1, max_size=6), st.sampled_from(["esm1nv", "esm2nv"]))
 def test_ids_are_those_of_the_alphabet(texts: list[str], name: str) -> None:
     """A run of unknown letters is one token; ESM-2 ignores white space."""
@@ -187,7 +186,7 @@ def test_ids_are_those_of_the_alphabet(texts: list[str], name: str) -> None:
     assert batch.unknown_tokens == sum(letter in outside for text in texts for letter in text)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6),
     st.booleans(),

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bionemo.data.packing import pack, pad
@@ -15,7 +15,6 @@ def uniref_like(number: int, max_length: int, seed: int) -> np.ndarray:
     return np.minimum(residues + 2, max_length)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 300).flatmap(lambda size: st.tuples(st.just(size), st.lists(st.integers(2, size), max_size=80))))
 def test_every_sequence_is_packed_once_within_the_maximum_length(case: tuple[int, list[int]]) -> None:
     max_length, sizes = case

@@ -45,7 +45,7 @@ def same(one: list[GlobalBatch], other: list[GlobalBatch]) -> bool:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     number=st.integers(1, 70), rows=st.integers(1, 40), epochs=st.integers(1, 4), window=st.integers(1, 100),
     shuffle=st.booleans(), plan=st.sampled_from([pack, pad]),
@@ -102,7 +102,6 @@ def test_each_epoch_has_its_own_order_unless_shuffling_is_off() -> None:
     assert SampleStream(np.arange(5) * 2, seed=3, shuffle=False).read_window(1, 4)[1].tolist() == [8, 0, 2, 4]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(1, 40), st.integers(1, 3))
 def test_windows_are_parts_of_one_stream(number: int, size: int, epochs: int) -> None:
     stream = SampleStream(np.arange(number), seed=5, epochs=epochs)

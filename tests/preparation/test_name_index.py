@@ -44,7 +44,7 @@ def expected_repeats(keys: Sequence[object]) -> tuple[list[int], list[int]]:
     return again, before
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(FORGED, st.data())
 def test_chosen_hashes_against_dictionaries(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[int, int]], data: st.DataObject

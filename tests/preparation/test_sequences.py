@@ -113,7 +113,7 @@ def fasta_texts(draw: st.DrawFn) -> str:
     return text.rstrip("\r\n") if draw(st.booleans()) else text
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(fasta_texts(), min_size=1, max_size=3), st.data())
 def test_any_files_and_chunks_against_the_reference(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject

@@ -40,7 +40,7 @@ def theirs(files: Files) -> Callable[[str], list[int]]:
     return lambda text: reference(text)["input_ids"]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.one_of(st.text(max_size=60), st.lists(PIECES, max_size=30).map("".join)))
 def test_agrees_with_transformers(ours: GPT2Tokenizer, theirs: Callable[[str], list[int]], text: str) -> None:
     ids = ours.encode(text)
@@ -168,7 +168,7 @@ def test_more_special_tokens_windows_line_ends_and_no_version_line(files: Files,
     assert found.encode(TEXTS[0]).tolist() == read_gpt2(*files).encode(TEXTS[0]).tolist()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 1), st.integers(0, 10**6), st.binary(max_size=6), st.booleans())
 def test_random_bytes(files: Files, which: int, position: int, junk: bytes, cut: bool) -> None:
     """The files are a valid vocabulary, or a UserError is raised."""

@@ -74,7 +74,7 @@ def test_ids_are_those_of_megamolbart(text: str, ids: list[int]) -> None:
     assert found.tolist() == ids
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(TEXTS)
 @example("[" * 40 + "C]")
 @example("[C\nC]")
@@ -84,7 +84,7 @@ def test_tokens_equal_matches_of_megamolbarts_expression(text: str) -> None:
     assert len(TOKENIZER.find_unknown(text)) == reference(text).count(1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(TEXTS, max_size=8))
 def test_encode_all_agrees_with_encode(texts: list[str]) -> None:
     ids, lengths = TOKENIZER.encode_all(texts)

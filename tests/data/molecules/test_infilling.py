@@ -39,7 +39,7 @@ def reference(tokens: list[int], words: list[int], prob: float, rate: float) -> 
     return masked
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(0, 40), max_size=8),
     st.sampled_from([0.0, 0.1, 0.5, 1.0]),

@@ -64,7 +64,7 @@ def test_real_molecules() -> None:
     assert forms > 10_000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from([text for text in MOLECULES if len(text) > 8]), st.integers(0, 2**64 - 1))
 def test_random_smiles_of_random_smiles(text: str, key: int) -> None:
     form = write_random(parse_smiles(text), key)

@@ -131,7 +131,7 @@ def test_no_targets_at_zero_or_without_tokens() -> None:
     assert len(index) == len(answers) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 25), min_size=1, max_size=12),
     st.randoms(use_true_random=False),

@@ -49,7 +49,7 @@ def csv_files(draw):
     return data, separator, len(header), fields
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(csv_files(), st.integers(1, 60), st.data())
 def test_cells_equal_those_of_the_csv_module_for_any_block_size(tmp_path_factory, file, block, data):
     content, separator, header_lines, fields = file

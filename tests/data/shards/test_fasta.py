@@ -31,7 +31,7 @@ def fasta_files(draw):
     return (text.rstrip("\r\n") if draw(st.booleans()) else text), records
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(fasta_files(), st.integers(1, 60), st.data())
 def test_records_are_read_for_any_block_size(tmp_path_factory, file, block, data):
     text, records = file

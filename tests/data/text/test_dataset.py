@@ -72,7 +72,7 @@ def epoch(samples: TextDataset, number: int) -> Any:
     return samples.tokenize(np.full(len(samples.records), number), samples.records)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 9), st.integers(0, 60), st.integers(0, 3))
 def test_targets_are_the_next_tokens_of_the_stream(seq_length: int, more: int, number: int) -> None:
     tokens = list(range(1, seq_length + 2 + more))
@@ -203,7 +203,7 @@ def test_dropout_keys_of_whole_samples() -> None:
     assert not batch.unknown_counts.any()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.one_of(st.integers(0, 99_999), st.floats(0, 1)), min_size=1, max_size=3).filter(any),
     st.integers(0, 10**9),
@@ -282,7 +282,7 @@ def largest_remainders(size: int, weights: Sequence[float]) -> list[float]:
     return [size * weight / sum(weights) for weight in weights]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(1, 400), st.floats(0.05, 1)), min_size=2, max_size=5),
     st.integers(0, 3),

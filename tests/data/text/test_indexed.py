@@ -33,7 +33,7 @@ def test_all_id_types(tmp_path: Path, dtype: type) -> None:
     assert (len(found), found.documents) == (10, 4)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(DOCUMENTS)
 def test_tokens_and_documents_agree_with_megatron(place: Path, documents: list[list[list[int]]]) -> None:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
@@ -132,7 +132,7 @@ def test_missing_files(tmp_path: Path) -> None:
         IndexedTokens(tmp_path / "text")
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.booleans(), st.integers(0, 200), st.binary(max_size=12), st.booleans())
 def test_corrupted_bytes(place: Path, which: bool, at: int, junk: bytes, cut: bool) -> None:
     """Corrupted files either remain consistent, with every document readable, or cause a UserError."""

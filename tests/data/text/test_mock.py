@@ -112,7 +112,7 @@ def test_the_lowest_loss_is_far_below_the_unigram_entropy() -> None:
     assert best < text.language.unigram_entropy() - 2 < np.log(50257) - 5
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.integers(0, 5000), st.integers(1, 300), st.integers(0, 3), st.sampled_from([SMALL, (70_000, 5)]))
 def test_random_access(start: int, count: int, seed: int, vocabulary: tuple[int, int]) -> None:
     text = stream(seed, vocabulary=vocabulary)

@@ -53,7 +53,11 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> None:
     from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
     silence_dependencies()
-    from bionemo.interop.nemo import log_directory
+    from bionemo.interop.quick_imports import quick_imports
+
+    with quick_imports():
+        import bionemo.megatron  # noqa: F401  # before NeMo, which would import more of Megatron-Core
+        from bionemo.interop.nemo import log_directory
 
     silence_dependencies()
     log_to_console()

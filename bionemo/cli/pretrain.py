@@ -4,6 +4,7 @@
 python -m bionemo.pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,23 +51,26 @@ def prepare_data(cfg: RunConfig) -> None:
 def pretrain(cfg: RunConfig) -> None:
     """Build data and model, then train and test."""
     # Imported here, so that --help does not wait for it, and missing files are reported before torch is imported.
-    from bionemo.config.check import count_micro_batches
+    from bionemo.config.check import divide_batch
     from bionemo.data.files import SPLITS, check_files_exist
 
     check_files_exist(cfg.model.data, SPLITS if cfg.do_testing else ("train", "val"))
     from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
     silence_dependencies()
-    from bionemo.data.data_module import SequenceData
-    from bionemo.megatron.precision import Precision
-    from bionemo.megatron.vocabulary import language_model_loss
-    from bionemo.models.language_model import load_model_class
-    from bionemo.tokenizers import load_tokenizer
-    from bionemo.training.module import TrainingModule
-    from bionemo.training.resume import open_initial_weights
-    from bionemo.training.train import TrainingSetup, train
-    from bionemo.training.unsupported_options import warn_ignored_options
+    from bionemo.interop.quick_imports import quick_imports
 
+    with quick_imports():
+        from bionemo.data.data_module import SequenceData
+        from bionemo.megatron.gpu import use_gpu
+        from bionemo.megatron.precision import Precision
+        from bionemo.megatron.vocabulary import language_model_loss
+        from bionemo.models.language_model import load_model_class
+        from bionemo.tokenizers import load_tokenizer
+        from bionemo.training.module import TrainingModule
+        from bionemo.training.resume import open_initial_weights
+        from bionemo.training.train import TrainingSetup, train
+        from bionemo.training.unsupported_options import warn_ignored_options
     silence_dependencies()
     log_to_console()
     warn_ignored_options(cfg)
@@ -74,8 +78,17 @@ def pretrain(cfg: RunConfig) -> None:
     def build(trainer: Any, precision: Precision, resume_path: Path | None) -> TrainingSetup:
         model_class = load_model_class(cfg.model._target_)
         vocabulary = load_tokenizer(model_class.tokenizer, cfg.model.tokenizer)
-        num_micro_batches = count_micro_batches(cfg.model, cfg.trainer, trainer.world_size)
-        data = SequenceData(cfg.model, cfg.trainer, vocabulary, model_class.dataset, num_micro_batches)
+        on_gpu = use_gpu(cfg.trainer.accelerator)
+        micro_batches = divide_batch(cfg.model, cfg.trainer, trainer.world_size, on_gpu)
+        if on_gpu:
+            from bionemo.planning.devices import current_device
+            from bionemo.planning.fit import fit_micro_batches
+
+            devices = replace(cfg.trainer, devices=trainer.num_devices)
+            micro_batches = fit_micro_batches(
+                replace(cfg, trainer=devices), micro_batches, precision.name, current_device()
+            )
+        data = SequenceData(cfg.model, cfg.trainer, vocabulary, model_class.dataset, micro_batches)
         weights = None
         if resume_path is None:
             weights = open_initial_weights(cfg.restore_from_path, cfg.model.max_position_embeddings)

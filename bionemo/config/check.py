@@ -3,6 +3,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from math import isclose
 from pathlib import PurePath
 from typing import Any
@@ -143,7 +144,7 @@ def _check_divisibility(model: ModelConfig) -> Iterator[str]:
     if isinstance(model.data, SpanDataConfig):
         lengths["model.data.seq_length_dec"] = model.data.seq_length_dec
     for name, length in lengths.items():
-        tokens = model.micro_batch_size * length
+        tokens = length if model.micro_batch_size == "auto" else model.micro_batch_size * length
         if model.sequence_parallel and tokens % model.tensor_model_parallel_size:
             yield (
                 f"model.micro_batch_size x {name}={tokens} is not divisible by model.tensor_model_parallel_size="
@@ -194,7 +195,17 @@ def check_layout(model: ModelConfig, trainer: TrainerConfig, world_size: int) ->
             f"model.pipeline_model_parallel_size={model.pipeline_model_parallel_size}"
         )
         return
-    sequences = model.micro_batch_size * model.data_parallel_size(world_size)
+    replicas = model.data_parallel_size(world_size)
+    if model.micro_batch_size == "auto":
+        if model.global_batch_size is not None and model.global_batch_size % replicas:
+            yield f"model.global_batch_size is {model.global_batch_size}, not a multiple of {replicas} model replicas"
+        if model.global_batch_size is not None and trainer.accumulate_grad_batches not in (None, 1):
+            yield (
+                f"model.global_batch_size={model.global_batch_size} determines the accumulation with "
+                "model.micro_batch_size=auto: set trainer.accumulate_grad_batches=null, or set model.micro_batch_size"
+            )
+        return
+    sequences = model.micro_batch_size * replicas
     if trainer.accumulate_grad_batches is None:
         if (model.global_batch_size or sequences) % sequences:
             yield (
@@ -210,12 +221,35 @@ def check_layout(model: ModelConfig, trainer: TrainerConfig, world_size: int) ->
         )
 
 
-def count_micro_batches(model: ModelConfig, trainer: TrainerConfig, world_size: int) -> int:
-    """Return the number of micro-batches per step: accumulate_grad_batches, or what the global batch size requires."""
-    if trainer.accumulate_grad_batches is not None:
-        return trainer.accumulate_grad_batches
-    sequences = model.micro_batch_size * model.data_parallel_size(world_size)
-    return (model.global_batch_size or sequences) // sequences
+@dataclass(frozen=True)
+class MicroBatches:
+    """Division of a model replica's rows of a step."""
+
+    size: int  # rows of a micro-batch
+    count: int  # micro-batches per step
+    largest: int | None = field(default=None, compare=False)  # rows that fit the memory according to the plan
+
+    def limit(self, size: int) -> "MicroBatches":
+        """Return the division of the same rows into micro-batches with the largest size that is not above `size`."""
+        rows = self.size * self.count
+        largest = next(each for each in range(max(1, min(size, rows)), 0, -1) if rows % each == 0)
+        return replace(self, size=largest, count=rows // largest)
+
+
+def divide_batch(model: ModelConfig, trainer: TrainerConfig, world_size: int, on_gpu: bool) -> MicroBatches:
+    """Return the micro-batches of a configuration that `check_layout` accepts.
+
+    With `model.micro_batch_size=auto`, a GPU has one micro-batch with all rows, which the caller must divide if it
+    does not fit, and a CPU micro-batches of at most `model.replica_batch_size` rows.
+    """
+    replicas, accumulated = model.data_parallel_size(world_size), trainer.accumulate_grad_batches
+    if model.micro_batch_size == "auto":
+        rows = model.replica_batch_size * (accumulated or 1)
+        if model.global_batch_size is not None:
+            rows = model.global_batch_size // replicas
+        return MicroBatches(rows, 1).limit(rows if on_gpu else model.replica_batch_size)
+    rows = model.micro_batch_size * replicas
+    return MicroBatches(model.micro_batch_size, accumulated or (model.global_batch_size or rows) // rows)
 
 
 def _check_recomputation(model: ModelConfig) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo.common.errors import UserError
+from bionemo.config.check import MicroBatches
 from bionemo.config.schema import DataConfig, ModelConfig, TrainerConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.data.collate import Collator
@@ -33,8 +34,8 @@ class SequenceData(pl.LightningDataModule):
     """Training, validation and test data; each step of a loader consists of packed rows.
 
     `trainer_config` gives the number of epochs and the timeout of workers, `factory` opens the splits, and
-    `num_micro_batches` is the number of micro-batches of each rank in a training step. `position` is the stream
-    position of the next training step; the training module sets it after each step.
+    `micro_batches` divides the rows of each rank in a training step. `position` is the stream position of the next
+    training step; the training module sets it after each step.
     """
 
     def __init__(
@@ -43,11 +44,11 @@ class SequenceData(pl.LightningDataModule):
         trainer_config: TrainerConfig,
         vocabulary: Vocabulary,
         factory: DatasetFactory,
-        num_micro_batches: int,
+        micro_batches: MicroBatches,
     ) -> None:
         super().__init__()
         self.config, self.trainer_config, self.vocabulary = config, trainer_config, vocabulary
-        self.factory, self.num_micro_batches = factory, num_micro_batches
+        self.factory, self.micro_batches = factory, micro_batches
         self.position = DataPosition()
         self.datasets: dict[SplitName, Dataset] = {}
 
@@ -72,9 +73,12 @@ class SequenceData(pl.LightningDataModule):
 
     def train_dataloader(self) -> StepLoader:
         """Return a loader that starts at `position`."""
+        return self._loader(self.training_steps(), self.config.data.train.num_workers)
+
+    def training_steps(self, micro_batches: MicroBatches | None = None) -> StepDataset:
+        """Return the training steps of this rank from `position` on; `micro_batches` replaces those of the run."""
         data = self.config.data
-        steps = self.steps("train", data.shuffle, self._epochs(), self.num_micro_batches, self.position)
-        return self._loader(steps, data.train.num_workers)
+        return self.steps("train", data.shuffle, self._epochs(), micro_batches or self.micro_batches, self.position)
 
     def val_dataloader(self) -> StepLoader:
         """Return a loader of every record once, in order, the last step padded; masks do not change between epochs."""
@@ -85,7 +89,10 @@ class SequenceData(pl.LightningDataModule):
         return self._loader(self._evaluation_steps("test"), workers=0)
 
     def _evaluation_steps(self, name: SplitName) -> StepDataset:
-        return self.steps(name, shuffle=False, epochs=1, num_micro_batches=1, start=DataPosition())
+        rows = self.micro_batches.size
+        if self.config.micro_batch_size == "auto":  # so that the number of rows does not depend on the device
+            rows = min(rows, self.micro_batches.limit(self.config.replica_batch_size).size)
+        return self.steps(name, shuffle=False, epochs=1, micro_batches=MicroBatches(rows, 1), start=DataPosition())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the stream position and the settings that determine the stream of samples."""
@@ -112,16 +119,16 @@ class SequenceData(pl.LightningDataModule):
         }
 
     def steps(
-        self, name: SplitName, shuffle: bool, epochs: int | None, num_micro_batches: int, start: DataPosition
+        self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: MicroBatches, start: DataPosition
     ) -> StepDataset:
         """Return the steps of this rank in a split, from a stream position on; `epochs` None: endless."""
         strategy = self.trainer.strategy if self.trainer else None
         rank, ranks = getattr(strategy, "data_parallel_rank", 0), getattr(strategy, "data_parallel_size", 1)
-        size = self.config.micro_batch_size
-        sampler = self._sampler(name, shuffle, epochs, size * ranks * num_micro_batches)
+        size, count = micro_batches.size, micro_batches.count
+        sampler = self._sampler(name, shuffle, epochs, size * ranks * count)
         padding = pads_dynamically(self.config.data)
         collate = Collator(self.dataset(name), size, self.vocabulary.pad_id, padding)
-        return StepDataset(sampler, collate, start, rank, ranks, num_micro_batches)
+        return StepDataset(sampler, collate, start, rank, ranks, count)
 
     def _sampler(
         self, name: SplitName, shuffle: bool, epochs: int | None, global_batch_size: int
@@ -140,7 +147,7 @@ class SequenceData(pl.LightningDataModule):
 
     def global_batch_size(self, world_size: int) -> int:
         """Return the number of rows in a training step of all ranks."""
-        return self.config.micro_batch_size * self.config.data_parallel_size(world_size) * self.num_micro_batches
+        return self.micro_batches.size * self.micro_batches.count * self.config.data_parallel_size(world_size)
 
     def check_steps(self, world_size: int) -> None:
         """Raise a UserError if incomplete steps are omitted and the training data fills no step of all ranks."""
@@ -153,8 +160,8 @@ class SequenceData(pl.LightningDataModule):
             raise UserError(
                 f"model.data.drop_last=True leaves no complete step: {len(sampler.stream.records):,} training "
                 f"sequences in {epochs} epoch(s) give {sampler.count_rows():,} rows, but a step needs "
-                f"{size:,} (model.micro_batch_size={self.config.micro_batch_size} x "
-                f"{self.config.data_parallel_size(world_size)} ranks x {self.num_micro_batches} micro-batches): lower "
+                f"{size:,} ({self.micro_batches.size} in a micro-batch x {self.config.data_parallel_size(world_size)} "
+                f"ranks x {self.micro_batches.count} micro-batches): lower "
                 "model.micro_batch_size, or set model.data.drop_last=False or model.data.train.use_upsampling=True"
             )
 

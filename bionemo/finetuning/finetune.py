@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bionemo import checkpoint
 from bionemo.common.errors import UserError
-from bionemo.config.check import check_config, count_micro_batches
+from bionemo.config.check import check_config, divide_batch
 from bionemo.config.schema import DownstreamConfig, LocalConfig, ModelConfig, RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Collator
@@ -63,9 +63,8 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     check_results(directory, fingerprint)
 
     def set_up(trainer: pl.Trainer, precision: Precision, start: Path | None) -> TrainingSetup:
-        data = SequenceData(
-            model, run.trainer, vocabulary, labelled, count_micro_batches(model, run.trainer, trainer.world_size)
-        )
+        micro_batches = divide_batch(model, run.trainer, trainer.world_size, on_gpu=False)
+        data = SequenceData(model, run.trainer, vocabulary, labelled, micro_batches)
         batch_size = data.global_batch_size(trainer.world_size)
         steps = max(1, len(splits["train"].texts) // batch_size)  # per epoch; the next one begins with the rest
         if run.trainer.max_steps < 0:
@@ -149,7 +148,7 @@ def _run_config(cfg: DownstreamConfig, model: ModelConfig, sequences: int) -> Ru
     )  # fmt: skip
     steps = cfg.trainer.max_steps
     if steps < 0:  # with a single process
-        steps = (cfg.trainer.max_epochs or 1) * max(1, sequences // max(1, model.micro_batch_size))
+        steps = (cfg.trainer.max_epochs or 1) * max(1, sequences // max(1, cfg.model.micro_batch_size))
     if problems := check_config(replace(run, trainer=replace(cfg.trainer, max_steps=steps))):
         raise UserError("; ".join(problems).replace("model.optim.", "model.finetuning_optim."))
     return run
@@ -224,7 +223,7 @@ class ReportCallback(pl.Callback):
 
 def _iterate_batches(data: SequenceData, name: Any, count: int | None = None) -> Iterator[PackedBatch]:
     """Yield the sequences of a split in order: all, or `count` evenly spaced ones."""
-    dataset, size = data.dataset(name), data.config.micro_batch_size
+    dataset, size = data.dataset(name), data.micro_batches.size
     collate = Collator(dataset, size, data.vocabulary.pad_id, dynamic_padding=True)
     records = dataset.records
     if count is not None and len(records) > count:

@@ -31,6 +31,7 @@ from bionemo.inference.load import load
 from bionemo.inference.progress import progress_bar
 from bionemo.interop.nemo import make_directories
 from bionemo.megatron.finite import all_finite
+from bionemo.megatron.gpu import use_gpu
 from bionemo.training.schedules import build_schedule
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
     if not cfg.trainer.max_epochs or cfg.trainer.max_epochs < 1:
         raise UserError(f"trainer.max_epochs={cfg.trainer.max_epochs}: expected 1 or more to train a head")
     splits, classes = read_splits(data, "model.data", ["train", "val", *(["test"] if cfg.do_testing else [])])
-    gpu = cfg.trainer.accelerator != "cpu" and torch.cuda.is_available()
+    gpu = use_gpu(cfg.trainer.accelerator)
     model = load(
         str(config.restore_encoder_path), "cuda" if gpu else "cpu", str(cfg.trainer.precision), config.seq_length
     )
@@ -181,7 +182,7 @@ def _train(
                 group["lr"] = schedule(step)
             optimizer.step()
             step += 1
-            totals += torch.stack((loss.detach(), loss.new_tensor(count)))
+            totals += torch.stack((loss.detach(), loss.new_full((), count)))
         figures = {"epoch": float(epoch), "train_loss": float(totals[0] / totals[1].clamp_min(1))}
         if val is not None:
             figures |= {f"val_{name}": value for name, value in evaluate(head, val).items()}

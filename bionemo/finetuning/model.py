@@ -142,7 +142,7 @@ class FineTunedModel(Trainable):
         if self.task_type == "regression":
             return {}
         correct = (self(batch).argmax(1) == batch.target_ids).sum()
-        return {"accuracy": torch.stack((100.0 * correct, correct.new_tensor(len(batch.target_ids)))).float()}
+        return {"accuracy": torch.stack((100.0 * correct, correct.new_full((), len(batch.target_ids)))).float()}
 
 
 def _lengths(batch: PackedBatch, has_bos_eos: bool) -> NDArray[np.int64]:

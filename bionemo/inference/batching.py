@@ -27,6 +27,9 @@ class BatchLimits(NamedTuple):
 DEFAULT_LIMITS = BatchLimits()
 # Minimum number of rows of a matrix product: libraries use other kernels for few rows, which round differently.
 MIN_ROWS = 64
+# Maximum size of an activation on a CPU. Larger ones do not stay in the cache, and glibc gives memory blocks from
+# 32 MiB back to the kernel as soon as they are free, which then has to clear pages for the next one.
+_CPU_ACTIVATION = 16 << 20
 
 
 def tokenize(vocabulary: Vocabulary, text: str, name: str) -> Ids:
@@ -66,6 +69,13 @@ def add_special_tokens(model: LanguageModel, ids: Ids) -> Ids:
         return ids
     assert isinstance(model.vocabulary, TokenTable)
     return np.concatenate([[model.vocabulary.bos_id], ids, [model.vocabulary.eos_id]]).astype(ids.dtype)
+
+
+def fit_to_device(model: LanguageModel, limits: BatchLimits) -> BatchLimits:
+    """Reduce the number of tokens on a CPU such that the largest fp32 activation fits `_CPU_ACTIVATION`."""
+    if next(model.parameters()).device.type != "cpu":
+        return limits
+    return limits._replace(tokens=min(limits.tokens, _CPU_ACTIVATION // (4 * model.config.ffn_hidden_size)))
 
 
 def split_batches(lengths: Sequence[int], limits: BatchLimits) -> Iterator[slice]:

@@ -14,6 +14,7 @@ from bionemo.config.schema import ModelConfig
 from bionemo.inference.model import TrainedModel
 from bionemo.interop.convert import Model, open_model
 from bionemo.interop.shape_check import check_plain_values, shorten
+from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
 from bionemo.megatron.sharding import materialize, parameter_shards
 from bionemo.models.language_model import LanguageModel, load_model_class
@@ -62,7 +63,7 @@ def load(
         UserError: if the model does not exist, is damaged, or cannot be used on this machine.
     """
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if use_gpu("auto") else "cpu"
     path, saved = open_saved_model(path)
     model = build_network(saved, path, longest if max_length is None else max_length)
     # before the memory for the configured sizes is allocated

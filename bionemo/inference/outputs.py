@@ -23,6 +23,7 @@ from bionemo.inference.batching import (
     BatchLimits,
     Ids,
     add_special_tokens,
+    fit_to_device,
     pack,
     split_batches,
 )
@@ -102,7 +103,7 @@ class InferenceModel:
         """
         self.check_outputs(wanted)
         lengths = [len(ids) + 2 * self.network.has_bos_eos for ids in sequences]
-        for part in split_batches(lengths, limits):
+        for part in split_batches(lengths, fit_to_device(self.network, limits)):
             yield self._compute(sequences[part], wanted, limits)
             advance(part.stop - part.start)
 
@@ -181,7 +182,7 @@ class InferenceModel:
             Log-probabilities [batch, V] fp32, in the order of `positions`.
         """
         assert isinstance(self.network, MaskedLanguageModel)
-        whole = add_special_tokens(self.network, ids)
+        whole, limits = add_special_tokens(self.network, ids), fit_to_device(self.network, limits)
         size = max(1, min(limits.tokens // len(whole), limits.sequences or len(positions)))
         for begin in range(0, len(positions), size):
             masked = positions[begin : begin + size] + self.network.has_bos_eos

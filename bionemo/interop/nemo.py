@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Set up directories, loggers and log files with NeMo's exp_manager. No other module imports `nemo`."""
+"""Set up directories, loggers and log files with NeMo's exp_manager. Only quick_imports.py imports `nemo`, too."""
 
 import errno
 import logging
@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
-from nemo.utils import exp_manager as nemo
 from nemo.utils import logging as nemo_logging
 from nemo.utils.exceptions import NeMoBaseException
 from omegaconf import OmegaConf
@@ -30,7 +28,9 @@ from bionemo.config.schema import ExpManagerConfig
 from bionemo.config.schema.exp_manager import WandbLoggerConfig
 from bionemo.interop.console_logging import log_to_file
 from bionemo.interop.log_write_errors import tolerate_write_errors
+from bionemo.interop.quick_imports import import_exp_manager
 
+nemo = import_exp_manager()
 log = logging.getLogger(__name__)
 _NO_OUTPUT, _REDACTION = logging.NullHandler(), LogFilter()  # shared, so that repeated runs do not add them again
 _MIN_SPACE = 1 << 18  # bytes that must fit into a directory when a run starts
@@ -180,20 +180,24 @@ def _open_log_file(path: Path) -> None:
 @contextmanager
 def closed_logs() -> Iterator[None]:
     """Close the log files and the Weights & Biases run that are opened inside; later runs would write to them, too."""
-    earlier = wandb.run
+    earlier = _wandb_run()
     exit_code = 1
     try:
         yield
         exit_code = 0
     finally:
-        if wandb.run is not earlier:
+        if _wandb_run() is not earlier:
             _finish_wandb(exit_code)
         _close_log_files()
 
 
+def _wandb_run() -> Any:
+    return getattr(sys.modules.get("wandb"), "run", None)  # only runs that use W&B import it
+
+
 def _finish_wandb(exit_code: int) -> None:
     try:
-        wandb.finish(exit_code)
+        sys.modules["wandb"].finish(exit_code)
     except Exception as error:  # the result of the run must not depend on it
         log.warning("the Weights & Biases run cannot be finished (%s): upload it with `wandb sync`", error)
 
@@ -219,6 +223,8 @@ def _without_none(value: Any) -> Any:
 
 def _start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
     """Start a Weights & Biases run on rank 0; an offline run needs neither network nor account."""
+    import wandb
+
     arguments = {key: value for key, value in asdict(config).items() if value is not None}
     arguments |= redact_tree({key: value for key, value in arguments.items() if key not in _WANDB_UNREDACTED})
     if config.offline:
@@ -236,6 +242,8 @@ def _start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
 
 @rank_zero_only
 def _open_wandb_run(logger: WandbLogger) -> None:
+    import wandb
+
     wandb.setup()  # reads WANDB_SILENT before the first warning
     if url := logger.experiment.url:
         log.warning("this run on Weights & Biases: %s", url)

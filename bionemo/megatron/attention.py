@@ -5,8 +5,9 @@ Shapes: T query tokens, S key tokens, H heads of this rank, d head size, N seque
 """
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import accumulate
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 
 from bionemo.megatron.cpu_attention import packed_attention
 from bionemo.megatron.dropout import CROSS_PROBABILITIES, PROBABILITIES, AttentionDropout, keep_scale, layer_site
+
+GpuKernel = Literal["flash", "triton", "sequences"]  # the last: one call for each sequence
+MAX_HEAD_SIZE = 256  # of FlashAttention and of our Triton kernels
 
 
 def cast_for_autocast(x: Tensor) -> Tensor:
@@ -123,20 +127,64 @@ def attend(
     causal: bool = False,
 ) -> Tensor:
     """Compute attention, [T, H, d], with the fastest implementation that is exact on this device."""
+    if q_THd.is_cuda:
+        return attend_on_gpu(q_THd, k_SHd, v_SHd, sequences, scale, dropout, causal)
     keys = sequences.context or sequences
-    if not q_THd.is_cuda:
-        return packed_attention(q_THd, k_SHd, v_SHd, sequences.lengths, scale, dropout, keys.lengths, causal)
-    # The backward pass of varlen_attn adds in a nondeterministic order.
-    per_sequence = dropout is not None or torch.are_deterministic_algorithms_enabled()
-    if not per_sequence and v_SHd.dtype in (torch.float16, torch.bfloat16):
+    return packed_attention(q_THd, k_SHd, v_SHd, sequences.lengths, scale, dropout, keys.lengths, causal)
+
+
+def attend_on_gpu(
+    q_THd: Tensor,
+    k_SHd: Tensor,
+    v_SHd: Tensor,
+    sequences: PackedSequences,
+    scale: float,
+    dropout: AttentionDropout | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Compute attention with FlashAttention, else with our Triton kernels, else one sequence after the other."""
+    keys = sequences.context or sequences
+    arguments = (q_THd, k_SHd, v_SHd, sequences.cu_seqlens, keys.cu_seqlens, sequences.max_length, keys.max_length)
+    exact = dropout is not None or torch.are_deterministic_algorithms_enabled()
+    kernel = gpu_kernel(v_SHd.shape[-1], v_SHd.dtype in (torch.float16, torch.bfloat16), exact)
+    if kernel == "flash":
         from torch.nn.attention.varlen import varlen_attn
 
-        out = varlen_attn(
-            q_THd, k_SHd, v_SHd, sequences.cu_seqlens, keys.cu_seqlens, sequences.max_length, keys.max_length,
-            scale=scale, window_size=(-1, 0) if causal else (-1, -1),
-        )  # fmt: skip
-        return cast(Tensor, out)
+        window_size = (-1, 0) if causal else (-1, -1)
+        return cast(Tensor, varlen_attn(*arguments, scale=scale, window_size=window_size))
+    if kernel == "triton":
+        from bionemo.megatron.triton_attention import triton_attention
+
+        return triton_attention(*arguments, scale, dropout, causal)
     return attend_per_sequence(q_THd, k_SHd, v_SHd, sequences.lengths, scale, dropout, keys.lengths, causal)
+
+
+def gpu_kernel(head_size: int, half: bool, exact: bool) -> GpuKernel:
+    """Return the implementation of attention on the current GPU.
+
+    FlashAttention 2 supports 16-bit dtypes, GPUs of compute capability 8.0 or higher, and head sizes up to 256 that
+    are multiples of 8.
+
+    Args:
+        head_size: size of a head.
+        half: queries, keys and values have a 16-bit dtype.
+        exact: counter-based dropout is applied, or the backward pass must be deterministic: FlashAttention cannot.
+    """
+    if not exact and half and head_size % 8 == 0 and head_size <= MAX_HEAD_SIZE and gpu_has_flash_attention():
+        return "flash"
+    return "triton" if head_size <= MAX_HEAD_SIZE and gpu_has_triton() else "sequences"
+
+
+@torch.compiler.assume_constant_result
+def gpu_has_flash_attention() -> bool:
+    """Return whether the current GPU supports FlashAttention 2."""
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+@torch.compiler.assume_constant_result
+def gpu_has_triton() -> bool:
+    """Return whether Triton is installed and supports the current GPU."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)
 
 
 @torch.compiler.disable  # as packed_attention
@@ -174,8 +222,34 @@ def attend_per_sequence(
 
 def apply_rotary(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
     """Rotate each pair (x_i, x_{i + d/2}) by the angle of its position (Su et al. 2021, eq. 34, half-split layout)."""
-    left, right = x_THd.chunk(2, dim=-1)
-    return x_THd * cos_T1d + torch.cat((-right, left), dim=-1) * sin_T1d
+    if torch.compiler.is_compiling():  # the compiler fuses the operations
+        left, right = x_THd.chunk(2, dim=-1)
+        return x_THd * cos_T1d + torch.cat((-right, left), dim=-1) * sin_T1d
+    rotated: Tensor = _Rotary.apply(x_THd, cos_T1d, sin_T1d)
+    return rotated
+
+
+class _Rotary(torch.autograd.Function):
+    """Rotation without temporary tensors; the backward pass rotates in the other direction."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotate(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(gradient, cos, sin, -1), None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    """Return the rotation of x by the angle times `direction`."""
+    half = x.shape[-1] // 2
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-direction)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=direction)
+    return out
 
 
 def rotary_cos_sin(positions_T: Tensor, head_size: int) -> tuple[Tensor, Tensor]:

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over packed sequences (variable length) for CPUs in plain PyTorch.
+"""Attention over packed sequences (variable length) for CPUs.
 
-The forward and backward passes are about twice as fast as calling scaled_dot_product_attention for each sequence,
-because:
+Without dropout, fp32 attention uses torch's FlashAttention for CPUs, or the implementation here, whichever is faster
+on this CPU (`_fastest_kernel`). The latter consists of plain PyTorch operations:
 
-* Scores are in base 2: ATen vectorizes fp32 `exp2` itself but uses MKL for `exp`, which is several times slower.
-* fp32 matrix products use oneDNN, which is up to twice as fast as MKL on AVX-512. torch calls oneDNN for them only if
-  bf16 computation is allowed. oneDNN then computes in bf16 only on CPUs with AMX; on those, MKL is used instead.
+* Scores are in base 2: ATen vectorizes fp32 `exp2` itself but uses MKL for `exp`, which is slower on AMD's CPUs.
+* fp32 matrix products use oneDNN or MKL, whichever is faster. torch calls oneDNN for them only if bf16 computation is
+  allowed. oneDNN then computes in bf16 only on CPUs with AMX; on those, MKL is used instead.
 * For bf16 inputs, probabilities are bf16, scores fp32.
 * A sequence is read as a masked window of the packed batch instead of a padded copy. Window sizes are multiples of
   `_WINDOW` because oneDNN compiles a kernel per shape (0.3 ms each).
 * Subnormal fp32 numbers are flushed to zero: they are 3 to 5 times slower and occur when attention is sharp.
-* Tiles that fit the cache are distributed to Python threads, one core each. The result does not depend on the order.
+
+Both distribute tiles that fit the cache to Python threads, one core each. The result does not depend on the order.
 
 The softmax uses a stored log-sum, and the backward pass recomputes scores and dropout masks, as in FlashAttention
 (Dao et al. 2022). Shapes: T tokens, H heads, D head size.
@@ -23,20 +24,26 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bionemo.common.cpu import amx_is_possible
+from bionemo.common.fastest import fastest
 from bionemo.megatron.dropout import AttentionDropout, keep_scale
 
 _WINDOW = 32
 _STRIPE = 256  # Queries of a causal sequence that share one product, with the keys up to the last query.
 _TILE = 3 * 2**19  # Maximum scores per tile; a tile has at least one head.
+_MEASURED = (320,)  # Lengths of the sequences whose attention is measured: a usual protein.
+
+Kernel = Literal["flash", "mkl", "onednn"]  # The last two: the implementation here with products of MKL or oneDNN.
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class _Segment(NamedTuple):
@@ -96,6 +103,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     ready = threading.Barrier(workers + 1)
 
     def start() -> None:
+        torch.get_num_threads()  # the first call in a thread replaces its number of threads by the default
         torch.set_num_threads(threads // workers)
         torch.set_grad_enabled(False)
         torch.set_flush_denormal(True)
@@ -134,8 +142,8 @@ def _flush_subnormals() -> Iterator[None]:
         torch.set_flush_denormal(previous)
 
 
-def _run_tiles(tiles: list[_Tile], compute: Callable[..., None], dtype: torch.dtype) -> None:
-    """Compute every tile, its stripes in order; use oneDNN for fp32 products if it is exact."""
+def _run_tiles(tiles: list[_Tile], compute: Callable[..., None], onednn_allowed: bool) -> None:
+    """Compute every tile, its stripes in order; multiply fp32 matrices by oneDNN if that is allowed."""
 
     def run_tile(tile: _Tile) -> None:
         heads, stripes = tile
@@ -147,7 +155,7 @@ def _run_tiles(tiles: list[_Tile], compute: Callable[..., None], dtype: torch.dt
     previous, matmul.fp32_precision = matmul.fp32_precision, "bf16"
     try:
         with torch.autocast("cpu", enabled=False), _flush_subnormals():
-            if dtype != torch.bfloat16 and not _onednn_is_exact():
+            if not onednn_allowed:
                 matmul.fp32_precision = "ieee"
             map_tiles = map if threads == 1 else _pool(threads).map
             list(map_tiles(run_tile, tiles))
@@ -175,6 +183,7 @@ class _PackedAttention(torch.autograd.Function):
         scale: float,
         dropout: AttentionDropout | None,
         causal: bool,
+        kernel: Kernel,
     ) -> Tensor:
         out = torch.zeros(q.shape, dtype=q.dtype)
         q, k, v = _heads_first(q), _heads_first(k), _heads_first(v)
@@ -195,16 +204,16 @@ class _PackedAttention(torch.autograd.Function):
             torch.div(o[:, :n], total[:, :n] / keep, out=out[queries.tokens, heads].transpose(0, 1))
             log_sum[heads, queries.tokens] = top.add_(total.log2_())[:, :n]
 
-        _run_tiles(tiles, compute, q.dtype)
+        _run_tiles(tiles, compute, kernel == "onednn")
         ctx.save_for_backward(q, k, v, log_sum)
-        ctx.arguments = tiles, scale, dropout, causal
+        ctx.arguments = tiles, scale, dropout, causal, kernel
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, log_sum = ctx.saved_tensors
-        tiles, scale, dropout, causal = ctx.arguments
+        tiles, scale, dropout, causal, kernel = ctx.arguments
         do = _heads_first(dout)
         keep = keep_scale(dropout.probability) if dropout else 1.0
         dq = torch.zeros(dout.shape, dtype=q.dtype)
@@ -232,8 +241,51 @@ class _PackedAttention(torch.autograd.Function):
             for grad, to, x in ((dq, queries, torch.bmm(ds, k[of])), (dk, keys, torch.bmm(ds.mT, q[at]))):
                 grad[to.tokens, heads].transpose(0, 1).add_(x[:, : to.length], alpha=scale * keep)
 
-        _run_tiles(tiles, compute, q.dtype)
-        return dq, dk.to(q.dtype), dv.to(q.dtype), None, None, None, None
+        _run_tiles(tiles, compute, kernel == "onednn")
+        return dq, dk.to(q.dtype), dv.to(q.dtype), None, None, None, None, None
+
+
+class _FlashAttention(torch.autograd.Function):
+    """softmax(q k^T * scale) v within each sequence, and its gradient, by torch's FlashAttention for CPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: list[_Tile], scale: float, causal: bool) -> Tensor:
+        out = torch.zeros(q.shape, dtype=q.dtype)
+        log_sum = q.new_zeros(q.shape[1], q.shape[0])
+
+        def compute(heads: slice, queries: _Segment, keys: _Segment) -> None:
+            part = (_one_sequence(x, each, heads) for x, each in ((q, queries), (k, keys), (v, keys)))
+            o, sums = _flash(*part, 0.0, causal, scale=scale)
+            out[queries.tokens, heads] = o[0].transpose(0, 1)
+            log_sum[heads, queries.tokens] = sums[0]
+
+        _run_tiles(tiles, compute, onednn_allowed=False)
+        ctx.save_for_backward(q, k, v, out, log_sum)
+        ctx.arguments = tiles, scale, causal
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, log_sum = ctx.saved_tensors
+        tiles, scale, causal = ctx.arguments
+        dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+        gradients = [torch.zeros(x.shape, dtype=x.dtype) for x in (q, k, v)]
+
+        def compute(heads: slice, queries: _Segment, keys: _Segment) -> None:
+            at = queries, queries, keys, keys, queries
+            part = (_one_sequence(x, each, heads) for x, each in zip((dout, q, k, v, out), at, strict=True))
+            found = _flash_backward(*part, log_sum[heads, queries.tokens][None], 0.0, causal, scale=scale)
+            for total, each, x in zip(gradients, (queries, keys, keys), found, strict=True):
+                total[each.tokens, heads] = x[0].transpose(0, 1)
+
+        _run_tiles(tiles, compute, onednn_allowed=False)
+        return *gradients, None, None, None
+
+
+def _one_sequence(x: Tensor, segment: _Segment, heads: slice) -> Tensor:
+    """[T, H, D] -> view [1, heads, tokens, D]."""
+    return x[segment.tokens, heads].transpose(0, 1)[None]
 
 
 def _mask_scores(scores: Tensor, queries: _Segment, keys: _Segment, causal: bool) -> None:
@@ -243,6 +295,47 @@ def _mask_scores(scores: Tensor, queries: _Segment, keys: _Segment, causal: bool
         first = queries.window.start - keys.window.start  # All queries attend to the keys before this one.
         diagonal = scores[:, :, first:]
         diagonal.masked_fill_(torch.ones(diagonal.shape[1:], dtype=torch.bool).triu_(1), -torch.inf)
+
+
+@cache
+@torch.inference_mode(False)
+def _fastest_kernel(head_size: int, dropout: bool) -> Kernel:
+    """Return the fastest fp32 kernel for this head size: forward and backward pass of one sequence, on one core."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(_MEASURED[0], 4, head_size, generator=generator) for _ in range(4))
+    keys = torch.zeros(len(q), dtype=torch.int64)
+    mask = AttentionDropout(keys, site=0, first_head=0, num_heads=4, probability=0.1) if dropout else None
+
+    def run(kernel: Kernel) -> None:
+        a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
+        out = _attend(a, b, c, _MEASURED, _MEASURED, head_size**-0.5, mask, False, kernel)
+        torch.autograd.grad(out, (a, b, c), dout)
+
+    kernels: list[Kernel] = ["mkl"] if dropout else ["flash", "mkl"]
+    if _onednn_is_exact():
+        kernels.append("onednn")
+    version = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {amx_is_possible()}"
+    name = f"attention of head size {head_size}{' with dropout' if dropout else ''}".replace(" ", "-")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.enable_grad():
+            choice = fastest(name, version, {kernel: partial(run, kernel) for kernel in kernels})
+    finally:
+        torch.set_num_threads(threads)
+    return cast(Kernel, choice)
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...], key_lengths: tuple[int, ...], scale: float,
+    dropout: AttentionDropout | None, causal: bool, kernel: Kernel,
+) -> Tensor:  # fmt: skip
+    if kernel == "flash":
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        tiles = _tiles(lengths, key_lengths, q.shape[1], causal=False)  # the kernel itself skips masked keys
+        return _FlashAttention.apply(q, k, v, tiles, scale, causal)
+    tiles = _tiles(lengths, key_lengths, q.shape[1], causal)
+    return _PackedAttention.apply(q, k, v, tiles, scale, dropout, causal, kernel)
 
 
 # Sequence lengths differ in every batch, and torch.compile would compile a graph for each combination.
@@ -275,5 +368,7 @@ def packed_attention(
     # Without AVX-512, oneDNN is ten times slower in bf16 than in fp32.
     slow = v.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     dtype = torch.float32 if slow else v.dtype
-    tiles = _tiles(lengths, lengths if key_lengths is None else key_lengths, q.shape[1], causal)
-    return _PackedAttention.apply(q.to(dtype), k.to(dtype), v.to(dtype), tiles, scale, dropout, causal).to(v.dtype)
+    kernel: Kernel = "onednn" if dtype == torch.bfloat16 else _fastest_kernel(v.shape[-1], dropout is not None)
+    key_lengths = lengths if key_lengths is None else key_lengths
+    out = _attend(q.to(dtype), k.to(dtype), v.to(dtype), lengths, key_lengths, scale, dropout, causal, kernel)
+    return out.to(v.dtype)

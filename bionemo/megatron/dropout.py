@@ -142,6 +142,14 @@ class AttentionDropout(NamedTuple):
     num_heads: int  # of the full model
     probability: float
 
+    def counters(self, columns: int) -> tuple[int, int]:
+        """Return the first counter of the first head of this process, and the number of counters per head."""
+        counters = _COUNTERS_PER_SITE // self.num_heads
+        assert columns <= 4 * counters, (
+            f"dropout in {self.num_heads} heads supports sequences of {4 * counters} tokens, got {columns}"
+        )
+        return self.site * _COUNTERS_PER_SITE + self.first_head * counters, counters
+
     def keep_mask(self, heads: slice, tokens: slice, columns: int) -> Tensor:
         """Draw the mask of one sequence of n tokens, int16 [heads, n, columns].
 
@@ -150,10 +158,7 @@ class AttentionDropout(NamedTuple):
             tokens: tokens of the sequence in the packed batch.
             columns: number of key positions.
         """
-        counters = _COUNTERS_PER_SITE // self.num_heads
-        assert columns <= 4 * counters, (
-            f"dropout in {self.num_heads} heads supports sequences of {4 * counters} tokens, got {columns}"
-        )
+        _, counters = self.counters(columns)
         head_numbers = torch.arange(heads.start, heads.stop, device=self.keys.device) + self.first_head
         keys = self.keys[tokens] + (head_numbers[:, None] * counters) * _GOLDEN
         return keep_mask(keys, self.site, columns, self.probability)

@@ -74,14 +74,14 @@ class PackedTransformerLayer(TransformerLayer):
             x_TBD: residual stream.
             sequences: sequences of the packed batch.
             dropout_keys_T: dropout keys of the tokens in `x_TBD`; None without dropout.
-            encoder_output: input of the cross-attention in a decoder.
+            encoder_output: input of the cross-attention in a decoder; its sequences are `sequences` with a context.
         """
         output, _ = self.self_attention(self.input_layernorm(x_TBD), attention_mask=None, packed_seq_params=sequences)
         x_TBD = x_TBD + self._dropout(output, dropout_keys_T, ATTENTION_OUTPUT)
         if encoder_output is not None:
             output, _ = self.cross_attention(
                 self.pre_cross_attn_layernorm(x_TBD), attention_mask=None, key_value_states=encoder_output.hidden,
-                packed_seq_params=sequences.with_context(encoder_output.sequences),
+                packed_seq_params=encoder_output.sequences,
             )  # fmt: skip
             x_TBD = x_TBD + self._dropout(output, dropout_keys_T, CROSS_OUTPUT)
         output, _ = self.mlp(self.pre_mlp_layernorm(x_TBD))
@@ -114,6 +114,8 @@ class PackedTransformerBlock(TransformerBlock):
         """Compute [T, B, D]; stages after the first use the tensor of `set_input_tensor` instead of `x_TBD`."""
         hidden = x_TBD if self.pre_process else self.input_tensor
         assert hidden is not None
+        if encoder_output is not None:  # not in the layers, whose graphs would depend on the number of sequences
+            encoder_output = encoder_output._replace(sequences=sequences.with_context(encoder_output.sequences))
         keys_T = sequences.dropout_keys
         if keys_T is not None and self.config.sequence_parallel:
             keys_T = keys_T.chunk(groups.tensor_size())[groups.tensor_rank()]

@@ -77,13 +77,22 @@ class Precision:
         return self.name == "16-mixed"
 
 
-def resolve_precision(name: str | int) -> Precision:
+def resolve_precision(name: str | int, gpu: bool | None = None) -> Precision:
     """Return the precision for `trainer.precision`; log a warning if this host computes in another one.
 
     Without a GPU, fp16 becomes bf16, or fp32 on CPUs that emulate bf16, which is ten times slower than fp32.
+
+    Args:
+        name: a precision, or `auto` for bf16-mixed on GPUs that support it, 16-mixed on other GPUs and 32 on CPUs.
+        gpu: whether the run uses a GPU; None: if there is one.
     """
+    gpu = torch.cuda.is_available() if gpu is None else gpu
+    if name == "auto":
+        if not gpu:
+            return Precision("32")
+        return Precision("bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed")
     resolved = {"32-true": "32", "bf16": "bf16-mixed", "16": "16-mixed"}.get(str(name), str(name))
-    if resolved == "32" or torch.cuda.is_available():
+    if resolved == "32" or gpu:
         return Precision(resolved)
     native = cpu_has_bf16()
     if resolved == "16-mixed":

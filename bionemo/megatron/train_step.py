@@ -2,12 +2,12 @@
 """One training step of this rank: forward and backward of all micro-batches, then reduction of the gradients.
 
 Uses Megatron-Core's gradient buffers (one contiguous fp32 tensor, reduced during the backward pass) and pipeline
-schedules. Gradients are sums over target tokens; they are divided at the end by the number of target tokens in the
+schedules. Gradients are sums over target tokens; the optimizer divides them by the number of target tokens in the
 global batch, so that every token has the same weight whichever rank and micro-batch it belongs to.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +63,13 @@ class ParallelModel:
         config.finalize_model_grads_func = self._finalize_gradients
 
     def forward_backward(self, micro_batches: list[PackedBatch], loss_scale: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Compute the mean gradient of the global batch in the `.grad` of each optimizer shard.
+        """Compute the gradient of the global batch in the `.grad` of each optimizer shard.
+
+        It is a sum over the target tokens, times `loss_scale`; see `gradient_scale`.
 
         Args:
             micro_batches: micro-batches of this rank.
-            loss_scale: factor of the loss in the backward pass; the resulting gradients are unscaled.
+            loss_scale: factor of the loss in the backward pass.
 
         Returns:
             Summed loss and number of target tokens over all ranks, on the device and without synchronization.
@@ -78,6 +80,13 @@ class ParallelModel:
         for each in self.optimizer_shards:
             each.parameter.grad = each.gradient
         return self._totals[0], self._totals[1]
+
+    def try_micro_batch(self, micro_batch: PackedBatch) -> None:
+        """Run the forward and backward pass of a micro-batch without pipeline and communication between replicas."""
+        with self.ddp.no_sync(), torch.autocast(micro_batch.tokens.device.type, enabled=False):
+            with self.autocast():
+                loss, _ = self.loss_function(self.ddp(micro_batch), micro_batch)
+            loss.backward()
 
     @torch.no_grad()
     def evaluate(self, micro_batches: list[PackedBatch]) -> Tensor:
@@ -102,28 +111,43 @@ class ParallelModel:
 
             return output, loss
 
-        get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=iter(micro_batches),
-            model=[self.ddp],
-            num_microbatches=len(micro_batches),
-            seq_length=len(micro_batches[0].tokens),  # pipeline stages send [seq_length, 1, hidden size]
-            micro_batch_size=1,  # Megatron's batch dimension; the rows are concatenated along the sequence
-            forward_only=not backward,
-        )
+        # A disabled outer autocast keeps the half-precision copies of the weights until all micro-batches are done.
+        # With recomputation, which saves memory, they are cast again.
+        recomputed = self.model.config.activations_checkpoint_granularity == "full"
+        with nullcontext() if recomputed else torch.autocast(device.type, enabled=False):
+            get_forward_backward_func()(
+                forward_step_func=forward,
+                data_iterator=iter(micro_batches),
+                model=[self.ddp],
+                num_microbatches=len(micro_batches),
+                seq_length=len(micro_batches[0].tokens),  # pipeline stages send [seq_length, 1, hidden size]
+                micro_batch_size=1,  # Megatron's batch dimension; the rows are concatenated along the sequence
+                forward_only=not backward,
+            )
 
     def gradient_norm(self) -> Tensor:
-        """Return the Euclidean norm of the gradients of the full model, a scalar on the device."""
+        """Return the Euclidean norm of the mean gradient of the full model, a scalar on the device."""
         owned = [each.gradient for each in self.optimizer_shards if each.shard.is_owner]
         # A CPU sums sequentially: in fp32 the sum of a large tensor would depend on how it is sharded.
         squares = torch.stack(torch._foreach_norm(owned, dtype=self._totals.dtype)).square().sum() if owned else 0.0
         squares = torch.as_tensor(squares, dtype=self._totals.dtype, device=self._totals.device)
         squares = groups.sum_over_model_ranks(squares)
-        return (groups.sum_over_data_ranks(squares) if self.zero else squares).sqrt()
+        return (groups.sum_over_data_ranks(squares) if self.zero else squares).sqrt() / self._divisor()
 
-    def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply all gradients by a factor."""
-        torch._foreach_mul_([each.gradient for each in self.optimizer_shards], factor.float())
+    def gradient_scale(self, norm: Tensor, max_norm: float | None = None) -> Tensor:
+        """Return the number by which the optimizer must divide the gradients, a scalar on the device.
+
+        The fused optimizers of torch divide by their attribute `grad_scale` in the pass in which they update.
+
+        Args:
+            norm: result of `gradient_norm`.
+            max_norm: scale the mean gradient down to this norm; None: do not clip.
+        """
+        scale = self._divisor()
+        return (scale if max_norm is None else scale * ((norm + 1e-6) / max_norm).clamp(min=1.0)).float()
+
+    def _divisor(self) -> Tensor:
+        return self._totals[1].clamp_min(1) * self._loss_scale
 
     def finish_update(self) -> None:
         """Gather the updated weights and reset `.grad`, to which autograd would otherwise add a second time."""
@@ -133,10 +157,9 @@ class ParallelModel:
             each.parameter.grad = None
 
     def _finalize_gradients(self, models: list[nn.Module], num_tokens: Tensor | None = None, **options: Any) -> None:
-        """Reduce gradients and totals over the ranks, then divide by the token count without synchronization."""
+        """Reduce gradients and totals over the ranks."""
         finalize_model_grads(models, None, **options)
         groups.sum_over_data_ranks(groups.sum_over_pipeline(self._totals))
-        self.ddp.scale_gradients(1.0 / (self._totals[1].clamp_min(1) * self._loss_scale))
 
 
 def _whole_shards(shards: dict[nn.Parameter, ParameterShard]) -> Iterator[OptimizerShard]:

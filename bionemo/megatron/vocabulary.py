@@ -85,7 +85,8 @@ class VocabularyProjection(nn.Module):
         assert weight_VD is not None
         size = self.vocabulary_size
         if groups.tensor_size() == 1:
-            return F.linear(x_MD, weight_VD[:size], None if self.bias is None else self.bias[:size])
+            # The product includes the padding: an unaligned number of columns would be slow on a GPU.
+            return F.linear(x_MD, weight_VD, self.bias)[:, :size]
         logits_MV = F.linear(copy_to_tensor_model_parallel_region(x_MD), weight_VD, self.bias)
         first = groups.tensor_rank() * self.shard_size
         padding = torch.arange(first, first + self.shard_size, device=x_MD.device) >= size

@@ -105,6 +105,8 @@ class LanguageModel(Trainable):
         if not self.pre_process:
             return None, segments
         x_T1D = self.embed(batch, keys_T)[:, None, :]  # Megatron expects a batch dimension
+        if self.config.compile is True or (self.config.compile and x_T1D.is_cuda):
+            x_T1D = x_T1D.clone()  # the first layer would need a graph of its own for a view
         return scatter_sequence(x_T1D) if self.transformer_config.sequence_parallel else x_T1D, segments
 
     def compute_hidden_states(self, batch: PackedBatch) -> Tensor:
@@ -147,8 +149,8 @@ class LanguageModel(Trainable):
     def initialize_weights(self, seed: int) -> None:
         """Initialize weights: N(0, std), residual projections N(0, std / sqrt(2 layers)), norms 1, biases 0.
 
-        The random numbers of a parameter depend on the seed and on its name in the whole model only, so the model is
-        the same for every parallel layout.
+        The random numbers of a parameter depend on the seed and on its name in the whole model only, and are drawn on
+        the CPU, so the model is the same for every parallel layout and device.
         """
         std = self.config.init_method_std
         for parameter, shard in parameter_shards(self).items():
@@ -159,8 +161,8 @@ class LanguageModel(Trainable):
             else:
                 residual = shard.name.endswith(_RESIDUAL_PROJECTIONS)
                 scale = std / math.sqrt(2 * self.config.num_layers) if residual else std
-                generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{shard.name}".encode()))
-                whole = torch.empty(shard.shape, device=parameter.device).normal_(0.0, scale, generator=generator)
+                generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{shard.name}".encode()))
+                whole = torch.empty(shard.shape).normal_(0.0, scale, generator=generator)
                 parameter.copy_(shard.slice_of(whole, parameter))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Specifications of GPUs from their data sheets, dense, without sparsity."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bionemo.common.errors import UserError
 
@@ -38,8 +38,20 @@ DEVICES = {
 }
 
 
+def current_device() -> Device:
+    """Return the GPU of this process; a model that is not in `DEVICES` is taken for an H100 with other memory."""
+    import torch  # `bionemo plan` reports other errors before it is imported
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    similar = next((each for key, each in DEVICES.items() if key.partition("-")[0].upper() in properties.name), None)
+    return replace(
+        similar or DEVICES["h100"], name=properties.name, memory=properties.total_memory >> 20,
+        bf16=(properties.major, properties.minor) >= (8, 0),
+    )  # fmt: skip
+
+
 def find_device(name: str, precision: str) -> Device:
-    """Return the GPU called `name`.
+    """Return the GPU called `name`, on which a run has `trainer.precision=precision`.
 
     Raises:
         UserError: if it is unknown or does not support the precision.

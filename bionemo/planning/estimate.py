@@ -18,9 +18,9 @@ _MATMUL_EFFICIENCY = 0.6  # fraction of the peak FLOP/s that matrix products of 
 _MEMORY_EFFICIENCY = 0.8  # fraction of the memory bandwidth that everything else reaches
 _PASSES = 8  # transfers of a saved byte: written, read twice, gradient written and read, casts
 _LAUNCH_SECONDS = 1.2e-5  # time to launch a kernel from Python, without torch.compile
-_KERNELS_PER_SEQUENCE = {"flash": 0, "sequences": 8, "probabilities": 25}  # of an attention, forward and backward
+_KERNELS_PER_SEQUENCE = {"sequences": 8, "probabilities": 25}  # of an attention, forward and backward
 _ACCUMULATE_BYTES = 18  # per parameter and micro-batch: a gradient is written, read and added to the buffer
-_UPDATE_BYTES = 52  # per parameter and update: AdamW, and passes that zero, measure, scale and clip gradients
+_UPDATE_BYTES = 40  # per parameter and update: AdamW, and passes that zero and measure gradients
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ def _segment_peaks(profiler: StepProfiler, layout: Layout, stage: Stage) -> Iter
     # The gradient of the previous micro-batch, which was sent to the previous stage, is not freed yet.
     sent = 0 if stage.first or layout.num_micro_batches == 1 else profile.layers[0].input
     for copies, activations, working in peaks:
-        yield copies + others * graph[0], activations + others * graph[1] + sent, working
+        # Without recomputation, all micro-batches share copies that are kept until the end of the step.
+        total_copies = graph[0] if plain == layers else copies + others * graph[0]
+        yield total_copies, activations + others * graph[1] + sent, working
 
 
 def useful_flops(profiler: StepProfiler, layout: Layout) -> float:
@@ -164,7 +166,7 @@ def estimate_duration(profiler: StepProfiler, layout: Layout, device: Device, mf
     transfers = _PASSES * repetition * saved + 3 * layers * sum(layer.copies for layer in profile.layers)
     transferred = transfers / layout.pipeline + _ACCUMULATE_BYTES * parameters
     products = flops / (layout.gpus * layout.num_micro_batches) / (_MATMUL_EFFICIENCY * peak)
-    per_sequence = layers * layout.micro_batch_size * _KERNELS_PER_SEQUENCE[profiler.kernel]
+    per_sequence = layers * layout.micro_batch_size * _KERNELS_PER_SEQUENCE.get(profiler.kernel, 0)
     kernels = profile.total("kernels", layers)
     for tokens, attended in zip(profiler.tokens, profile.attended.values(), strict=True):
         kernels += per_sequence * len(attended) * tokens.sequences

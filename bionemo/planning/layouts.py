@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bionemo.common.errors import UserError
-from bionemo.config.check import count_micro_batches
+from bionemo.config.check import divide_batch
 from bionemo.config.schema import RunConfig
 
 Recompute = Literal["none", "selective", "uniform", "block"]
@@ -100,6 +100,7 @@ def read_layout(cfg: RunConfig) -> Layout:
     model_parallel = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
     if gpus % model_parallel:
         raise UserError(f"{gpus} GPUs are not divisible by tensor x pipeline parallel size {model_parallel}")
+    micro_batches = divide_batch(model, trainer, gpus, on_gpu=True)
     granularity = model.activations_checkpoint_granularity
     method: Recompute = "block" if model.activations_checkpoint_method == "block" else "uniform"
     return Layout(
@@ -107,8 +108,8 @@ def read_layout(cfg: RunConfig) -> Layout:
         pipeline=model.pipeline_model_parallel_size,
         data=gpus // model_parallel,
         gpus_per_node=gpus_per_node,
-        micro_batch_size=model.micro_batch_size,
-        num_micro_batches=count_micro_batches(model, trainer, gpus),
+        micro_batch_size=micro_batches.size,
+        num_micro_batches=micro_batches.count,
         sequence_parallel=model.sequence_parallel and model.tensor_model_parallel_size > 1,
         sharded=model.optim.name == "distributed_fused_adam",
         recompute=method if granularity == "full" else granularity or "none",

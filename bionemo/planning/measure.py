@@ -117,7 +117,8 @@ class StepProfiler:
     tokens: tuple[Tokens, ...]  # tokens of a row, for each transformer block
     half: bool  # matrix products are in bf16 or fp16
     deterministic: bool = False  # deterministic algorithms are required
-    _profiles: dict[Any, StepProfile] = field(default_factory=dict, compare=False, repr=False)
+    triton: bool = True  # the GPU supports Triton and FlashAttention
+    _profiles: dict[Any, StepProfile] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def rows(self) -> int:
@@ -142,9 +143,10 @@ class StepProfiler:
     @property
     def kernel(self) -> str:
         """Implementation of attention on a GPU, see `attend` in megatron/attention.py."""
-        if self.model.attention_dropout > 0:
-            return "probabilities"
-        return "flash" if self.half and not self.deterministic else "sequences"
+        dropout = self.model.attention_dropout > 0
+        if not self.triton:
+            return "probabilities" if dropout else "sequences"
+        return "flash" if self.half and not dropout and not self.deterministic else "triton"
 
     def largest_tokens(self, rows: int) -> tuple[Tokens, ...]:
         """Return the tokens of the largest micro-batch of a run; micro-batches differ with dynamic padding."""
@@ -228,7 +230,8 @@ class CostCounter(TorchDispatchMode):
         """Add the memory now in use, plus `more` bytes, to the candidates for the peak of the segment."""
         segment, (activations, gradients, copies) = self.segments[-1], self._bytes
         proportional = activations - segment.activations
-        constant = gradients + copies - segment.gradients - segment.copies + more
+        # Copies that autograd frees are not subtracted: without recomputation, autocast keeps them.
+        constant = gradients - segment.gradients + max(copies - segment.copies, 0) + more
         if all(proportional > peak[0] or constant > peak[1] for peak in segment.peaks):
             remaining = [peak for peak in segment.peaks if peak[0] > proportional or peak[1] > constant]
             segment.peaks = [*remaining, (proportional, constant)]
@@ -342,16 +345,14 @@ def _fake_attention(profiler: StepProfiler, batches: list[PackedBatch], meter: C
         saved, working = 4.0 * heads * len(q), 0.0  # saved: the log-sum-exp of each query
         if profiler.kernel == "sequences":
             saved += element * q.numel()  # outputs of the sequences, before they are concatenated
-        if dropout is not None:
+        if profiler.kernel == "probabilities":
             segment.masked += flops * (mean - attended)
             # Probabilities (4 bytes), mask (1) and product of both for all pairs; positions hidden by a causal mask.
             saved = ((5 + element) * heads + causal) * held * mean
             # Of the longest sequence: scores and unscaled probabilities; with autocast also scaled probabilities, and
             # those of the previous sequence.
             longest = tokens.max_length * (profiler.tokens[0] if cross else tokens).max_length
-            pairs = tokens.held(profiler.model.micro_batch_size) * mean
-            previous = min(longest, max(pairs - longest, 0)) if profiler.half else 0
-            working = heads * ((10 if profiler.half else 8) * longest + 4 * previous)
+            working = heads * (14 if profiler.half else 8) * longest
         out: Tensor = _AttentionBytes.apply(q, k, v, round(saved))
         meter.add_peak(working)
         return out

@@ -8,6 +8,7 @@ from itertools import product
 from math import gcd
 from typing import Any
 
+from bionemo.config.check import MicroBatches
 from bionemo.config.schema import ModelConfig, RunConfig
 from bionemo.planning.devices import USABLE, Device
 from bionemo.planning.estimate import (
@@ -30,7 +31,8 @@ _FULL = 0.995
 _MAX_ROWS = 1 << 16
 _PARALLEL_SIZES = (1, 2, 4, 8)
 _ATTENTION = {
-    "flash": "flash attention over all sequences at once",
+    "flash": "FlashAttention over all sequences at once",
+    "triton": "attention over all sequences at once with dropout, in fp32 or deterministic, by a Triton kernel",
     "sequences": "attention one sequence at a time",
     "probabilities": "attention one sequence at a time, keeping its probabilities for their dropout",
 }
@@ -96,6 +98,15 @@ def largest_micro_batch(profiler: StepProfiler, layout: Layout, device: Device) 
     return bisect_right(range(1, _MAX_ROWS), device.usable, key=memory)
 
 
+def divide_rows(profiler: StepProfiler, layout: Layout, device: Device) -> MicroBatches:
+    """Divide a replica's rows of a step into the largest micro-batches that fit; `largest` is 0 if no row fits."""
+    largest = largest_micro_batch(profiler, layout, device)
+    if largest < layout.micro_batch_size:  # there will be more micro-batches, and the first stage holds one per stage
+        count = max(layout.num_micro_batches, layout.pipeline)
+        largest = largest_micro_batch(profiler, replace(layout, num_micro_batches=count), device)
+    return replace(MicroBatches(layout.micro_batch_size, layout.num_micro_batches).limit(largest), largest=largest)
+
+
 @dataclass(frozen=True)
 class Plan:
     """All estimates for a run."""
@@ -134,6 +145,12 @@ class Plan:
         return self.flops[0] / self.duration.total / peak
 
 
+def make_profiler(cfg: RunConfig, precision: str, device: Device) -> StepProfiler:
+    """Return a profiler for the steps of a run."""
+    half, deterministic = precision not in ("32", "32-true"), cfg.trainer.deterministic is True
+    return StepProfiler(cfg.model, estimate_tokens(cfg.model), half, deterministic, triton=device.bf16)
+
+
 def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None = None) -> Plan:
     """Compute all estimates for a configuration and its layout.
 
@@ -141,8 +158,12 @@ def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None 
         UserError: if the model cannot be measured.
     """
     precision = str(cfg.trainer.precision)
-    half, deterministic = precision not in ("32", "32-true"), cfg.trainer.deterministic is True
-    profiler = StepProfiler(cfg.model, estimate_tokens(cfg.model), half, deterministic)
+    if precision == "auto":
+        precision = "bf16-mixed" if device.bf16 else "16-mixed"
+    profiler = make_profiler(cfg, precision, device)
+    if cfg.model.micro_batch_size == "auto":
+        fitting = divide_rows(profiler, layout, device)
+        layout = replace(layout, micro_batch_size=fitting.size, num_micro_batches=fitting.count)
     whole, (stage, needed) = profiler.profile(Layout()), fullest_stage(profiler, layout)
     return Plan(
         name=cfg.name,

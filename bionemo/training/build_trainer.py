@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 import lightning.pytorch as pl
-import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from bionemo.common.errors import HostError, UserError
+from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import check_master_address, launched_process
 from bionemo.config.check import check_layout
 from bionemo.config.schema import RunConfig, TrainerConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.launch.lightning_environment import LauncherEnvironment
+from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.strategy import MegatronStrategy
 from bionemo.training.patches import disable_sigterm_broadcast
 
@@ -38,20 +38,19 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     """Build the trainer from `trainer.*`.
 
     Raises:
-        HostError: if the configuration needs a GPU and there is none, or the host of rank 0 cannot be resolved.
+        HostError: if the GPU is missing or cannot be used, or the host of rank 0 cannot be resolved.
         UserError: if the launcher started another number of processes than configured, the devices cannot be divided
             as configured, or an argument is invalid.
     """
     config = cfg.trainer
-    if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
-        raise HostError(f"trainer.accelerator={config.accelerator}: this machine has no GPU; use auto or cpu")
+    gpu = use_gpu(config.accelerator)
     if config.max_time is not None:
         duration_in_seconds("trainer.max_time", config.max_time)
     if config.deterministic is True:
         require_determinism(config)
     async_save = cfg.exp_manager.checkpoint_callback_params.async_save
     if async_save is None:  # by default only on GPUs: the copy in main memory does not compete with the training
-        async_save = config.accelerator != "cpu" and torch.cuda.is_available()
+        async_save = gpu
     own_keys = ("gradient_clip_val", "gradient_clip_algorithm", "rank_timeout")  # not arguments of Lightning here
     arguments = {key: value for key, value in asdict(config).items() if value is not None and key not in own_keys}
     process = launched_process()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LightningModule with manual optimization: one training step is one update from all its micro-batches."""
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bionemo.checkpoint import Checkpoint, TensorSource
-from bionemo.common.errors import UserError
+from bionemo.common.errors import RankError, UserError
 from bionemo.common.redaction import redact_tree
 from bionemo.config.saved_model import add_defaults
 from bionemo.config.schema import ModelConfig, TrainerConfig
@@ -25,13 +26,17 @@ from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weight
 from bionemo.megatron.sharding import materialize, parameter_shards
 from bionemo.megatron.train_step import LossFunction, ParallelModel
 from bionemo.models.trainable import Trainable
+from bionemo.training.backends import convert_linear_layers, float8_problem
+from bionemo.training.compilation import compile_layers, is_compiled
 from bionemo.training.divergence import check_finite, divergence_error
 from bionemo.training.identity import check_same_function, check_same_model
+from bionemo.training.micro_batch import confirm_micro_batches
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.patches import loop_state_at_step
 from bionemo.training.schedules import build_schedule
 from bionemo.training.throughput import Throughput
 
+log = logging.getLogger(__name__)
 _MAX_EXPONENT = 88.0  # exp(88) is finite in fp32
 
 
@@ -91,10 +96,10 @@ class TrainingModule(pl.LightningModule):
         model.initialize_weights(self.config.seed)
         if self.initial_weights is not None:
             load_weights(parameter_shards(model), self.initial_weights, to_train=True)
-        if self.config.compile:
-            for block in model.blocks():
-                for layer in block.layers:
-                    layer.compile()
+        if self.config.float8 and float8_problem(self.config, self.precision, self.on_gpu) is None:
+            convert_linear_layers(model)
+        if is_compiled(self.config.compile, self.on_gpu):
+            compile_layers(model)
         self.model = model
         autocast = partial(self.precision.autocast, self.trainer.strategy.root_device)
         zero = self.config.optim.name == "distributed_fused_adam"
@@ -132,6 +137,27 @@ class TrainingModule(pl.LightningModule):
             self.config.optim, self.parallel.optimizer_shards, self._get_model().learning_rate_factor
         )
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this process trains on a GPU."""
+        return bool(self.trainer.strategy.root_device.type == "cuda")
+
+    def on_fit_start(self) -> None:
+        """With automatic micro-batches on a GPU, use the largest planned ones that fit on every rank."""
+        if self.config.micro_batch_size != "auto" or not self.on_gpu:
+            return
+        data, planned = self._data, self._data.micro_batches
+        found = planned
+        if self.config.model_parallel_size == 1:  # otherwise a trial would communicate with other ranks
+            found = confirm_micro_batches(self.parallel, data, self.device)
+        smallest = self.trainer.strategy.reduce(torch.tensor(found.size, device=self.device), reduce_op="min")
+        data.micro_batches = planned.limit(int(smallest))
+        if data.micro_batches != planned:
+            log.warning(
+                "micro-batches of %d rows do not fit the memory of the GPU: using %d micro-batches of %d rows",
+                planned.size, data.micro_batches.count, data.micro_batches.size,
+            )  # fmt: skip
+
     def on_train_start(self) -> None:
         """Start measuring the throughput."""
         self.throughput.start(self._data.position.consumed_tokens)
@@ -140,10 +166,12 @@ class TrainingModule(pl.LightningModule):
         """Make one update from all micro-batches of a step."""
         optimizer: Any = self.optimizers()
         scale = self.scaler.scale if self.precision.needs_scaling else 1.0
-        loss_sum, count = self.parallel.forward_backward(step.micro_batches, scale)
+        result = self._forward_backward(step, scale)
+        if result is None:  # outside of the except clause, which keeps the memory of the failed step
+            raise self._out_of_memory()
+        loss_sum, count = result
         norm = self.parallel.gradient_norm()
-        if (max_norm := self.trainer_config.gradient_clip_val) is not None:
-            self.parallel.scale_gradients((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        optimizer.optimizer.grad_scale = self.parallel.gradient_scale(norm, self.trainer_config.gradient_clip_val)
         learning_rate = self.schedule(self.schedule_step)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * group["rate"]
@@ -156,11 +184,32 @@ class TrainingModule(pl.LightningModule):
         if self.trainer.global_step % self.trainer_config.log_every_n_steps == 0:
             self._log_training(learning_rate)
 
+    def _forward_backward(self, step: StepBatch, scale: float) -> tuple[Tensor, Tensor] | None:
+        """Return summed loss and number of target tokens; None if the memory of the GPU is exhausted."""
+        try:
+            return self.parallel.forward_backward(step.micro_batches, scale)
+        except torch.OutOfMemoryError:
+            return None
+
+    def _out_of_memory(self) -> RankError:
+        """Return an error that names the largest micro-batch that fits, if one rank can find it out."""
+        given = self._data.micro_batches
+        line = f"step {self.trainer.global_step + 1}: a micro-batch of {given.size} rows does not fit on the GPU: "
+        if self.config.model_parallel_size > 1 or given.size == 1:
+            return RankError(line + "choose a layout that fits, see `bionemo plan`")
+        self._data.micro_batches = given.limit(given.size - 1)
+        has_moments = bool(self.trainer.optimizers[0].state)
+        fitting = confirm_micro_batches(self.parallel, self._data, self.device, has_moments)
+        return RankError(
+            f"{line}set model.micro_batch_size={fitting.size} trainer.accumulate_grad_batches={fitting.count}, the "
+            "largest that fit, or model.micro_batch_size=auto"
+        )
+
     def _update(self, optimizer: Any, norm: Tensor) -> None:
         """Step optimizer and schedule; with fp16, skip both if the gradients overflow."""
         if self.precision.needs_scaling:
             overflow = not torch.isfinite(norm).item()  # loss scaling must synchronize with the device here
-            optimizer.optimizer.found_inf = torch.tensor(float(overflow), device=self.device)
+            optimizer.optimizer.found_inf = torch.full((), float(overflow), device=self.device)
             self.scaler.update(overflow)
             self.schedule_step += not overflow
         else:

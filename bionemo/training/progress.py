@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 import yaml
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
@@ -18,10 +19,22 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
+from bionemo.config.check import MicroBatches
 from bionemo.config.schema import RunConfig
-from bionemo.data.data_module import pads_dynamically
+from bionemo.data.data_module import SequenceData, pads_dynamically
+from bionemo.megatron.attention import MAX_HEAD_SIZE, gpu_has_flash_attention
+from bionemo.megatron.precision import Precision
 from bionemo.training import loss_curve
+from bionemo.training.backends import Backends, head_size
 
+_ATTENTION = {
+    "flash2": "FlashAttention",
+    "flash4": "FlashAttention 4",
+    "cudnn": "cuDNN attention",
+    "triton": "Triton attention",
+    "sequences": "attention one sequence at a time",
+}
+log = logging.getLogger(__name__)
 _SHOWN_METRICS = ("val_", "dwnstr_task_", "test_")  # test_: test split of a downstream task
 
 
@@ -30,18 +43,41 @@ def print_start(
     cfg: RunConfig,
     trainer: pl.Trainer,
     num_parameters: int,
-    precision: str,
+    precision: Precision,
+    backends: Backends,
+    compiled: bool,
+    data: SequenceData,
     resume_path: Path | None,
-    batch_size: int,
 ) -> None:
-    """Print model size, devices, batch size, and the checkpoint from which the run resumes."""
+    """Print model size, precision, kernels, devices, batch size, and the checkpoint from which the run resumes."""
+    batch_size, device = data.global_batch_size(trainer.world_size), trainer.strategy.root_device.type
     tokens = f"{batch_size * cfg.model.seq_length:,} tokens"
     size = f"{batch_size:,} sequences" if pads_dynamically(cfg.model.data) else tokens
+    how = f"precision {precision.name}{', float8' if backends.float8 else ''}"
+    for note in backends.notes:
+        log.warning(note)
+    if backends.attention == "sequences":
+        _warn_of_slow_attention(cfg)
+    if backends.attention is not None:
+        how += f", {_ATTENTION[backends.attention]}"
+        device, size = torch.cuda.get_device_name(), f"{size} in micro-batches of {_describe_rows(data.micro_batches)}"
     _print_and_log(
-        f"{cfg.name}: {num_parameters:,} parameters, precision {precision} on {trainer.world_size} x "
-        f"{trainer.strategy.root_device.type}, {size} per step, "
+        f"{cfg.name}: {num_parameters:,} parameters, {how}{', compiled' if compiled else ''} on "
+        f"{trainer.world_size} x {device}, {size} per step, "
         + (f"resuming from {resume_path}" if resume_path else "starting from the beginning")
     )
+
+
+def _describe_rows(micro_batches: MicroBatches) -> str:
+    """Return the rows of a micro-batch and how many fit, which shows whether a larger global batch would be faster."""
+    return f"{micro_batches.size} rows" + (f" ({micro_batches.largest:,} fit)" if micro_batches.largest else "")
+
+
+def _warn_of_slow_attention(cfg: RunConfig) -> None:
+    reason = "Triton is not installed" if gpu_has_flash_attention() else "the GPU is too old for Triton"
+    if head_size(cfg.model) > MAX_HEAD_SIZE:
+        reason = f"a head has {head_size(cfg.model)} channels, more than {MAX_HEAD_SIZE}"
+    log.warning("attention is computed one sequence at a time, which is slow, because %s", reason)
 
 
 @rank_zero_only
@@ -63,10 +99,11 @@ def print_test_result(trainer: pl.Trainer) -> None:
 
 
 @rank_zero_only
-def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path, num_micro_batches: int) -> None:
+def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path, micro_batches: MicroBatches) -> None:
     """Write the resolved configuration to config.yaml, and pass it to the loggers, which write hparams.yaml."""
-    trainer_config = replace(cfg.trainer, accumulate_grad_batches=num_micro_batches)
-    resolved: Any = redact_tree(asdict(replace(cfg, trainer=trainer_config)))
+    model = replace(cfg.model, micro_batch_size=micro_batches.size)
+    trainer_config = replace(cfg.trainer, accumulate_grad_batches=micro_batches.count)
+    resolved: Any = redact_tree(asdict(replace(cfg, model=model, trainer=trainer_config)))
     write_atomic(directory / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
     for logger in trainer.loggers:
         logger.log_hyperparams(resolved)

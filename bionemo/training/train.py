@@ -28,10 +28,13 @@ from bionemo.interop.nemo import (
 )
 from bionemo.interop.run_files import prepare_log_directory
 from bionemo.megatron import groups
+from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.precision import Precision, resolve_precision
 from bionemo.training import progress
+from bionemo.training.backends import select_backends
 from bionemo.training.build_trainer import build_trainer, misconfiguration_as_user_error
 from bionemo.training.checkpointing import CheckpointCallback
+from bionemo.training.compilation import is_compiled, shared_graphs
 from bionemo.training.health.monitor import HealthMonitor, report_first_error
 from bionemo.training.loss_curve import LossCurve
 from bionemo.training.metrics import check_monitors
@@ -82,7 +85,8 @@ def train(
         UserError: for every error that the user can fix.
         SystemExit: if a signal ended the run.
     """
-    precision = resolve_precision(cfg.trainer.precision)
+    gpu = use_gpu(cfg.trainer.accelerator)
+    precision, compiled = resolve_precision(cfg.trainer.precision, gpu), is_compiled(cfg.model.compile, gpu)
     log_dir = log_directory(cfg.exp_manager)
     checkpoint_dir = checkpoint_directory(cfg.exp_manager, log_dir)
     newest = checkpoint.list_complete(checkpoint_dir, log_dir)[:1]  # another run may write until we hold the lock
@@ -112,6 +116,7 @@ def train(
         checkpoints.signals,
         report_first_error(monitor, trainer),
         misconfiguration_as_user_error(),
+        shared_graphs() if compiled else nullcontext(),
         _lock_directories(trainer, locked) as checkpoints.locks,
     ):
         if checkpoint.list_complete(checkpoint_dir, log_dir)[:1] != newest:
@@ -136,12 +141,12 @@ def train(
         logs = prepare_log_directory(log_dir, log_run_id, files) if trainer.is_global_zero else nullcontext()
         with directory_errors(log_dir), logs:
             start_experiment(trainer, cfg.exp_manager, log_dir)
-            progress.save_config(cfg, trainer, log_dir, data.num_micro_batches)
+            progress.save_config(cfg, trainer, log_dir, data.micro_batches)
 
+        backends = select_backends(cfg, precision, trainer.strategy.root_device)
         if cfg.do_training:
             parameters = sum(parameter.numel() for parameter in model.parameters())
-            batch_size = data.global_batch_size(trainer.world_size)
-            progress.print_start(cfg, trainer, parameters, precision.name, resume_path, batch_size)
+            progress.print_start(cfg, trainer, parameters, precision, backends, compiled, data, resume_path)
             trainer.fit(module, data, ckpt_path=resume_path)
             progress.print_result(trainer, reference_losses, log_dir)
         if cfg.do_testing and not checkpoints.stop_signal:

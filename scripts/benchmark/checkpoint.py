@@ -150,6 +150,7 @@ def position(repeats: int) -> None:
     from proteins import proteins
 
     import bionemo
+    from bionemo.config.check import divide_batch
     from bionemo.config.compose import load
     from bionemo.data.data_module import SequenceData
     from bionemo.data.proteins.masking import MaskedDataset
@@ -163,18 +164,18 @@ def position(repeats: int) -> None:
         examples = Path(bionemo.__file__).parents[1] / "examples" / "protein" / "esm2nv" / "conf"
         overrides = ["data@model.data=fasta", *(f"model.data.{word}" for word in words)]
         cfg = load("pretrain_esm2_8M", overrides, examples)
-        data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, num_micro_batches=1)
+        micro_batches = divide_batch(cfg.model, cfg.trainer, 1, on_gpu=False)
+        data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, micro_batches)
         records = len(data.dataset("train").records)
-        rows_of_a_window = len(data.steps("train", True, None, 1, DataPosition()).sampler._pack_window(0))
-        window, row = divmod(1_000_000 * cfg.model.micro_batch_size, rows_of_a_window)
+        rows_of_a_window = len(data.training_steps().sampler._pack_window(0))
+        window, row = divmod(1_000_000 * micro_batches.size, rows_of_a_window)
         late = DataPosition(window, row, window * cfg.model.data.packing_window, 1)
         seconds: dict[DataPosition, list[float]] = {DataPosition(): [], late: []}
         for _ in range(repeats * 5):
             for start, found in seconds.items():
-                found.append(timed(lambda at=start: next(iter(data.steps("train", True, None, 1, at)))) * 1e3)
-        print(
-            f"first batch of {records:,} sequences, {cfg.model.micro_batch_size} rows of {cfg.model.seq_length} tokens"
-        )
+                data.position = start
+                found.append(timed(lambda: next(iter(data.training_steps()))) * 1e3)
+        print(f"first batch of {records:,} sequences, {micro_batches.size} rows of {cfg.model.seq_length} tokens")
         print(f"  at step 0          {summary(seconds[DataPosition()])} ms")
         print(f"  at step 1,000,000  {summary(seconds[late])} ms (window {late.window:,})")
 

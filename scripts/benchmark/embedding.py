@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure embedded residues per second in fp32: ours, or transformers' EsmModel with padded batches.
+"""Measure embedded residues per second: ours, or transformers' EsmModel with padded batches.
 
 python embedding.py make DIR                  create an ESM2-8M with random weights in the transformers format
 python embedding.py bionemo DIR [--fasta F]   and hf DIR
@@ -46,8 +46,8 @@ def make(path: Path, size: str) -> None:
     ).save_pretrained(path)
 
 
-def ours(path: Path, texts: list[str], device: str) -> tuple[NDArray[np.float32], float]:
-    model = bionemo.load(path, device)
+def ours(path: Path, texts: list[str], device: str, precision: str) -> tuple[NDArray[np.float32], float]:
+    model = bionemo.load(path, device, precision)
     model.embed(texts[:WARM_UP])
     begin = time.perf_counter()
     found = model.embed(texts)
@@ -56,7 +56,7 @@ def ours(path: Path, texts: list[str], device: str) -> tuple[NDArray[np.float32]
 
 @torch.no_grad()
 def theirs(
-    path: Path, texts: list[str], device: str, batch: int, by_length: bool
+    path: Path, texts: list[str], device: str, precision: str, batch: int, by_length: bool
 ) -> tuple[NDArray[np.float32], float]:
     from transformers import EsmModel, EsmTokenizer
 
@@ -67,7 +67,9 @@ def theirs(
 
     def embed(some: list[str]) -> NDArray[np.float32]:
         given = tokenizer(some, return_tensors="pt", padding=True).to(device)
-        hidden = model(**given).last_hidden_state
+        half = precision == "bf16-mixed"
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            hidden = model(**given).last_hidden_state
         inside = given.attention_mask.clone()
         inside[:, 0] = 0
         inside[torch.arange(len(some)), given.attention_mask.sum(1) - 1] = 0
@@ -94,6 +96,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="hf: sequences of a batch")
     parser.add_argument("--by-length", action="store_true", help="hf: sort them first")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--precision", choices=["32", "bf16-mixed"], default="32")
     parser.add_argument("--save", help="a .npy file, to compare the numbers")
     options = parser.parse_args()
     if options.what == "make":
@@ -101,9 +104,11 @@ def main() -> None:
         return
     texts = [text[:LONGEST] for text in proteins(options.fasta, options.sequences)[: options.sequences]]
     if options.what == "bionemo":
-        found, seconds = ours(options.model, texts, options.device)
+        found, seconds = ours(options.model, texts, options.device, options.precision)
     else:
-        found, seconds = theirs(options.model, texts, options.device, options.batch, options.by_length)
+        found, seconds = theirs(
+            options.model, texts, options.device, options.precision, options.batch, options.by_length
+        )
     if options.save:
         np.save(options.save, found)
     print(json.dumps({"value": sum(map(len, texts)) / seconds, "unit": "residues/s"}))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run all comparisons, interleaved, five repeats each: about 85 minutes on two cores.
+# Run all comparisons, interleaved, five repeats each: about two and a half hours on two cores.
 # Argument: a FASTA file of real proteins; by default, random residues with the lengths of UniRef.
 # Peers are installed into .venv-peers, with the versions of peers.txt.
 set -euo pipefail
@@ -24,8 +24,19 @@ compare "training ESM2-8M, fp32, against EsmForMaskedLM, padded to the longest, 
 compare "training ESM2-8M, bf16, against EsmForMaskedLM, padded to 1024, fp32" "train_ours.py $fasta" "train_hf.py $fasta --pad 1024 --batch 8 --steps 3"
 compare "training ESM2-8M, fp32, against EsmForMaskedLM, padded to 1024, fp32" "train_ours.py $fasta --precision 32" "train_hf.py $fasta --pad 1024 --batch 8 --steps 3"
 
-big=$(mktemp --suffix=.fasta)
-trap 'rm -f "$big"' EXIT
+big=$(mktemp --suffix=.fasta) model=$(mktemp -d)
+trap 'rm -rf "$big" "$model"' EXIT
+compare_ours() { # the peer needs packages of ours
+    echo "## $1"
+    "$ours" compare.py --ours "$ours $2" --peer "$ours $3"
+}
+"$ours" embedding.py make "$model"
+compare_ours "embedding, ESM2-8M, fp32, against EsmModel in the given order" "embedding.py bionemo $model $fasta" "embedding.py hf $model $fasta"
+compare_ours "embedding, ESM2-8M, fp32, against EsmModel sorted by length" "embedding.py bionemo $model $fasta" "embedding.py hf $model $fasta --by-length"
+compare_ours "training ProtT5nv, fp32, against T5" "steps.py prott5nv ours --steps 2" "steps.py prott5nv hf --steps 1"
+compare_ours "training MegaMolBART, fp32, against BART" "steps.py megamolbart ours --rows 64 --steps 3" "steps.py megamolbart hf --rows 64 --steps 3"
+compare_ours "training GPT-3 126m, fp32, against GPT-2" "steps.py gpt3 ours --rows 1 --steps 1" "steps.py gpt3 hf --rows 1 --steps 1"
+
 "$ours" - "$big" <<'PYTHON'
 import sys, textwrap
 from proteins import proteins

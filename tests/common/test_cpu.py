@@ -7,8 +7,9 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,23 +26,27 @@ SAPPHIRE_RAPIDS = {
     (0x1E, 0): (0, 0x4010, 0, 0),
 }  # fmt: skip
 Leaves = dict[tuple[int, int], tuple[int, int, int, int]]
+CACHED: list[Any] = [
+    cpu._advertises_amx, cpu.amx_is_broken, cpu_attention._onednn_is_exact, cpu_attention._fastest_kernel
+]  # fmt: skip
 
 
 @pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes, Leaves], None]:
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes, Leaves], None]]:
     """Simulate a CPU with these flags and CPUID leaves, without environment variables."""
 
     def set_up(flags: bytes, leaves: Leaves) -> None:
         for name in (VARIABLE, "DNNL_MAX_CPU_ISA"):
-            monkeypatch.delenv(name, raising=False)
+            monkeypatch.setenv(name, "")  # so that a value set by the test is removed
+            monkeypatch.delenv(name)
         monkeypatch.setattr(cpu, "_cpu_flags", lambda: flags)
         monkeypatch.setattr(cpu, "cpuid", lambda leaf, subleaf: leaves.get((leaf, subleaf), (0, 0, 0, 0)))
         monkeypatch.setattr(cpu, "_TORCH_WAS_FIRST", False)
-        for function in (cpu._advertises_amx, cpu.amx_is_broken, cpu_attention._onednn_is_exact):
+        for function in CACHED:
             function.cache_clear()
 
     yield set_up
-    for function in (cpu._advertises_amx, cpu.amx_is_broken, cpu_attention._onednn_is_exact):
+    for function in CACHED:
         function.cache_clear()
 
 
@@ -99,23 +104,53 @@ def test_cpuid_returns_the_values_of_this_machine() -> None:
     assert highest == int(reported["cpuid level"])
 
 
+@pytest.mark.parametrize("kernel", ["flash", "mkl"])
 def test_fp32_attention_does_not_execute_amx(
-    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch, kernel: str
 ) -> None:
     """Whether or not AMX works: oneDNN must compute in fp32 only as long as it may use AMX."""
     seen: list[str] = []
-    product = torch.bmm
+    candidates: list[list[str]] = []
 
-    def watched(*arguments: torch.Tensor) -> torch.Tensor:
-        seen.append(torch.backends.mkldnn.matmul.fp32_precision)
-        return product(*arguments)
+    def watch(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            seen.append(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    def choose(name: str, version: str, functions: Iterable[str]) -> str:
+        candidates.append(list(functions))
+        return kernel
 
     pretend(AMX, SAPPHIRE_RAPIDS)
-    monkeypatch.setattr(torch, "bmm", watched)
+    monkeypatch.setattr(cpu_attention, "fastest", choose)
+    for owner, name in ((torch, "bmm"), (cpu_attention, "_flash"), (cpu_attention, "_flash_backward")):
+        watch(owner, name)
     q = torch.randn(8, 2, 16, requires_grad=True)
     cpu_attention.packed_attention(q, q, q, (5, 3), 0.25).sum().backward()
-    assert len(seen) > 5
+    assert candidates == [["flash", "mkl"]]
+    assert len(seen) == (4 if kernel == "flash" else 14)  # forward and backward pass of two sequences
     assert set(seen) == {"ieee"}
+
+
+def test_the_speed_is_measured_again_if_amx_is_possible(
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions: list[str] = []
+
+    def choose(name: str, version: str, functions: Iterable[str]) -> str:
+        versions.append(version)
+        return "mkl"
+
+    monkeypatch.setattr(cpu_attention, "fastest", choose)
+    for leaves in (SAPPHIRE_RAPIDS, {}):  # without leaves, AMX is disabled
+        pretend(AMX, leaves)
+        cpu.limit_onednn()
+        cpu_attention._fastest_kernel(16, False)
+    assert len(set(versions)) == 2
 
 
 def test_one_note_if_bf16_becomes_slower(

@@ -81,7 +81,6 @@ MISTAKES = {
     "model.data.modify_percent=15": r"model.data.modify_percent is 15.0, expected from 0 to 1",
     "model.num_attention_heads=7": r"model.hidden_size=768 is not divisible by model.num_attention_heads=7",
     "model.micro_batch_size=0": r"model.micro_batch_size is 0, expected at least 1",
-    "model.global_batch_size=7": r"model.global_batch_size is 7, but micro-batch size x model replicas x",
     "model.tensor_model_parallel_size=2": r"is not divisible by model.tensor_model_parallel_size=2",
     "model.pipeline_model_parallel_size=4": r"num_layers=6 is not divisible by model.pipeline_model_parallel_size=4",
     "model.max_position_embeddings=10": r"model.seq_length=512 is longer than model.max_position_embeddings=10",
@@ -105,6 +104,11 @@ def test_user_error(override, message):
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def test_global_batch_of_explicit_micro_batches() -> None:
+    with pytest.raises(UserError, match="is 7, but micro-batch size x model replicas x"):
+        load("pretrain_small", ["model.global_batch_size=7", "model.micro_batch_size=2"], HOME)
 
 
 def test_errors_are_reported_together_without_consequential_errors():
@@ -216,7 +220,8 @@ MISTAKES_OF_OTHER_MODELS = {
     },
     "gpt3": {
         "model.data.data_impl=csv_mmap": "model.data.data_impl is 'csv_mmap', expected one of mmap, mock",
-        "model.global_batch_size=100": "model.global_batch_size is 100, not a multiple of 256: the micro-batch size",
+        "model.global_batch_size=100": "model.global_batch_size is 100, not a multiple of 64 model replicas",
+        "model.global_batch_size=100 model.micro_batch_size=4": "is 100, not a multiple of 256: the micro-batch size",
         "model.data.seq_length=1024": "model.data.seq_length is 1024, but model.seq_length=2048 is the length",
         "data=uniref50": "model.data has the kind proteins, expected text: choose another",
         "model.activation=relu": "model.activation is 'relu', expected one of gelu, gelu_tanh",

@@ -42,7 +42,7 @@ RUNNABLE = {
     "megamolbart": ("pretrain_base", "molecule", 159),
     "gpt3": ("pretrain_gpt3_126m", ".", 131),
 }
-BOTH = {"accelerator", "create_wandb_logger", "notes", "job_type"}
+BOTH = {"accelerator", "create_wandb_logger", "notes", "job_type", "precision", "pin_memory", "micro_batch_size"}
 
 
 @pytest.mark.parametrize("model", RUNNABLE)
@@ -57,6 +57,7 @@ def test_every_key_of_v1_is_accepted_and_has_its_default(model):
     differing = {key for key, value in flat(asdict(ours)).items() if theirs_flat.get(key) != value}
     unexpected = {key for key in differing if not key.endswith(tuple(f".{name}" for name in CHANGED[model] | BOTH))}
     assert not unexpected
+    assert ours.model.replica_batch_size == theirs.model.micro_batch_size
     assert len(notes) == 1
     assert "\n" not in notes[0]
 

@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import chisquare
 
 from bionemo.common.errors import UserError
+from bionemo.config.check import divide_batch
 from bionemo.config.compose import load
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.data_module import SequenceData
@@ -60,9 +61,8 @@ def data_of(directory: Path, *overrides: str, rank: int = 0, ranks: int = 1) -> 
          "model.seq_length=32", "model.data.packing_window=16", "model.data.num_workers=0", *overrides],
         EXAMPLES / "esm2nv" / "conf",
     )  # fmt: skip
-    data = SequenceData(
-        cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, cfg.trainer.accumulate_grad_batches or 1
-    )
+    micro_batches = divide_batch(cfg.model, cfg.trainer, ranks, on_gpu=False)
+    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, micro_batches)
     strategy = SimpleNamespace(data_parallel_rank=rank, data_parallel_size=ranks)
     data.trainer = SimpleNamespace(strategy=strategy)  # type: ignore[assignment]
     return data

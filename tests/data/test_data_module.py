@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from bionemo.common.errors import UserError
+from bionemo.config.check import MicroBatches, divide_batch
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
@@ -49,9 +50,8 @@ def sequence_data(*overrides: str, rank: int = 0, ranks: int = 1) -> SequenceDat
         node = reduce(getattr, nodes, cfg)
         assert hasattr(node, name)
         setattr(node, name, literal_eval(value) if value[0] in "0123456789TF" else value)
-    data = SequenceData(
-        cfg.model, cfg.trainer, load_tokenizer("esm1nv"), MaskedDataset, cfg.trainer.accumulate_grad_batches or 1
-    )
+    micro_batches = divide_batch(cfg.model, cfg.trainer, ranks, on_gpu=False)
+    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm1nv"), MaskedDataset, micro_batches)
     strategy = SimpleNamespace(data_parallel_rank=rank, data_parallel_size=ranks)
     data.trainer = SimpleNamespace(strategy=strategy, training=True)
     return data
@@ -220,6 +220,29 @@ def test_a_tiny_validation_set_is_read_completely(ranks: int, number: int, packi
     assert list(map(sequences, again)) == list(map(sequences, batches))
 
 
+def test_validation_with_automatic_micro_batches_does_not_depend_on_the_device() -> None:
+    """A GPU may have larger micro-batches than a CPU; validation losses must be comparable."""
+    validations = []
+    for micro_batches in (MicroBatches(32, 1), MicroBatches(8, 4)):
+        data = sequence_data("model.micro_batch_size=auto", "model.replica_batch_size=8")
+        data.micro_batches = micro_batches
+        assert {len(batch.tokens) for batch in next(iter(data.train_dataloader())).micro_batches} == {
+            64 * micro_batches.size
+        }
+        validations.append(list(data.val_dataloader()))
+        assert {len(batch.tokens) for step in validations[-1] for batch in step.micro_batches} == {64 * 8}
+    assert all(map(equal, *validations))
+
+
+def test_training_steps_with_other_micro_batches_have_the_same_rows() -> None:
+    data = layout(1, 4, 2)[0]
+    data.position = next(iter(data.train_dataloader())).next_position
+    steps = zip(data.training_steps(), data.training_steps(MicroBatches(8, 1)), strict=False)
+    for step, other in islice(steps, 3):
+        assert (len(step.micro_batches), len(other.micro_batches)) == (2, 1)
+        assert in_step((step,)) == in_step((other,))
+
+
 def test_workers_send_compact_steps() -> None:
     steps = layout(1, 4, 2)[0].train_dataloader().dataset
     assert isinstance(steps, StepDataset)
@@ -235,13 +258,13 @@ def test_collating_several_steps_per_call_changes_nothing(monkeypatch: pytest.Mo
     ahead = list(islice(data.train_dataloader(), 40))
     monkeypatch.setattr("bionemo.data.loader._TOKENS_PER_CALL", 1)
     assert all(map(equal, ahead, islice(data.train_dataloader(), 40)))
-    steps = data.steps("train", True, None, 2, ahead[9].next_position)
+    steps = data.steps("train", True, None, MicroBatches(4, 2), ahead[9].next_position)
     assert isinstance(steps, StepDataset)
     assert equal(next(iter(steps)), ahead[10])
 
 
 def test_lengths_have_a_small_type() -> None:
-    lengths = sequence_data().steps("train", True, None, 1, DataPosition()).sampler.lengths
+    lengths = sequence_data().training_steps().sampler.lengths
     assert lengths.dtype == np.int32  # there are hundreds of millions of lengths
     assert lengths.max() == 64
 

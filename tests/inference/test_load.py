@@ -86,7 +86,7 @@ def test_keys_of_the_training_run_are_replaced(tmp_path: Path) -> None:
     found = asdict(bionemo.load(tmp_path / "model", "cpu").network.config)
     assert {key for key, value in found.items() if value != saved[key]} <= {
         "global_batch_size", "activations_checkpoint_granularity", "activations_checkpoint_num_layers",
-        "resume_from_checkpoint", "data",
+        "resume_from_checkpoint", "compile", "data",
     }  # fmt: skip
     assert (found["global_batch_size"], found["resume_from_checkpoint"]) == (None, None)
     assert (found["seed"], found["hidden_dropout"]) == (7, 0.25)

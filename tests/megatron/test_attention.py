@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed attention, compared with dropout(softmax(q k^T)) v computed in double precision, sequence by sequence."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,12 @@ from bionemo.megatron import attention, cpu_attention
 from bionemo.megatron.attention import (
     PackedAttention,
     PackedSequences,
+    _Rotary,
     apply_rotary,
     attend_per_sequence,
     rotary_cos_sin,
 )
-from bionemo.megatron.cpu_attention import packed_attention
+from bionemo.megatron.cpu_attention import Kernel, packed_attention
 from bionemo.megatron.dropout import AttentionDropout
 
 LENGTHS = (1, 37, 0, 64, 130, 2)
@@ -30,7 +33,19 @@ KEYS = torch.randint(-(2**63), 2**63 - 1, (sum(LENGTHS) + 9,), generator=torch.G
 DROPPED = AttentionDropout(KEYS, SITE, first_head=0, num_heads=HEADS, probability=0.3)
 WAYS = pytest.mark.parametrize("way", [packed_attention, attend_per_sequence])
 SHARES = pytest.mark.parametrize("dropout", [None, DROPPED], ids=["whole", "dropped"])
+KERNELS = pytest.mark.parametrize("kernel", ["flash", "mkl", "onednn"], indirect=True)
 Way = Callable[..., Tensor]
+fastest_kernel = cpu_attention._fastest_kernel
+
+
+@pytest.fixture(autouse=True)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    """Set the kernel of fp32 attention, which otherwise depends on measured times."""
+    name: Kernel = getattr(request, "param", "mkl")
+    if name == "onednn" and not cpu_attention._onednn_is_exact():
+        pytest.skip("oneDNN may use AMX on this CPU")
+    monkeypatch.setattr(cpu_attention, "_fastest_kernel", lambda head_size, dropout: name)
+    return name
 
 
 def factors(keys: Tensor, columns: int, heads: int, probability: float) -> Tensor:
@@ -141,6 +156,53 @@ def test_causal_and_cross_attention_equal_the_formula(
     assert relative(other.grad, exact_other.grad) < tolerance
 
 
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Divide long sequences into tiles of one head, and causal ones into short stripes."""
+    monkeypatch.setattr(cpu_attention, "_TILE", 2**13)
+    monkeypatch.setattr(cpu_attention, "_STRIPE", 32)
+    cpu_attention._tiles.cache_clear()
+    assert len(cpu_attention._tiles(LENGTHS, LENGTHS, HEADS, True)) > len(LENGTHS)
+    yield
+    cpu_attention._tiles.cache_clear()
+
+
+NO_KEYS = (40, 0, 0, 64, 33, 200)  # the second sequence has queries, but no keys
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(
+    ("kernel", "dropout"),
+    [("flash", None), ("mkl", None), ("mkl", DROPPED), ("onednn", None), ("onednn", DROPPED)],
+    ids=["flash", "mkl", "mkl-dropped", "onednn", "onednn-dropped"],
+    indirect=["kernel"],
+)
+@pytest.mark.parametrize("pattern", [{}, {"causal": True}, {"key_lengths": NO_KEYS}], ids=["full", "causal", "cross"])
+def test_every_kernel_equals_the_formula(dropout: AttentionDropout | None, pattern: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(4)
+    keys = sum(pattern.get("key_lengths", LENGTHS)) + 5
+    shapes = [(HEADS, sum(LENGTHS) + 9, 16), (HEADS, keys, 16), (16, HEADS, keys)]
+    q, k, v = (torch.randn(shape, generator=generator).requires_grad_() for shape in shapes)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    # neither its last dimension nor that of the values is contiguous
+    weight = torch.randn(16, HEADS, sum(LENGTHS) + 9, generator=generator).permute(2, 1, 0)
+
+    def views(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return q.transpose(0, 1), k.transpose(0, 1), v.permute(2, 1, 0)
+
+    out = packed_attention(*views(q, k, v), LENGTHS, 0.25, dropout, **pattern)
+    expected = written_out(*views(*exact), LENGTHS, 0.25, dropout, **pattern)
+    assert out.is_contiguous()
+    assert not out[sum(LENGTHS) :].any()
+    assert relative(out, expected) < 2e-6
+    out.backward(weight)
+    weight[sum(LENGTHS) :] = 0
+    expected.backward(weight.double())
+    for found, wanted in zip((q, k, v), exact, strict=True):
+        assert found.grad is not None and wanted.grad is not None
+        assert relative(found.grad, wanted.grad) < 2e-6
+
+
 def test_the_module_selects_causal_or_cross_attention() -> None:
     """Causal according to its mask type; cross-attention according to the segments, with its own dropout draws."""
     segments = PackedSequences(LENGTHS, torch.zeros(0), max_length=130, dropout_keys=KEYS)
@@ -159,12 +221,24 @@ def test_the_module_selects_causal_or_cross_attention() -> None:
     assert torch.equal(found, expected.view(len(fused), 1, -1))
 
 
-@SHARES
-def test_results_are_bitwise_equal_for_any_number_of_threads(dropout: AttentionDropout | None) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "dropout"),
+    [
+        ("mkl", torch.bfloat16, None),
+        ("mkl", torch.bfloat16, DROPPED),
+        ("flash", torch.float32, None),
+        ("mkl", torch.float32, None),
+        ("onednn", torch.float32, DROPPED),
+    ],
+    indirect=["kernel"],
+)
+def test_results_are_bitwise_equal_for_any_number_of_threads(
+    dtype: torch.dtype, dropout: AttentionDropout | None
+) -> None:
     results = []
     for threads in (1, 2, 2):
         torch.set_num_threads(threads)
-        fused = projection(torch.bfloat16)
+        fused = projection(dtype)
         out = packed_attention(*fused.split(16, dim=-1), LENGTHS, 0.25, dropout)
         out.float().square().sum().backward()
         results.append((out.detach(), fused.grad))
@@ -174,6 +248,7 @@ def test_results_are_bitwise_equal_for_any_number_of_threads(dropout: AttentionD
         assert torch.equal(gradient, results[0][1])
 
 
+@KERNELS
 @pytest.mark.parametrize("threads", [1, 2])
 def test_denormals_are_flushed_to_zero_only_inside_attention(threads: int) -> None:
     """Sharp attention produces many denormals, each of which costs as much as a hundred additions."""
@@ -275,3 +350,135 @@ def test_rotary_embeddings_depend_only_on_distance() -> None:
     far = (turned_x[2] * turned_y[3]).sum()
     torch.testing.assert_close(near, far, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(turned_x[0], x[0])  # position 0 is not rotated
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("compiling", [False, True])
+def test_rotary_embeddings_are_complex_rotations(
+    monkeypatch: pytest.MonkeyPatch, compiling: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """The pair (x_i, x_{i + 8}) is a complex number times exp(i * position * 10000^(-i/8)); so is the gradient."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    positions = torch.tensor([0, 1, 5, 300])
+    fused = torch.randn(4, 3, 48, generator=torch.Generator().manual_seed(2)).to(dtype).requires_grad_()
+    weight = torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(3)).to(dtype)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        cos, sin = rotary_cos_sin(positions, 16)
+        out = apply_rotary(fused[..., 16:32], cos, sin)
+    assert out.dtype == dtype
+    (out * weight).sum().backward()
+    assert fused.grad is not None
+
+    angles = positions[:, None, None] * 10000.0 ** (-torch.arange(8.0, dtype=torch.float64) / 8)
+    turn = torch.polar(torch.ones_like(angles), angles)
+    given, weights = (torch.complex(*x.detach().double().chunk(2, dim=-1)) for x in (fused[..., 16:32], weight))
+    for found, expected in ((out, given * turn), (fused.grad[..., 16:32], weights * turn.conj())):
+        assert relative(found, torch.cat((expected.real, expected.imag), dim=-1)) < tolerance
+
+
+def test_rotary_gradients_equal_finite_differences() -> None:
+    x = torch.randn(5, 2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    cos, sin = (angles.double() for angles in rotary_cos_sin(torch.arange(5), 6))
+    assert torch.autograd.gradcheck(_Rotary.apply, (x, cos, sin))
+
+
+Candidates = Mapping[str, Callable[[], object]]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Candidates]]:
+    """Record the measurements of kernels, of which the last candidate is the fastest."""
+    calls: list[tuple[str, str, Candidates]] = []
+
+    def record(name: str, version: str, candidates: Candidates) -> str:
+        calls.append((name, version, candidates))
+        return list(candidates)[-1]
+
+    monkeypatch.setattr(cpu_attention, "fastest", record)
+    monkeypatch.setattr(cpu_attention, "_fastest_kernel", cache(fastest_kernel.__wrapped__))
+    return calls
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_kernels_are_measured_once_per_process(
+    measured: list[tuple[str, str, Candidates]], monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    """Once for each head size and with dropout; without the kernels that are not exact or have no dropout."""
+    monkeypatch.setattr(cpu_attention, "_onednn_is_exact", lambda: exact)
+    seen: list[Kernel] = []
+
+    def attend(q: Tensor, *arguments: Any) -> Tensor:
+        seen.append(arguments[-1])
+        return q
+
+    monkeypatch.setattr(cpu_attention, "_attend", attend)
+    x = torch.zeros(3, 2, 16)
+    for dropout in (None, DROPPED, None, DROPPED):
+        packed_attention(x, x, x, (3,), 0.25, dropout)
+    packed_attention(x[..., :8], x[..., :8], x[..., :8], (3,), 0.25)
+    onednn = ["onednn"] if exact else []
+    expected = [["flash", "mkl", *onednn], ["mkl", *onednn], ["flash", "mkl", *onednn]]
+    assert [list(candidates) for _, _, candidates in measured] == expected
+    assert len({name for name, _, _ in measured}) == 3
+    assert seen == [*(2 * [expected[0][-1], expected[1][-1]]), expected[2][-1]]
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_a_measurement_runs_each_kernel_on_one_core(
+    measured: list[tuple[str, str, Candidates]], monkeypatch: pytest.MonkeyPatch, dropout: bool
+) -> None:
+    """Forward and backward pass, also for a caller without gradients; the number of threads is restored."""
+    runs: list[tuple[Kernel, int]] = []
+    attend = cpu_attention._attend
+
+    def watched(*arguments: Any) -> Tensor:
+        runs.append((arguments[-1], torch.get_num_threads()))
+        out = attend(*arguments)
+        out.register_hook(lambda gradient: runs.append((arguments[-1], torch.get_num_threads())))
+        return out
+
+    def measure(name: str, version: str, candidates: Candidates) -> str:
+        for run in candidates.values():
+            run()
+        return "mkl"
+
+    monkeypatch.setattr(cpu_attention, "_attend", watched)
+    monkeypatch.setattr(cpu_attention, "fastest", measure)
+    monkeypatch.setattr(cpu_attention, "_onednn_is_exact", lambda: True)
+    torch.set_num_threads(2)
+    try:
+        with torch.no_grad():
+            assert cpu_attention._fastest_kernel(16, dropout) == "mkl"
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert runs == [(name, 1) for name in ("flash", "mkl", "onednn")[dropout:] for _ in range(2)]
+
+
+def test_the_measured_kernel_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    chosen = fastest_kernel.__wrapped__(16, False)
+    [file] = (tmp_path / "bionemo" / "fastest").iterdir()
+    assert file.read_text() == f"{chosen}\n"
+    assert chosen in ("flash", "mkl", "onednn")
+    monkeypatch.setattr(cpu_attention, "_attend", None)  # is not measured again
+    assert fastest_kernel.__wrapped__(16, False) == chosen
+
+
+@pytest.mark.parametrize("threads", [3, 8, 18])
+def test_threads_of_the_pool_share_the_cores(threads: int) -> None:
+    try:
+        pool = cpu_attention._pool(threads)
+        seen = set(pool.map(lambda _: torch.get_num_threads(), range(50)))
+    finally:
+        torch.set_num_threads(1)
+        cpu_attention._pool.cache_clear()
+    assert seen == {threads // min(threads, 8)}
+
+
+def test_kernels_are_measured_in_inference_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cpu_attention, "_fastest_kernel", fastest_kernel.__wrapped__)
+    with torch.inference_mode():
+        x = torch.ones(3, 2, 16)
+        assert torch.equal(packed_attention(x, x, x, (3,), 0.25), x)

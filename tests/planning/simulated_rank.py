@@ -141,7 +141,7 @@ def batch(cfg: RunConfig) -> PackedBatch:
 
     Rows are full, except in decoders. Text has one sequence per row.
     """
-    rows, row, data = cfg.model.micro_batch_size, cfg.model.seq_length, cfg.model.data
+    rows, row, data = rows_of(cfg), cfg.model.seq_length, cfg.model.data
     if isinstance(data, TextDataConfig) and not data.reset_attention_mask:
         return _packed((row,) * rows, rows * row, 1.0)
     lengths = ([32, 96, 64, 64] * (row // 256) or [96, 32]) * rows
@@ -171,10 +171,16 @@ def _packed(lengths: Sequence[int], total: int, target_fraction: float) -> Packe
     )
 
 
-def profiler_of(cfg: RunConfig, batch: PackedBatch, half: bool) -> StepProfiler:
+def profiler_of(cfg: RunConfig, batch: PackedBatch, half: bool, triton: bool = True) -> StepProfiler:
     """Return a profiler with the lengths of the batch instead of the assumed ones."""
-    rows = cfg.model.micro_batch_size
-    return StepProfiler(cfg.model, tuple(replace(each, row=each.row / rows) for each in tokens_read(batch)), half)
+    tokens = tuple(replace(each, row=each.row / rows_of(cfg)) for each in tokens_read(batch))
+    return StepProfiler(cfg.model, tokens, half, triton=triton)
+
+
+def rows_of(cfg: RunConfig) -> int:
+    """Return the rows of a micro-batch; `config` sets a number."""
+    assert cfg.model.micro_batch_size != "auto"
+    return cfg.model.micro_batch_size
 
 
 def tokens_read(batch: PackedBatch) -> list[Tokens]:
@@ -199,7 +205,7 @@ def _tokens(side: PackedBatch, source: PackedBatch) -> Tokens:
 
 
 class _Flash(torch.autograd.Function):
-    """Saves the same tensors as torch.nn.attention.varlen, and computes nothing."""
+    """Saves the same tensors as torch.nn.attention.varlen and our Triton kernels, and computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -213,12 +219,12 @@ class _Flash(torch.autograd.Function):
 
 
 def gpu_attention(kernel: str) -> Callable[..., Tensor]:
-    """Return the attention that a GPU would use: the same code per sequence, or a substitute of the flash kernel."""
+    """Return the attention that a GPU would use: the same code per sequence, or a substitute of fused kernels."""
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, sequences: Any, scale: float, dropout: Any = None, causal: bool = False
     ) -> Tensor:
-        if kernel == "flash":
+        if kernel in ("flash", "triton"):
             out: Tensor = _Flash.apply(q, k, v)
             return out
         keys = sequences.context or sequences
@@ -232,10 +238,10 @@ def cast(half: bool) -> Any:
     return torch.autocast("cpu", torch.bfloat16, enabled=half)
 
 
-def train(cfg: RunConfig, rank: int, half: bool) -> tuple[Memory, Memory, int]:
+def train(cfg: RunConfig, rank: int, half: bool, triton: bool = True) -> tuple[Memory, Memory, int]:
     """Run one update of a rank. Return planned memory, measured states and the measured peak on top of the states."""
     layout, micro_batch = read_layout(cfg), batch(cfg)
-    profiler = profiler_of(cfg, micro_batch, half)
+    profiler = profiler_of(cfg, micro_batch, half, triton)
     replaced = patch.object(attention, "attend", gpu_attention(profiler.kernel))
     with replaced, simulate(layout.tensor, layout.pipeline, rank, layout.data):
         model = build(cfg).train()

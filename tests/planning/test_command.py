@@ -109,7 +109,7 @@ def test_json_and_recommendation_if_the_layout_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "--config-name=pretrain_esm2_15B", f"--config-dir={EXAMPLES / 'esm2nv' / 'conf'}"
-    given = [*arguments, "--device", "a100-40", "--json", "model.micro_batch_size=2"]
+    given = [*arguments, "--device", "a100-40", "--json", "model.micro_batch_size=4"]
     monkeypatch.setattr(sys, "argv", ["plan.py", *given])
     main()
     plan = json.loads(capsys.readouterr().out)

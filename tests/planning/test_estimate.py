@@ -57,15 +57,23 @@ MORE_STEPS = [
 ]
 
 
+WITHOUT_TRITON = [("esm1nv", True, "selective", 0), ("megamolbart", False, "sequence and uniform", 0)]
+
+
 @ON_CPU
 @pytest.mark.parametrize(
-    ("name", "half", "what", "rank"), [*STEPS, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE_STEPS)]
+    ("name", "half", "what", "rank", "triton"),
+    [
+        *((*each, True) for each in STEPS),
+        *((*each, False) for each in WITHOUT_TRITON),
+        *(pytest.param(*each, triton, marks=pytest.mark.slow) for each in MORE_STEPS for triton in (True, False)),
+    ],
 )
-def test_peak_memory_of_a_step(name: str, half: bool, what: str, rank: int) -> None:
-    planned, measured, peak = train(config(name, **CHANGES[what]), rank, half)
+def test_peak_memory_of_a_step(name: str, half: bool, what: str, rank: int, triton: bool) -> None:
+    planned, measured, peak = train(config(name, **CHANGES[what]), rank, half, triton)
     for state in ("weights", "gradients", "moments"):
         assert_close(getattr(planned, state), getattr(measured, state), 0.001)
-    assert_close(planned.copies + planned.activations + planned.working, peak, 0.04)
+    assert_close(planned.copies + planned.activations + planned.working, peak, 0.05)
 
 
 @ON_CPU
@@ -77,9 +85,11 @@ def test_sharded_optimizer_holds_its_share_of_the_moments(rank: int) -> None:
         assert_close(getattr(planned, state), getattr(measured, state), 0.01)  # buckets are filled up to even sizes
 
 
-def make_profiler(name: str = "esm2nv", half: bool = True, **changes: Any) -> tuple[StepProfiler, Layout]:
+def make_profiler(
+    name: str = "esm2nv", half: bool = True, triton: bool = True, **changes: Any
+) -> tuple[StepProfiler, Layout]:
     cfg = config(name, **changes)
-    return profiler_of(cfg, batch(cfg), half), read_layout(cfg)
+    return profiler_of(cfg, batch(cfg), half, triton), read_layout(cfg)
 
 
 def test_sixteen_bytes_a_parameter() -> None:
@@ -90,10 +100,12 @@ def test_sixteen_bytes_a_parameter() -> None:
 
 def test_attention_kernel() -> None:
     assert make_profiler()[0].kernel == "flash"
-    assert make_profiler(half=False)[0].kernel == "sequences"
+    assert make_profiler(half=False)[0].kernel == "triton"
     assert make_profiler(**TENSOR)[0].kernel == "flash"
-    assert make_profiler("esm1nv")[0].kernel == "probabilities"
+    assert make_profiler("esm1nv")[0].kernel == "triton"
     assert make_profiler("esm1nv", attention_dropout=0.0)[0].kernel == "flash"
+    assert make_profiler(triton=False)[0].kernel == "sequences"
+    assert make_profiler("esm1nv", triton=False)[0].kernel == "probabilities"
 
 
 def test_first_stage_is_fullest_with_enough_micro_batches() -> None:
@@ -125,7 +137,7 @@ def test_first_stage_is_fullest_with_enough_micro_batches() -> None:
 def test_flops_match_the_flop_counter(name: str, change: str) -> None:
     cfg = config(name, **CHANGES[change])
     model, micro_batch = build(cfg).train(), batch(cfg)
-    profiler, layout = profiler_of(cfg, micro_batch, half=False), read_layout(cfg)
+    profiler, layout = profiler_of(cfg, micro_batch, half=False, triton=False), read_layout(cfg)
     replaced = patch.object(attention, "attend", gpu_attention(profiler.kernel))
     with replaced, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         language_model_loss(model(micro_batch), micro_batch)[0].backward()
@@ -156,7 +168,9 @@ def test_six_flops_per_parameter_and_token_plus_attention() -> None:
 
 def test_masked_pairs_are_not_useful_flops() -> None:
     cfg = config("gpt3", attention_dropout=0.0)
-    flash, dropped = (profiler_of(config("gpt3", attention_dropout=p), batch(cfg), half=True) for p in (0.0, 0.1))
+    flash, dropped = (
+        profiler_of(config("gpt3", attention_dropout=p), batch(cfg), half=True, triton=p == 0.0) for p in (0.0, 0.1)
+    )
     layout, rows, length, size = read_layout(cfg), 4, 128, 64
     below = sum(range(1, length + 1))
     assert computed_flops(flash, layout) == useful_flops(flash, layout) == useful_flops(dropped, layout)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bionemo.config.check import MicroBatches
 from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.data_module import SequenceData
@@ -17,7 +18,7 @@ from bionemo.data.sampler import DataPosition
 from bionemo.models.language_model import load_model_class
 from bionemo.planning.lengths import OPENWEBTEXT, ZINC, estimate_tokens
 from bionemo.tokenizers import load_tokenizer
-from tests.planning.simulated_rank import config, tokens_read
+from tests.planning.simulated_rank import config, rows_of, tokens_read
 
 
 @pytest.mark.parametrize("limit", [100, 512, 1024, 100_000])
@@ -78,7 +79,7 @@ def test_assumed_tokens_match_training_batches(name: str, changes: dict[str, Any
     if name == "megamolbart":
         cfg.model.data.train.dataset_path, cfg.model.data.train.range = str(write_molecules(tmp_path)), "x000"
     batches = list(islice(training_batches(cfg), 100))
-    rows = cfg.model.micro_batch_size
+    rows = rows_of(cfg)
     for planned, found in zip(estimate_tokens(cfg.model), zip(*map(tokens_read, batches), strict=True), strict=True):
         held, sizes = [tokens.held(1) for tokens in found], [tokens.row for tokens in found]
         assert planned.held(rows) == pytest.approx(fmean(held), rel=0.04)  # mock proteins are never short
@@ -94,14 +95,10 @@ def test_assumed_tokens_match_training_batches(name: str, changes: dict[str, Any
 def training_batches(cfg: RunConfig) -> Iterator[PackedBatch]:
     """Yield the micro-batches of a run."""
     model_class = load_model_class(cfg.model._target_)
-    data = SequenceData(
-        cfg.model,
-        cfg.trainer,
-        load_tokenizer(model_class.tokenizer, cfg.model.tokenizer),
-        model_class.dataset,
-        num_micro_batches=1,
-    )
-    for step in data.steps("train", True, None, 1, DataPosition()):
+    vocabulary = load_tokenizer(model_class.tokenizer, cfg.model.tokenizer)
+    micro_batches = MicroBatches(rows_of(cfg), 1)
+    data = SequenceData(cfg.model, cfg.trainer, vocabulary, model_class.dataset, micro_batches)
+    for step in data.steps("train", True, None, micro_batches, DataPosition()):
         yield from step.micro_batches
 
 

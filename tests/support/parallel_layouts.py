@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from bionemo.checkpoint import Checkpoint, save_distributed
+from bionemo.config.check import divide_batch
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData
@@ -82,33 +83,35 @@ class Run:
         self.optimizer = build_optimizer(
             cfg.model.optim, self.model.optimizer_shards, self.model.model.learning_rate_factor
         )
-        data = SequenceData(cfg.model, cfg.trainer, vocabulary, kind.dataset, cfg.trainer.accumulate_grad_batches or 1)
+        micro_batches = divide_batch(cfg.model, cfg.trainer, layout.processes, on_gpu=False)
+        data = SequenceData(cfg.model, cfg.trainer, vocabulary, kind.dataset, micro_batches)
         strategy = SimpleNamespace(data_parallel_rank=groups.data_rank(), data_parallel_size=groups.data_size())
         data.trainer = SimpleNamespace(strategy=strategy)  # type: ignore[assignment]
-        self._data, self._num_micro_batches = data, cfg.trainer.accumulate_grad_batches
-        self.position, self.step = DataPosition(), 0
+        self._data, self.step = data, 0
 
     def train(self, steps: int) -> list[tuple[float, float]]:
         """Return loss and gradient norm of the next steps."""
         seen = []
-        batches = iter(self._data.steps("train", True, None, self._num_micro_batches, self.position))
+        batches = iter(self._data.training_steps())
         for _ in range(steps):
             step: StepBatch = next(batches)
             loss, count = self.model.forward_backward(step.micro_batches)
-            seen.append((float(loss / count), float(self.model.gradient_norm())))
+            norm = self.model.gradient_norm()
+            seen.append((float(loss / count), float(norm)))
+            self.optimizer.grad_scale = self.model.gradient_scale(norm)  # type: ignore[attr-defined]
             self.optimizer.step()
             self.model.finish_update()
-            self.position, self.step = step.next_position, self.step + 1
+            self._data.position, self.step = step.next_position, self.step + 1
         return seen
 
     def save(self, path: Path) -> None:
-        state = {"global_step": self.step, "position": vars(self.position)}
+        state = {"global_step": self.step, "position": vars(self._data.position)}
         pieces = [*weight_pieces(self.model), *optimizer_pieces(self.model, self.optimizer)]
         save_distributed(path, state, pieces, dist.get_rank(), exchange)
 
     def load(self, path: Path) -> None:
         saved = Checkpoint(path)
-        self.step, self.position = saved.state["global_step"], DataPosition(**saved.state["position"])
+        self.step, self._data.position = saved.state["global_step"], DataPosition(**saved.state["position"])
         load_weights(self.model.shards, saved)
         load_optimizer(self.model, self.optimizer, saved, self.step)
 

@@ -72,9 +72,10 @@ def start(overrides: list[str], directory: Path) -> Done:
 
 @pytest.fixture(scope="module")
 def seed_run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """Run the command with a small model instead of 44 M parameters, and a secret."""
+    """Run the command with a small model instead of 44 M parameters, the precision of v1, and a secret."""
     out = tmp_path_factory.mktemp("seed")
     small = ["model.num_layers=1", "model.hidden_size=32", "model.num_attention_heads=2", "model.seq_length=128"]
+    small.append("trainer.precision=16-mixed")
     secret = [f"++exp_manager.wandb_logger_kwargs.config.api_key={PLANTED}", "trainer.log_every_n_steps=1"]
     return start([*SEED.format(data=shards, out=out).split(), *small, *secret], out)
 

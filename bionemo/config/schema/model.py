@@ -94,9 +94,11 @@ class ModelConfig:
 
     _target_: str  # import path of the model class
     # batch and parallel layout
-    micro_batch_size: (
-        Dimension  # rows of a micro-batch of a model replica; a row is a sequence or, packed, seq_length tokens
-    )
+    # rows of a micro-batch of a model replica; a row is a sequence or, packed, seq_length tokens;
+    # auto: on GPUs as many as fit and divide the rows of a step, on CPUs at most replica_batch_size
+    micro_batch_size: Dimension | Literal["auto"]
+    replica_batch_size: Dimension  # only with auto, without global_batch_size: rows of a replica in a step, if nothing
+    # is accumulated
     global_batch_size: PositiveInt | None  # None: micro-batch size x data-parallel size x accumulation
     tensor_model_parallel_size: Dimension
     pipeline_model_parallel_size: Dimension
@@ -118,7 +120,9 @@ class ModelConfig:
     make_vocab_size_divisible_by: Dimension  # the embedding table is padded to a multiple
     # numerics and speed
     seed: Seed
-    compile: bool  # torch.compile every layer
+    compile: bool | Literal["auto"]  # torch.compile every layer; auto: on GPUs with Triton and a C compiler
+    gpu_attention: Literal["flash2", "flash4", "cudnn"]  # implementation of FlashAttention, where it is used
+    float8: bool  # multiply in float8 in the linear layers of the transformer blocks
     native_amp_init_scale: PositiveFloat  # 16-mixed: first loss scale
     native_amp_growth_interval: PositiveInt  # 16-mixed: steps without overflow until the scale is doubled
     hysteresis: PositiveInt  # 16-mixed: overflows until the scale is halved

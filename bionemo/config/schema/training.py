@@ -34,7 +34,7 @@ class TrainerConfig:
     accelerator: Literal["auto", "cpu", "gpu", "cuda"]  # auto: GPUs if there are any
     devices: DeviceCount | str | list[NonNegativeInt]  # per node: a number, "auto", or indices of devices
     num_nodes: NodeCount
-    precision: Precision
+    precision: Literal["auto"] | Precision  # auto: bf16-mixed on GPUs, 16-mixed on GPUs without bf16, 32 on CPUs
     rank_timeout: Duration  # the run ends if a rank hangs for longer
     # length
     max_steps: StepLimit  # optimizer steps; -1: limited only by max_epochs or max_time

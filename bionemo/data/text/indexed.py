@@ -127,7 +127,8 @@ class IndexedTokens:
         if not len(self._bounds) or self._bounds[0] != 0 or self._bounds[-1] != sequences:
             self._fail("has documents that do not cover all sequences")
         for first in range(0, len(self._bounds), _BATCH):
-            if (np.diff(self._bounds[first : first + _BATCH + 1]) < 0).any():
+            bounds = self._bounds[first : first + _BATCH + 1]
+            if (bounds[1:] < bounds[:-1]).any():  # differences could overflow
                 self._fail("has documents that are not in order")
         if end != size:
             raise UserError(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mock proteins are reproducible; the lowest possible loss agrees with enumeration and sampling."""
 
+from hashlib import blake2b
 from itertools import pairwise, product
 
 import numpy as np
@@ -60,6 +61,18 @@ def test_letters_are_stable_across_releases() -> None:
     assert [records.text(i) for i in range(3)] == GOLDEN
     assert records.fields(1) == {"id": "mock_train_1", "sequence": GOLDEN[1]}
     assert len(records) == 3
+    many = source()
+    content = many.lengths.tobytes() + gather_all(many, np.arange(600))
+    assert blake2b(content, digest_size=8).hexdigest() == "db9aa9b4eb5e4f89"
+
+
+def test_letters_do_not_depend_on_earlier_requests() -> None:
+    """Requests with repeated records, some of which have been generated before."""
+    records, letters = source(), gather_all(source(), np.arange(600))
+    ends = np.cumsum(records.lengths)
+    for part in np.array_split(np.random.default_rng(1).integers(0, 600, 900), 9):
+        expected = b"".join(letters[ends[i] - records.lengths[i] : ends[i]] for i in part)
+        assert gather_all(records, part) == expected
 
 
 def test_gather_writes_only_the_given_positions() -> None:

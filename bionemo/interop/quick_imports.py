@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports of Lightning and NeMo without packages of their optional functions, half of the CPU time of the imports."""
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.util import find_spec, module_from_spec
+from typing import Any
+from unittest.mock import patch
+
+_UNUSED = ("matplotlib", "scipy", "transformers")  # torchmetrics omits plots and metrics of audio, images and text
+
+
+@contextmanager
+def quick_imports() -> Iterator[None]:
+    """Import Lightning inside, in a process that runs a command; without effect if it has been imported already.
+
+    Garbage collection is paused, and later ignores the modules, which live until the process ends. torchmetrics, which
+    Lightning needs, are imported as if the packages in `_UNUSED` were not installed.
+    """
+    if "lightning" in sys.modules:  # the second run of a process; gc.freeze would keep garbage of the first one
+        yield
+        return
+    gc.disable()
+    try:
+        from lightning_utilities.core import imports
+
+        with suppress(ImportError, AttributeError):  # with another version, Lightning then imports torchmetrics
+            has, met = imports.package_available, imports.RequirementCache
+            without: dict[str, Any] = {"package_available": lambda name: name not in _UNUSED and has(name)}
+            without["RequirementCache"] = lambda requirement=None, module=None: (
+                not str(requirement).startswith(_UNUSED) and met(requirement, module)
+            )
+            with patch.multiple(imports, **without):
+                import torchmetrics  # noqa: F401
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def import_exp_manager() -> Any:
+    """Import NeMo's exp_manager, but execute `nemo.collections.common`, which loads transformers, when it is used."""
+    import nemo.collections
+
+    spec = find_spec("nemo.collections.common")
+    if spec is not None and spec.name not in sys.modules:
+        package: Any = module_from_spec(spec)
+        package.__getattr__ = partial(_execute, package)
+        sys.modules[spec.name] = nemo.collections.common = package
+    from nemo.utils import exp_manager
+
+    return exp_manager
+
+
+def _execute(package: Any, attribute: str) -> Any:
+    del package.__getattr__
+    package.__spec__.loader.exec_module(package)
+    return getattr(package, attribute)

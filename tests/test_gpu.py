@@ -395,10 +395,11 @@ def limited_memory() -> Iterator[Callable[[int], None]]:
 
 @ON_GPU
 @pytest.mark.usefixtures("one_rank")
-def test_exhausted_memory_halves_esm2nv_micro_batches(limited_memory: Callable[[int], None]) -> None:
-    """The limit lies between the memory for 16 and for 32 rows."""
+@pytest.mark.parametrize("name", ["esm2nv"])
+def test_exhausted_memory(name: str, limited_memory: Callable[[int], None]) -> None:
+    """Micro-batches become smaller until they fit; the limit lies between the memory for 16 and for 32 rows."""
     lengths = ("data@model.data=mock", "model.data.mock.min_length=200", "model.data.mock.max_length=1000")
-    cfg = configure("esm2nv", *lengths, "model.data.dataset_path=null")
+    cfg = configure(name, *lengths, "model.data.dataset_path=null")
     parallel, data = parallelize(build(cfg, TARGET), "bf16-mixed"), mock_data(cfg, 64)
     whole, half = data.micro_batches, data.micro_batches.limit(16)
     data.micro_batches = half
@@ -433,14 +434,15 @@ class Recorder(pl.Callback):
         self.losses.append(pl_module.loss_and_norm()[0])
 
 
-def test_fp16_trains_esm2nv() -> None:
+@pytest.mark.parametrize("name", ["esm2nv"])
+def test_fp16_training(name: str) -> None:
     """The gradients of the first steps overflow, until the loss scale is low enough."""
     pytest.importorskip("safetensors")  # for checkpoints, of which this run writes none
     from bionemo.training.build_trainer import build_trainer
     from bionemo.training.module import TrainingModule
 
     cfg = configure(
-        "esm2nv", "data@model.data=mock", "model.data.dataset_path=null", "model.data.num_workers=0",
+        name, "data@model.data=mock", "model.data.dataset_path=null", "model.data.num_workers=0",
         "model.num_layers=2", "model.hidden_size=32", "model.seq_length=64", "model.num_attention_heads=2",
         "model.native_amp_init_scale=65536", "model.compile=False", "model.optim.lr=5e-3",
         "model.optim.sched.warmup_steps=0", f"trainer.accelerator={'cpu' if DEVICE == 'cpu' else 'gpu'}",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports of Lightning and NeMo without packages of their optional functions, half of the CPU time of the imports."""
+"""Faster imports of Lightning and NeMo: without the packages of optional functions, which take half of the time."""
 
 import gc
 import sys
@@ -15,10 +15,10 @@ _UNUSED = ("matplotlib", "scipy", "transformers")  # torchmetrics omits plots an
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import Lightning inside, in a process that runs a command; without effect if it has been imported already.
+    """Speed up the imports of Lightning and NeMo in a `with` block; do nothing if Lightning has been imported already.
 
-    Garbage collection is paused, and later ignores the modules, which live until the process ends. torchmetrics, which
-    Lightning needs, are imported as if the packages in `_UNUSED` were not installed.
+    Garbage collection is paused in the block and later ignores the modules, which live until the process ends.
+    Lightning's dependency torchmetrics is imported as if the packages in `_UNUSED` were not installed.
     """
     if "lightning" in sys.modules:  # the second run of a process; gc.freeze would keep garbage of the first one
         yield

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bionemo.common.autotune import autotune
 from bionemo.common.cpu import amx_is_possible
-from bionemo.common.fastest import fastest
 from bionemo.megatron.dropout import AttentionDropout, keep_scale
 
 _WINDOW = 32
@@ -320,7 +320,7 @@ def _fastest_kernel(head_size: int, dropout: bool) -> Kernel:
     torch.set_num_threads(1)
     try:
         with torch.enable_grad():
-            choice = fastest(name, version, {kernel: partial(run, kernel) for kernel in kernels})
+            choice = autotune(name, version, {kernel: partial(run, kernel) for kernel in kernels})
     finally:
         torch.set_num_threads(threads)
     return cast(Kernel, choice)

@@ -19,7 +19,7 @@ from bionemo.megatron import patches
 
 
 def initialize(tensor: int, pipeline: int) -> None:
-    """Create Megatron's process groups and, without CUDA, apply the patches that Megatron needs on a CPU.
+    """Create Megatron's process groups and, unless they communicate between GPUs, apply its patches for CPUs.
 
     Args:
         tensor: tensor-parallel size; these ranks are neighbours.
@@ -27,7 +27,8 @@ def initialize(tensor: int, pipeline: int) -> None:
     """
     if is_initialized():
         return
-    patches.apply()
+    if dist.get_backend() != dist.Backend.NCCL:
+        patches.apply()
     try:
         parallel_state.initialize_model_parallel(tensor, pipeline)
     except BaseException:
@@ -61,7 +62,7 @@ def simulate(tensor: int, pipeline: int, rank: int, data: int = 1) -> Iterator[N
         warnings.simplefilter("ignore")  # hints on the speed of communication
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=tensor * pipeline * data)
         try:
-            patches.apply(simulated=True)
+            patches.apply()
             parallel_state.initialize_model_parallel(tensor, pipeline, create_gloo_process_groups=False)
             yield
         finally:

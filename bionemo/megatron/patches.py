@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patches of Megatron-Core for hosts without CUDA; active from `groups.initialize` to `groups.destroy`.
+"""Patches of Megatron-Core for training on CPUs; active from `groups.initialize` to `groups.destroy`.
 
 All were verified with megatron-core 0.16.1; tests/megatron/test_patches.py fails if a patched source file changes.
 `megatron/__init__.py` has two others, active while it imports Megatron-Core on any host: wandb cannot be imported, and
@@ -23,9 +23,9 @@ AUTOGRAD_FUNCTIONS = (layers.LinearWithFrozenWeight, layers.LinearWithGradAccumu
 _originals: list[tuple[Any, str, Any]] = []  # owner, attribute, value before patching
 
 
-def apply(simulated: bool = False) -> None:
-    """Apply the patches; do nothing if they are applied already, or if CUDA is available and ranks not simulated."""
-    if (torch.cuda.is_available() and not simulated) or _originals:
+def apply() -> None:
+    """Apply the patches; do nothing if they are applied already."""
+    if _originals:
         return
     cpu_torch = _torch_without_cuda()
     for module in MODULES:

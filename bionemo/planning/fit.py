@@ -2,7 +2,11 @@
 """Micro-batches that fit the memory of a GPU, according to the plan."""
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
+
+import torch
 
 from bionemo.common.errors import HostError
 from bionemo.config.check import MicroBatches
@@ -30,6 +34,9 @@ def fit_micro_batches(cfg: RunConfig, micro_batches: MicroBatches, precision: st
         HostError: if a micro-batch of one row does not fit, or with an explicit size, weights, gradients and optimizer
             state do not. The message names a layout that fits, if there is one.
     """
+    if torch.distributed.is_initialized():  # by an earlier run of a sweep; the profile needs process groups of its own
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            return process.submit(fit_micro_batches, cfg, micro_batches, precision, device).result()
     profiler = make_profiler(cfg, precision, device)
     automatic = cfg.model.micro_batch_size == "auto"
     layout = replace(read_layout(cfg), micro_batch_size=micro_batches.size, num_micro_batches=micro_batches.count)

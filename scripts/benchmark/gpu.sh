@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Test and measure everything on one GPU in at most 35 minutes, and write a section of RESULTS.md. No network.
-# Needs torch 2.11 or newer; neither NeMo nor RDKit. transformers is measured as the peer if it is installed.
+# Needs torch 2.11 or newer, pytest, hypothesis and the dependencies of the project except NeMo and RDKit, without which
+# resumed runs and MegaMolBART are skipped. transformers is measured as the peer if it is installed.
 #
 #     bash scripts/benchmark/gpu.sh [--minutes=35] [--output=FILE] [--device=cpu]
 #

@@ -126,7 +126,7 @@ def test_fp32_attention_does_not_execute_amx(
         return kernel
 
     pretend(AMX, SAPPHIRE_RAPIDS)
-    monkeypatch.setattr(cpu_attention, "fastest", choose)
+    monkeypatch.setattr(cpu_attention, "autotune", choose)
     for owner, name in ((torch, "bmm"), (cpu_attention, "_flash"), (cpu_attention, "_flash_backward")):
         watch(owner, name)
     q = torch.randn(8, 2, 16, requires_grad=True)
@@ -145,7 +145,7 @@ def test_the_speed_is_measured_again_if_amx_is_possible(
         versions.append(version)
         return "mkl"
 
-    monkeypatch.setattr(cpu_attention, "fastest", choose)
+    monkeypatch.setattr(cpu_attention, "autotune", choose)
     for leaves in (SAPPHIRE_RAPIDS, {}):  # without leaves, AMX is disabled
         pretend(AMX, leaves)
         cpu.limit_onednn()

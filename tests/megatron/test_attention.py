@@ -394,7 +394,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Candidates
         calls.append((name, version, candidates))
         return list(candidates)[-1]
 
-    monkeypatch.setattr(cpu_attention, "fastest", record)
+    monkeypatch.setattr(cpu_attention, "autotune", record)
     monkeypatch.setattr(cpu_attention, "_fastest_kernel", cache(fastest_kernel.__wrapped__))
     return calls
 
@@ -443,7 +443,7 @@ def test_a_measurement_runs_each_kernel_on_one_core(
         return "mkl"
 
     monkeypatch.setattr(cpu_attention, "_attend", watched)
-    monkeypatch.setattr(cpu_attention, "fastest", measure)
+    monkeypatch.setattr(cpu_attention, "autotune", measure)
     monkeypatch.setattr(cpu_attention, "_onednn_is_exact", lambda: True)
     torch.set_num_threads(2)
     try:
@@ -458,7 +458,7 @@ def test_a_measurement_runs_each_kernel_on_one_core(
 def test_the_measured_kernel_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     chosen = fastest_kernel.__wrapped__(16, False)
-    [file] = (tmp_path / "bionemo" / "fastest").iterdir()
+    [file] = (tmp_path / "bionemo" / "autotune").iterdir()
     assert file.read_text() == f"{chosen}\n"
     assert chosen in ("flash", "mkl", "onednn")
     monkeypatch.setattr(cpu_attention, "_attend", None)  # is not measured again

@@ -91,7 +91,19 @@ def test_importing_megatron_loads_neither_wandb_nor_the_compiler(statement: str,
     assert done.stdout.split("\n")[0] == loaded
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the patches are for hosts without CUDA")
+@pytest.mark.parametrize(("backend", "patched"), [("gloo", True), ("fake", True), ("nccl", False)])
+def test_backend_decides(monkeypatch: pytest.MonkeyPatch, backend: str, patched: bool) -> None:
+    """A run on the CPU of a host with GPUs needs the patches, too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(groups.dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(groups.parallel_state, "initialize_model_parallel", lambda *_: None)
+    try:
+        groups.initialize(1, 1)
+        assert (vars(layers)["torch"] is not torch) == patched
+    finally:
+        patches.undo()
+
+
 def test_patches_are_undone() -> None:
     def patched() -> list[Any]:
         functions: list[Callable[..., Any]] = [

@@ -6,7 +6,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,7 +17,6 @@ from bionemo.planning.measure import StepProfiler
 from tests.planning.simulated_rank import CHANGES, TENSOR, batch, build, config, gpu_attention, profiler_of, train
 
 PARALLEL = "tensor", "sequence", "sequence and uniform", "stages", "stages and uniform"
-ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron's buffers would be on the GPU")
 
 
 def assert_close(found: float, expected: float, tolerance: float) -> None:
@@ -60,7 +58,6 @@ MORE_STEPS = [
 WITHOUT_TRITON = [("esm1nv", True, "selective", 0), ("megamolbart", False, "sequence and uniform", 0)]
 
 
-@ON_CPU
 @pytest.mark.parametrize(
     ("name", "half", "what", "rank", "triton"),
     [
@@ -76,7 +73,6 @@ def test_peak_memory_of_a_step(name: str, half: bool, what: str, rank: int, trit
     assert_close(planned.copies + planned.activations + planned.working, peak, 0.05)
 
 
-@ON_CPU
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sharded_optimizer_holds_its_share_of_the_moments(rank: int) -> None:
     planned, measured, _ = train(config("esm2nv", gpus=2, optimizer="distributed_fused_adam"), rank, False)

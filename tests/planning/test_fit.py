@@ -113,6 +113,19 @@ def test_a_larger_device_never_has_a_smaller_micro_batch() -> None:
     assert largest[-1] > 60
 
 
+@pytest.mark.slow  # imports torch in two processes
+def test_a_later_run_of_a_sweep() -> None:
+    """The process group of a launcher outlives a run."""
+    expected = fitted(automatic(64), sized(34))[1]
+    assert 1 < expected.size < 64
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    found = fitted(automatic(64), sized(34))[1]
+    assert (found, found.largest) == (expected, expected.largest)
+    assert torch.distributed.is_initialized()
+    with pytest.raises(HostError, match=r"A100 40 GB has 1\.0 GiB"):
+        fitted(automatic(64), sized(1))
+
+
 def test_accumulation_and_global_batch_size_determine_the_rows() -> None:
     device = sized(40)
     (_, accumulated), (_, whole) = fitted(automatic(12, accumulate=4), device), fitted(automatic(48), device)

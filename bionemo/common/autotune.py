@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice of the fastest implementation on this machine, measured once and stored in the user's cache directory.
+"""Autotuning: choose the fastest implementation on this machine and store the choice in the user's cache directory.
 
 The implementations differ in rounding, so every process of a user must make the same choice: the first process that
 stores its measurement decides. Imports nothing heavy.
@@ -19,7 +19,7 @@ _CPU_FIELDS = ("vendor_id", "model name", "cache size", "flags")  # of /proc/cpu
 log = logging.getLogger(__name__)
 
 
-def fastest(name: str, version: str, candidates: Mapping[str, Callable[[], object]]) -> str:
+def autotune(name: str, version: str, candidates: Mapping[str, Callable[[], object]]) -> str:
     """Return the name of the fastest candidate.
 
     Args:
@@ -31,7 +31,7 @@ def fastest(name: str, version: str, candidates: Mapping[str, Callable[[], objec
     label = blake2b("\n".join((version, *candidates, _describe_cpu())).encode(), digest_size=8).hexdigest()
     default = next(iter(candidates))
     try:
-        directory = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "bionemo", "fastest")
+        directory = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "bionemo", "autotune")
     except RuntimeError:  # the user has no home directory
         return default
     path = directory / f"{name}-{label}"

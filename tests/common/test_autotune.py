@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bionemo.common import fastest as module
-from bionemo.common.fastest import fastest
+from bionemo.common import autotune as module
+from bionemo.common.autotune import autotune
 from tests.conftest import ROOT
 
 CPU = "model name\t: A\nstepping\t: 1\nflags\t\t: fpu sse\ncpu MHz\t\t: 1000\n"
@@ -40,7 +40,7 @@ class Clock:
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the directory of the choices, which does not exist yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "bionemo" / "fastest"
+    return tmp_path / "cache" / "bionemo" / "autotune"
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ STORED: dict[str, Callable[[], object]] = {"a": never, "b": never, "c": never}
 
 
 def test_the_shortest_time_after_a_first_run_decides(directory: Path, clock: Clock) -> None:
-    assert fastest("product", "1", clock.candidates) == "b"
+    assert autotune("product", "1", clock.candidates) == "b"
     assert clock.calls == 4 * ["a", "b", "c"]
     [file] = directory.iterdir()  # without temporary files
     assert file.name.startswith("product-")
     assert file.read_text() == "b\n"
-    assert fastest("product", "1", STORED) == "b"
+    assert autotune("product", "1", STORED) == "b"
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -76,15 +76,15 @@ def test_choices_are_stored_in_the_home_directory_by_default(
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     else:
         monkeypatch.setenv("XDG_CACHE_HOME", value)
-    fastest("product", "1", clock.candidates)
-    assert [file.read_text() for file in (tmp_path / ".cache" / "bionemo" / "fastest").iterdir()] == ["b\n"]
+    autotune("product", "1", clock.candidates)
+    assert [file.read_text() for file in (tmp_path / ".cache" / "bionemo" / "autotune").iterdir()] == ["b\n"]
 
 
 def test_another_process_makes_the_same_choice(directory: Path, clock: Clock) -> None:
-    assert fastest("product", "1", clock.candidates) == "b"
+    assert autotune("product", "1", clock.candidates) == "b"
     code = (
-        "import sys; from bionemo.common.fastest import fastest; "
-        "print(fastest('product', '1', dict.fromkeys('abc', lambda: sys.exit('measured again')))); "
+        "import sys; from bionemo.common.autotune import autotune; "
+        "print(autotune('product', '1', dict.fromkeys('abc', lambda: sys.exit('measured again')))); "
         "print({'torch', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -114,26 +114,26 @@ def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_other_conditions_are_measured_again(
     directory: Path, clock: Clock, cpuinfo: Path, name: str, version: str, candidates: str, old: str, new: str
 ) -> None:
-    assert fastest("product", "1", clock.candidates) == "b"
+    assert autotune("product", "1", clock.candidates) == "b"
     if old:
         cpuinfo.write_text(cpuinfo.read_text().replace(old, new))
     calls: list[str] = []
     functions = {each: partial(calls.append, each) for each in candidates}
-    assert fastest(name, version, functions) in candidates
+    assert autotune(name, version, functions) in candidates
     assert set(calls) == set(candidates)
     assert len(list(directory.iterdir())) == 2
 
 
 def test_clock_rate_and_other_cores_do_not_matter(directory: Path, clock: Clock, cpuinfo: Path) -> None:
-    assert fastest("product", "1", clock.candidates) == "b"
+    assert autotune("product", "1", clock.candidates) == "b"
     cpuinfo.write_text(f"processor\t: 3\n{CPU.replace('1000', '1234')}\nprocessor\t: 4\nmodel name\t: B\n")
-    assert fastest("product", "1", STORED) == "b"
+    assert autotune("product", "1", STORED) == "b"
 
 
 def test_a_missing_description_of_the_cpu_is_tolerated(directory: Path, clock: Clock, cpuinfo: Path) -> None:
     cpuinfo.unlink()
-    assert fastest("product", "1", clock.candidates) == "b"
-    assert fastest("product", "1", STORED) == "b"
+    assert autotune("product", "1", clock.candidates) == "b"
+    assert autotune("product", "1", STORED) == "b"
 
 
 @pytest.mark.parametrize("place", ["/proc/none", "file"])
@@ -142,24 +142,24 @@ def test_nothing_is_measured_if_the_choice_cannot_be_stored(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
-    assert fastest("product", "1", STORED) == "a"
+    assert autotune("product", "1", STORED) == "a"
 
 
 @pytest.mark.parametrize("content", [b"", b"d\n", b"a b\n", b"\xff\xfe\0", b"b" * 5000, b"c\nb\n"])
 def test_the_first_candidate_replaces_unknown_content(directory: Path, clock: Clock, content: bytes) -> None:
-    fastest("product", "1", clock.candidates)
+    autotune("product", "1", clock.candidates)
     [file] = directory.iterdir()
     file.write_bytes(content)
-    assert fastest("product", "1", STORED) == "a"
+    assert autotune("product", "1", STORED) == "a"
     assert file.read_bytes() == content
 
 
 def test_a_directory_in_place_of_the_file_is_tolerated(directory: Path, clock: Clock) -> None:
-    fastest("product", "1", clock.candidates)
+    autotune("product", "1", clock.candidates)
     [file] = directory.iterdir()
     file.unlink()
     file.mkdir()
-    assert fastest("product", "1", STORED) == "a"
+    assert autotune("product", "1", STORED) == "a"
 
 
 def test_the_first_stored_choice_wins(directory: Path, clock: Clock) -> None:
@@ -173,21 +173,21 @@ def test_the_first_stored_choice_wins(directory: Path, clock: Clock) -> None:
 
     def interrupted() -> None:
         if len(clock.calls) == 3:
-            assert fastest("product", "1", others) == "c"
+            assert autotune("product", "1", others) == "c"
         first()
 
-    assert fastest("product", "1", clock.candidates | {"a": interrupted}) == "c"
+    assert autotune("product", "1", clock.candidates | {"a": interrupted}) == "c"
     [file] = directory.iterdir()
     assert file.read_text() == "c\n"
 
 
 CONCURRENT = """
 import sys, time
-from bionemo.common.fastest import fastest
+from bionemo.common.autotune import autotune
 own = sys.argv[1]
 print("ready", flush=True)
 sys.stdin.readline()
-print(fastest("product", "1", {name: lambda name=name: time.sleep(0 if name == own else 0.01) for name in "abcd"}))
+print(autotune("product", "1", {name: lambda name=name: time.sleep(0 if name == own else 0.01) for name in "abcd"}))
 """
 
 
@@ -215,4 +215,4 @@ def test_a_user_without_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "expanduser", missing)
-    assert fastest("product", "1", {"a": int}) == "a"
+    assert autotune("product", "1", {"a": int}) == "a"

@@ -58,14 +58,9 @@ def select_backends(cfg: RunConfig, precision: Precision, device: torch.device) 
     return Backends(attention, model.float8 and problem is None, tuple(notes))
 
 
-def head_size(model: ModelConfig) -> int:
-    """Return the size of an attention head."""
-    return model.kv_channels or model.hidden_size // model.num_attention_heads
-
-
 def _select_attention(cfg: RunConfig, precision: Precision, device: torch.device) -> tuple[str, str | None]:
     """Return the attention of the run, and why the requested one is not used."""
-    option, size = cfg.model.gpu_attention, head_size(cfg.model)
+    option, size = cfg.model.gpu_attention, cfg.model.head_size
     exact = cfg.model.attention_dropout > 0 or torch.are_deterministic_algorithms_enabled()  # set by the trainer
     kernel = gpu_kernel(size, precision.name != "32", exact)
     problem = activate_flash_attention(option if kernel == "flash" else "flash2", size, precision, device)

@@ -25,7 +25,7 @@ from bionemo.data.data_module import SequenceData, pads_dynamically
 from bionemo.megatron.attention import MAX_HEAD_SIZE, gpu_has_flash_attention
 from bionemo.megatron.precision import Precision
 from bionemo.training import loss_curve
-from bionemo.training.backends import Backends, head_size
+from bionemo.training.backends import Backends
 
 _ATTENTION = {
     "flash2": "FlashAttention",
@@ -74,9 +74,9 @@ def _describe_rows(micro_batches: MicroBatches) -> str:
 
 
 def _warn_of_slow_attention(cfg: RunConfig) -> None:
-    reason = "Triton is not installed" if gpu_has_flash_attention() else "the GPU is too old for Triton"
-    if head_size(cfg.model) > MAX_HEAD_SIZE:
-        reason = f"a head has {head_size(cfg.model)} channels, more than {MAX_HEAD_SIZE}"
+    reason = "Triton is not installed" if gpu_has_flash_attention() else "the GPU has a compute capability below 8.0"
+    if cfg.model.head_size > MAX_HEAD_SIZE:
+        reason = f"a head has {cfg.model.head_size} channels, more than {MAX_HEAD_SIZE}"
     log.warning("attention is computed one sequence at a time, which is slow, because %s", reason)
 
 

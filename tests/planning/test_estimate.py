@@ -102,6 +102,9 @@ def test_attention_kernel() -> None:
     assert make_profiler("esm1nv", attention_dropout=0.0)[0].kernel == "flash"
     assert make_profiler(triton=False)[0].kernel == "sequences"
     assert make_profiler("esm1nv", triton=False)[0].kernel == "probabilities"
+    assert make_profiler(kv_channels=12)[0].kernel == "triton"  # not a multiple of 8
+    assert make_profiler(kv_channels=264)[0].kernel == "sequences"  # larger than 256
+    assert make_profiler("esm1nv", kv_channels=264)[0].kernel == "probabilities"
 
 
 def test_first_stage_is_fullest_with_enough_micro_batches() -> None:

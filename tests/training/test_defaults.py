@@ -225,7 +225,7 @@ def test_first_line_of_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None
         ((8, 0), True, "bf16-mixed", {"kv_channels": 20}, "Triton attention"),
         ((8, 0), False, "32", {}, "Triton is not installed"),
         ((8, 0), False, "bf16-mixed", {"attention_dropout": 0.1}, "Triton is not installed"),
-        ((7, 5), True, "16-mixed", {}, "the GPU is too old for Triton"),
+        ((7, 5), True, "16-mixed", {}, "the GPU has a compute capability below 8.0"),
         ((8, 0), True, "bf16-mixed", {"kv_channels": 320}, "a head has 320 channels, more than 256"),
         ((8, 0), True, "32", {"hidden_size": 640}, "a head has 320 channels, more than 256"),  # two heads
     ],

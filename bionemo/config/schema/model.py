@@ -142,6 +142,11 @@ class ModelConfig:
         """Number of processes that share one model replica."""
         return self.tensor_model_parallel_size * self.pipeline_model_parallel_size
 
+    @property
+    def head_size(self) -> int:
+        """Size of an attention head."""
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
     def data_parallel_size(self, world_size: int) -> int:
         """Return the number of model replicas of `world_size` processes."""
         return world_size // self.model_parallel_size

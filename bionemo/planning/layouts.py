@@ -129,10 +129,18 @@ def _count_devices(devices: int | str | list[int]) -> int:
     return devices
 
 
-def layout_overrides(layout: Layout, requested: Layout) -> list[str]:
-    """Return the overrides that change the requested layout into another one."""
+def layout_overrides(layout: Layout, requested: Layout, automatic: bool = False) -> list[str]:
+    """Return the overrides that change the requested layout into another one.
+
+    `automatic`: the configuration has `model.micro_batch_size=auto`. Then micro-batch size and accumulation are set
+    together, because accumulation alone would change the number of rows of a step.
+    """
     before, after = _keys(requested), _keys(layout)
-    return [f"{key}={value}" for key, value in after.items() if before[key] != value]
+    changed = {key for key, value in after.items() if before[key] != value}
+    batch = {"model.micro_batch_size", "trainer.accumulate_grad_batches"}
+    if automatic and changed & batch:
+        changed |= batch
+    return [f"{key}={value}" for key, value in after.items() if key in changed]
 
 
 def _keys(layout: Layout) -> dict[str, object]:

@@ -9,7 +9,7 @@ from math import gcd
 from typing import Any
 
 from bionemo.config.check import MicroBatches
-from bionemo.config.schema import ModelConfig, RunConfig
+from bionemo.config.schema import RunConfig
 from bionemo.planning.devices import USABLE, Device
 from bionemo.planning.estimate import (
     Duration,
@@ -114,6 +114,7 @@ class Plan:
     name: str  # name of the experiment
     profiler: StepProfiler  # model and data
     layout: Layout  # requested layout
+    automatic: bool  # the micro-batch of the requested layout is that of `model.micro_batch_size=auto`
     device: Device  # GPU
     precision: str  # precision of matrix products
     parameters: dict[str, int]  # number of parameters of the whole model, by part
@@ -136,7 +137,7 @@ class Plan:
     @property
     def advice(self) -> list[str]:
         """Overrides that select the fastest layout that fits."""
-        return layout_overrides(self.best.layout, self.layout) if self.best else []
+        return layout_overrides(self.best.layout, self.layout, self.automatic) if self.best else []
 
     @property
     def mfu(self) -> float:
@@ -161,7 +162,8 @@ def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None 
     if precision == "auto":
         precision = "bf16-mixed" if device.bf16 else "16-mixed"
     profiler = make_profiler(cfg, precision, device)
-    if cfg.model.micro_batch_size == "auto":
+    automatic = cfg.model.micro_batch_size == "auto"
+    if automatic:
         fitting = divide_rows(profiler, layout, device)
         layout = replace(layout, micro_batch_size=fitting.size, num_micro_batches=fitting.count)
     whole, (stage, needed) = profiler.profile(Layout()), fullest_stage(profiler, layout)
@@ -169,6 +171,7 @@ def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None 
         name=cfg.name,
         profiler=profiler,
         layout=layout,
+        automatic=automatic,
         device=device,
         precision=precision,
         parameters=whole.count_parameters(cfg.model.num_layers),
@@ -192,7 +195,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "layers": model.num_layers,
         "hidden": model.hidden_size,
         "heads": model.num_attention_heads,
-        "head_size": _head_size(model),
+        "head_size": model.head_size,
         "ffn": model.ffn_hidden_size,
         "vocab_size": profiler.vocabulary.vocab_size,
         "padded_vocab_size": profiler.table_rows,
@@ -218,16 +221,12 @@ def as_text(plan: Plan, show_all: bool = False) -> str:
     return "\n\n".join("\n".join(paragraph) for paragraph in paragraphs)
 
 
-def _head_size(model: ModelConfig) -> int:
-    return model.kv_channels or model.hidden_size // model.num_attention_heads
-
-
 def _model(plan: Plan) -> Iterator[str]:
     model, parts = plan.profiler.model, plan.parameters
     layers = " + ".join([f"{model.num_layers}"] * len(plan.attended))
     yield f"{plan.name}: {sum(parts.values()):,} parameters"
     yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items() if count)
-    yield f"  {layers} layers of size {model.hidden_size:,}, {model.num_attention_heads} heads of {_head_size(model)}"
+    yield f"  {layers} layers of size {model.hidden_size:,}, {model.num_attention_heads} heads of {model.head_size}"
 
 
 def _layout(plan: Plan) -> Iterator[str]:
@@ -300,7 +299,8 @@ def _comparison(plan: Plan, show_all: bool) -> Iterator[str]:
     if len(shown) < len(plan.choices):
         yield f"  {len(fitting)} of {len(plan.choices)} fit; --all lists all of them"
     if plan.best is None:
-        yield "no layout fits: use more or larger GPUs, or a smaller model.micro_batch_size"
+        smaller = "" if plan.automatic else " or model.micro_batch_size"
+        yield f"no layout fits: use more or larger GPUs, or a smaller model{smaller}"
     elif not plan.advice:
         yield "the requested layout is the fastest that fits"
     elif plan.requested.fits and plan.best.speed < 1.02 * plan.requested.speed:

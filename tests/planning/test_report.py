@@ -66,6 +66,19 @@ def test_overrides_select_the_layout(cfg: RunConfig, profiler: StepProfiler) -> 
         assert read_layout(typed) == layout
 
 
+@pytest.mark.parametrize("rows", ["model.replica_batch_size=12", "model.global_batch_size=48"])
+def test_overrides_with_automatic_micro_batches(profiler: StepProfiler, rows: str) -> None:
+    """The overrides select the layout and do not change the rows of a step, or leave the micro-batches automatic."""
+    planned = replace(read_layout(load_3b("model.micro_batch_size=4")), num_micro_batches=3)  # 48 rows
+    for layout in list(alternative_layouts(profiler, planned))[3::17]:
+        typed = load_3b("trainer.precision=bf16-mixed", rows, *layout_overrides(layout, planned, automatic=True))
+        found = read_layout(typed)
+        if typed.model.micro_batch_size == "auto":
+            assert found.global_batch_size == 48
+            found = replace(found, micro_batch_size=4, num_micro_batches=3)
+        assert found == layout
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("gpt3", "megamolbart"))) for name in FAMILIES]
 )

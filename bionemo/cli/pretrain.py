@@ -80,7 +80,7 @@ def pretrain(cfg: RunConfig) -> None:
         vocabulary = load_tokenizer(model_class.tokenizer, cfg.model.tokenizer)
         on_gpu = use_gpu(cfg.trainer.accelerator)
         micro_batches = divide_batch(cfg.model, cfg.trainer, trainer.world_size, on_gpu)
-        if on_gpu:
+        if on_gpu and cfg.do_training:
             from bionemo.planning.devices import current_device
             from bionemo.planning.fit import fit_micro_batches
 

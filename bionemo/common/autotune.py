@@ -25,8 +25,8 @@ def autotune(name: str, version: str, candidates: Mapping[str, Callable[[], obje
     Args:
         name: name of the choice, part of a file name.
         version: everything besides the CPU that the speeds depend on, such as versions of libraries.
-        candidates: functions that take milliseconds. If the choice cannot be stored, nothing is measured and the
-            first candidate is chosen, so that equal commands give equal results.
+        candidates: functions that take milliseconds. If the cache directory cannot be written, nothing is measured
+            and the first candidate is chosen, so that equal commands give equal results.
     """
     label = blake2b("\n".join((version, *candidates, _describe_cpu())).encode(), digest_size=8).hexdigest()
     default = next(iter(candidates))
@@ -38,7 +38,11 @@ def autotune(name: str, version: str, candidates: Mapping[str, Callable[[], obje
     try:
         if not path.exists():
             directory.mkdir(parents=True, exist_ok=True)
-            _store(path, _measure(name, candidates))
+            with tempfile.NamedTemporaryFile("w", dir=directory, prefix=".") as file:
+                file.write(f"{_measure(name, candidates)}\n")
+                file.flush()
+                with suppress(FileExistsError):  # another process was faster
+                    os.link(file.name, path)
         choice = path.read_text(errors="replace").strip()
     except OSError as error:
         log.debug("%s: %s, because no measurement can be stored (%s)", name, default, error)
@@ -58,15 +62,6 @@ def _measure(name: str, candidates: Mapping[str, Callable[[], object]]) -> str:
     choice = min(times, key=lambda each: times[each])
     log.info("%s: %s (%s)", name, choice, ", ".join(f"{each} {1e3 * t:.1f} ms" for each, t in times.items()))
     return choice
-
-
-def _store(path: Path, choice: str) -> None:
-    """Write a file that appears with its content and does not replace an existing one."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".") as file:
-        file.write(f"{choice}\n")
-        file.flush()
-        with suppress(FileExistsError):
-            os.link(file.name, path)
 
 
 def _describe_cpu() -> str:

@@ -90,7 +90,7 @@ class SequenceData(pl.LightningDataModule):
 
     def _evaluation_steps(self, name: SplitName) -> StepDataset:
         rows = self.micro_batches.size
-        if self.config.micro_batch_size == "auto":  # so that the number of rows does not depend on the device
+        if self.config.micro_batch_size == "auto":  # about as many rows on every device
             rows = min(rows, self.micro_batches.limit(self.config.replica_batch_size).size)
         return self.steps(name, shuffle=False, epochs=1, micro_batches=MicroBatches(rows, 1), start=DataPosition())
 
@@ -161,8 +161,8 @@ class SequenceData(pl.LightningDataModule):
                 f"model.data.drop_last=True leaves no complete step: {len(sampler.stream.records):,} training "
                 f"sequences in {epochs} epoch(s) give {sampler.count_rows():,} rows, but a step needs "
                 f"{size:,} ({self.micro_batches.size} in a micro-batch x {self.config.data_parallel_size(world_size)} "
-                f"ranks x {self.micro_batches.count} micro-batches): lower "
-                "model.micro_batch_size, or set model.data.drop_last=False or model.data.train.use_upsampling=True"
+                f"ranks x {self.micro_batches.count} micro-batches): use fewer "
+                "rows per step, or set model.data.drop_last=False or model.data.train.use_upsampling=True"
             )
 
     def _epochs(self) -> int | None:

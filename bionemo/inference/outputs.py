@@ -56,7 +56,7 @@ class InferenceModel:
         self, network: LanguageModel, path: Path, precision: str = "32", contact_head: Mapping[str, Any] | None = None
     ) -> None:
         self.network, self.path, self.contact_head = network, path, contact_head
-        self._precision = resolve_precision(precision)
+        self._precision = resolve_precision(precision, gpu=self.device.type == "cuda")
 
     @property
     def device(self) -> torch.device:

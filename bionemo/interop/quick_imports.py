@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faster imports of Lightning and NeMo: without the packages of optional functions, which take half of the time."""
+"""Import Lightning and NeMo without the packages of their optional functions, which take half of the import time."""
 
 import gc
 import sys

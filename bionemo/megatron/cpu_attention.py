@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over packed sequences (variable length) for CPUs.
 
-Without dropout, fp32 attention uses torch's FlashAttention for CPUs, or the implementation here, whichever is faster
-on this CPU (`_fastest_kernel`). The latter consists of plain PyTorch operations:
+fp32 attention without dropout uses torch's FlashAttention for CPUs or the implementation here, whichever is faster on
+this CPU (`_fastest_kernel`). The implementation here consists of plain PyTorch operations:
 
 * Scores are in base 2: ATen vectorizes fp32 `exp2` itself but uses MKL for `exp`, which is slower on AMD's CPUs.
-* fp32 matrix products use oneDNN or MKL, whichever is faster. torch calls oneDNN for them only if bf16 computation is
-  allowed. oneDNN then computes in bf16 only on CPUs with AMX; on those, MKL is used instead.
+* Products of fp32 inputs use oneDNN or MKL, whichever is faster. torch calls oneDNN for them only if bf16 computation
+  is allowed. oneDNN then computes in bf16 only on CPUs with AMX; there, fp32 inputs use MKL.
 * For bf16 inputs, probabilities are bf16, scores fp32.
 * A sequence is read as a masked window of the packed batch instead of a padded copy. Window sizes are multiples of
   `_WINDOW` because oneDNN compiles a kernel per shape (0.3 ms each).
 * Subnormal fp32 numbers are flushed to zero: they are 3 to 5 times slower and occur when attention is sharp.
 
-Both distribute tiles that fit the cache to Python threads, one core each. The result does not depend on the order.
+Both distribute tiles that fit the cache to Python threads. The result does not depend on the order.
 
 The softmax uses a stored log-sum, and the backward pass recomputes scores and dropout masks, as in FlashAttention
 (Dao et al. 2022). Shapes: T tokens, H heads, D head size.
@@ -39,7 +39,7 @@ from bionemo.megatron.dropout import AttentionDropout, keep_scale
 _WINDOW = 32
 _STRIPE = 256  # Queries of a causal sequence that share one product, with the keys up to the last query.
 _TILE = 3 * 2**19  # Maximum scores per tile; a tile has at least one head.
-_MEASURED = (320,)  # Lengths of the sequences whose attention is measured: a usual protein.
+_MEASURED = 320  # Length of the sequence whose attention is measured: a usual protein.
 
 Kernel = Literal["flash", "mkl", "onednn"]  # The last two: the implementation here with products of MKL or oneDNN.
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -152,11 +152,9 @@ def _run_tiles(tiles: list[_Tile], compute: Callable[..., None], onednn_allowed:
 
     onednn: Any = torch.backends.mkldnn
     matmul, threads = onednn.matmul, torch.get_num_threads()
-    previous, matmul.fp32_precision = matmul.fp32_precision, "bf16"
+    previous, matmul.fp32_precision = matmul.fp32_precision, "bf16" if onednn_allowed else "ieee"
     try:
         with torch.autocast("cpu", enabled=False), _flush_subnormals():
-            if not onednn_allowed:
-                matmul.fp32_precision = "ieee"
             map_tiles = map if threads == 1 else _pool(threads).map
             list(map_tiles(run_tile, tiles))
     finally:
@@ -302,13 +300,13 @@ def _mask_scores(scores: Tensor, queries: _Segment, keys: _Segment, causal: bool
 def _fastest_kernel(head_size: int, dropout: bool) -> Kernel:
     """Return the fastest fp32 kernel for this head size: forward and backward pass of one sequence, on one core."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v, dout = (torch.randn(_MEASURED[0], 4, head_size, generator=generator) for _ in range(4))
+    q, k, v, dout = (torch.randn(_MEASURED, 4, head_size, generator=generator) for _ in range(4))
     keys = torch.zeros(len(q), dtype=torch.int64)
     mask = AttentionDropout(keys, site=0, first_head=0, num_heads=4, probability=0.1) if dropout else None
 
     def run(kernel: Kernel) -> None:
         a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
-        out = _attend(a, b, c, _MEASURED, _MEASURED, head_size**-0.5, mask, False, kernel)
+        out = _attend(a, b, c, (_MEASURED,), (_MEASURED,), head_size**-0.5, mask, False, kernel)
         torch.autograd.grad(out, (a, b, c), dout)
 
     kernels: list[Kernel] = ["mkl"] if dropout else ["flash", "mkl"]

@@ -24,11 +24,14 @@ def use_gpu(accelerator: str) -> bool:
     if torch.cuda.is_available():
         _check_capability()
         return True
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = visible is not None and not re.match(r"\d|GPU-|MIG-", visible)  # "", -1, or Slurm's NoDevFiles
     if torch.version.cuda is not None and not hidden and _DEVICE_FILE.exists():
+        variable = f" and CUDA_VISIBLE_DEVICES={visible}" if visible else ""
         raise HostError(
             f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU with the installed driver"
-            f"{_driver_version()}: update the driver, install torch for an older CUDA version, {_INSTEAD}"
+            f"{_driver_version()}{variable}: {'correct the variable, ' if variable else ''}update the driver, install "
+            f"torch for an older CUDA version, {_INSTEAD}"
         )
     if accelerator != "auto":
         cpu_only = torch.version.cuda is None and _DEVICE_FILE.exists()

@@ -19,7 +19,7 @@ from bionemo.megatron import patches
 
 
 def initialize(tensor: int, pipeline: int) -> None:
-    """Create Megatron's process groups and, unless they communicate between GPUs, apply its patches for CPUs.
+    """Create Megatron's process groups. Unless they use NCCL, also patch Megatron-Core, see patches.py.
 
     Args:
         tensor: tensor-parallel size; these ranks are neighbours.

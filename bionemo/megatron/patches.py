@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patches of Megatron-Core for training on CPUs; active from `groups.initialize` to `groups.destroy`.
+"""Patches of Megatron-Core for process groups of CPUs; `groups.initialize` applies and `groups.destroy` removes them.
 
 All were verified with megatron-core 0.16.1; tests/megatron/test_patches.py fails if a patched source file changes.
 `megatron/__init__.py` has two others, active while it imports Megatron-Core on any host: wandb cannot be imported, and

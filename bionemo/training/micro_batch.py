@@ -41,7 +41,9 @@ def confirm_micro_batches(
 def _fits(
     parallel: ParallelModel, data: SequenceData, micro_batches: MicroBatches, device: torch.device, has_moments: bool
 ) -> bool:
-    step = next(iter(data.training_steps(MicroBatches(micro_batches.size, 1))))
+    step = next(iter(data.training_steps(MicroBatches(micro_batches.size, 1))), None)
+    if step is None:  # the run resumes after its last step
+        return True
     moments: Any = None
     try:
         if not has_moments:

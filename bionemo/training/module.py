@@ -200,10 +200,9 @@ class TrainingModule(pl.LightningModule):
         self._data.micro_batches = given.limit(given.size - 1)
         has_moments = bool(self.trainer.optimizers[0].state)
         fitting = confirm_micro_batches(self.parallel, self._data, self.device, has_moments)
-        return RankError(
-            f"{line}set model.micro_batch_size={fitting.size} trainer.accumulate_grad_batches={fitting.count}, the "
-            "largest that fit, or model.micro_batch_size=auto"
-        )
+        values = f"model.micro_batch_size={fitting.size} trainer.accumulate_grad_batches={fitting.count}"
+        instead = "" if self.config.micro_batch_size == "auto" else ", or model.micro_batch_size=auto"
+        return RankError(f"{line}set {values}, the largest that fit{instead}")
 
     def _update(self, optimizer: Any, norm: Tensor) -> None:
         """Step optimizer and schedule; with fp16, skip both if the gradients overflow."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure embedded residues per second: ours, or transformers' EsmModel with padded batches.
 
-python embedding.py make DIR                  create an ESM2-8M with random weights in the transformers format
+python embedding.py make DIR                  create an ESM-2 with random weights in the transformers format
 python embedding.py bionemo DIR [--fasta F]   and hf DIR
 """
 

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -189,9 +189,9 @@ def main() -> None:
 
     begin, protocol = time.monotonic(), Protocol(options.minutes, options.device)
     tests, steps, embedding = protocol.test(), protocol.steps(), protocol.embedding()
-    minutes = (time.monotonic() - begin) / 60
+    minutes, date = (time.monotonic() - begin) / 60, datetime.now(timezone.utc)
     lines = [
-        f"## {datetime.now(UTC):%Y-%m-%d}, {'CPU, a test of the protocol' if protocol.tiny else 'one GPU'}", "",
+        f"## {date:%Y-%m-%d}, {'CPU, a test of the protocol' if protocol.tiny else 'one GPU'}", "",
         f"{describe_device(options.device)}. `bash scripts/benchmark/gpu.sh`, {minutes:.0f} minutes, medians of "
         f"{protocol.repeats} alternating runs.", "",
         "### Tests", "",

@@ -71,11 +71,16 @@ def test_a_driver_that_is_too_old(host: Path, accelerator: str, text: str | None
     )
 
 
-@pytest.mark.parametrize("visible", ["", "-1"])
+@pytest.mark.parametrize("visible", ["7", "GPU-0123abcd", "MIG-0123abcd"])
+def test_a_variable_that_may_select_a_missing_gpu(monkeypatch: pytest.MonkeyPatch, host: Path, visible: str) -> None:
+    (host / "nvidia0").touch()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert f"cannot use the GPU with the installed driver and CUDA_VISIBLE_DEVICES={visible}: " in error("auto")
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
 def test_a_hidden_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch, host: Path, visible: str) -> None:
     (host / "nvidia0").touch()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert "cannot use the GPU" in error("auto")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert not use_gpu("auto")
     assert "has no GPU" in error("gpu")

@@ -93,6 +93,13 @@ def confirm(memory: Any, data: SequenceData) -> MicroBatches:
     return confirm_micro_batches(memory, data, CPU)
 
 
+def test_a_run_without_further_steps_tries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, memory = sequence_data(8), SimulatedMemory(rows=1)
+    monkeypatch.setattr(data, "training_steps", lambda micro_batches: iter(()))
+    assert confirm(memory, data) == data.micro_batches
+    assert memory.tried == []
+
+
 @pytest.mark.parametrize(
     ("given", "rows", "tried", "expected"),
     [

@@ -53,7 +53,9 @@ class TrainerConfig:
     limit_predict_batches: NonNegativeInt | Fraction | None = None
     num_sanity_val_steps: IntOrUnlimited | None = None  # validation batches before the first step
     # optimization
-    accumulate_grad_batches: PositiveInt | None  # micro-batches per step; None: derived from model.global_batch_size
+    # micro-batches per step; with model.micro_batch_size=auto, factor of model.replica_batch_size; None: derived from
+    # model.global_batch_size
+    accumulate_grad_batches: PositiveInt | None
     gradient_clip_val: NonNegativeFloat | None  # maximum norm over all gradients
     gradient_clip_algorithm: Literal["norm"] | None = None
     # reporting

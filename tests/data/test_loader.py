@@ -131,7 +131,7 @@ def test_too_little_data_for_a_step_is_an_error_before_files_are_written(tmp_pat
     message = (
         r"^model\.data\.drop_last=True leaves no complete step: 10 training sequences in 1 epoch\(s\) give 10 "
         r"rows, but a step needs 12 \(6 in a micro-batch x 1 ranks x 2 micro-batches\): "
-        r"lower .*use_upsampling=True$"
+        r"use fewer rows per step, .*use_upsampling=True$"
     )
     with pytest.raises(UserError, match=message):
         train(config(tmp_path / "run", *overrides))

@@ -160,19 +160,27 @@ def attend_on_gpu(
 
 
 def gpu_kernel(head_size: int, half: bool, exact: bool) -> GpuKernel:
-    """Return the implementation of attention on the current GPU.
+    """Return the implementation of attention on the current GPU, see `select_gpu_kernel`."""
+    return select_gpu_kernel(head_size, half, exact, gpu_has_flash_attention(), gpu_has_triton())
 
-    FlashAttention 2 supports 16-bit dtypes, GPUs of compute capability 8.0 or higher, and head sizes up to 256 that
-    are multiples of 8.
+
+def select_gpu_kernel(head_size: int, half: bool, exact: bool, flash: bool, triton: bool) -> GpuKernel:
+    """Return the implementation of attention on a GPU.
+
+    FlashAttention 2 supports 16-bit dtypes and head sizes up to 256 that are multiples of 8.
 
     Args:
         head_size: size of a head.
         half: queries, keys and values have a 16-bit dtype.
         exact: counter-based dropout is applied, or the backward pass must be deterministic: FlashAttention cannot.
+        flash: the GPU supports FlashAttention.
+        triton: the GPU supports Triton.
     """
-    if not exact and half and head_size % 8 == 0 and head_size <= MAX_HEAD_SIZE and gpu_has_flash_attention():
+    if head_size > MAX_HEAD_SIZE:
+        return "sequences"
+    if flash and half and head_size % 8 == 0 and not exact:
         return "flash"
-    return "triton" if head_size <= MAX_HEAD_SIZE and gpu_has_triton() else "sequences"
+    return "triton" if triton else "sequences"
 
 
 @torch.compiler.assume_constant_result

@@ -80,17 +80,20 @@ class VocabularyProjection(nn.Module):
             set_tensor_model_parallel_attributes(parameter, True, 0, 1)
 
     def forward(self, x_MD: Tensor, weight_VD: Tensor | None = None) -> Tensor:
-        """Return logits: [M, vocabulary size], or this rank's [M, V] with -inf for padding if the table is sharded."""
+        """Return the logits of this rank's part of the vocabulary, [M, V], -inf for padding."""
         weight_VD = self.weight if weight_VD is None else weight_VD
         assert weight_VD is not None
-        size = self.vocabulary_size
-        if groups.tensor_size() == 1:
-            # The product includes the padding: an unaligned number of columns would be slow on a GPU.
-            return F.linear(x_MD, weight_VD, self.bias)[:, :size]
-        logits_MV = F.linear(copy_to_tensor_model_parallel_region(x_MD), weight_VD, self.bias)
-        first = groups.tensor_rank() * self.shard_size
-        padding = torch.arange(first, first + self.shard_size, device=x_MD.device) >= size
-        return logits_MV.masked_fill(padding, -torch.inf)
+        bias_V: Tensor | None = self.bias
+        entries = self.vocabulary_size - groups.tensor_rank() * self.shard_size
+        if entries < self.shard_size:
+            # A bias masks the padding without another pass over the logits. A product without the padding would have
+            # an unaligned number of columns, which is slow on a GPU.
+            mask_V = weight_VD.new_zeros(self.shard_size)
+            mask_V[max(entries, 0) :] = -torch.inf
+            bias_V = mask_V if bias_V is None else bias_V + mask_V
+        if groups.tensor_size() > 1:
+            x_MD = copy_to_tensor_model_parallel_region(x_MD)
+        return F.linear(x_MD, weight_VD, bias_V)
 
 
 def gather_vocabulary(logits: Tensor) -> Tensor:

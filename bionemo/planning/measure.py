@@ -142,12 +142,12 @@ class StepProfiler:
 
     @property
     def kernel(self) -> str:
-        """Implementation of attention on a GPU, see `gpu_kernel`. `probabilities`: `sequences` that stores them."""
-        dropout, size = self.model.attention_dropout > 0, self.model.head_size
-        if not self.triton or size > attention.MAX_HEAD_SIZE:
-            return "probabilities" if dropout else "sequences"
-        flash = self.half and size % 8 == 0 and not dropout and not self.deterministic
-        return "flash" if flash else "triton"
+        """Implementation of attention on a GPU; `probabilities`: `sequences` that keeps them for their dropout."""
+        dropout = self.model.attention_dropout > 0
+        kernel = attention.select_gpu_kernel(
+            self.model.head_size, self.half, dropout or self.deterministic, flash=self.triton, triton=self.triton
+        )
+        return "probabilities" if kernel == "sequences" and dropout else kernel
 
     def largest_tokens(self, rows: int) -> tuple[Tokens, ...]:
         """Return the tokens of the largest micro-batch of a run; micro-batches differ with dynamic padding."""

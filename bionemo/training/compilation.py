@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Literal
 
+import torch
+
 from bionemo.common.errors import HostError
 from bionemo.models.trainable import Trainable
 
@@ -27,6 +29,8 @@ def is_compiled(option: bool | Literal["auto"], gpu: bool) -> bool:
     missing = None
     if gpu and find_spec("triton") is None:
         missing = "Triton"
+    elif gpu and torch.cuda.get_device_capability() < (7, 0):
+        missing = "a GPU of compute capability 7.0 or higher"
     elif not any(map(shutil.which, _compilers(gpu))):
         missing = f"a {'C' if gpu else 'C++'} compiler"
     if missing and option is True:

@@ -14,19 +14,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from proteins import proteins
+from proteins import ESM2_SIZES, ESM2_TOKENS, proteins
 
 import bionemo
 
-SIZES = {"8M": (6, 320, 20), "35M": (12, 480, 20), "150M": (30, 640, 20), "650M": (33, 1280, 20)}
-TOKENS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
 WARM_UP, LONGEST = 8, 1022
 
 
 def make(path: Path, size: str) -> None:
     from transformers import EsmConfig, EsmForMaskedLM
 
-    layers, hidden, heads = SIZES[size]
+    layers, hidden, heads = ESM2_SIZES[size]
     torch.manual_seed(0)
     EsmForMaskedLM(
         EsmConfig(
@@ -61,7 +59,7 @@ def theirs(
     from transformers import EsmModel, EsmTokenizer
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    (path / "words.txt").write_text("\n".join(TOKENS))
+    (path / "words.txt").write_text("\n".join(ESM2_TOKENS))
     tokenizer = EsmTokenizer(str(path / "words.txt"))
     model = EsmModel.from_pretrained(path, attn_implementation="sdpa", add_pooling_layer=False).to(device).eval()
 
@@ -90,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["make", "bionemo", "hf"])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--size", choices=SIZES, default="8M")
+    parser.add_argument("--size", choices=ESM2_SIZES, default="8M")
     parser.add_argument("--fasta")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--batch", type=int, default=16, help="hf: sequences of a batch")

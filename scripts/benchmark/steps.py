@@ -4,8 +4,9 @@
     python steps.py esm2_650M ours --rows 32 --precision bf16-mixed --compile
     python steps.py esm2_650M hf --rows 16 --precision bf16-mixed --compile
 
-Both compute the same sequences, with lengths like those of UniRef50 (proteins), ZINC15 (molecules) or full rows
-(text): ours packed, the peer's padded to the longest of a batch, in multiples of 64. A step consists of the forward
+Both draw the same sequences, with lengths like those of UniRef90 (proteins), ZINC15 (molecules) or full rows
+(text), as many as fill the given rows when they are packed. Ours are packed, the peer's padded to the longest of a
+batch, in multiples of 64. A step consists of the forward
 and backward pass of one micro-batch, clipping and AdamW, without trainer and data loading. Prints one JSON line;
 `value` is the number of tokens per second without padding, of encoder and decoder together.
 """

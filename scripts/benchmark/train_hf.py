@@ -10,17 +10,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from proteins import proteins
+from proteins import ESM2_SIZES, ESM2_TOKENS, proteins
 from transformers import DataCollatorForLanguageModeling, EsmConfig, EsmForMaskedLM, EsmTokenizer
-
-VOCABULARY = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
-SIZES = {"8M": (6, 320, 20), "35M": (12, 480, 20), "150M": (30, 640, 20), "650M": (33, 1280, 20)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fasta")
-    parser.add_argument("--size", choices=SIZES, default="8M")
+    parser.add_argument("--size", choices=ESM2_SIZES, default="8M")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--pad", choices=["longest", "1024"], default="longest")
     parser.add_argument("--bf16", action="store_true", help="autocast to bf16")
@@ -31,9 +28,9 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with tempfile.TemporaryDirectory() as directory:
         vocabulary = Path(directory) / "vocab.txt"
-        vocabulary.write_text("\n".join(VOCABULARY))
+        vocabulary.write_text("\n".join(ESM2_TOKENS))
         tokenizer = EsmTokenizer(str(vocabulary))
-    layers, hidden, heads = SIZES[options.size]
+    layers, hidden, heads = ESM2_SIZES[options.size]
     config = EsmConfig(
         vocab_size=33, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
         intermediate_size=4 * hidden, max_position_embeddings=1026, position_embedding_type="rotary",

@@ -95,7 +95,8 @@ def test_an_unused_gpu_does_not_change_the_precision_of_a_cpu(monkeypatch: pytes
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Return an empty directory that is the PATH, on a host with Triton."""
+    """Return an empty directory that is the PATH, on a host with Triton and a GPU."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     for variable in ("CC", "CXX"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -132,6 +133,13 @@ def test_compilation_on_a_gpu_needs_triton(programs: Path, monkeypatch: pytest.M
     install(programs, "gcc", "g++")
     monkeypatch.setattr(compilation, "find_spec", lambda name: None)
     assert problem_of(gpu=True) == missing("Triton")
+    assert is_compiled(True, gpu=False)
+
+
+def test_compilation_needs_a_gpu_that_triton_supports(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(programs, "gcc", "g++")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    assert problem_of(gpu=True) == missing("a GPU of compute capability 7.0 or higher")
     assert is_compiled(True, gpu=False)
 
 

@@ -24,8 +24,7 @@ from tests.support.runs import MODELS
 
 KINDS = dict.fromkeys(MODELS, 1) | dict.fromkeys(("prott5nv", "megamolbart"), 2)  # of layers
 CASES = [
-    ("prott5nv", 0.1, "eager"),  # does not trace the backward pass, which takes most of the time
-    pytest.param("esm2nv", 0.1, "eager", marks=pytest.mark.slow),
+    ("esm2nv", 0.1, "eager"),  # does not trace the backward pass, which takes most of the time
     *(
         pytest.param(name, dropout, "aot_eager", marks=pytest.mark.slow)
         for name in MODELS

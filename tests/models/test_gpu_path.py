@@ -30,7 +30,7 @@ def loss_and_gradients(model: LanguageModel, half: bool) -> tuple[Tensor, dict[s
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("half", [pytest.param(False, marks=pytest.mark.slow), True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in DEFAULT else pytest.mark.slow) for name in MODELS]

@@ -334,7 +334,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
 ROWS = ["model.hidden_dropout=0.1", "model.attention_dropout=0.1", "model.compile=False", "trainer.max_steps=4"]
 
 
-@pytest.mark.parametrize("optimizer", ["fused_adam", "distributed_fused_adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("fused_adam", marks=pytest.mark.slow), "distributed_fused_adam"])
 def test_a_trial_does_not_change_the_run(tmp_path: Path, limited: Callable[..., Watch], optimizer: str) -> None:
     """Weights, optimizer state, data position and losses are bitwise those of a run with the size that fits."""
     overrides = [*ROWS, f"model.optim.name={optimizer}"]

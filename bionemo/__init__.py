@@ -7,9 +7,10 @@ from bionemo.common.cpu import limit_onednn
 from bionemo.common.version import __version__
 
 if TYPE_CHECKING:
+    from bionemo.evaluation.evaluate import evaluate
     from bionemo.inference.load import load
 
-__all__ = ["__version__", "load"]
+__all__ = ["__version__", "evaluate", "load"]
 
 limit_onednn()  # before torch is loaded, in every process that imports this package
 
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from bionemo.inference.load import load
 
         return load
+    if name == "evaluate":
+        from bionemo.evaluation.evaluate import evaluate
+
+        return evaluate
     raise AttributeError(f"module 'bionemo' has no attribute {name!r}")

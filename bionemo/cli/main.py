@@ -13,6 +13,7 @@ COMMANDS = {
     "finetune": "train a prediction head, and optionally the model, on labelled sequences",
     "preprocess": "download data sets and convert them to shards for training",
     "predict": "compute embeddings, logits, pseudo-perplexities or molecules for the sequences of a file",
+    "evaluate": "measure the quality of a trained model, and write a report",
     "analysis": "score variants, predict contacts, plot embeddings, apply a fine-tuned head",
     "plan": "estimate parameters, memory, FLOPs and time of a run before it starts",
     "launch": "submit a run to a cluster: Slurm, Base Command Platform, mpirun, Ray",
@@ -53,8 +54,8 @@ def main() -> None:
             raise UserError(f"unknown command {name!r}: choose one of {', '.join(COMMANDS)}")
     del sys.argv[1]
     sys.argv[0] = f"bionemo {name}"
-    if name in ("pretrain", "finetune", "predict"):
-        _restart_as_module(f"bionemo.{name}")
+    if name in ("pretrain", "finetune", "predict", "evaluate"):
+        _restart_as_module("bionemo.cli.evaluate" if name == "evaluate" else f"bionemo.{name}")
     import_module(f"bionemo.cli.{name}").main()
 
 

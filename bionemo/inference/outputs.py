@@ -49,6 +49,7 @@ class InferenceModel:
     Attributes:
         network: the model, in evaluation mode.
         path: file or directory that it was loaded from.
+        precision: precision of matrix products.
         contact_head: weights of a contact regression, if the checkpoint has them.
     """
 
@@ -56,7 +57,7 @@ class InferenceModel:
         self, network: LanguageModel, path: Path, precision: str = "32", contact_head: Mapping[str, Any] | None = None
     ) -> None:
         self.network, self.path, self.contact_head = network, path, contact_head
-        self._precision = resolve_precision(precision, gpu=self.device.type == "cuda")
+        self.precision = resolve_precision(precision, gpu=self.device.type == "cuda")
 
     @property
     def device(self) -> torch.device:
@@ -70,7 +71,7 @@ class InferenceModel:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which matrix products use the precision of the model."""
-        context: AbstractContextManager[Any] = self._precision.autocast(self.device)
+        context: AbstractContextManager[Any] = self.precision.autocast(self.device)
         return context
 
     def check_outputs(self, wanted: Sequence[str]) -> None:
@@ -172,7 +173,6 @@ class InferenceModel:
         index_n1 = torch.from_numpy(ids.astype(np.int64)).to(self.device)[:, None]
         return log_probabilities_nV.gather(1, index_n1).squeeze(1)
 
-    @torch.no_grad()
     def masked_log_probabilities(
         self, ids: Ids, positions: NDArray[np.integer[Any]], limits: BatchLimits = DEFAULT_LIMITS
     ) -> Iterator[Tensor]:
@@ -182,16 +182,39 @@ class InferenceModel:
             Log-probabilities [batch, V] fp32, in the order of `positions`.
         """
         assert isinstance(self.network, MaskedLanguageModel)
-        whole, limits = add_special_tokens(self.network, ids), fit_to_device(self.network, limits)
-        size = max(1, min(limits.tokens // len(whole), limits.sequences or len(positions)))
+        whole = add_special_tokens(self.network, ids)
+        size = self.sequences_per_batch(len(whole), limits)
         for begin in range(0, len(positions), size):
             masked = positions[begin : begin + size] + self.network.has_bos_eos
+            rows = np.arange(len(masked))
             copies = np.tile(whole, (len(masked), 1))
-            copies[np.arange(len(masked)), masked] = self.network.vocabulary.mask_id
-            with self.autocast():
-                hidden_TD = self.network.compute_representations(pack(self.network, list(copies))).float()
-            index = torch.from_numpy(masked + np.arange(len(masked)) * len(whole)).to(self.device)
-            yield self._logits(hidden_TD[index]).log_softmax(-1)
+            copies[rows, masked] = self.network.vocabulary.mask_id
+            yield self.token_log_probabilities(copies, rows, masked)
+
+    def sequences_per_batch(self, tokens: int, limits: BatchLimits = DEFAULT_LIMITS) -> int:
+        """Return how many sequences of this length fit the limits of a batch; at least 1."""
+        limits = fit_to_device(self.network, limits)
+        return max(1, min(limits.tokens // tokens, limits.sequences or limits.tokens))
+
+    @torch.no_grad()
+    def token_log_probabilities(
+        self, sequences: NDArray[np.integer[Any]], rows: NDArray[np.int64], tokens: NDArray[np.integer[Any]]
+    ) -> Tensor:
+        """Compute the predictions of a masked language model at some tokens of sequences of equal length.
+
+        Args:
+            sequences: [N, T] token ids, with begin and end tokens; a batch of bounded size.
+            rows: [P] sequence of each prediction.
+            tokens: [P] token of each prediction.
+
+        Returns:
+            Log-probabilities [P, V] fp32.
+        """
+        assert isinstance(self.network, MaskedLanguageModel)
+        with self.autocast():
+            hidden_TD = self.network.compute_representations(pack(self.network, list(sequences))).float()
+        index = torch.from_numpy(rows * sequences.shape[1] + tokens).to(self.device)
+        return self._logits(hidden_TD[index]).log_softmax(-1)
 
 
 def check_generates(network: LanguageModel, output: str) -> None:

@@ -40,7 +40,10 @@ def run_variants(
     mutants = table.column(column, "name one with --column")
     name = score_column or "score"
     has_scores = score_column is not None or name in table.columns
-    measured = parse_scores(table, table.column(name, "name one with --score-column")) if has_scores else None
+    measured = None
+    if has_scores:
+        cells = table.column(name, "name one with --score-column")
+        measured = parse_scores(table, cells, "leave the cell empty, or name another column with --score-column")
     if sequence is not None:
         wild_type = files.read_sequence(sequence)
     elif sequences is not None:

@@ -18,11 +18,14 @@ class Protein(NamedTuple):
     alphabet: Alphabet
 
 
-def tokenize_protein(model: TrainedModel, sequence: str, name: str = "the sequence") -> Protein:
+def tokenize_protein(
+    model: TrainedModel, sequence: str, name: str = "the sequence", any_length: bool = False
+) -> Protein:
     """Tokenize a protein, without white space; `name` is its name in error messages.
 
     Raises:
-        UserError: if the model is not a masked language model, or the sequence is empty, invalid or too long.
+        UserError: if the model is not a masked language model, or the sequence is empty, invalid or, unless
+            `any_length`, too long.
     """
     network = model.network
     if not isinstance(network, MaskedLanguageModel):
@@ -31,6 +34,6 @@ def tokenize_protein(model: TrainedModel, sequence: str, name: str = "the sequen
         )
     letters = "".join(sequence.split())
     ids, max_length = tokenize(network.vocabulary, letters, name), max_tokens(network)
-    if len(ids) > max_length:
+    if len(ids) > max_length and not any_length:
         raise too_long_error(name, len(ids), max_length, "cut out a domain", "residues")
     return Protein(letters, ids, network.vocabulary)

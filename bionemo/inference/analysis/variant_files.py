@@ -70,8 +70,8 @@ def _mutate(sequence: str, variant: str, offset: int, name: str, revert: bool = 
     return "".join(letters)
 
 
-def parse_scores(table: Table, cells: Sequence[str]) -> Scores:
-    """Return measured scores, fp64, nan for cells that are empty, `NA` or `nan`.
+def parse_scores(table: Table, cells: Sequence[str], advice: str) -> Scores:
+    """Return measured scores, fp64, nan for cells that are empty, `NA` or `nan`; `advice` ends the error message.
 
     Raises:
         UserError: if a cell is not a number; names its row.
@@ -81,10 +81,7 @@ def parse_scores(table: Table, cells: Sequence[str]) -> Scores:
         try:
             values.append(math.nan if cell.strip().lower() in _MISSING else float(cell))
         except ValueError as error:
-            raise UserError(
-                f"{location}: the score {cell!r} is not a number: leave the cell empty, or name another column "
-                "with --score-column"
-            ) from error
+            raise UserError(f"{location}: the score {cell!r} is not a number: {advice}") from error
     return np.array(values, np.float64)
 
 

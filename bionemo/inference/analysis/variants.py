@@ -2,7 +2,7 @@
 """Zero-shot scores of protein variants from a masked language model (ESM-1v).
 
 Meier et al. 2021, "Language models enable zero-shot prediction of the effects of mutations on protein function",
-section 3. Shapes: n residues, k mutated residues, V vocabulary.
+section 3 and appendix A. Shapes: n residues, k mutated residues, V vocabulary.
 """
 
 import re
@@ -10,16 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.inference.analysis.protein import Protein, tokenize_protein
+from bionemo.inference.analysis.windows import WindowType, predict_residues
+from bionemo.inference.batching import Ids
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import Advance, no_progress
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-METHODS = ("masked-marginal", "wild-type-marginal")
+MARGINALS = ("masked-marginal", "wild-type-marginal")
+METHODS = (*MARGINALS, "pseudo-perplexity")
 _WILD_TYPE = ("", "wt", "wild-type")
 _MUTATION = re.compile(r"(\S)(-?\d{1,9})(\S)")
 
@@ -37,12 +40,14 @@ class Mutation(NamedTuple):
 
 def score_variants(
     model: TrainedModel, sequence: str, variants: Sequence[str], method: str = "masked-marginal", offset: int = 0,
-    names: Sequence[str] | None = None, advance: Advance = no_progress,
+    names: Sequence[str] | None = None, advance: Advance = no_progress, window: WindowType | None = None,
 ) -> Floats:  # fmt: skip
-    """Score variants: the sum over mutations of log p(mutant) - log p(wild type), in nats; above 0 is likelier.
+    """Score variants, in nats; a variant above 0 is likelier than the wild type.
 
-    `masked-marginal` masks each mutated residue in the wild type, in one pass for each such residue, however many
-    variants share it. `wild-type-marginal` needs one pass of the unmasked wild type.
+    `masked-marginal`: the sum over mutations of log p(mutant) - log p(wild type), each mutated residue masked in the
+    wild type, in one pass for each such residue, however many variants share it. `wild-type-marginal`: the same
+    without masks, in one pass. `pseudo-perplexity`: the pseudo-log-likelihood of the variant minus that of the wild
+    type, in one pass for each residue of each variant.
 
     Args:
         model: masked language model.
@@ -51,7 +56,8 @@ def score_variants(
         method: one of METHODS.
         offset: the first residue has the number 1 + offset.
         names: names of the variants in error messages; None: `variant 1`, ...
-        advance: called with the number of finished residues.
+        advance: called with the number of finished residues, see `count_residues`.
+        window: how windows of a protein are chosen that is longer than the model; None: raise an error.
 
     Returns:
         [variants] fp32.
@@ -59,7 +65,7 @@ def score_variants(
     Raises:
         UserError: as in `tokenize_protein`, or if a variant does not match the sequence.
     """
-    protein = tokenize_protein(model, sequence)
+    protein = tokenize_protein(model, sequence, any_length=window is not None)
     names = names or [f"variant {number}" for number in range(1, len(variants) + 1)]
     token_of = {protein.alphabet.tokens[i]: int(i) for i in protein.alphabet.residue_ids}
     found = [
@@ -68,21 +74,31 @@ def score_variants(
         for mutation in _mutation_tokens(text, name, protein.letters, token_of, offset)
     ]
     number, index, wild, mutant = np.array(found, np.int64).reshape(-1, 4).T
+    if method == "pseudo-perplexity":
+        return _pseudo_likelihoods(model, protein, len(variants), number, index, mutant, window, advance)
     indices, row = np.unique(index, return_inverse=True)
-    log_probabilities_kV = _log_probabilities(model, protein, indices, method, advance)
+    log_probabilities_kV = _log_probabilities(model, protein, indices, method, window, advance)
     scores = log_probabilities_kV[row, mutant] - log_probabilities_kV[row, wild]
     return np.bincount(number, scores, minlength=len(variants)).astype(np.float32)
 
 
+def count_residues(sequence: str, mutations: Sequence[Sequence[Mutation]], method: str) -> int:
+    """Return the number of residues for which `score_variants` computes predictions."""
+    if method == "pseudo-perplexity":
+        return len(sequence) * (1 + sum(map(bool, mutations)))
+    return len({mutation.position for each in mutations for mutation in each})
+
+
 def scan(
-    model: TrainedModel, sequence: str, method: str = "masked-marginal", advance: Advance = no_progress
-) -> Floats:
+    model: TrainedModel, sequence: str, method: str = "masked-marginal", advance: Advance = no_progress,
+    window: WindowType | None = None,
+) -> Floats:  # fmt: skip
     """Score every substitution at every position, [n, 20] fp32, in the order of AMINO_ACIDS; 0 for the wild type.
 
-    Errors as in `score_variants`.
+    See `score_variants` for the arguments and errors; the method is a marginal.
     """
-    protein = tokenize_protein(model, sequence)
-    log_probabilities_nV = _log_probabilities(model, protein, np.arange(len(protein.ids)), method, advance)
+    protein = tokenize_protein(model, sequence, any_length=window is not None)
+    log_probabilities_nV = _log_probabilities(model, protein, np.arange(len(protein.ids)), method, window, advance)
     amino_acids = protein.alphabet.table[np.frombuffer(AMINO_ACIDS.encode(), np.uint8)]
     wild_type = np.take_along_axis(log_probabilities_nV, protein.ids[:, None].astype(np.int64), 1)
     return log_probabilities_nV[:, amino_acids] - wild_type
@@ -145,17 +161,29 @@ def _mutation_tokens(
 
 
 def _log_probabilities(
-    model: TrainedModel, protein: Protein, indices: np.ndarray, method: str, advance: Advance
-) -> Floats:
+    model: TrainedModel, protein: Protein, indices: NDArray[np.int64], method: str, window: WindowType | None,
+    advance: Advance,
+) -> Floats:  # fmt: skip
     """Return log-probabilities at some residues, [k, V]."""
-    if method not in METHODS:
-        raise UserError(f"method={method!r} is unknown: choose from {', '.join(METHODS)}")
-    if method == "wild-type-marginal":
-        logits = torch.from_numpy(model.logits([protein.letters])[0][indices])
-        advance(len(indices))
-        return logits.log_softmax(-1).numpy()
-    found = [np.zeros((0, protein.alphabet.vocab_size), np.float32)]
-    for part in model.masked_log_probabilities(protein.ids, indices):
-        found.append(part.cpu().numpy())
-        advance(len(part))
-    return np.concatenate(found)
+    if method not in MARGINALS:
+        raise UserError(f"method={method!r} is unknown: choose from {', '.join(MARGINALS)}")
+    return predict_residues(model, protein.ids, indices, method == "masked-marginal", window or "optimal", advance)
+
+
+def _pseudo_likelihoods(
+    model: TrainedModel, protein: Protein, variants: int, number: NDArray[np.int64], index: NDArray[np.int64],
+    mutant: NDArray[np.int64], window: WindowType | None, advance: Advance,
+) -> Floats:  # fmt: skip
+    """Return pseudo-log-likelihoods relative to the wild type; `number` are the variants of the mutations."""
+    every = np.arange(len(protein.ids))
+
+    def likelihood(ids: Ids) -> float:
+        log_probabilities_nV = predict_residues(model, ids, every, True, window or "optimal", advance)
+        return float(log_probabilities_nV[every, ids].sum(dtype=np.float64))
+
+    scores, wild_type = np.zeros(variants, np.float32), likelihood(protein.ids) if len(number) else 0.0
+    for variant in np.unique(number):
+        ids, mutations = protein.ids.copy(), number == variant
+        ids[index[mutations]] = mutant[mutations]
+        scores[variant] = likelihood(ids) - wild_type
+    return scores

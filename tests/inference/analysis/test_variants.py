@@ -11,7 +11,7 @@ from transformers import EsmForMaskedLM
 
 import bionemo
 from bionemo.common.errors import UserError
-from bionemo.inference.analysis.variants import AMINO_ACIDS, METHODS, scan, score_variants
+from bionemo.inference.analysis.variants import AMINO_ACIDS, MARGINALS, scan, score_variants
 from bionemo.inference.model import TrainedModel
 from tests.support.huggingface import theirs
 from tests.support.models import build_model
@@ -49,7 +49,7 @@ def expected(model: EsmForMaskedLM, masked: bool, *mutations: tuple[str, int, st
     return total
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", MARGINALS)
 def test_scores_equal_those_of_transformers(method: str, models: tuple[TrainedModel, EsmForMaskedLM]) -> None:
     model, reference = models
     texts = ["K2A", "M1A:K2W", "F20C, K2A ,A4G", "wt", "", "A4A", "K2A", "X11W"]
@@ -67,7 +67,7 @@ def test_scores_equal_those_of_transformers(method: str, models: tuple[TrainedMo
     assert np.abs(scores).max() > 0.1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", MARGINALS)
 def test_a_scan_contains_every_substitution(method: str, model: TrainedModel) -> None:
     table = scan(model, SEQUENCE, method)
     assert table.shape == (len(SEQUENCE), 20)
@@ -77,17 +77,38 @@ def test_a_scan_contains_every_substitution(method: str, model: TrainedModel) ->
 
 def test_each_position_is_computed_once(model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     positions, advanced = [], []
-    compute = model.masked_log_probabilities
+    compute = model.token_log_probabilities
 
-    def noted(ids: np.ndarray, places: np.ndarray) -> object:
-        positions.extend(places.tolist())
-        return compute(ids, places)
+    def noted(sequences: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> Tensor:
+        positions.extend((tokens - 1).tolist())
+        return compute(sequences, rows, tokens)
 
-    monkeypatch.setattr(model, "masked_log_probabilities", noted)
+    monkeypatch.setattr(model, "token_log_probabilities", noted)
     variants = [f"{SEQUENCE[place]}{place + 1}{mutant}" for place in (3, 0, 19) for mutant in AMINO_ACIDS]
     score_variants(model, SEQUENCE, [*variants, "M1A:F20A"], advance=advanced.append)
     assert positions == [0, 3, 19]
     assert sum(advanced) == 3
+
+
+def test_pseudo_perplexity_equals_that_of_transformers(models: tuple[TrainedModel, EsmForMaskedLM]) -> None:
+    model, reference = models
+
+    def likelihood(letters: str) -> float:
+        total = 0.0
+        for place, letter in enumerate(letters):
+            tokens = torch.tensor([[0, *map(ALPHABET.index, letters), 2]])
+            tokens[0, place + 1] = 32
+            with torch.no_grad():
+                logits = reference(tokens, attention_mask=torch.ones_like(tokens)).logits
+            total += float(logits[0, place + 1].log_softmax(-1)[ALPHABET.index(letter)])
+        return total
+
+    wild_type = likelihood(SEQUENCE)
+    by_hand = [likelihood("MKTGYIAKQRXQISFVKSHF") - wild_type, 0.0, likelihood("WKTAYIAKQRXQISFVKSHC") - wild_type]
+    advanced: list[int] = []
+    scores = score_variants(model, SEQUENCE, ["A4G", "wt", "M1W:F20C"], "pseudo-perplexity", advance=advanced.append)
+    np.testing.assert_allclose(scores, by_hand, atol=1e-4)
+    assert sum(advanced) == 3 * len(SEQUENCE)
 
 
 def test_positions_count_from_an_offset(model: TrainedModel) -> None:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTML pages that need no network: tables, and plots as SVG."""
+
+import io
+from collections.abc import Collection, Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222;
+       overflow-wrap: anywhere }
+div { overflow-x: auto } table { border-collapse: collapse; margin: 1rem 0 }
+th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
+th:first-child, td:first-child { text-align: left } tr.own { font-weight: bold; background: #eef4fb }
+svg { max-width: 100%; height: auto }
+"""
+
+
+def html_page(title: str, parts: Iterable[str]) -> str:
+    """Return a page; the parts are HTML, the title is text."""
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], highlighted: Collection[str] = ()) -> str:
+    """Return a table of texts; rows whose first cell is in `highlighted` are emphasized."""
+    lines = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>"]
+    for row in rows:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        lines.append(f"<tr{' class=own' if row[0] in highlighted else ''}>{cells}</tr>")
+    return f"<div><table>{''.join(lines)}</table></div>"
+
+
+def format_number(value: float | None, error: float | None = None) -> str:
+    """Return a number with three decimals and, if it is known, its standard error; "" for None."""
+    if value is None:
+        return ""
+    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
+
+
+def new_figure(width: float = 9.0, height: float = 3.6) -> "Figure":
+    """Return a figure of this size in inches."""
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+
+    return Figure((width, height), layout="constrained")
+
+
+def plain(text: str) -> str:
+    """Return a label that matplotlib does not read as a formula, and that a legend does not skip."""
+    return text.replace("$", r"\$").lstrip("_")
+
+
+def to_svg(figure: "Figure") -> str:
+    """Return a figure as an SVG element."""
+    import matplotlib as mpl
+
+    file = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "bionemo"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :]

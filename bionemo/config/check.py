@@ -71,6 +71,7 @@ def _check_run(cfg: RunConfig) -> list[str]:
         *_check_validation(trainer, cfg.exp_manager),
         *_check_names(cfg.exp_manager),
         *_check_optimizer(model.optim, "model.optim"),
+        *_check_muon(model),
         *_check_schedule(model.optim.sched, trainer),
         *_check_mock(model),
         *_check_split_sizes(model.data.preprocessing, "model.data.preprocessing."),
@@ -284,6 +285,14 @@ def _check_validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iter
 def _check_optimizer(optim: OptimConfig, key: str) -> Iterator[str]:
     if len(optim.betas) != 2:
         yield f"{key}.betas is {optim.betas}, expected two numbers from 0 to below 1"
+
+
+def _check_muon(model: ModelConfig) -> Iterator[str]:
+    if model.optim.name == "muon" and model.tensor_model_parallel_size > 1:
+        yield (
+            f"model.optim.name=muon needs whole matrices, but model.tensor_model_parallel_size="
+            f"{model.tensor_model_parallel_size} divides them: set it to 1, or model.optim.name to fused_adam"
+        )
 
 
 def _check_schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]:

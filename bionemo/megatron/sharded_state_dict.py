@@ -102,10 +102,15 @@ def load_optimizer(model: ParallelModel, optimizer: Optimizer, saved: TensorSour
         saved: checkpoint.
         steps: number of updates made so far.
     """
-    slots = sorted({name.partition("/")[0] for name in saved.shapes()} - {WEIGHTS})  # such as exp_avg
+    names = saved.shapes()
+    slots = sorted({name.partition("/")[0] for name in names} - {WEIGHTS})  # such as exp_avg
     for each in model.optimizer_shards:
         state: dict[str, Tensor] = {"step": torch.tensor(float(steps), device=each.parameter.device)}
         for slot in slots:
+            if (
+                f"{slot}/{each.shard.name}" not in names
+            ):  # with Muon, matrices have another state than other parameters
+                continue
             values = torch.empty_like(each.parameter)
             for block, offset in _blocks(each, values):
                 block.copy_(saved.read(f"{slot}/{each.shard.name}", offset, tuple(block.shape)))

@@ -22,6 +22,7 @@ from bionemo.megatron.sharded_state_dict import WEIGHTS
 from bionemo.models.trainable import Trainable
 from bionemo.training.identity import log_changed_settings
 from bionemo.training.module import TrainingModule
+from bionemo.training.muon import MOMENTUM
 
 log = logging.getLogger(__name__)
 _POSITION_EMBEDDINGS = "position_embeddings.weight"
@@ -81,11 +82,21 @@ def check_resumable(saved: checkpoint.Checkpoint, module: TrainingModule, model:
             f"checkpoint {saved.path} contains weights only: a run cannot resume from it; start a new run with "
             f"restore_from_path={saved.path}"
         )
+    if _has_momentum(saved) != (module.config.optim.name == "muon"):
+        found = "muon" if _has_momentum(saved) else "another optimizer"
+        raise UserError(
+            f"checkpoint {saved.path} has the state of {found}, but model.optim.name={module.config.optim.name}: a run "
+            f"cannot resume from it; start a new run with restore_from_path={saved.path}"
+        )
     if missing := find_missing_entry(saved.state):
         raise UserError(
             f"checkpoint {saved.path} has no {missing}: a run cannot resume from it; use another checkpoint"
         )
     log_changed_settings(saved.path, saved.config, asdict(module.config))
+
+
+def _has_momentum(saved: checkpoint.Checkpoint) -> bool:
+    return any(name.startswith(f"{MOMENTUM}/") for name in saved.shapes())
 
 
 def _find_other_runs(checkpoint_dir: Path, log_dir: Path) -> set[Path]:

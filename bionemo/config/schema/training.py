@@ -99,10 +99,11 @@ class SchedConfig:
 class OptimConfig:
     """An optimizer. `adam` adds weight decay to the gradient; the others are AdamW.
 
-    distributed_fused_adam divides its state over the data-parallel ranks (ZeRO-1).
+    distributed_fused_adam divides its state over the data-parallel ranks (ZeRO-1). muon updates the matrices of the
+    transformer layers with Muon and everything else with AdamW.
     """
 
-    name: Literal["fused_adam", "distributed_fused_adam", "adamw", "adam"]
+    name: Literal["fused_adam", "distributed_fused_adam", "adamw", "adam", "muon"]
     lr: PositiveFloat
     weight_decay: NonNegativeFloat
     betas: list[FractionBelowOne]

@@ -107,9 +107,7 @@ def load_optimizer(model: ParallelModel, optimizer: Optimizer, saved: TensorSour
     for each in model.optimizer_shards:
         state: dict[str, Tensor] = {"step": torch.tensor(float(steps), device=each.parameter.device)}
         for slot in slots:
-            if (
-                f"{slot}/{each.shard.name}" not in names
-            ):  # with Muon, matrices have another state than other parameters
+            if f"{slot}/{each.shard.name}" not in names:  # Muon has other slots for matrices than for the rest
                 continue
             values = torch.empty_like(each.parameter)
             for block, offset in _blocks(each, values):

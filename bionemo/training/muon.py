@@ -39,14 +39,13 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update all parameters that have a gradient."""
-        assert closure is None
+        """Update all parameters that have a gradient; `closure`, which Lightning passes, must not compute any."""
         if self.found_inf is not None and self.found_inf.item():  # loss scaling has synchronized with the device
             return None
         for group in self.param_groups:
             if group[_KEY]:
                 self._update_matrices(group)
-        return super().step()  # it leaves out the matrices, whose gradients are now None
+        return super().step(closure)  # it leaves out the matrices, whose gradients are now None
 
     def _update_matrices(self, group: dict[str, Any]) -> None:
         by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)

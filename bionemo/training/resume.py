@@ -85,8 +85,8 @@ def check_resumable(saved: checkpoint.Checkpoint, module: TrainingModule, model:
     if _has_momentum(saved) != (module.config.optim.name == "muon"):
         found = "muon" if _has_momentum(saved) else "another optimizer"
         raise UserError(
-            f"checkpoint {saved.path} has the state of {found}, but model.optim.name={module.config.optim.name}: a run "
-            f"cannot resume from it; start a new run with restore_from_path={saved.path}"
+            f"checkpoint {saved.path} has the state of {found}, but model.optim.name={module.config.optim.name}: a "
+            f"run cannot resume from it; start a new run with restore_from_path={saved.path}"
         )
     if missing := find_missing_entry(saved.state):
         raise UserError(

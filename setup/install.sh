@@ -23,7 +23,7 @@ echo "Installing into .venv; this takes a few minutes..." >&2
 pip=(.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile)
 # install torch first: otherwise pip may download a second, larger build of it
 "${pip[@]}" 'torch==2.13.0'
-"${pip[@]}" --constraint setup/constraints.txt --editable '.[dev]'
+"${pip[@]}" --constraint setup/constraints.txt --editable '.[dev,evaluate]'
 # compile on all cores (pip uses one); errors in files for other Python versions are harmless
 .venv/bin/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true
 echo "$wanted" > "$stamp"

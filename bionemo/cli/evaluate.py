@@ -139,7 +139,8 @@ def _parser() -> ArgumentParser:
     add("model", type=Path, help="checkpoint, .nemo archive or Hugging Face directory")
     add(
         "--suite", required=True,
-        help="proteingym: effects of substitutions; all: suites with a folder in DATA; or a YAML file with a list",
+        help="proteingym: effects of substitutions; contacts: contacts between residues of structures; all: suites "
+        "with a folder in DATA; or a YAML file with a list",
     )  # fmt: skip
     add("--data", type=Path, help="directory or file with the data of the suite")
     add("--output", type=Path, required=True, metavar="DIR", help="directory for the results")

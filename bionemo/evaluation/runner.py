@@ -159,12 +159,12 @@ class Results:
         suite = self._suites[name.partition("/")[0]]
         return digest([_FORMAT, suite, task.name, task.settings, files, self._model_identity, self._keep_going])
 
-    def _file_checksums(self, task: Task) -> dict[str, str | None]:
-        """Return the XXH3-128 of each file of a task; None if there is no such file."""
+    def _file_checksums(self, task: Task) -> list[tuple[str, str | None]]:
+        """Return the name and XXH3-128 of each file of a task; None if there is no such file."""
         for file in task.files:
             if file not in self._checksums and file.is_file():
                 self._checksums[file] = _checksum(file)
-        return {file.name: self._checksums.get(file) for file in task.files}
+        return [(file.name, self._checksums.get(file)) for file in task.files]
 
     def _path(self, name: str, suffix: str) -> Path:
         return self.output / f"{name}.{suffix}"

@@ -137,12 +137,21 @@ def fit_contact_head(
     return {"weight": fitted.coef_[0].tolist(), "bias": float(fitted.intercept_[0])}
 
 
-def precision(predicted: Floats, known: NDArray[Any], divisor: int = 1) -> float:
-    """Return the share of contacts [n, n] among the n / divisor most likely long-range pairs; nan if no pair is known.
+def precision(
+    predicted: Floats, known: NDArray[Any], divisor: int = 1, nearest: int = LONG_RANGE, end: int | None = None
+) -> float:
+    """Return the share of contacts among the n / divisor most likely pairs; nan if no pair is known.
 
-    `known` is a contact map as in `fit_contact_head`; `divisor` 5 gives the precision of the top L/5.
+    Args:
+        predicted: probabilities [n, n].
+        known: contact map [n, n] as in `fit_contact_head`.
+        divisor: 5 gives the precision of the top L/5.
+        nearest: smallest |i - j| of the pairs.
+        end: |i - j| of the pairs is smaller; None: no limit.
     """
-    i, j = _known_pairs(np.asarray(known, np.float32), LONG_RANGE)
+    i, j = _known_pairs(np.asarray(known, np.float32), nearest)
+    if end is not None:
+        i, j = i[j - i < end], j[j - i < end]
     best = np.argsort(-predicted[i, j], kind="stable")[: max(1, len(known) // divisor)]
     return float((np.asarray(known)[i, j][best] > 0).mean()) if len(best) else math.nan
 

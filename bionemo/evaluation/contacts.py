@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contacts between residues: precision of the most likely pairs, compared with structures.
+
+Rao et al. 2020, "Transformer protein language models are unsupervised structure learners", section 4.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bionemo.common.errors import UserError
+from bionemo.evaluation.html import format_number, html_table, new_figure, plain, to_svg
+from bionemo.evaluation.structures import MMCIF, PDB, read_chain
+from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult, is_file_name
+from bionemo.inference.analysis.contacts import fit_contact_head, precision, predict_contacts
+from bionemo.inference.analysis.files import read_fasta
+from bionemo.inference.model import TrainedModel
+from bionemo.inference.progress import Advance
+from bionemo.interop.huggingface.contacts import ContactHead
+
+RANGES: dict[str, tuple[int, int | None]] = {"long": (24, None), "medium": (12, 24), "short": (6, 12)}
+"""Separations |i - j| of the pairs: from the first number to below the second."""
+_DIVISORS = {"P@L": 1, "P@L/2": 2, "P@L/5": 5}
+METRICS = [f"{name} {label}" for name in RANGES for label in _DIVISORS]
+_FIT, _SEQUENCES = "fit", "sequences.fasta"
+_CHAIN = re.compile(r"\d\w{3}_(\w+)", re.ASCII)  # a PDB id and a chain
+_BYTES = 640  # of a structure file for each residue, about
+
+
+@dataclass(eq=False)
+class _FittedHead:
+    """A contact head for models without one, fitted once in each process.
+
+    Attributes:
+        files: structures to which it is fitted.
+    """
+
+    files: Sequence[Path]
+    _head: ContactHead | None = field(default=None, init=False)
+
+    def get(self, model: TrainedModel) -> ContactHead:
+        """Return the head of the model, or fit one."""
+        if (own := model.contact_head) is not None and any(own["weight"]):  # zeros are written instead of no head
+            return own
+        if self._head is None:
+            if not self.files:
+                raise UserError(
+                    f"{model.path} has no contact head: put about 20 structures, to which one is fitted, into a "
+                    f"folder {_FIT!r} in the data directory"
+                )
+            chains = [read_chain(path, _chain_of(path)) for path in self.files]
+            maps = [chain.contacts() for chain in chains]
+            self._head = fit_contact_head(model, [chain.sequence for chain in chains], maps)
+        return self._head
+
+
+@dataclass(frozen=True)
+class StructureTask(Task):
+    """Contacts of a chain."""
+
+    path: Path
+    sequence: str | None
+    head: _FittedHead
+
+    @property
+    def name(self) -> str:
+        """Name of the file without its suffix."""
+        return self.path.stem
+
+    @property
+    def files(self) -> list[Path]:
+        """The structure, and those to which a head is fitted."""
+        return [self.path, *self.head.files]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The sequence, if it is given."""
+        return {"sequence": self.sequence}
+
+    @property
+    def cost(self) -> int:
+        """Number of residues, estimated."""
+        return 1 + self.path.stat().st_size // _BYTES
+
+    def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
+        """Predict the contacts, see `Task`."""
+        head = self.head.get(model)
+        chain = read_chain(self.path, _chain_of(self.path), self.sequence)
+        predicted, known = predict_contacts(model, chain.sequence, head, str(self.path)), chain.contacts()
+        values = {
+            f"{name} {label}": precision(predicted, known, divisor, *limits)
+            for name, limits in RANGES.items()
+            for label, divisor in _DIVISORS.items()
+        }
+        advance(self.cost)
+        return TaskResult(values, {"length": len(chain.sequence)})
+
+
+def _chain_of(path: Path) -> str | None:
+    found = _CHAIN.fullmatch(path.stem)
+    return found[1] if found else None
+
+
+@dataclass(frozen=True)
+class Contacts(Suite):
+    """All structures in `data`: `NAME.cif`, `NAME.mmcif`, `NAME.pdb` or `NAME.ent`.
+
+    The chain is the first protein, or X in a file named like `1abc_X.cif`. `sequences.fasta` may contain the full
+    sequence of a chain, with the name of its file. For a model without a contact head, one is fitted to the structures
+    in `data/fit`.
+    """
+
+    name: ClassVar[str] = "contacts"
+    help: ClassVar[str] = "contacts between residues"
+
+    def tasks(self) -> list[StructureTask]:
+        """Return a task for each structure, see `Suite`."""
+        paths, fasta = _find_structures(self.data), self.data / _SEQUENCES
+        if not paths:
+            raise UserError(
+                f"{self.data} has no structures: put files {', '.join('*' + end for end in MMCIF + PDB)} there"
+            )
+        names = [path.stem for path in paths]
+        for path in paths:
+            if not is_file_name(path.stem):
+                raise UserError(f"{path}: its name is not a file name of letters, digits, '_', '-' and '.'")
+            if names.count(path.stem) > 1:
+                raise UserError(f"{self.data} has several structures named {path.stem}: remove all but one")
+        sequences = {record["id"]: record["sequence"] for record in read_fasta(fasta)} if fasta.exists() else {}
+        if unknown := sequences.keys() - set(names):
+            raise UserError(f"{fasta}: there is no structure named {min(unknown)}: remove it")
+        head = _FittedHead(_find_structures(self.data / _FIT))
+        return [StructureTask(path, sequences.get(path.stem), head) for path in paths]
+
+    def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
+        """Return mean, standard error and number of structures of each metric, see `Suite`."""
+        summary = {}
+        for metric in METRICS:
+            known = [value for each in results if not math.isnan(value := _value(each, metric))]
+            mean = sum(known) / len(known) if known else math.nan
+            squares = sum((value - mean) ** 2 for value in known)
+            error = math.sqrt(squares / (len(known) - 1) / len(known)) if len(known) > 1 else math.nan
+            summary[metric] = {"mean": mean, "error": error, "structures": len(known)}
+        return summary
+
+    @staticmethod
+    def describe(summary: Mapping[str, Any]) -> list[str]:
+        """Return a line for each metric, see `Suite`."""
+        known = {metric: found for metric, found in summary.items() if found["mean"] is not None}
+        return [f"{metric:12}  {format_number(found['mean'], found['error'])}" for metric, found in known.items()]
+
+    @staticmethod
+    def render(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return the tables and a plot, see `Suite`."""
+        results = {name: each["results"] for name, each in sections.items()}
+        lengths = {task["task"]: task["length"] for tasks in results.values() for task in tasks}
+        columns = [(model, metric) for model in results for metric in (METRICS if len(results) == 1 else METRICS[:1])]
+        found = {(model, task["task"]): task["metrics"] for model, tasks in results.items() for task in tasks}
+        return [
+            "<p>Precision of the L, L/2 and L/5 most likely pairs of a chain of L residues: the share with C-beta "
+            "atoms less than 8 Å apart. Mean over chains, with its standard error. Long range: |i-j| of at least 24; "
+            "medium: 12 to 23; short: 6 to 11.</p>",
+            html_table(
+                ["model", *METRICS],
+                ([name, *(format_number(each["summary"][metric]["mean"], each["summary"][metric]["error"])
+                          for metric in METRICS)] for name, each in sections.items()),
+            ),
+            to_svg(_plot(results)),
+            "<h3>Structures</h3>",
+            html_table(
+                ["structure", "residues", *(metric if len(results) == 1 else model for model, metric in columns)],
+                ([name, f"{length:,}",
+                  *(format_number(found.get((model, name), {}).get(metric)) for model, metric in columns)]
+                 for name, length in lengths.items()),
+            ),
+        ]  # fmt: skip
+
+
+def _find_structures(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if path.suffix.lower() in MMCIF + PDB)
+
+
+def _value(result: Result, metric: str) -> float:
+    value = result["metrics"][metric]
+    return math.nan if value is None else float(value)
+
+
+def _plot(results: Mapping[str, Sequence[Result]]) -> Any:
+    """Plot the precision of long-range pairs by length."""
+    figure = new_figure()
+    axes = figure.subplots()
+    for model, tasks in results.items():
+        axes.plot(
+            [task["length"] for task in tasks], [_value(task, METRICS[0]) for task in tasks], ".", label=plain(model)
+        )
+    axes.set(xlabel="residues", ylabel=METRICS[0], title="Length", ylim=(0, 1))
+    if len(results) > 1:
+        axes.legend()
+    return figure

@@ -139,14 +139,15 @@ def _parser() -> ArgumentParser:
     add("model", type=Path, help="checkpoint, .nemo archive or Hugging Face directory")
     add(
         "--suite", required=True,
-        help="proteingym: effects of substitutions; contacts: contacts between residues of structures; all: suites "
-        "with a folder in DATA; or a YAML file with a list",
+        help="proteingym: effects of substitutions; contacts: contacts between residues of structures; loss: loss "
+        "on held-out proteins; all: suites with a folder in DATA; or a YAML file with a list",
     )  # fmt: skip
     add("--data", type=Path, help="directory or file with the data of the suite")
     add("--output", type=Path, required=True, metavar="DIR", help="directory for the results")
     add(
-        "--method", choices=["masked-marginal", "wild-type-marginal", "pseudo-perplexity"],
-        help="proteingym: how variants are scored (masked-marginal)",
+        "--method", metavar="NAME",
+        help="proteingym: masked-marginal (default), wild-type-marginal or pseudo-perplexity; loss: masked as in "
+        "pretraining (default), or pseudo-perplexity",
     )  # fmt: skip
     add(
         "--window", choices=["optimal", "overlapping"],

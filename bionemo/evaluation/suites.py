@@ -12,10 +12,11 @@ from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.config.untrusted_files import check_yaml_limits
 from bionemo.evaluation.contacts import Contacts
+from bionemo.evaluation.loss import Loss
 from bionemo.evaluation.proteingym import ProteinGym
 from bionemo.evaluation.tasks import Suite, is_file_name
 
-SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in (ProteinGym, Contacts)}
+SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in (ProteinGym, Contacts, Loss)}
 ALL = "all"
 
 

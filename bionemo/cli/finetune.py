@@ -89,6 +89,11 @@ def _check(config: DownstreamModelConfig) -> None:
     for key, is_set in without_effect.items():
         if config.encoder_frozen and is_set:
             raise UserError(f"{key} has no effect on a frozen encoder: set model.encoder_frozen=False")
+    if config.data.wild_type is not None:
+        if not config.encoder_frozen:
+            raise UserError("model.data.wild_type: the encoder must be frozen: set model.encoder_frozen=True")
+        if config.data.task_type == "token-level-classification":
+            raise UserError("model.data.wild_type: variants need a label for each sequence, not for each residue")
     if config.peft.enabled and config.freeze_layers:
         raise UserError("model.freeze_layers: model.peft.enabled=True freezes all layers: remove one of the two")
     if config.peft.enabled and config.encoder_lr_scale != 1:

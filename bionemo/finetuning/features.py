@@ -15,6 +15,7 @@ from numpy.lib import format as npy
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
 from bionemo.finetuning.task_data import IGNORED, Split, TaskType
+from bionemo.finetuning.variants import compute_variant_vectors
 from bionemo.inference.batching import BatchLimits, Ids, max_tokens, tokenize
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.progress import Advance, no_progress
@@ -25,7 +26,7 @@ from bionemo.tokenizers import Vocabulary
 class Features:
     """Vectors and targets."""
 
-    vectors: np.ndarray  # [rows, D] fp32, a row for each sequence, or for each token
+    vectors: np.ndarray  # [rows, D] fp32 (variants: [rows, L + D]), a row for each sequence, or for each token
     targets: np.ndarray  # [rows] int64 classes, or fp32 numbers
     lengths: np.ndarray  # [N] int64, number of rows of each sequence
 
@@ -62,17 +63,18 @@ def tokenize_split(split: Split, task_type: TaskType, vocabulary: Vocabulary) ->
 
 def compute_features(
     model: TrainedModel, split: Split, task_type: TaskType, limits: BatchLimits, file: Path | None = None,
-    advance: Advance = no_progress,
+    advance: Advance = no_progress, wild_type: str | None = None,
 ) -> tuple[Features, int]:  # fmt: skip
     """Compute the features of a split. Sequences above the model's maximum length are truncated.
 
-    The vectors, which may exceed the memory, are written to the .npy `file`; None: they are kept in memory.
+    The vectors, which may exceed the memory, are written to the .npy `file`; None: they are kept in memory. If
+    `wild_type` is given, the sequences are variants of it; see `compute_variant_vectors`.
 
     Returns:
         The features, and the number of truncated sequences.
 
     Raises:
-        UserError: see `tokenize_split`.
+        UserError: see `tokenize_split` and `compute_variant_vectors`.
         OSError: if the file cannot be written.
     """
     per_token, max_length = task_type == "token-level-classification", max_tokens(model.network)
@@ -80,9 +82,13 @@ def compute_features(
     sequences = [ids[:max_length] for ids in whole]
     lengths = np.array([len(ids) for ids in sequences] if per_token else [1] * len(sequences), np.int64)
     targets = np.concatenate([t[:max_length] for t in split.targets]) if per_token else np.stack(split.targets)
-    shape = int(lengths.sum()), model.hidden_size
-    name = "hiddens" if per_token else "embeddings"
-    computed = (columns[name] for columns in model.compute(sequences, [name], limits, advance))
+    computed: Iterable[np.ndarray]
+    if wild_type is None:
+        shape, name = (int(lengths.sum()), model.hidden_size), "hiddens" if per_token else "embeddings"
+        computed = (columns[name] for columns in model.compute(sequences, [name], limits, advance))
+    else:
+        shape = len(sequences), len(wild_type) + model.hidden_size
+        computed = compute_variant_vectors(model, wild_type, sequences, limits, advance)
     vectors = _write_file(file, shape, computed) if file else _concatenate(shape, computed)
     return Features(vectors, targets, lengths), sum(len(ids) > max_length for ids in whole)
 

@@ -25,6 +25,7 @@ from bionemo.finetuning.features import FeatureBatch, Features, compute_features
 from bionemo.finetuning.heads import Head, head_factory
 from bionemo.finetuning.results import Results, check_results, print_line, run_fingerprint, write_results
 from bionemo.finetuning.task_data import IGNORED, read_splits
+from bionemo.finetuning.variants import read_wild_type
 from bionemo.inference.batching import BatchLimits, max_tokens
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import load
@@ -79,7 +80,8 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
     )
     network = model.network
     encoder = model_fingerprint(model.path, network.config.max_position_embeddings, network.vocabulary)
-    fingerprint = run_fingerprint(cfg, encoder, splits)
+    wild_type = None if data.wild_type is None else read_wild_type(data.wild_type)
+    fingerprint = run_fingerprint(cfg, encoder, splits, wild_type)
     if check_results(directory, fingerprint):
         print_line(f"{cfg.name}: {directory} already contains the results of this run")
         return
@@ -90,7 +92,7 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
         for name, split in splits.items():
             with progress_bar(f"embedding {name}", len(split.texts), "sequences") as advance:
                 file = feature_directory / f"{name}.npy"
-                features[name], cut = compute_features(model, split, data.task_type, limits, file, advance)
+                features[name], cut = compute_features(model, split, data.task_type, limits, file, advance, wild_type)
             if cut:
                 log.warning("%s: %d sequences are longer than %d tokens and truncated", name, cut, max_tokens(network))
         counts = ", ".join(f"{len(each):,} {name} ({each.count_labels():,} labels)" for name, each in features.items())
@@ -99,11 +101,12 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
             cfg.trainer.max_epochs, config.micro_batch_size, data.shuffle, config.seed, config.finetuning_optim,
             cfg.trainer.gradient_clip_val,
         )  # fmt: skip
-        make_head = head_factory(config.downstream_task, data.task_type, model.hidden_size, len(classes))
+        width = features["train"].vectors.shape[1]
+        make_head = head_factory(config.downstream_task, data.task_type, width, len(classes))
         trained = train_head(make_head, features["train"], features["val"], settings, model.device, _print_epoch)
         test = predict(trained.head, features["test"]) if "test" in features else None
         results = Results(model.path, trained.head, trained.best, trained.history, test, fingerprint)
-        write_results(results, cfg, directory, classes)
+        write_results(results, cfg, directory, classes, wild_type)
 
 
 def _print_epoch(figures: dict[str, float]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -13,6 +14,8 @@ from torch import Tensor
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
+from bionemo.finetuning.variants import compute_variant_vectors
+from bionemo.inference.batching import DEFAULT_LIMITS
 from bionemo.inference.model import TrainedModel
 
 
@@ -22,6 +25,7 @@ class TrainedHead(NamedTuple):
     head: Head
     classes: tuple[str, ...]  # names of the classes; () for regression
     encoder: Path  # path of the model that the head was trained with
+    wild_type: str | None = None  # if the head predicts labels of variants of one protein
 
 
 def read_trained_head(path: Path) -> TrainedHead:
@@ -35,7 +39,9 @@ def read_trained_head(path: Path) -> TrainedHead:
         with safe_open(path, "pt") as file:
             task = json.loads((file.metadata() or {})["task"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        classes, encoder = tuple(map(str, task["classes"])), Path(str(task["encoder"]))
+        classes, encoder, wild_type = tuple(map(str, task["classes"])), Path(str(task["encoder"])), None
+        if task.get("wild_type") is not None:
+            wild_type = str(task["wild_type"])
         head = _build_head(weights, max(len(classes), 1))
         head.load_state_dict(weights)
     except OSError as error:
@@ -45,7 +51,7 @@ def read_trained_head(path: Path) -> TrainedHead:
             f"{path} is not the head of a fine-tuning run ({str(error).splitlines()[0][:80]}): give "
             "RUN/head.safetensors"
         ) from error
-    return TrainedHead(head.eval(), classes, encoder)
+    return TrainedHead(head.eval(), classes, encoder, wild_type)
 
 
 def _build_head(weights: dict[str, Tensor], outputs: int) -> Head:
@@ -65,10 +71,11 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequence[st
     The second item of each pair is the probability, or "".
 
     Raises:
-        UserError: if the model cannot read a sequence, or its hidden size is not that of the head.
+        UserError: if the model cannot read a sequence, its hidden size is not that of the head, or a sequence is not a
+            variant of the wild type.
     """
     head, device = trained.head.to(model.device), model.device
-    hidden_size = len(head.mean)
+    hidden_size = len(head.mean) - len(trained.wild_type or "")
     if hidden_size != model.hidden_size:
         raise UserError(
             f"{model.path} has hidden size {model.hidden_size}, but the head needs {hidden_size}: use "
@@ -80,7 +87,12 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequence[st
         vectors_RD = torch.cat([torch.from_numpy(each) for each in vectors]).to(device)  # R residues, D hidden size
         classes = head(vectors_RD, lengths).argmax(1).split(lengths)
         return [("".join(trained.classes[number] for number in each.tolist()), "") for each in classes]
-    predictions = head(torch.from_numpy(model.embed(texts)).to(device), [1] * len(texts))
+    if trained.wild_type is None:
+        vectors_ND = model.embed(texts)
+    else:
+        found = compute_variant_vectors(model, trained.wild_type, model.ids(texts), DEFAULT_LIMITS)
+        vectors_ND = np.concatenate([*found])
+    predictions = head(torch.from_numpy(vectors_ND).to(device), [1] * len(texts))
     if not trained.classes:
         return [(f"{value:.7g}", "") for value in predictions.squeeze(1).tolist()]
     best = predictions.softmax(1).max(1)

@@ -45,12 +45,15 @@ class Results(NamedTuple):
     details: Mapping[str, Any] = {}  # further entries of the report
 
 
-def run_fingerprint(cfg: DownstreamConfig, model: str, splits: Mapping[str, Split]) -> str:
+def run_fingerprint(
+    cfg: DownstreamConfig, model: str, splits: Mapping[str, Split], wild_type: str | None = None
+) -> str:
     """Return a digest of everything that determines the results of a run; `model` is the pretrained model's digest."""
     settings = asdict(cfg.model)
     if cfg.model.encoder_frozen:
         trainer = [cfg.trainer.max_epochs, cfg.trainer.gradient_clip_val, str(cfg.trainer.precision)]
         known = [{key: value for key, value in settings.items() if key not in _IGNORED_SETTINGS}, trainer, cfg.name]
+        known += [] if wild_type is None else [wild_type]
     else:
         known = [{key: settings[key] for key in _FINETUNING_SETTINGS}]
     return digest([known, cfg.model.data.task_type, cfg.model.data.shuffle, model, _digest_splits(splits)])
@@ -99,7 +102,9 @@ def _report_fingerprint(path: Path) -> str | None:
     return report.get(_RUN) if isinstance(report, dict) else None
 
 
-def write_results(results: Results, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...]) -> None:
+def write_results(
+    results: Results, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...], wild_type: str | None = None
+) -> None:
     """Write `head.safetensors`, `report.json` and `report.png`, in this order, and print a summary.
 
     Raises:
@@ -117,7 +122,7 @@ def write_results(results: Results, cfg: DownstreamConfig, directory: Path, clas
     if results.test:
         test_metrics = {f"test_{name}": value for name, value in metrics.compute_metrics(*results.test).items()}
     task = {
-        "classes": list(classes), "task_type": cfg.model.data.task_type,
+        "classes": list(classes), "task_type": cfg.model.data.task_type, "wild_type": wild_type,
         "encoder": redact_text(str(results.encoder.absolute())), _RUN: results.fingerprint,
     }  # fmt: skip
     # A single metadata entry: safetensors writes several in random order, and the file must be reproducible.

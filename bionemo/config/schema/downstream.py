@@ -32,6 +32,7 @@ class DownstreamDataConfig:
     target_column: str | list[str]
     target_sizes: list[PositiveInt] | None  # number of classes; None: counted in the training split
     mask_column: str | list[str] | None  # 1 for each residue with a valid label, else 0
+    wild_type: str | None  # FASTA file of the protein whose variants the sequences are
     emb_batch_size: Dimension  # maximum number of sequences embedded together
     shuffle: bool
     preprocessing: PreparationConfig

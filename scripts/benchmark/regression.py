@@ -5,9 +5,10 @@ python scripts/benchmark/regression.py variants --model CHECKPOINT --file P62593
 python scripts/benchmark/regression.py esol --model CHECKPOINT --file ESOL.csv --out DIR
 
 `variants` splits the variants at random (80/10/10), trains a head on the mutated residues and one on the mean over all
-residues, and also scores the test split zero-shot; the baseline is a ridge regression on one-hot residues per position. `esol` prepares the file with the public command; the baselines are ridge
-and random forest on Morgan fingerprints (radius 2, 2,048 bits). Both train a head on the frozen model, then fine-tune
-the whole model or LoRA adapters starting from that head. Each run is a public command; finished runs are not repeated.
+residues, and also scores the test split zero-shot; the baseline is a ridge regression on one-hot residues. `esol`
+prepares the file with the public command; the baselines are ridge and random forest on Morgan fingerprints (radius 2,
+2,048 bits). Both train a head on the frozen model, then fine-tune the whole model or LoRA adapters starting from that
+head. Each run is a public command; finished runs are not repeated.
 """
 
 import argparse
@@ -75,7 +76,8 @@ def fine_tuned(name: str, words: list[str], out: Path) -> dict[str, float]:
     """Run a fine-tuning; return its report."""
     report = out / name.replace(" ", "-") / "report.json"
     if not report.exists():
-        more = [] if name in ("head alone", MUTATED) else [f"model.restore_head_path={out / 'head-alone' / 'head.safetensors'}"]
+        trained = out / "head-alone" / "head.safetensors"
+        more = [f"model.restore_head_path={trained}"] if WAYS.get(name) else []
         command("finetune", *words, *WAYS.get(name, []), *more,
                 f"exp_manager.exp_dir={report.parent}", "exp_manager.create_tensorboard_logger=False")  # fmt: skip
     figures: dict[str, float] = json.loads(report.read_text())

@@ -13,7 +13,7 @@ from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
 from bionemo.launch.spawn import LAUNCHER
 
-_SETTINGS = ("method", "window")  # options that are settings of a suite
+_SETTINGS = ("method", "window", "fine_tuning")  # options that are settings of a suite
 _EXAMPLES = """\
 examples
   bionemo evaluate esm2.nemo --suite proteingym --data ProteinGym --output results/esm2
@@ -139,8 +139,9 @@ def _parser() -> ArgumentParser:
     add("model", type=Path, help="checkpoint, .nemo archive or Hugging Face directory")
     add(
         "--suite", required=True,
-        help="proteingym: effects of substitutions; contacts: contacts between residues of structures; loss: loss "
-        "on held-out proteins; all: suites with a folder in DATA; or a YAML file with a list",
+        help="proteingym: effects of substitutions; flip: labelled proteins; contacts: contacts between residues of "
+        "structures; loss: loss on held-out proteins; moleculenet: labelled molecules; all: suites with a folder in "
+        "DATA; or a YAML file with a list",
     )  # fmt: skip
     add("--data", type=Path, help="directory or file with the data of the suite")
     add("--output", type=Path, required=True, metavar="DIR", help="directory for the results")
@@ -153,6 +154,7 @@ def _parser() -> ArgumentParser:
         "--window", choices=["optimal", "overlapping"],
         help="proteingym: windows of proteins that are longer than the model (optimal)",
     )  # fmt: skip
+    add("--fine-tuning", action="store_true", default=None, help="flip, moleculenet: also fine-tune the whole model")
     add("--devices", type=int, metavar="N", help="number of processes (default: one for each GPU, or one)")
     add("--device", help="device such as cpu (default: GPUs if there are any)")
     add(

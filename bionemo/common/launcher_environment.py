@@ -132,6 +132,12 @@ def restored_variables() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment for a run of one process that this process starts: without the launcher's variables."""
+    names = {*_INTEGERS, "MASTER_ADDR", "TORCHELASTIC_RUN_ID", ERROR_DESCRIPTOR}
+    return {name: value for name, value in environment.items() if name not in names}
+
+
 def is_global_rank_zero(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process is rank 0, without a process group; True if the variables are unset or invalid."""
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):

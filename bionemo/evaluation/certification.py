@@ -6,7 +6,6 @@ band around the recorded one, so that a change of the code that harms learning i
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 
 from bionemo.common.errors import UserError, signal_name
 from bionemo.common.files import create_owned, write_atomic
+from bionemo.common.launcher_environment import without_launcher
 from bionemo.common.regular import load_json
 from bionemo.evaluation.html import html_page, html_table, new_figure, to_svg
 from bionemo.evaluation.mock_molecules import write_molecules
@@ -125,7 +125,7 @@ def train_recipe(recipe: Recipe, seed: int, directory: Path, overrides: Sequence
         command.append(f"model.data.dataset_path={directory / 'molecules'}")
     log = directory / "train.log"
     with log.open("ab") as file:
-        done = subprocess.run([*command, *overrides], stdout=file, stderr=file, check=False, env=_environment())
+        done = subprocess.run([*command, *overrides], stdout=file, stderr=file, check=False, env=without_launcher())
     if done.returncode:
         lines = log.read_text(errors="replace").splitlines()
         how = f"was ended by {signal_name(-done.returncode)}" if done.returncode < 0 else f"failed: {lines[-1]}"
@@ -134,12 +134,6 @@ def train_recipe(recipe: Recipe, seed: int, directory: Path, overrides: Sequence
     if sorted(curve) != list(range(every, recipe.steps + 1, every)):
         raise UserError(f"{directory} has validation losses of steps {sorted(curve)}: delete it and try again")
     return curve
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment without the variables of a launcher: every run is one process."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def _read_curve(directory: Path) -> Curve:

@@ -12,11 +12,12 @@ from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.config.untrusted_files import check_yaml_limits
 from bionemo.evaluation.contacts import Contacts
+from bionemo.evaluation.labelled import Flip, MoleculeNet
 from bionemo.evaluation.loss import Loss
 from bionemo.evaluation.proteingym import ProteinGym
 from bionemo.evaluation.tasks import Suite, is_file_name
 
-SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in (ProteinGym, Contacts, Loss)}
+SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in (ProteinGym, Flip, Contacts, Loss, MoleculeNet)}
 ALL = "all"
 
 

@@ -97,16 +97,23 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
                 log.warning("%s: %d sequences are longer than %d tokens and truncated", name, cut, max_tokens(network))
         counts = ", ".join(f"{len(each):,} {name} ({each.count_labels():,} labels)" for name, each in features.items())
         print_line(f"{cfg.name}: {counts}")
-        settings = ProbeConfig(
-            cfg.trainer.max_epochs, config.micro_batch_size, data.shuffle, config.seed, config.finetuning_optim,
-            cfg.trainer.gradient_clip_val,
-        )  # fmt: skip
         width = features["train"].vectors.shape[1]
         make_head = head_factory(config.downstream_task, data.task_type, width, len(classes))
-        trained = train_head(make_head, features["train"], features["val"], settings, model.device, _print_epoch)
+        trained = train_head(
+            make_head, features["train"], features["val"], probe_config(cfg, config.seed), model.device, _print_epoch
+        )
         test = predict(trained.head, features["test"]) if "test" in features else None
         results = Results(model.path, trained.head, trained.best, trained.history, test, fingerprint)
         write_results(results, cfg, directory, classes, wild_type)
+
+
+def probe_config(cfg: DownstreamConfig, seed: int) -> ProbeConfig:
+    """Return the training settings of a configuration with at least one epoch."""
+    config = cfg.model
+    return ProbeConfig(
+        cfg.trainer.max_epochs or 1, config.micro_batch_size, config.data.shuffle, seed, config.finetuning_optim,
+        cfg.trainer.gradient_clip_val,
+    )  # fmt: skip
 
 
 def _print_epoch(figures: dict[str, float]) -> None:

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labelled tasks: heads on the frozen model, on random weights and on one-hot tokens, and fine-tuned models.
+
+Data, heads and hyperparameters are those of `bionemo finetune`; each result is repeated with three seeds.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bionemo.common.errors import UserError, signal_name
+from bionemo.common.launcher_environment import without_launcher
+from bionemo.config.compose import load
+from bionemo.config.schema import DownstreamConfig
+from bionemo.data.files import SPLITS
+from bionemo.data.shards.ranges import shard_paths
+from bionemo.evaluation.baselines import OneHotModel, with_random_weights
+from bionemo.evaluation.html import html_table, new_figure, plain, to_svg
+from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
+from bionemo.finetuning.features import Features, compute_features
+from bionemo.finetuning.heads import head_factory
+from bionemo.finetuning.linear_probe import evaluate, probe_config, train_head
+from bionemo.finetuning.task_data import Split, read_splits
+from bionemo.inference.batching import BatchLimits
+from bionemo.inference.model import TrainedModel
+from bionemo.inference.progress import Advance
+from bionemo.tokenizers import Alphabet, SmilesTokenizer
+
+SEEDS = (1, 2, 3)
+FROZEN, RANDOM, ONE_HOT, FINE_TUNED = "frozen", "random-weights", "one-hot", "fine-tuned"
+_LABELS = {FROZEN: "", RANDOM: ", random weights", ONE_HOT: ", one-hot tokens", FINE_TUNED: ", fine-tuned"}
+_COSTS = {FROZEN: 1, RANDOM: len(SEEDS), ONE_HOT: 1, FINE_TUNED: 12 * len(SEEDS)}
+# Start from the trained head, with a lower learning rate for the encoder (Kumar et al. 2022).
+_FINE_TUNING = (
+    "model.encoder_frozen=False", "model.encoder_lr_scale=0.3", "model.finetuning_optim.lr=3e-4",
+    "trainer.max_epochs=3",
+)  # fmt: skip
+_SHOWN = {"accuracy": "accuracy (%)", "mse": "MSE", "spearman": "Spearman"}
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A labelled data set.
+
+    Attributes:
+        config: configuration of `bionemo finetune`.
+        overrides: changes of it.
+        published: published results by model; accuracy in percent, or mean squared error.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    published: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LabelledTask(Task):
+    """A data set, and what the head reads."""
+
+    dataset: str
+    config_name: str
+    overrides: Sequence[str]
+    config: DownstreamConfig = field(repr=False)
+    input: str
+    vocabulary: type
+
+    @property
+    def name(self) -> str:
+        """Data set and input."""
+        return f"{self.dataset}-{self.input}"
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of all splits."""
+        data = self.config.model.data
+        return [path for name in SPLITS for path in shard_paths(data.dataset_path, name, getattr(data.dataset, name))]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Input, seeds and hyperparameters."""
+        model = asdict(self.config.model)
+        for key in ("dataset_path", "preprocessed_data_path", "preprocessing"):
+            del model["data"][key]
+        more = _FINE_TUNING if self.input == FINE_TUNED else ()
+        epochs = self.config.trainer.max_epochs
+        return {"input": self.input, "seeds": SEEDS, "epochs": epochs, "model": model, "fine_tuning": more}
+
+    @property
+    def cost(self) -> int:
+        """Number of bytes that the model reads."""
+        return sum(path.stat().st_size for path in self.files) * _COSTS[self.input]
+
+    def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
+        """Train with each seed and test, see `Task`."""
+        if not isinstance(model.network.vocabulary, self.vocabulary):
+            raise UserError(f"{self.dataset}: {model.path} is a {type(model.network).__name__}, which cannot read it")
+        figures, truncated = (self._fine_tune if self.input == FINE_TUNED else self._train_heads)(model, advance)
+        metrics = {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}
+        details = {"dataset": self.dataset, "input": self.input, "seeds": figures, "truncated": truncated}
+        return TaskResult(metrics, details)
+
+    def _train_heads(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], int]:
+        """Return the test metrics of each seed, and the number of truncated sequences."""
+        data = self.config.model.data
+        splits, classes = read_splits(data, "model.data", SPLITS)
+        if self.input == ONE_HOT:
+            model = OneHotModel(model)
+        figures: list[dict[str, float]] = []
+        progress = _Progress(self.cost, advance)
+        with TemporaryDirectory() as directory:
+            for seed in SEEDS:
+                if not figures or self.input == RANDOM:
+                    encoder = with_random_weights(model, seed) if self.input == RANDOM else model
+                    share = 0.5 / (len(SEEDS) if self.input == RANDOM else 1)
+                    features, truncated = self._features(encoder, splits, Path(directory), progress.part(share))
+                make_head = head_factory(
+                    self.config.model.downstream_task, data.task_type, model.hidden_size, len(classes)
+                )
+                trained = train_head(
+                    make_head, features["train"], features["val"], probe_config(self.config, seed), model.device
+                )
+                figures.append(evaluate(trained.head, features["test"]))
+                progress.add(0.5 / len(SEEDS))
+        return figures, truncated
+
+    def _features(
+        self, model: TrainedModel, splits: Mapping[str, Split], directory: Path,
+        part: Callable[[int], Advance],
+    ) -> tuple[dict[str, Features], int]:  # fmt: skip
+        data, found, truncated = self.config.model.data, {}, 0
+        advance = part(sum(len(split.texts) for split in splits.values()))
+        for name, split in splits.items():
+            limits = BatchLimits(sequences=data.emb_batch_size)
+            file = directory / f"{name}.npy"
+            found[name], cut = compute_features(model, split, data.task_type, limits, file, advance)
+            truncated += cut
+        return found, truncated
+
+    def _fine_tune(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], int]:
+        """Fine-tune in processes of their own; return the test metrics of each seed."""
+        figures = []
+        for seed in SEEDS:
+            with TemporaryDirectory() as directory:
+                output = Path(directory)
+                common = [f"model.restore_encoder_path={model.path.absolute()}", f"model.seed={seed}", *self.overrides]
+                _finetune(model, self.config_name, output / "head", *common)
+                head = f"model.restore_head_path={output / 'head' / 'head.safetensors'}"
+                report = _finetune(model, self.config_name, output / "whole", *common, head, *_FINE_TUNING)
+            names = [name for name in report if name.startswith("test_")]
+            figures.append({name.removeprefix("test_"): float(report[name]) for name in names})
+            advance(self.cost // len(SEEDS))
+        return figures, 0
+
+
+def _finetune(model: TrainedModel, config_name: str, output: Path, *overrides: str) -> dict[str, Any]:
+    """Run `bionemo finetune` on the device of the model, and return its report."""
+    environment, device = without_launcher(), model.device
+    if device.type == "cuda":
+        visible = environment.get("CUDA_VISIBLE_DEVICES")
+        index = device.index or 0
+        environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+    command = [
+        sys.executable, "-m", "bionemo.finetune", f"--config-name={config_name}", f"exp_manager.exp_dir={output}",
+        f"trainer.accelerator={'gpu' if device.type == 'cuda' else 'cpu'}", "trainer.devices=1",
+        "exp_manager.create_tensorboard_logger=False", *overrides,
+    ]  # fmt: skip
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["without a message"]
+        how = f"was ended by {signal_name(-done.returncode)}" if done.returncode < 0 else f"failed: {lines[-1]}"
+        raise UserError(f"bionemo finetune --config-name={config_name} {how}")
+    found: dict[str, Any] = json.loads((output / "report.json").read_text())
+    return found
+
+
+class _Progress:
+    """Reports parts of a cost as whole numbers whose sum is the cost."""
+
+    def __init__(self, cost: int, advance: Advance) -> None:
+        self._cost, self._advance, self._done, self._reported = cost, advance, 0.0, 0
+
+    def add(self, share: float) -> None:
+        """Add a share of the cost."""
+        self._done += share
+        new = round(self._done * self._cost) - self._reported
+        self._reported += new
+        self._advance(new)
+
+    def part(self, share: float) -> Callable[[int], Advance]:
+        """Return a function that converts a number of items, which take this share, to a progress function."""
+        return lambda total: lambda items: self.add(share * items / total)
+
+
+@dataclass(frozen=True)
+class LabelledSuite(Suite):
+    """Labelled data sets as `bionemo finetune do_training=False` prepares them, in folders of their names.
+
+    Attributes:
+        fine_tuning: also fine-tune the whole model, which takes much longer.
+    """
+
+    fine_tuning: bool = False
+    datasets: ClassVar[Mapping[str, Dataset]]
+    vocabulary: ClassVar[type]
+
+    def tasks(self) -> list[LabelledTask]:
+        """Return a task for each data set and input, see `Suite`."""
+        found = [name for name in self.datasets if (self.data / name).is_dir()]
+        if not found:
+            raise UserError(f"{self.data} has no folder named {', '.join(self.datasets)}: prepare the data")
+        tasks = []
+        for name in found:
+            dataset = self.datasets[name]
+            overrides = [*dataset.overrides, f"model.data.dataset_path={(self.data / name).absolute()}"]
+            config = load(dataset.config, overrides, schema=DownstreamConfig)
+            tasks += [
+                LabelledTask(name, dataset.config, overrides, config, each, self.vocabulary)
+                for each in (FROZEN, RANDOM, ONE_HOT, *([FINE_TUNED] if self.fine_tuning else []))
+            ]
+        return tasks
+
+    def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
+        """Return mean and standard deviation over seeds by data set, input and metric, see `Suite`."""
+        summary: dict[str, Any] = {}
+        for each in results:
+            seeds = {name: [figures[name] for figures in each["seeds"]] for name in each["metrics"]}
+            summary.setdefault(each["dataset"], {})[each["input"]] = {
+                name: [float(np.mean(values)), float(np.std(values, ddof=1))] for name, values in seeds.items()
+            }
+        return summary
+
+    @staticmethod
+    def describe(summary: Mapping[str, Any]) -> list[str]:
+        """Return a line for each data set, see `Suite`."""
+        lines = []
+        for dataset, inputs in summary.items():
+            metric = next(name for name in _SHOWN if name in next(iter(inputs.values())))
+            values = ", ".join(f"{name} {_format(found.get(metric))}" for name, found in inputs.items())
+            lines.append(f"{dataset}, {_SHOWN[metric]}: {values}")
+        return lines
+
+    @classmethod
+    def render(cls, sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Return the tables and a plot, see `Suite`."""
+        rows: dict[str, dict[tuple[str, str], list[float]]] = {}
+        for model, section in sections.items():
+            for dataset, inputs in section["summary"].items():
+                for each, metrics in inputs.items():
+                    row = rows.setdefault(f"{model}{_LABELS.get(each, each)}", {})
+                    row |= {(dataset, name): value for name, value in metrics.items() if name in _SHOWN}
+        columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+        published: dict[str, dict[str, float]] = {}
+        for name, dataset in cls.datasets.items():
+            for model, value in dataset.published.items():
+                published.setdefault(model, {})[name] = value
+        lines = [[name, *(_format(row.get(column)) for column in columns)] for name, row in rows.items()]
+        for name, values in published.items():
+            cells = [
+                f"{values[data]:g}" if data in values and metric != "spearman" else "" for data, metric in columns
+            ]
+            if any(cells):
+                lines.append([f"{name} (BioNeMo v1)", *cells])
+        header = ["model", *(f"{data} {_SHOWN[metric]}" for data, metric in columns)]
+        return [
+            "<p>Test split; mean and standard deviation of three seeds. A head is trained on the frozen model, on the "
+            "same architecture with random weights, and on one-hot tokens.</p>",
+            html_table(header, lines, list(sections)),
+            to_svg(_plot(rows)),
+        ]
+
+
+def _format(value: Sequence[float] | None) -> str:
+    return "" if value is None or value[0] is None else f"{value[0]:.4g} ± {value[1]:.2g}"
+
+
+def _plot(rows: Mapping[str, Mapping[tuple[str, str], Sequence[float]]]) -> Any:
+    """Plot accuracies and rank correlations."""
+    figure = new_figure()
+    axes = figure.subplots(1, 2)
+    for axis, metric in zip(axes, ("accuracy", "spearman"), strict=True):
+        for name, row in rows.items():
+            found = {data: value for (data, each), value in row.items() if each == metric and value[0] is not None}
+            means, errors = ([value[index] for value in found.values()] for index in (0, 1))
+            if found:
+                axis.errorbar(list(found), means, errors, fmt="o", label=plain(name))
+        axis.set(title=_SHOWN[metric])
+        axis.tick_params(axis="x", labelrotation=20)
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
+    return figure
+
+
+_FLIP_MODELS = ("ESM1nv", "ProtT5nv", "ESM2 650M", "one-hot")
+
+
+def _flip(config: str, *published: float) -> Dataset:
+    return Dataset(f"downstream_flip_{config}", (), dict(zip(_FLIP_MODELS, published, strict=False)))
+
+
+@dataclass(frozen=True)
+class Flip(LabelledSuite):
+    """FLIP (Dallago et al. 2021), with the splits of BioNeMo v1."""
+
+    name: ClassVar[str] = "flip"
+    help: ClassVar[str] = "labelled proteins (FLIP)"
+    vocabulary: ClassVar[type] = Alphabet
+    datasets: ClassVar[Mapping[str, Dataset]] = {
+        "secondary_structure": _flip("sec_str", 77.3, 79.3, 85.5, 64.3),
+        "scl": _flip("scl", 72.0, 76.4, 79.1, 38.6),
+        "conservation": _flip("conservation", 24.9, 25.6, 32.9, 20.2),
+        "meltome": _flip("meltome", 82.85, 77.39, 53.38, 128.21),
+        "gb1": _flip("gb1", 1.58, 1.60, 1.67, 2.56),
+        "aav": _flip("aav"),
+        "bind": _flip("bind"),
+        "sav": _flip("sav"),
+    }
+
+
+def _moleculenet(name: str, column: str, svm: float, forest: float) -> Dataset:
+    overrides = (f"model.data.task_name={name}", f"model.data.target_column={column}")
+    return Dataset("finetune_config", overrides, {"MegaMolBART, SVM": svm, "MegaMolBART, random forest": forest})
+
+
+@dataclass(frozen=True)
+class MoleculeNet(LabelledSuite):
+    """Measured properties of molecules (Wu et al. 2018)."""
+
+    name: ClassVar[str] = "moleculenet"
+    help: ClassVar[str] = "labelled molecules (MoleculeNet)"
+    vocabulary: ClassVar[type] = SmilesTokenizer
+    datasets: ClassVar[Mapping[str, Dataset]] = {
+        "ESOL": _moleculenet("ESOL", "measured log solubility in mols per litre", 0.474, 0.862),
+        "FreeSolv": _moleculenet("FreeSolv", "expt", 1.991, 4.832),
+        "Lipophilicity": _moleculenet("Lipophilicity", "exp", 0.491, 0.811),
+    }

@@ -100,7 +100,10 @@ class LabelledTask(Task):
     def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
         """Train with each seed and test, see `Task`."""
         if not isinstance(model.network.vocabulary, self.vocabulary):
-            raise UserError(f"{self.dataset}: {model.path} is a {type(model.network).__name__}, which cannot read it")
+            suitable = "ESM1nv, ESM1b, ESM2nv or ProtT5nv" if self.vocabulary is Alphabet else "MegaMolBART"
+            raise UserError(
+                f"{model.path} is a {type(model.network).__name__}, which cannot read {self.dataset}: use {suitable}"
+            )
         figures, truncated = (self._fine_tune if self.input == FINE_TUNED else self._train_heads)(model, advance)
         metrics = {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}
         details = {"dataset": self.dataset, "input": self.input, "seeds": figures, "truncated": truncated}

@@ -18,6 +18,7 @@ _EXAMPLES = """\
 examples
   bionemo evaluate esm2.nemo --suite proteingym --data ProteinGym --output results/esm2
   bionemo evaluate esm2-hf --suite proteingym --data ProteinGym --output results/esm2-hf --devices 8
+  bionemo evaluate esm2.nemo --suite flip --data FLIP --output results/esm2 --fine-tuning
   bionemo evaluate esm2.nemo --suite suites.yaml --output results/esm2
   bionemo evaluate compare results/esm2 results/esm2-hf --output comparison.html
   bionemo evaluate average ProteinGym/Spearman_per_assay.csv --models "ESM2 (650M)" ESM-1b

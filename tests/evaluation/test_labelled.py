@@ -22,7 +22,6 @@ from bionemo.config.schema import DownstreamConfig
 from bionemo.evaluation.baselines import OneHotModel, with_random_weights
 from bionemo.evaluation.labelled import SEEDS, Flip, MoleculeNet
 from tests.inference.molecules import KNOWN, trained
-from tests.support.finetuning import written
 from tests.support.huggingface import theirs
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
@@ -47,8 +46,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write secondary structure that follows from the letter, and a melting point that follows from the composition."""
     directory, generator = tmp_path_factory.mktemp("FLIP"), np.random.default_rng(2)
-    written(directory / "secondary_structure")
+    states = str.maketrans(LETTERS, "HECCCHHECCHHCCCCCEEE")
     rows = {}
+    for name, count in {**SIZES, "train": 1000}.items():
+        texts = ["".join(generator.choice(list(LETTERS), generator.integers(5, 40))) for _ in range(count)]
+        rows[name] = [[text, text.translate(states), "0" + "1" * (len(text) - 1)] for text in texts]
+    write_rows(directory / "secondary_structure", ["sequence", "3state", "resolved"], rows)
     for name, count in SIZES.items():
         texts = ["".join(generator.choice(list(LETTERS), generator.integers(20, 60))) for _ in range(count)]
         rows[name] = [[text, f"{100 * sum(map(text.count, 'ILV')) / len(text):.3f}"] for text in texts]
@@ -84,7 +87,7 @@ def test_baselines_and_page(section: dict[str, Any]) -> None:
     summary = section["summary"]
     assert summary.keys() == {"secondary_structure", "meltome"}
     assert all(inputs.keys() == {"frozen", "random-weights", "one-hot"} for inputs in summary.values())
-    assert summary["secondary_structure"]["one-hot"]["accuracy"][0] > 95  # each letter has its state
+    assert summary["secondary_structure"]["one-hot"]["accuracy"][0] > 90  # each letter has its state
     assert summary["meltome"]["one-hot"]["spearman"][0] > 0.7  # a sum over letters
     # the weights of this model are random, so both encoders are equally good
     frozen, random = (summary["secondary_structure"][name]["accuracy"][0] for name in ("frozen", "random-weights"))
@@ -146,7 +149,9 @@ def test_results_do_not_depend_on_the_number_of_processes(
     command = [sys.executable, "-m", "bionemo.cli", "evaluate"]
     words = arguments(model, data, tmp_path / "out", "--suite=flip", "--devices=2")
     subprocess.run([*command, *words], check=True, capture_output=True)
-    one, two = ({each["task"]: each["seeds"] for each in found["results"]} for found in (section, read(tmp_path / "out")))
+    one, two = (
+        {each["task"]: each["seeds"] for each in found["results"]} for found in (section, read(tmp_path / "out"))
+    )
     assert one == two
 
 

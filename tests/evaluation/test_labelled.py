@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write secondary structure that follows from the letter, and a melting point that follows from the composition."""
+    """Write secondary structure that follows from the letter, and melting points that follow from the composition."""
     directory, generator = tmp_path_factory.mktemp("FLIP"), np.random.default_rng(2)
     states = str.maketrans(LETTERS, "HECCCHHECCHHCCCCCEEE")
     rows = {}
@@ -201,7 +201,7 @@ def test_unsuitable_models_and_data(
     assert error.count("\n") == 1
     assert "is a ESM2nv, which cannot read ESOL: use MegaMolBART" in error
     bad = tmp_path / "bad" / "meltome"
-    write_rows(bad, ["sequence", "target"], dict.fromkeys(SIZES, [["MKT", "1.0"], ["MKV", "warm"]]))
+    write_rows(bad, ["sequence", "target"], {name: [["MKT", "1.0"], ["MKV", "warm"]] for name in SIZES})
     with pytest.raises(SystemExit):
         evaluate(model, tmp_path / "bad", tmp_path / "stops", "--suite=flip")
     assert "x000.csv:3: the target is 'warm', expected a number" in capsys.readouterr().err

@@ -63,7 +63,8 @@ RECIPES = {
     "megamolbart": Recipe(
         400, "pretrain",
         ("model=megamolbart_xsmall", "model.data.dataset={train: x000, val: x000}", "model.data.num_workers=1",
-         "model.hidden_size=128", "model.seq_length=128", "model.replica_batch_size=32", "model.optim.lr=0.05"),
+         "model.hidden_size=128", "model.seq_length=128", "model.replica_batch_size=32", "model.optim.lr=0.4",
+         "model.optim.sched.warmup_steps=100"),
     ),
     "gpt3": Recipe(200, "pretrain_gpt3_mock"),
 }  # fmt: skip

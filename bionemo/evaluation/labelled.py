@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -104,10 +105,13 @@ class LabelledTask(Task):
             raise UserError(
                 f"{model.path} is a {type(model.network).__name__}, which cannot read {self.dataset}: use {suitable}"
             )
-        figures, truncated = (self._fine_tune if self.input == FINE_TUNED else self._train_heads)(model, advance)
+        details: dict[str, Any] = {"dataset": self.dataset, "input": self.input}
+        if self.input == FINE_TUNED:
+            figures = self._fine_tune(model, advance)
+        else:
+            figures, details["truncated"] = self._train_heads(model, advance)
         metrics = {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}
-        details = {"dataset": self.dataset, "input": self.input, "seeds": figures, "truncated": truncated}
-        return TaskResult(metrics, details)
+        return TaskResult(metrics, {**details, "seeds": figures})
 
     def _train_heads(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], int]:
         """Return the test metrics of each seed, and the number of truncated sequences."""
@@ -146,7 +150,7 @@ class LabelledTask(Task):
             truncated += cut
         return found, truncated
 
-    def _fine_tune(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], int]:
+    def _fine_tune(self, model: TrainedModel, advance: Advance) -> list[dict[str, float]]:
         """Fine-tune in processes of their own; return the test metrics of each seed."""
         figures = []
         for seed in SEEDS:
@@ -159,7 +163,7 @@ class LabelledTask(Task):
             names = [name for name in report if name.startswith("test_")]
             figures.append({name.removeprefix("test_"): float(report[name]) for name in names})
             advance(self.cost // len(SEEDS))
-        return figures, 0
+        return figures
 
 
 def _finetune(model: TrainedModel, config_name: str, output: Path, *overrides: str) -> dict[str, Any]:
@@ -172,7 +176,7 @@ def _finetune(model: TrainedModel, config_name: str, output: Path, *overrides: s
     command = [
         sys.executable, "-m", "bionemo.finetune", f"--config-name={config_name}", f"exp_manager.exp_dir={output}",
         f"trainer.accelerator={'gpu' if device.type == 'cuda' else 'cpu'}", "trainer.devices=1",
-        "exp_manager.create_tensorboard_logger=False", *overrides,
+        f"trainer.precision={model.precision.name}", "exp_manager.create_tensorboard_logger=False", *overrides,
     ]  # fmt: skip
     done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
@@ -274,9 +278,21 @@ class LabelledSuite(Suite):
         return [
             "<p>Test split; mean and standard deviation of three seeds. A head is trained on the frozen model, on the "
             "same architecture with random weights, and on one-hot tokens.</p>",
+            *_describe_truncation(sections),
             html_table(header, lines, list(sections)),
             to_svg(_plot(rows)),
         ]
+
+
+def _describe_truncation(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a paragraph for each model that reads only the beginning of some sequences."""
+    parts = []
+    for name, section in sections.items():
+        counts = {each["dataset"]: each["truncated"] for each in section["results"] if each.get("truncated")}
+        if counts:
+            listed = ", ".join(f"{dataset} {count:,}" for dataset, count in counts.items())
+            parts.append(f"<p>Number of sequences that are truncated to the length of {escape(name)}: {listed}.</p>")
+    return parts
 
 
 def _format(value: Sequence[float] | None) -> str:
@@ -300,6 +316,7 @@ def _plot(rows: Mapping[str, Mapping[tuple[str, str], Sequence[float]]]) -> Any:
     return figure
 
 
+# Published in the documentation of BioNeMo Framework v1.
 _FLIP_MODELS = ("ESM1nv", "ProtT5nv", "ESM2 650M", "one-hot")
 
 

@@ -110,8 +110,9 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
 def probe_config(cfg: DownstreamConfig, seed: int) -> ProbeConfig:
     """Return the training settings of a configuration with at least one epoch."""
     config = cfg.model
+    assert cfg.trainer.max_epochs
     return ProbeConfig(
-        cfg.trainer.max_epochs or 1, config.micro_batch_size, config.data.shuffle, seed, config.finetuning_optim,
+        cfg.trainer.max_epochs, config.micro_batch_size, config.data.shuffle, seed, config.finetuning_optim,
         cfg.trainer.gradient_clip_val,
     )  # fmt: skip
 

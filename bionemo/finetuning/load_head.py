@@ -39,9 +39,8 @@ def read_trained_head(path: Path) -> TrainedHead:
         with safe_open(path, "pt") as file:
             task = json.loads((file.metadata() or {})["task"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        classes, encoder, wild_type = tuple(map(str, task["classes"])), Path(str(task["encoder"])), None
-        if task.get("wild_type") is not None:
-            wild_type = str(task["wild_type"])
+        classes, encoder = tuple(map(str, task["classes"])), Path(str(task["encoder"]))
+        wild_type = str(found) if (found := task.get("wild_type")) is not None else None
         head = _build_head(weights, max(len(classes), 1))
         head.load_state_dict(weights)
     except OSError as error:

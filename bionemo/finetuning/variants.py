@@ -15,6 +15,7 @@ from bionemo.inference.batching import BatchLimits, Ids, max_tokens, tokenize, t
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import Advance, no_progress
+from bionemo.tokenizers import Alphabet
 
 
 def read_wild_type(path: str | Path) -> str:
@@ -38,8 +39,10 @@ def compute_variant_vectors(
     differences between the hidden states of the variant and of the wild type. All are 0 for the wild type.
 
     Raises:
-        UserError: if a variant has another length than the wild type, or the model cannot read the wild type.
+        UserError: if a variant has another length than the wild type, or the model cannot read it.
     """
+    if not isinstance(model.network.vocabulary, Alphabet):
+        raise UserError(f"model.data.wild_type: {model.path} does not read proteins: remove it")
     ids = tokenize(model.network.vocabulary, wild_type, "the wild type")
     if len(ids) > max_tokens(model.network):
         raise too_long_error("the wild type", len(ids), max_tokens(model.network), "increase model.seq_length")

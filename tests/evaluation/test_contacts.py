@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bionemo evaluate --suite contacts`: reading of structures, precision, fitted heads, faulty files."""
 
-import json
 import random
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 from transformers import EsmForMaskedLM
 
 import bionemo
-from bionemo.cli.evaluate import main
 from bionemo.common.errors import UserError
 from bionemo.evaluation.contacts import METRICS, Contacts
 from bionemo.evaluation.structures import read_chain
 from bionemo.inference.analysis.contacts import fit_contact_head, predict_contacts
+from tests.support import evaluation
+from tests.support.evaluation import read_section
 from tests.support.huggingface import theirs
 from tests.support.structures import atoms_of, random_walk, to_cif, to_pdb, write_structures
 
@@ -58,20 +59,8 @@ def headless(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def arguments(model: Path, data: Path, output: Path, *more: str) -> list[str]:
-    return [str(model), "--suite=contacts", f"--data={data}", f"--output={output}", "--device=cpu", *more]
-
-
-def evaluate(model: Path, data: Path, output: Path, *more: str) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["bionemo evaluate", *arguments(model, data, output, *more)])
-        main()
-    return section_of(output)
-
-
-def section_of(output: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((output / "report.json").read_text())["suites"]["contacts"]
-    return found
+arguments = partial(evaluation.arguments, "contacts")
+evaluate = partial(evaluation.evaluate, "contacts")
 
 
 def check_positions(found: Any, missing: tuple[int, ...] = ()) -> None:
@@ -182,7 +171,7 @@ def test_a_head_is_fitted_for_a_model_without_one(headless: Path, tmp_path: Path
         assert expected > 2 * contacts[np.triu_indices(length, 24)].mean()
     command = [sys.executable, "-m", "bionemo.cli", "evaluate"]
     subprocess.run([*command, *arguments(headless, data, tmp_path / "two", "--devices=2")], check=True)
-    two = section_of(tmp_path / "two")
+    two = read_section(tmp_path / "two")
     assert [each["metrics"] for each in one["results"]] == [each["metrics"] for each in two["results"]]
     assert one["checksum"] == two["checksum"]
 

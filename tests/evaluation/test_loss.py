@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bionemo evaluate --suite loss`: losses, groups, search of training data, faulty sequences."""
 
-import json
 import math
 import random
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ import torch
 from transformers import EsmForMaskedLM
 
 import bionemo
-from bionemo.cli.evaluate import main
 from bionemo.common.errors import UserError
 from bionemo.evaluation import loss, similarity
 from bionemo.evaluation.loss import Loss
 from bionemo.evaluation.similarity import find_identities
 from tests.conftest import ROOT
+from tests.support import evaluation
+from tests.support.evaluation import read_section
 from tests.support.huggingface import theirs
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -68,20 +69,8 @@ def test_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def arguments(model: Path, data: Path, output: Path, *more: str) -> list[str]:
-    return [str(model), "--suite=loss", f"--data={data}", f"--output={output}", "--device=cpu", *more]
-
-
-def evaluate(model: Path, data: Path, output: Path, *more: str) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["bionemo evaluate", *arguments(model, data, output, *more)])
-        main()
-    return section_of(output)
-
-
-def section_of(output: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((output / "report.json").read_text())["suites"]["loss"]
-    return found
+arguments = partial(evaluation.arguments, "loss")
+evaluate = partial(evaluation.evaluate, "loss")
 
 
 def rows_of(section: dict[str, Any]) -> dict[int, tuple[float, int]]:
@@ -175,7 +164,7 @@ def test_results_do_not_depend_on_processes_and_tasks(
         assert rows_of(several)[number] == (pytest.approx(value, rel=1e-6), targets)
     command = [sys.executable, "-m", "bionemo.cli", "evaluate"]
     subprocess.run([*command, *arguments(model, test_file, tmp_path / "two", "--devices=2")], check=True)
-    assert rows_of(section_of(tmp_path / "two")) == rows_of(one)
+    assert rows_of(read_section(tmp_path / "two")) == rows_of(one)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 """`bionemo evaluate --suite proteingym`: scores, averages, interruptions, faulty files."""
 
 import csv
-import json
 import math
 import os
 import signal
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from bionemo.common.errors import UserError
 from bionemo.evaluation.proteingym_files import Assay, average_assays, read_assay, read_reference
 from bionemo.evaluation.tasks import Problems
 from bionemo.inference.analysis.variants import score_variants
+from tests.support import evaluation
+from tests.support.evaluation import read_section
 from tests.support.huggingface import theirs
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -73,24 +75,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def arguments(model: Path, data: Path, output: Path, *more: str) -> list[str]:
-    return [str(model), "--suite=proteingym", f"--data={data}", f"--output={output}", *more]
-
-
-def evaluate(model: Path, data: Path, output: Path, *more: str) -> dict[str, Any]:
-    """Run the command in this process and return the report, without durations."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["evaluate", *arguments(model, data, output, *more)])
-        main()
-    return report_of(output)
-
-
-def report_of(output: Path) -> dict[str, Any]:
-    """Return the part of the suite in report.json, without durations."""
-    section: dict[str, Any] = json.loads((output / "report.json").read_text())["suites"]["proteingym"]
-    for result in section["results"]:
-        del result["seconds"]
-    return section
+arguments = partial(evaluation.arguments, "proteingym")
+evaluate = partial(evaluation.evaluate, "proteingym")
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +129,7 @@ def test_averages_over_ids_and_types() -> None:
 def test_two_processes_give_the_same_report(model: Path, data: Path, report: dict[str, Any], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bionemo.cli", "evaluate"]
     subprocess.run([*command, *arguments(model, data, tmp_path / "two", "--devices=2")], check=True)
-    assert report_of(tmp_path / "two") == report
+    assert read_section(tmp_path / "two") == report
 
 
 @pytest.mark.slow
@@ -168,7 +154,7 @@ def test_an_evaluation_continues_after_kills(model: Path, tmp_path: Path) -> Non
         if process.wait() == 0:
             break
     assert killed == 5
-    assert report_of(tmp_path / "parts") == expected
+    assert read_section(tmp_path / "parts") == expected
 
 
 FAULTS = {

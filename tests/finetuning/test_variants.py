@@ -21,6 +21,7 @@ from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning.variants import compute_variant_vectors, read_wild_type
 from bionemo.inference.batching import BatchLimits
+from tests.inference.molecules import trained
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 GENERATOR = np.random.default_rng(4)
@@ -116,6 +117,9 @@ def test_unsuitable_data_are_refused(model: Path, data: Path, tmp_path: Path) ->
         next(compute_variant_vectors(ours, WILD_TYPE, ours.ids([WILD_TYPE, WILD_TYPE[:-1]]), BatchLimits()))
     with pytest.raises(UserError, match="the wild type has 120 tokens, but the model accepts at most 94"):
         next(compute_variant_vectors(ours, WILD_TYPE * 2, ours.ids([WILD_TYPE]), BatchLimits()))
+    trained(tmp_path / "molecules")
+    with pytest.raises(UserError, match="molecules does not read proteins: remove it"):
+        next(compute_variant_vectors(bionemo.load(tmp_path / "molecules", "cpu"), "CCO", [], BatchLimits()))
     (tmp_path / "two.fasta").write_text(">a\nMK\n>b\nMK\n")
     with pytest.raises(UserError, match=r"two\.fasta has 2 sequences: leave only the wild type"):
         read_wild_type(tmp_path / "two.fasta")

@@ -52,12 +52,13 @@ def tokenize_split(split: Split, task_type: TaskType, vocabulary: Vocabulary) ->
     Raises:
         UserError: for an invalid sequence, or one whose letters have labels but are not single tokens.
     """
-    found = [tokenize(vocabulary, text, f"sequence {number:,}") for number, text in enumerate(split.texts)]
+    named = zip(split.texts, split.locations, strict=True)
+    found = [tokenize(vocabulary, text, f"{location}: the sequence") for text, location in named]
     if task_type == "token-level-classification":
-        for number, (text, ids) in enumerate(zip(split.texts, found, strict=True)):
+        for text, location, ids in zip(split.texts, split.locations, found, strict=True):
             if len(text) != len(ids):
                 problem = f"{len(text):,} letters and {len(ids):,} tokens"
-                raise UserError(f"sequence {number:,} has {problem}: remove spaces")
+                raise UserError(f"{location}: the sequence has {problem}: remove spaces")
     return found
 
 
@@ -88,7 +89,7 @@ def compute_features(
         computed = (columns[name] for columns in model.compute(sequences, [name], limits, advance))
     else:
         shape = len(sequences), len(wild_type) + model.hidden_size
-        computed = compute_variant_vectors(model, wild_type, sequences, limits, advance)
+        computed = compute_variant_vectors(model, wild_type, sequences, split.locations, limits, advance)
     vectors = _write_file(file, shape, computed) if file else _concatenate(shape, computed)
     return Features(vectors, targets, lengths), sum(len(ids) > max_length for ids in whole)
 

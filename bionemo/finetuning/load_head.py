@@ -89,7 +89,8 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequence[st
     if trained.wild_type is None:
         vectors_ND = model.embed(texts)
     else:
-        found = compute_variant_vectors(model, trained.wild_type, model.ids(texts), DEFAULT_LIMITS)
+        names = [f"sequence {number:,}" for number in range(len(texts))]
+        found = compute_variant_vectors(model, trained.wild_type, model.ids(texts), names, DEFAULT_LIMITS)
         vectors_ND = np.concatenate([*found])
     predictions = head(torch.from_numpy(vectors_ND).to(device), [1] * len(texts))
     if not trained.classes:

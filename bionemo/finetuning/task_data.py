@@ -53,6 +53,7 @@ class Split:
 
     texts: list[str]  # N sequences
     targets: list[np.ndarray]  # N arrays: classes [residues] int64, some of them IGNORED, or one class or number []
+    locations: list[str]  # file and line of each sequence, for messages
 
 
 def read_splits(
@@ -158,7 +159,7 @@ def encode(examples: Sequence[Example], columns: TaskColumns, classes: Sequence[
     """
     numbers = {label: number for number, label in enumerate(classes)}
     targets = [_encode_target(example, columns.task_type, numbers) for example in examples]
-    return Split([example.text for example in examples], targets)
+    return Split([example.text for example in examples], targets, [example.location for example in examples])
 
 
 def _encode_target(example: Example, task_type: TaskType, numbers: dict[str, int]) -> np.ndarray:

@@ -31,12 +31,15 @@ def read_wild_type(path: str | Path) -> str:
 
 
 def compute_variant_vectors(
-    model: TrainedModel, wild_type: str, variants: Sequence[Ids], limits: BatchLimits, advance: Advance = no_progress
-) -> Iterator[Floats]:
+    model: TrainedModel, wild_type: str, variants: Sequence[Ids], locations: Sequence[str], limits: BatchLimits,
+    advance: Advance = no_progress,
+) -> Iterator[Floats]:  # fmt: skip
     """Yield the features of variants, in order: arrays [k, L + D] fp32 for L residues and the hidden size D.
 
     The first L values are 1 at mutated sites and 0 elsewhere. The others are the sum over the mutated residues of the
     differences between the hidden states of the variant and of the wild type. All are 0 for the wild type.
+
+    `locations` name the variants in errors.
 
     Raises:
         UserError: if a variant has another length than the wild type, or the model cannot read it.
@@ -46,10 +49,10 @@ def compute_variant_vectors(
     ids = tokenize(model.network.vocabulary, wild_type, "the wild type")
     if len(ids) > max_tokens(model.network):
         raise too_long_error("the wild type", len(ids), max_tokens(model.network), "increase model.seq_length")
-    for number, variant in enumerate(variants):
+    for location, variant in zip(locations, variants, strict=True):
         if len(variant) != len(ids):
             raise UserError(
-                f"sequence {number:,} has {len(variant):,} residues and model.data.wild_type {len(ids):,}: only "
+                f"{location}: the sequence has {len(variant):,} residues and model.data.wild_type {len(ids):,}: only "
                 "substitutions are supported"
             )
     (reference,) = model.compute_per_token([ids], "hiddens", limits)

@@ -75,7 +75,8 @@ TARGETS: dict[TaskType, list[Any]] = {
 def test_initial_predictions_equal_the_frozen_model(kind: TaskType, tuning: TrainableParts, model: Path) -> None:
     """Compare a head on embeddings from `bionemo.load` with the same head in the model to be trained."""
     ours = bionemo.load(model)
-    split = Split(["MKTAY", "ACD" * 10, "G"], [np.asarray(target) for target in TARGETS[kind]])
+    texts = ["MKTAY", "ACD" * 10, "G"]
+    split = Split(texts, [np.asarray(target) for target in TARGETS[kind]], texts)
     samples = LabelledData({"train": split}, kind, type(ours.network)).open(
         ours.network.config, ours.network.vocabulary, "train"
     )

@@ -141,17 +141,27 @@ def test_metrics_equal_those_of_other_libraries() -> None:
 def test_features_equal_the_embeddings_of_the_model(model: Path, tmp_path: Path) -> None:
     ours = bionemo.load(model)
     texts = ["MKTAYIAKQR", "ACD" * 50, "G"]  # the second sequence has 150 residues, of which 94 fit
-    split = Split(texts, [np.arange(len(text)) for text in texts])
+    split = Split(texts, [np.arange(len(text)) for text in texts], texts)
     found, cut = compute_features(ours, split, "token-level-classification", BatchLimits(40), tmp_path / "x.npy")
     assert cut == 1
     assert found.lengths.tolist() == [10, 94, 1]
     assert np.array_equal(found.vectors, np.concatenate(ours.hiddens([text[:94] for text in texts])))
     assert found.targets.tolist() == [*range(10), *range(94), 0]
     assert found.rows_of(np.array([2, 0])).tolist() == [104, *range(10)]
-    whole, _ = compute_features(
-        ours, Split(texts, [np.array(n, np.float32) for n in range(3)]), "regression", BatchLimits()
-    )
+    numbers = Split(texts, [np.array(n, np.float32) for n in range(3)], texts)
+    whole, _ = compute_features(ours, numbers, "regression", BatchLimits())
     assert np.array_equal(whole.vectors, ours.embed([text[:94] for text in texts]))
+
+
+def test_invalid_sequences_are_named_by_file_and_line(model: Path) -> None:
+    ours = bionemo.load(model)
+    locations = ["x.csv:2", "x.csv:3"]
+    digits = Split(["MKT", "123"], [np.array(0.0, np.float32)] * 2, locations)
+    with pytest.raises(UserError, match=r"^x\.csv:3: the sequence contains no letter of the vocabulary"):
+        compute_features(ours, digits, "regression", BatchLimits())
+    spaced = Split(["MKT", "M K"], [np.zeros(3, np.int64)] * 2, locations)
+    with pytest.raises(UserError, match=r"^x\.csv:3: the sequence has 3 letters and 2 tokens"):
+        compute_features(ours, spaced, "token-level-classification", BatchLimits())
 
 
 def test_a_run_writes_a_head_and_a_report(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

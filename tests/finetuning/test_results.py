@@ -108,7 +108,7 @@ def test_embeddings_that_do_not_fit_on_the_disk(model: Path, tmp_path: Path) -> 
         pytest.skip("no file system can be mounted here")
     try:
         ours = bionemo.load(model, "cpu")
-        split = Split(["ACDEFGHIKL" * 9] * 20, [np.zeros(90, np.int64)] * 20)
+        split = Split(["ACDEFGHIKL" * 9] * 20, [np.zeros(90, np.int64)] * 20, ["x"] * 20)
         file = tmp_path / "train.npy"
         reading, writing = os.pipe()
         if not (child := os.fork()):

@@ -67,7 +67,7 @@ def fine_tune(*given: str) -> None:
 def test_features_equal_those_of_transformers(model: Path, tokens: int) -> None:
     ours, reference = bionemo.load(model, "cpu"), EsmForMaskedLM.from_pretrained(model).eval()
     texts = [WILD_TYPE, mutate("0W"), mutate("3A", "17C", "59K"), mutate("30P")]
-    found = np.concatenate([*compute_variant_vectors(ours, WILD_TYPE, ours.ids(texts), BatchLimits(tokens))])
+    found = np.concatenate([*compute_variant_vectors(ours, WILD_TYPE, ours.ids(texts), texts, BatchLimits(tokens))])
     ids = torch.tensor([[0, *each.tolist(), 2] for each in ours.ids(texts)])
     with torch.no_grad():
         hiddens = reference(ids, output_hidden_states=True).hidden_states[-1][:, 1:-1].numpy()
@@ -113,13 +113,14 @@ def test_a_head_learns_what_a_residue_changes_at_its_site(
 
 def test_unsuitable_data_are_refused(model: Path, data: Path, tmp_path: Path) -> None:
     ours = bionemo.load(model, "cpu")
-    with pytest.raises(UserError, match=r"sequence 1 has 59 residues and .*wild_type 60: only substitutions"):
-        next(compute_variant_vectors(ours, WILD_TYPE, ours.ids([WILD_TYPE, WILD_TYPE[:-1]]), BatchLimits()))
+    texts, names = [WILD_TYPE, WILD_TYPE[:-1]], ["x.csv:2", "x.csv:3"]
+    with pytest.raises(UserError, match=r"x\.csv:3: .* 59 residues and .*wild_type 60: only substitutions"):
+        next(compute_variant_vectors(ours, WILD_TYPE, ours.ids(texts), names, BatchLimits()))
     with pytest.raises(UserError, match="the wild type has 120 tokens, but the model accepts at most 94"):
-        next(compute_variant_vectors(ours, WILD_TYPE * 2, ours.ids([WILD_TYPE]), BatchLimits()))
+        next(compute_variant_vectors(ours, WILD_TYPE * 2, ours.ids([WILD_TYPE]), [""], BatchLimits()))
     trained(tmp_path / "molecules")
     with pytest.raises(UserError, match="molecules does not read proteins: remove it"):
-        next(compute_variant_vectors(bionemo.load(tmp_path / "molecules", "cpu"), "CCO", [], BatchLimits()))
+        next(compute_variant_vectors(bionemo.load(tmp_path / "molecules", "cpu"), "CCO", [], [], BatchLimits()))
     (tmp_path / "two.fasta").write_text(">a\nMK\n>b\nMK\n")
     with pytest.raises(UserError, match=r"two\.fasta has 2 sequences: leave only the wild type"):
         read_wild_type(tmp_path / "two.fasta")

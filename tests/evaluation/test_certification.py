@@ -115,7 +115,7 @@ def test_all_families_learn_as_recorded(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "harm",
-    ["model.optim.lr=1e-3", "model.init_method_std=0.2", "model.optim.sched.anneal_percentage=1",
+    ["model.optim.lr=1e-3", "model.hidden_dropout=0.2", "model.optim.sched.anneal_percentage=1",
      "model.data.mask_percent=0.5 model.data.perturb_percent=0.4"],
 )  # fmt: skip
 def test_harm_is_detected(tmp_path: Path, harm: str) -> None:

@@ -10,7 +10,7 @@ import sys
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
-from bionemo.config import run
+from bionemo.config import FlagParser, run
 from bionemo.config.help import CommandSpec
 from bionemo.config.schema import RunConfig
 
@@ -49,14 +49,9 @@ def print_plan(cfg: RunConfig, flags: argparse.Namespace) -> None:
     print(json.dumps(as_data(plan), indent=2) if flags.json else as_text(plan, flags.all))
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(f"{message}: see --help")
-
-
 def _parse_flags(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Split the arguments into the flags of this command and the overrides."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--device", default="h100")
     parser.add_argument("--mfu", type=float)
     parser.add_argument("--all", action="store_true")

@@ -4,6 +4,6 @@
 Nothing here imports torch or numpy.
 """
 
-from bionemo.config.command import run
+from bionemo.config.command import FlagParser, run
 
-__all__ = ["run"]
+__all__ = ["FlagParser", "run"]

@@ -84,8 +84,11 @@ def _run(task: Callable[[Any], None], flags: argparse.Namespace, source: ConfigS
         task(cfg)
 
 
-class _Parser(argparse.ArgumentParser):
+class FlagParser(argparse.ArgumentParser):
+    """A parser whose errors are a `UserError`."""
+
     def error(self, message: str) -> NoReturn:
+        """Raise the error."""
         raise UserError(f"{message}: see --help")
 
 
@@ -95,7 +98,7 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: if a flag does not exist.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
     for names in (["--config-name", "-cn"], ["--config-path", "-cp"], ["--config-dir", "-cd"], ["--package", "-p"]):
         parser.add_argument(*names)

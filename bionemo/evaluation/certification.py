@@ -6,24 +6,20 @@ band around the recorded one, so that a change of the code that harms learning i
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bionemo.common.errors import UserError, signal_name
+from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned, write_atomic
-from bionemo.common.launcher_environment import without_launcher
 from bionemo.common.regular import load_json
 from bionemo.evaluation.html import html_page, html_table, new_figure, to_svg
 from bionemo.evaluation.mock_molecules import write_molecules
+from bionemo.evaluation.training_runs import Curve, pretrain
 from bionemo.inference.progress import progress_bar
 
-Curve = dict[int, float]
-"""Validation loss in nats by step."""
 SEEDS = (1, 2, 3)
 RESULT_NAME, PAGE_NAME = "bands.json", "certification.html"
 _BANDS = Path(__file__).parent / RESULT_NAME
@@ -102,7 +98,7 @@ def certify(output: Path, recipes: Sequence[str], seeds: Sequence[int] = SEEDS) 
 
 
 def train_recipe(recipe: Recipe, seed: int, directory: Path, overrides: Sequence[str] = ()) -> Curve:
-    """Train a recipe with one seed in a process of its own, which appends its output to `train.log`.
+    """Train a recipe with one seed in a process of its own.
 
     Args:
         recipe: the recipe.
@@ -113,40 +109,18 @@ def train_recipe(recipe: Recipe, seed: int, directory: Path, overrides: Sequence
     Raises:
         UserError: if the run fails.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     every = recipe.steps // 4
-    command = [
-        sys.executable, "-m", "bionemo.pretrain", f"--config-name={recipe.config}", *recipe.overrides,
-        f"name={directory.parent.name}", f"exp_manager.exp_dir={directory}", f"model.seed={seed}",
+    arguments = [
+        f"--config-name={recipe.config}", *recipe.overrides, f"name={directory.parent.name}", f"model.seed={seed}",
         f"model.data.val.seed={SEEDS[0]}",  # the same masks for all seeds
-        f"trainer.max_steps={recipe.steps}", f"trainer.val_check_interval={every}", "trainer.devices=1",
-        "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=False",
-        "exp_manager.checkpoint_callback_params.save_top_k=1",
+        f"trainer.max_steps={recipe.steps}", f"trainer.val_check_interval={every}", "trainer.devices=1", *overrides,
     ]  # fmt: skip
     if any("megamolbart" in override for override in recipe.overrides):
         write_molecules(directory / "molecules", {"train": 20_000, "val": 256})
-        command.append(f"model.data.dataset_path={directory / 'molecules'}")
-    log = directory / "train.log"
-    with log.open("ab") as file:
-        done = subprocess.run([*command, *overrides], stdout=file, stderr=file, check=False, env=without_launcher())
-    if done.returncode:
-        lines = log.read_text(errors="replace").splitlines()
-        how = f"was ended by {signal_name(-done.returncode)}" if done.returncode < 0 else f"failed: {lines[-1]}"
-        raise UserError(f"the run with seed {seed} {how} (see {log})")
-    curve = _read_curve(directory)
+        arguments.append(f"model.data.dataset_path={directory / 'molecules'}")
+    curve = pretrain(directory, arguments, recipe.steps)
     if sorted(curve) != list(range(every, recipe.steps + 1, every)):
         raise UserError(f"{directory} has validation losses of steps {sorted(curve)}: delete it and try again")
-    return curve
-
-
-def _read_curve(directory: Path) -> Curve:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    curve = {}
-    for path in sorted(directory.glob("events.out.tfevents.*")):
-        events = EventAccumulator(str(path)).Reload()
-        if "val_loss" in events.Tags()["scalars"]:
-            curve.update({event.step: event.value for event in events.Scalars("val_loss")})
     return curve
 
 

@@ -93,7 +93,7 @@ def test_a_recipe_trains_and_an_interrupted_certification_continues(
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no recipe 'esm3': choose from esm2nv, esm1nv"):
         certify(tmp_path / "out", ["esm3"])
-    with pytest.raises(UserError, match=r"seed 1 failed: error: .*hidden_size.*\(see .*train\.log\)"):
+    with pytest.raises(UserError, match=r"the run in .* failed: error: .*hidden_size.*\(see .*train\.log\)"):
         train_recipe(RECIPES["esm2nv"], 1, tmp_path / "run", ["model.hidden_size=33"])
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("")

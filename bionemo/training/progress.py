@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from bionemo.common.console import notify
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.check import MicroBatches
@@ -83,6 +84,11 @@ def _warn_of_slow_attention(cfg: RunConfig) -> None:
 @rank_zero_only
 def print_result(trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path) -> None:
     """Print the last step, the validation loss and reference losses to compare it with."""
+    if trainer.global_step < trainer.max_steps and not trainer.should_stop:
+        notify(
+            f"the training data ended before trainer.max_steps={trainer.max_steps}: to repeat them, set "
+            "model.data.train.use_upsampling=True and trainer.max_epochs=null"
+        )
     loss = trainer.callback_metrics.get("val_loss")
     losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())
     _print_and_log(", ".join([_format_step(trainer), *(f"{name} {value:.4f}" for name, value in losses)]))

@@ -400,6 +400,7 @@ def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
         status, lines = run(directory, "exp_manager.max_time_per_run='00:00:00:00'", "trainer.min_steps=4")
         assert status == 0
         assert f"note: exp_manager.max_time_per_run=00:00:00:00 is reached: exiting at step {step}" in lines
+        assert not any("training data ended" in line for line in lines)
         assert saved(directory)[last_checkpoint(directory).name] == step == start
     assert not logged(directory, "val_loss")
     with pytest.raises(UserError, match=r"exp_manager\.max_time_per_run is 1h, expected a duration"):

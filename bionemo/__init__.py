@@ -4,6 +4,7 @@
 from typing import TYPE_CHECKING, Any
 
 from bionemo.common.cpu import limit_onednn
+from bionemo.common.openmp import limit_spinning
 from bionemo.common.version import __version__
 
 if TYPE_CHECKING:
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "evaluate", "load"]
 
-limit_onednn()  # before torch is loaded, in every process that imports this package
+# before torch is loaded, in every process that imports this package
+limit_onednn()
+limit_spinning()
 
 
 def __getattr__(name: str) -> Any:

@@ -28,8 +28,8 @@ def evaluate(
 
     Args:
         model: a model, as `bionemo.load` returns it.
-        suite: `proteingym`, `contacts` or `loss`; `all`, for each suite with a folder of its name in `data`; or a
-            YAML file with a list of suites.
+        suite: `proteingym`, `flip`, `contacts`, `loss` or `moleculenet`; `all`, for each suite with a folder of its
+            name in `data`; or a YAML file with a list of suites.
         data: data of the suite, or their folder; None for a YAML file.
         output: directory of the results.
         keep_going: leave out faulty rows and tasks, and count them.

@@ -18,6 +18,7 @@ from bionemo.common.files import create_owned, identity_of, write_atomic
 from bionemo.config.schema import RunConfig
 from bionemo.evaluation.html import html_page, html_table, new_figure, to_svg
 from bionemo.evaluation.training_runs import pretrain
+from bionemo.inference.fingerprint import digest
 from bionemo.inference.progress import progress_bar
 from bionemo.training.schedules import build_schedule
 
@@ -69,13 +70,13 @@ def tune(cfg: RunConfig, arguments: Sequence[str], output: Path, width: int | No
     """
     width = _default_width(cfg) if width is None else width
     common = [*arguments, *narrow_overrides(cfg, width), *_run_overrides(steps)]
-    output, identity = output.absolute(), {"arguments": common}
+    output, identity = output.absolute(), {"arguments": common, "configuration": digest([repr(cfg)])}
     if identity_of(output, _KIND) not in (None, identity):
         raise UserError(f"{output} has runs with other settings: choose another directory")
     create_owned(output, _KIND, identity)
     to_wide = (width / cfg.model.hidden_size) ** _EXPONENTS.get(cfg.model.optim.name, 1.0)
     first, losses = peak_rate(cfg) / to_wide, dict[float, float]()
-    with progress_bar("tune", len(_FACTORS), "runs") as advance:
+    with progress_bar("tune, at most", _MAX_RUNS, "runs") as advance:
         while (rate := next_rate(losses, first)) is not None:
             losses[rate] = _final_loss(output / f"lr-{rate:.3g}", [*common, f"model.optim.lr={rate:.3g}"], steps)
             advance(1)

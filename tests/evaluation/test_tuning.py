@@ -63,8 +63,10 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_final_loss", lambda directory, arguments, steps: math.inf)
     with pytest.raises(UserError, match=r"diverged with all learning rates from 9\.4e-05 to 0\.024"):
         tune(cfg, ["--config-name=pretrain_esm2_mock"], tmp_path / "out", None, 20)
-    with pytest.raises(UserError, match="out has runs with other settings: choose another directory"):
-        tune(cfg, ["--config-name=pretrain_esm2_mock"], tmp_path / "out", None, 30)
+    changed = load("pretrain_esm2_mock", ["model.seed=3"])  # as if the file had been edited
+    for other, steps in ((cfg, 30), (changed, 20)):
+        with pytest.raises(UserError, match="out has runs with other settings: choose another directory"):
+            tune(other, ["--config-name=pretrain_esm2_mock"], tmp_path / "out", None, steps)
     for arguments, message in {
         ("--steps=1",): "--steps=1: expected 10 or more: see --help",
         (): "--output is missing: set it to a directory for the runs",

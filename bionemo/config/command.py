@@ -85,7 +85,7 @@ def _run(task: Callable[[Any], None], flags: argparse.Namespace, source: ConfigS
 
 
 class FlagParser(argparse.ArgumentParser):
-    """A parser whose errors are a `UserError`."""
+    """An argument parser that raises a `UserError` for a wrong argument."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the error."""

@@ -40,15 +40,13 @@ class Suggestion:
         narrow_width: hidden size of the narrow model.
         narrow_rate: its learning rate with the lowest loss.
         width: hidden size of the configured model.
-        rate: suggested peak learning rate of the configured model.
-        overrides: overrides that set it.
+        overrides: overrides that set the suggested learning rate of the configured model.
     """
 
     losses: dict[float, float]
     narrow_width: int
     narrow_rate: float
     width: int
-    rate: float
     overrides: list[str]
 
 
@@ -83,8 +81,7 @@ def tune(cfg: RunConfig, arguments: Sequence[str], output: Path, width: int | No
     best = _best_rate(losses)
     if losses[best] == math.inf:
         raise UserError(f"training diverged with all learning rates from {min(losses):.3g} to {max(losses):.3g}")
-    rate = _round(best * to_wide)
-    found = Suggestion(losses, width, best, cfg.model.hidden_size, rate, rate_overrides(cfg, rate))
+    found = Suggestion(losses, width, best, cfg.model.hidden_size, rate_overrides(cfg, best * to_wide))
     record = {
         "losses": {f"{rate:g}": None if loss == math.inf else loss for rate, loss in sorted(losses.items())},
         "overrides": found.overrides, **identity,

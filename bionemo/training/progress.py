@@ -82,12 +82,12 @@ def _warn_of_slow_attention(cfg: RunConfig) -> None:
 
 
 @rank_zero_only
-def print_result(trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path) -> None:
+def print_result(cfg: RunConfig, trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path) -> None:
     """Print the last step, the validation loss and reference losses to compare it with."""
-    if trainer.global_step < trainer.max_steps and not trainer.should_stop:
+    if trainer.global_step < trainer.max_steps and not trainer.should_stop and cfg.trainer.max_epochs is None:
         notify(
-            f"the training data ended before trainer.max_steps={trainer.max_steps}: to repeat them, set "
-            "model.data.train.use_upsampling=True and trainer.max_epochs=null"
+            f"the training data ended before trainer.max_steps={trainer.max_steps}: set "
+            "model.data.train.use_upsampling=True to repeat them"
         )
     loss = trainer.callback_metrics.get("val_loss")
     losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())

@@ -148,7 +148,7 @@ def train(
             parameters = sum(parameter.numel() for parameter in model.parameters())
             progress.print_start(cfg, trainer, parameters, precision, backends, compiled, data, resume_path)
             trainer.fit(module, data, ckpt_path=resume_path)
-            progress.print_result(trainer, reference_losses, log_dir)
+            progress.print_result(cfg, trainer, reference_losses, log_dir)
         if cfg.do_testing and not checkpoints.stop_signal:
             trainer.test(module, data, ckpt_path=None if cfg.do_training else resume_path, verbose=False)
             progress.print_test_result(trainer)

@@ -141,6 +141,9 @@ def test_too_little_data_for_a_step_is_an_error_before_files_are_written(tmp_pat
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_training_ends_with_its_data(tmp_path: Path, drop_last: bool, capsys: pytest.CaptureFixture[str]) -> None:
     train(config(tmp_path / "run", *ONE_PASS, f"model.data.drop_last={drop_last}"))
-    assert "note: the training data ended before trainer.max_steps=50: to repeat them, set" in capsys.readouterr().err
+    assert (
+        "note: the training data ended before trainer.max_steps=50: set model.data.train.use_upsampling"
+        in capsys.readouterr().err
+    )
     consumed = logged(tmp_path / "run", "consumed_samples")
     assert consumed == ({1: 4, 2: 8} if drop_last else {1: 4, 2: 8, 3: 10})

@@ -80,7 +80,17 @@ def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert done.stderr.count("\n") == 1
 
 
-def test_a_diverged_run_has_an_infinite_loss_and_an_interrupted_search_continues(tmp_path: Path) -> None:
+def test_a_diverged_run_has_an_infinite_loss_and_other_errors_end_the_search(tmp_path: Path) -> None:
+    tiny = ["--config-name=pretrain_esm2_mock", "model.num_layers=1", "model.replica_batch_size=2",
+            "model.hidden_size=16", "model.num_attention_heads=1", "trainer.max_steps=4",
+            "trainer.val_check_interval=4"]  # fmt: skip
+    diverging = [*tiny, "model.optim.name=fused_adam", "model.optim.sched.warmup_steps=0", "model.optim.lr=1e37"]
+    assert tuning._final_loss(tmp_path / "diverged", diverging, 4) == math.inf
+    with pytest.raises(UserError, match="hiden_size"):
+        tuning._final_loss(tmp_path / "wrong", [*tiny, "model.hiden_size=3"], 4)
+
+
+def test_a_search_that_is_complete_is_not_repeated(tmp_path: Path) -> None:
     overrides = ["--config-name=pretrain_esm2_mock", "model.num_layers=1", "model.replica_batch_size=2",
                  "model.hidden_size=32", "model.num_attention_heads=2", "model.optim.lr=0.2"]  # fmt: skip
     command = [sys.executable, "-m", "bionemo.cli", "tune", f"--output={tmp_path}/out", "--width=16", "--steps=10"]

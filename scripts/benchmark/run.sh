@@ -33,6 +33,7 @@ compare_ours() { # the peer needs packages of ours
 "$ours" embedding.py make "$model"
 compare_ours "embedding, ESM2-8M, fp32, against EsmModel in the given order" "embedding.py bionemo $model $fasta" "embedding.py hf $model $fasta"
 compare_ours "embedding, ESM2-8M, fp32, against EsmModel sorted by length" "embedding.py bionemo $model $fasta" "embedding.py hf $model $fasta --by-length"
+compare_ours "masked marginals, ESM2-8M, fp32, 300 residues, against EsmForMaskedLM, one position at a time" "variants.py bionemo $model" "variants.py hf $model"
 compare_ours "training ProtT5nv, fp32, against T5" "steps.py prott5nv ours --steps 2" "steps.py prott5nv hf --steps 1"
 compare_ours "training MegaMolBART, fp32, against BART" "steps.py megamolbart ours --rows 64 --steps 3" "steps.py megamolbart hf --rows 64 --steps 3"
 compare_ours "training GPT-3 126m, fp32, against GPT-2" "steps.py gpt3 ours --rows 1 --steps 1" "steps.py gpt3 hf --rows 1 --steps 1"

@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "estimate parameters, memory, FLOPs and time of a run before it starts",
     "launch": "submit a run to a cluster: Slurm, Base Command Platform, mpirun, Ray",
     "checkpoint": "inspect, verify, convert or average checkpoints",
+    "doctor": "print versions, devices, launchers, disk space, and what is missing",
     "cluster": "measure all-reduce between the processes of a launcher, or run a command on Ray",
 }
 _USAGE = """\

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bionemo doctor` reports what is installed, and tests the connections of the processes of a launcher."""
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from bionemo.cli import doctor
+from bionemo.cli.doctor import dependency_problems, describe_machine
+
+NUMPY = metadata.version("numpy")
+
+
+def test_missing_and_unsuitable_requirements_are_reported() -> None:
+    requirements = [
+        f"numpy=={NUMPY}", "numpy>=999", "no-such-package>=1.2", "no-such-package; python_version < '3'",
+        "no-such-extra>=3; extra == 'more'", "numpy; extra == 'more'",
+    ]  # fmt: skip
+    assert list(dependency_problems(requirements)) == [
+        f"numpy {NUMPY} is installed, but >=999 is required: pip install 'numpy>=999'",
+        "no-such-package is not installed: pip install 'no-such-package>=1.2'",
+    ]
+    assert list(dependency_problems(requirements, "more")) == [
+        "no-such-extra is not installed: pip install 'no-such-extra>=3'"
+    ]
+
+
+def test_this_installation_has_no_problem() -> None:
+    topics = dict(describe_machine())
+    assert "problem" not in topics
+    assert f"torch {metadata.version('torch')}" in topics["packages"]
+
+
+def test_missing_programs_are_listed_with_what_needs_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lines = list(describe_machine())
+    assert ("programs", "sbatch") in lines
+    assert ("missing", "mpirun, for cluster=mpi") in lines
+
+
+def test_amx_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = "processor: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 amx_tile\n\nprocessor: 1\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: info)
+    monkeypatch.setattr(doctor, "amx_is_broken", lambda: True)
+    assert "Some CPU, " in (text := dict(describe_machine())["CPU"])
+    assert "AVX2, AMX that does not work (oneDNN does not use it); memory" in text
+
+
+def test_processes_of_a_launcher_test_their_connections() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "bionemo.cli", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("packages ") == 1
+    assert "torchrun" in done.stdout
+    assert "all-reduce" in done.stdout

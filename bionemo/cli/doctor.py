@@ -55,7 +55,7 @@ def describe_machine() -> Iterator[tuple[str, str]]:
     requirements = metadata.requires("bionemo") or []
     for problem in dependency_problems(requirements):
         yield "problem", problem
-    yield "CPU", _describe_cpu()
+    yield "CPU", describe_cpu()
     yield from _describe_gpus()
     yield from _describe_storage()
     found = [name for name in _TOOLS if shutil.which(name)]
@@ -99,12 +99,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _describe_cpu() -> str:
+def describe_cpu(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Return model, cores, instruction sets and memory; `info` is a file in the format of Linux."""
     import psutil
 
     fields: dict[str, str] = {}
-    with suppress(OSError):  # without /proc/cpuinfo: not Linux
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    with suppress(OSError):  # not Linux
+        lines = info.read_text().split("\n\n")[0].splitlines()
         fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = fields.get("flags", "").split()
     features = [shown for flag, shown in _CPU_FEATURES.items() if flag in flags]

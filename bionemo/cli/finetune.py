@@ -16,10 +16,11 @@ from bionemo.config.schema.downstream import DownstreamModelConfig
 from bionemo.training.unsupported_options import warn_ignored_options
 
 _SPEC = CommandSpec(
-    DownstreamConfig,
-    "model.data.task_name=scl",
-    False,
-    (
+    schema=DownstreamConfig,
+    description="Trains a prediction head, and optionally the model, on labelled sequences.",
+    example="model.data.task_name=scl",
+    has_groups=False,
+    examples=(
         "do_training=False model.data.preprocessed_data_path=data/FLIP",
         "do_training=False model.data.task_name=all model.data.preprocessed_data_path=data/FLIP",
         "do_training=False model.data.preprocessing.source=downloads/FLIP model.data.preprocessed_data_path=data/FLIP",

@@ -20,10 +20,11 @@ from bionemo.launch.job import Cluster, create_job
 from bionemo.launch.secrets import refuse_secrets
 
 _SPEC = CommandSpec(
-    RunConfig,
-    "cluster.partition=gpu",
-    True,
-    (
+    schema=RunConfig,
+    description="Submits a pretraining run to a cluster.",
+    example="cluster.partition=gpu",
+    has_groups=True,
+    examples=(
         "--config-name={name} cluster=bcm cluster.partition=gpu trainer.num_nodes=4 trainer.devices=8",
         "--config-name={name} cluster=bcp cluster.instance=dgxa100.80g.8.norm cluster.image=ORG/bionemo:1 "
         "cluster.total_runtime=6H",

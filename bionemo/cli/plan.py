@@ -15,10 +15,11 @@ from bionemo.config.help import CommandSpec
 from bionemo.config.schema import RunConfig
 
 _SPEC = CommandSpec(
-    RunConfig,
-    "model.tensor_model_parallel_size=2",
-    True,
-    (
+    schema=RunConfig,
+    description=("Estimates parameters, memory, FLOPs and time of a run, and lists parallel layouts that fit."),
+    example="model.tensor_model_parallel_size=2",
+    has_groups=True,
+    examples=(
         "--config-name=pretrain_esm2_650M trainer.devices=8 trainer.num_nodes=4 trainer.precision=bf16-mixed",
         "--config-name=pretrain_esm2_15B trainer.precision=bf16-mixed model.optim.name=distributed_fused_adam",
         "--config-name=pretrain_small --config-dir=examples/protein/prott5nv/conf",

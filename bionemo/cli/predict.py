@@ -16,17 +16,25 @@ from bionemo.config import run
 from bionemo.config.help import CommandSpec
 from bionemo.config.schema import InferConfig
 from bionemo.config.schema.ranges import duration_in_seconds
+from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS
 from bionemo.launch.spawn import LAUNCHER, spawn_local_workers
 
 if TYPE_CHECKING:  # imported after the command line was checked
     from bionemo.inference.model import TrainedModel
     from bionemo.inference.predict_files import Prediction
 
+_DESCRIPTION = """\
+Computes outputs of a trained model for the sequences of FASTA, CSV or SMILES files. An interrupted prediction
+continues when the same command is run again.
+
+arrays in .npz, .h5 and .pt files; .parquet and .csv files have a row for each sequence
+""" + "\n".join(f"  {name:18} {text}" for name, text in ARRAY_DESCRIPTIONS.items())
 _SPEC = CommandSpec(
-    InferConfig,
-    "model.data.batch_size=64",
-    False,
-    (
+    schema=InferConfig,
+    description=_DESCRIPTION,
+    example="model.data.batch_size=64",
+    has_groups=False,
+    examples=(
         "model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta "
         "model.data.output_fname=x.npz",
         "... model.downstream_task.outputs=[embeddings,hiddens] model.data.output_fname=x.h5 trainer.devices=8",
@@ -34,7 +42,6 @@ _SPEC = CommandSpec(
         "... model.downstream_task.outputs=[pseudo_perplexity] model.data.output_fname=x.csv",
         "... model.downstream_task.outputs=[samples] model.downstream_task.sampling.num_samples=10 "
         "model.data.output_fname=x.csv",
-        "After an interruption, the same command continues from the parts that were written.",
     ),
 )
 

@@ -16,10 +16,13 @@ from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig
 
 _SPEC = CommandSpec(
-    PreparationConfig,
-    "val_size=5000",
-    False,
-    (
+    schema=PreparationConfig,
+    description=(
+        "Converts raw data to shards for training. The same command restarts a preparation that was interrupted."
+    ),
+    example="val_size=5000",
+    has_groups=False,
+    examples=(
         "source=proteins.fasta.gz output=data/mine",
         "source=proteins.csv id_column=name sequence_column=seq output=data/mine val_size=0.05 on_duplicate=skip",
         "--config-name=uniref50 output=data/uniref50",

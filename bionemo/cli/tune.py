@@ -15,10 +15,14 @@ from bionemo.config.help import CommandSpec
 from bionemo.config.schema import RunConfig
 
 _SPEC = CommandSpec(
-    RunConfig,
-    "model.optim.name=muon",
-    True,
-    (
+    schema=RunConfig,
+    description=(
+        "Suggests a learning rate: trains narrow models with several rates and scales "
+        "the best one to the hidden size of the configuration."
+    ),
+    example="model.optim.name=muon",
+    has_groups=True,
+    examples=(
         "--output=DIR --config-name={name} model.data.dataset_path=/data/uniref",
         "--output=DIR --config-name=pretrain_esm2_650M model.optim.name=muon",
         "--width=128              hidden size of the narrow model (default: an eighth, but at least 64)",

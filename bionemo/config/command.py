@@ -60,7 +60,7 @@ def run(
 
 
 def _run(task: Callable[[Any], None], flags: argparse.Namespace, source: ConfigSource, schema: type) -> None:
-    from bionemo.config.compose import compose_typed, expand_sweep, rewrite_overrides
+    from bionemo.config.compose import MissingValueError, compose_typed, expand_sweep, rewrite_overrides
 
     queries = _hydra_arguments(flags)
     if flags.shell_completion or flags.hydra_help:
@@ -69,7 +69,12 @@ def _run(task: Callable[[Any], None], flags: argparse.Namespace, source: ConfigS
     overrides = rewrite_overrides(source, flags.overrides, sweep=flags.multirun)
     jobs = expand_sweep(source, overrides) if flags.multirun else [overrides]
     # check all jobs before the first one runs
-    checked: list[tuple[Any, list[str]]] = [compose_typed(source, job, schema) for job in jobs]
+    checked: list[tuple[Any, list[str]]] = []
+    try:
+        checked += (compose_typed(source, job, schema) for job in jobs)
+    except MissingValueError:
+        if not queries:  # a configuration can be printed without them
+            raise
     if queries:
         _run_hydra(source, [*queries, *overrides])
     elif flags.multirun:

@@ -37,6 +37,10 @@ T = TypeVar("T")
 _MAX_REPORTED = 3  # problems in one error message
 
 
+class MissingValueError(UserError):
+    """A configuration lacks values; it has no other problem."""
+
+
 def load(
     config_name: str,
     overrides: Iterable[str] = (),
@@ -118,7 +122,8 @@ def compose_typed(
     """Compose and check; return the configuration as `schema` and notes for the user.
 
     Raises:
-        UserError: if the configuration is invalid.
+        MissingValueError: if the configuration lacks values.
+        UserError: if it is invalid.
     """
     composed, notes = compose(source, overrides, schema)
     register_secrets(OmegaConf.to_container(composed))
@@ -133,7 +138,8 @@ def compose_typed(
         problems += find_secret_names(resolved)
     if cfg is None or problems:
         more = len(problems) - _MAX_REPORTED
-        raise UserError("; ".join(problems[:_MAX_REPORTED]) + (f"; and {more} more" if more > 0 else ""))
+        error_class = MissingValueError if len(reader.missing) == len(problems) else UserError
+        raise error_class("; ".join(problems[:_MAX_REPORTED]) + (f"; and {more} more" if more > 0 else ""))
     return cfg, notes + describe_ignored_keys(reader.ignored)
 
 

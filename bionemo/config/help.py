@@ -10,6 +10,8 @@ from bionemo.config.schema import RunConfig
 _TEXT = """\
 usage: {program} [--config-name NAME] [key=value ...] [group=choice ...]
 
+{description}
+
 Composes a configuration from YAML files, checks it, and runs it. Every key can be set on the command line.
 
   key=value                 set a key, such as {example}; a wrong key or value is an error
@@ -37,19 +39,21 @@ class CommandSpec:
     """Schema and help text of a command."""
 
     schema: type  # dataclass of its configuration
+    description: str  # what it does
     example: str  # an override that `--help` shows
     has_groups: bool  # whether its configuration files are composed of groups
     examples: tuple[str, ...]  # arguments of example command lines; `{name}` is replaced by the default configuration
 
 
 PRETRAINING = CommandSpec(
-    RunConfig,
-    "model.num_layers=12",
-    True,
-    (
+    schema=RunConfig,
+    description="Pretrains a model. An interrupted run continues when the same command is run again.",
+    example="model.num_layers=12",
+    has_groups=True,
+    examples=(
         "",
         "--config-name={name} trainer.devices=8 trainer.num_nodes=2 model.micro_batch_size=32",
-        "data=fasta model.data.dataset_path=/data/proteins trainer.max_steps=1000",
+        "model.data.dataset_path=DIR trainer.max_steps=1000 model.optim.sched.warmup_steps=100",
         "'model.data.dataset.train=x[000..009]' trainer.precision=bf16-mixed exp_manager.exp_dir=/results",
         "--cfg job --package model.optim",
     ),
@@ -63,6 +67,7 @@ def help_text(program: str, name: str, directory: Path, groups: Path, spec: Comm
     ]
     return _TEXT.format(
         program=program,
+        description=spec.description,
         name=name,
         directory=directory,
         configs="\n  ".join(list_configs(directory)),

@@ -26,6 +26,7 @@ from numpy.lib import format as npy
 from safetensors import safe_open
 
 from bionemo.common.files import replacing
+from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS
 from bionemo.inference.deferred_errors import defer_errors
 from bionemo.inference.input_records import Record, Records
 from bionemo.inference.outputs import GENERATED, PER_TOKEN
@@ -158,6 +159,8 @@ def _h5(path: Path, results: PredictionResults) -> None:
                 dataset[begin : begin + len(values)] = values.astype(object) if is_text else values
                 begin += len(values)
                 target.raise_error()
+        for name, dataset in file.items():
+            dataset.attrs["description"] = ARRAY_DESCRIPTIONS[name]
 
 
 def _pt(path: Path, results: PredictionResults) -> None:

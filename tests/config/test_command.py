@@ -124,6 +124,15 @@ def test_cfg_job_prints_the_config(command):
     assert "train: x[000..049]" in out
 
 
+def test_cfg_job_prints_a_config_that_lacks_values(command):
+    status, out, err = command("--cfg", "job", "--package", "model.data", "model.data.dataset_path=???")
+    assert (status, err) == (0, "")
+    assert "dataset_path: ???" in out
+    status, out, err = command("--cfg", "job", "model.data.dataset_path=???", "model.hidden_sise=3")
+    assert (status, out) == (1, "")
+    assert "model.hidden_sise" in err
+
+
 @pytest.mark.parametrize(
     "arguments", [["--info", "searchpath"], ["--info", "defaults-tree"], ["--hydra-help"], ["--version"]]
 )

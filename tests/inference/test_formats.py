@@ -28,6 +28,8 @@ def test_formats_have_equal_content(kind: str, model: Path, fasta: Path, tmp_pat
 def from_h5(path: Path) -> dict[str, np.ndarray]:
     with h5py.File(path) as file:
         assert set(file) == {"id", "tokens", "offsets", "embeddings", "hiddens", "pseudo_perplexity"}
+        assert "rows offsets[i]:offsets[i + 1] of hiddens" in file["offsets"].attrs["description"]
+        assert all(each.attrs["description"] for each in file.values())
         return {name: np.array(each.asstr()[:] if name == "id" else each) for name, each in file.items()}
 
 

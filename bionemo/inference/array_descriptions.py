@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptions of the arrays in files of predictions, for `--help` and as attributes of .h5 files."""
+
+ARRAY_DESCRIPTIONS = {  # N sequences; D: hidden size, V: size of the vocabulary
+    "id": "[N], names of the sequences",
+    "tokens": "[N], number of tokens of each sequence, without begin and end tokens",
+    "offsets": "[N + 1]: rows offsets[i]:offsets[i + 1] of hiddens and logits belong to sequence i",
+    "embeddings": "[N, D], mean of the hidden states of each sequence, without begin and end tokens",
+    "begin": "[N, D], hidden state of the first token",
+    "hiddens": "[all tokens, D], hidden states of the last layer",
+    "logits": "[all tokens, V], logits",
+    "pseudo_perplexity": "[N], exp of the mean of -log p(token); masked language models mask one token at a time",
+    "reconstruction": "[N], SMILES decoded from the hidden states of the input",
+    "samples": "[N, num_samples], SMILES decoded from hidden states with noise, or sampled",
+}

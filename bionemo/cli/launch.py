@@ -61,8 +61,8 @@ def launch(cfg: RunConfig, dry_run: bool) -> None:
     files = cluster.render(job)
     refuse_secrets(asdict(cfg), job.arguments, files)
     if dry_run:
-        for path, text in files.items():
-            print(f"# {path}\n{text}")
+        for path in sorted(files, key=lambda path: path.suffix == ".yaml"):  # the long configuration last
+            print(f"# {path}\n{files[path]}")
         return
     for path, text in files.items():
         _write(path, text)

@@ -57,6 +57,12 @@ def print_start(
     how = f"precision {precision.name}{', float8' if backends.float8 else ''}"
     for note in backends.notes:
         log.warning(note)
+    sched, steps = cfg.model.optim.sched, cfg.trainer.max_steps
+    if sched is not None and 0 < steps <= (sched.warmup_steps or 0):
+        log.warning(
+            f"the run ends during the warm-up, at a low learning rate (trainer.max_steps={steps}, "
+            f"model.optim.sched.warmup_steps={sched.warmup_steps}): set warmup_steps to about a tenth of the steps"
+        )
     if backends.attention == "sequences":
         _warn_of_slow_attention(cfg)
     if backends.attention is not None:

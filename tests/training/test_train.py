@@ -151,6 +151,8 @@ def test_console_output(seed_run: Done) -> None:
     assert len(seed_run.console) <= 20 + 2 + 3 + 2  # steps, validations, lines before and after them
     note = f"note: trainer.precision=16-mixed needs a GPU: using {INSTEAD_OF_FP16}"
     assert seed_run.console.count(note) == 1
+    hint = "note: the run ends during the warm-up, at a low learning rate (trainer.max_steps=20, "
+    assert sum(line.startswith(f"{hint}model.optim.sched.warmup_steps=500)") for line in seed_run.console) == 1
     assert "residue frequencies alone" in seed_run.console[-2]
     assert seed_run.console[-1] == f"logs, checkpoints and the loss curve are in {seed_run.directory}"
 

@@ -29,6 +29,22 @@ examples
   python -m bionemo.analysis map --input embeddings.npz --output map.csv
   python -m bionemo.analysis map --model esm2.nemo --input proteins.fasta --method pca --color Tax --output map.csv
 """
+_ABOUT = {  # texts in the help of a command
+    "variants": """\
+Input: a CSV file with a header and a column of substitutions; several of them are separated by colons:
+  variant,score
+  A24G,0.91
+  A24G:K30R,0.35
+
+Output: all columns, and zero_shot, the sum over substitutions of log p(new residue) - log p(residue of the wild type).
+A positive zero_shot means that the model prefers the variant to the wild type. If there are measured scores, the rank
+correlation is printed.
+""",
+    "contacts": """\
+The model needs a contact head: that of a Hugging Face directory of ESM-1b, ESM-1v or ESM-2, or one that
+`bionemo analysis contacts-fit` has fitted to proteins of known structure (--head).
+""",
+}
 
 
 def main() -> None:
@@ -109,7 +125,10 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command", dest="command")
 
     def add_command(name: str, description: str, model: str = "") -> Callable[..., Any]:
-        command = commands.add_parser(name, help=description)
+        command = commands.add_parser(
+            name, help=description, description=f"{description[0].upper()}{description[1:]}.",
+            epilog=_ABOUT.get(name), formatter_class=RawDescriptionHelpFormatter,
+        )  # fmt: skip
         add = command.add_argument
         add(
             "--model", type=Path, required=not model, metavar="PATH",

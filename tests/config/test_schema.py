@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from bionemo.common.errors import UserError
 from bionemo.config import schema
 from bionemo.config.hints import all_keys, describe
-from bionemo.config.schema import EncoderConfig, RunConfig, TrainerConfig, exp_manager
+from bionemo.config.schema import EncoderConfig, RunConfig, TrainerConfig, exp_manager, ranges
 from bionemo.config.schema_reader import SchemaReader, convert
 from bionemo.config.targets import target_schema
 from tests.conftest import ROOT
@@ -229,3 +229,16 @@ def test_every_key_is_read_or_its_lack_of_effect_is_noted():
         and (each.__name__ != "ExpManagerConfig" or field.name in not_passed)
     }
     assert not unread
+
+
+def test_every_key_has_a_description() -> None:
+    """A key is described by a comment after it, or by `#:` lines above it."""
+    undescribed = []
+    for path in sorted(set(Path(schema.__file__).parent.glob("*.py")) - {Path(ranges.__file__)}):
+        lines = path.read_text().splitlines()
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.col_offset:
+                after, above = lines[(node.end_lineno or 0) - 1], lines[node.lineno - 2].strip()
+                if not ("  # " in after or above.startswith("#: ")):
+                    undescribed.append(f"{path.name}:{node.lineno}: {node.target.id}")
+    assert undescribed == []

@@ -32,16 +32,16 @@ class MpiConfig(ClusterConfig):
 class SlurmConfig(ClusterConfig):
     """Slurm, under the names of NeMo's launcher; None selects Slurm's default."""
 
-    partition: str | None
-    account: str | None
+    partition: str | None  # partition
+    account: str | None  # account that is charged
     exclusive: bool  # no other job on its nodes
-    gpus_per_task: PositiveInt | None
+    gpus_per_task: PositiveInt | None  # GPUs of each process
     gpus_per_node: PositiveInt | Literal["auto"] | None  # auto: trainer.devices, or omitted if gres is set
     mem: NonNegativeInt | NonNegativeFloat | str | None  # per node; numbers are GB; 0: all memory
-    job_name_prefix: str
+    job_name_prefix: str  # beginning of the job's name
     gres: str | None  # auto: gpu:N with N = gpus_per_node or, if that is None, trainer.devices
     srun_args: list[str] | str  # container options are used only with container_image
-    stderr_to_stdout: bool
+    stderr_to_stdout: bool  # write errors and output to one file
     time: str | None  # DD-HH:MM:SS; None: trainer.max_time plus half an hour, else the partition's limit
     dependency: str | None  # singleton: run jobs of one name one after the other, in the order of submission
     signal: str | None  # NAME@SECONDS: sent before the time limit; the run then saves a checkpoint
@@ -56,21 +56,21 @@ class SlurmConfig(ClusterConfig):
 class BcpConfig(ClusterConfig):
     """NVIDIA Base Command Platform through the NGC CLI; None selects the platform's default."""
 
-    org: str | None
-    team: str | None
-    ace: str | None
+    org: str | None  # organization
+    team: str | None  # team of the organization
+    ace: str | None  # accelerated computing environment
     instance: str | None  # such as dgxa100.80g.8.norm
-    image: str | None
-    array_type: Literal["PYTORCH", "MPI", "PARALLEL", "HOROVOD"]
+    image: str | None  # container image
+    array_type: Literal["PYTORCH", "MPI", "PARALLEL", "HOROVOD"]  # how the platform starts several machines
     total_runtime: str | None  # [nD][nH][nM][nS]
-    preempt: Literal["RUNONCE", "RESTARTABLE", "RESUMABLE"]
-    priority: Literal["HIGH", "NORMAL", "LOW"]
+    preempt: Literal["RUNONCE", "RESTARTABLE", "RESUMABLE"]  # whether the platform may stop and restart the job
+    priority: Literal["HIGH", "NORMAL", "LOW"]  # of the job in the queue
     order: Annotated[int, Range(1, 99)] | None  # among the jobs of one user
     result: str  # directory whose content is kept, for `ngc result download`
     datasets: list[str]  # ID:MOUNT, read-only
     workspaces: list[str]  # ID:MOUNT[:RW|RO]
     ports: list[str]  # PORT, or NAME:PORT/PROTOCOL
-    labels: list[str]
+    labels: list[str]  # labels of the job
     secrets: list[str]  # NAME[:KEY[:ALIAS]] of the platform's secrets
     workdir: str  # the checkout in the image
     interactive: Literal["shell", "jupyter"] | None  # allocate the machines without starting a run
@@ -81,5 +81,5 @@ class RayConfig(ClusterConfig):
     """A Ray cluster that is running or starting."""
 
     address: str  # HOST:PORT of its head, or auto
-    cpus_per_worker: ProcessCount
+    cpus_per_worker: ProcessCount  # cores reserved for each process
     patience: NonNegativeInt  # seconds to wait until all machines have joined

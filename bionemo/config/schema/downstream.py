@@ -24,18 +24,18 @@ class DownstreamDataConfig:
     """A labelled data set."""
 
     task_name: str | list[str]  # a list, or all, only to prepare data
-    task_type: TaskType
+    task_type: TaskType  # a class per residue, a class per sequence, or a number per sequence
     preprocessed_data_path: str  # directory with a directory per task
     dataset_path: str  # directory of the task
-    dataset: DatasetConfig
-    sequence_column: str
-    target_column: str | list[str]
+    dataset: DatasetConfig  # files of each split
+    sequence_column: str  # column of the sequences
+    target_column: str | list[str]  # column of the labels
     target_sizes: list[PositiveInt] | None  # number of classes; None: counted in the training split
     mask_column: str | list[str] | None  # 1 for each residue with a valid label, else 0
     wild_type: str | None  # FASTA file of the protein whose variants the sequences are
     emb_batch_size: Dimension  # maximum number of sequences embedded together
-    shuffle: bool
-    preprocessing: PreparationConfig
+    shuffle: bool  # shuffle the sequences in every epoch
+    preprocessing: PreparationConfig  # settings of the preparation
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class HeadConfig:
 
     cnn_dim: Dimension  # token-level: channels between the two convolutions
     hidden_layer_size: Dimension | list[Dimension]  # sequence-level: width of the hidden layer or layers
-    dropout: FractionBelowOne
+    dropout: FractionBelowOne  # dropout probability before the last layer
 
 
 @dataclass(kw_only=True)
@@ -59,9 +59,9 @@ class LoraConfig:
 class PeftConfig:
     """Train adapters and keep the pretrained weights."""
 
-    enabled: bool
-    peft_scheme: Literal["lora"]
-    lora_tuning: LoraConfig
+    enabled: bool  # train adapters instead of the pretrained weights
+    peft_scheme: Literal["lora"]  # lora is the only one
+    lora_tuning: LoraConfig  # size and place of the adapters
 
 
 @dataclass(kw_only=True)
@@ -74,16 +74,16 @@ class DownstreamModelConfig:
     encoder_frozen: bool  # train only a head, on embeddings computed once; the keys for "unfrozen" have no effect
     freeze_layers: SignedLayerCount  # unfrozen: n > 0 freezes the embedding and n layers, n < 0 all but the last -n
     encoder_lr_scale: PositiveFloat  # unfrozen: learning rate of pretrained weights relative to the head's
-    peft: PeftConfig
-    tensor_model_parallel_size: Dimension
-    pipeline_model_parallel_size: Dimension
-    sequence_parallel: bool
+    peft: PeftConfig  # low-rank adapters
+    tensor_model_parallel_size: Dimension  # processes that share each layer
+    pipeline_model_parallel_size: Dimension  # groups of consecutive layers on different processes
+    sequence_parallel: bool  # divide norms and dropout along the sequence; needs tensor parallelism
     micro_batch_size: Dimension  # sequences per device and step
     global_batch_size: PositiveInt | None  # unfrozen: sequences per step on all devices; None: no accumulation
-    seed: Seed
-    downstream_task: HeadConfig
-    data: DownstreamDataConfig
-    finetuning_optim: OptimConfig
+    seed: Seed  # of the head's weights, order and dropout
+    downstream_task: HeadConfig  # the prediction head
+    data: DownstreamDataConfig  # the labelled data set
+    finetuning_optim: OptimConfig  # optimizer and learning rate
 
 
 @dataclass(kw_only=True)
@@ -94,6 +94,6 @@ class DownstreamConfig:
     do_preprocessing: bool  # prepare the data set
     do_training: bool  # fine-tune; if False, prepare the data set, as in v1
     do_testing: bool  # evaluate on the test set at the end
-    trainer: TrainerConfig
-    exp_manager: ExpManagerConfig
-    model: DownstreamModelConfig
+    trainer: TrainerConfig  # hardware, length and frequency
+    exp_manager: ExpManagerConfig  # directories, loggers and checkpoints
+    model: DownstreamModelConfig  # pretrained model, head and data

@@ -24,176 +24,176 @@ from bionemo.config.schema.ranges import (
 class WandbLoggerConfig:
     """Arguments of Lightning's WandbLogger and of wandb.init."""
 
-    project: str | None = None
-    name: str | None = None
-    group: str | None = None
-    job_type: str | None = None
-    notes: str | None = None
-    tags: list[str] | None = None
+    project: str | None = None  # project
+    name: str | None = None  # name of the run
+    group: str | None = None  # group of runs
+    job_type: str | None = None  # kind of the run
+    notes: str | None = None  # notes of the run
+    tags: list[str] | None = None  # tags of the run
     offline: bool | None = None  # write only to disk; upload later with `wandb sync`
     entity: str | None = None  # user or team
-    id: str | None = None
+    id: str | None = None  # id of the run, to continue it
     version: str | None = None  # the same as id
-    dir: str | None = None
-    save_dir: str | None = None
+    dir: str | None = None  # directory of the files
+    save_dir: str | None = None  # directory of the files; the same as dir
     prefix: str | None = None  # of metric names
-    log_model: bool | Literal["all"] | None = None
-    checkpoint_name: str | None = None
-    resume: bool | str | None = None
-    resume_from: str | None = None
-    fork_from: str | None = None
-    mode: Literal["online", "offline", "disabled", "shared"] | None = None
-    anonymous: bool | None = None
-    force: bool | None = None
-    reinit: bool | str | None = None
-    save_code: bool | None = None
-    sync_tensorboard: bool | None = None
-    allow_val_change: bool | None = None
+    log_model: bool | Literal["all"] | None = None  # upload checkpoints
+    checkpoint_name: str | None = None  # name of uploaded checkpoints
+    resume: bool | str | None = None  # continue a run of the same id
+    resume_from: str | None = None  # continue a run from a step
+    fork_from: str | None = None  # start from a step of another run
+    mode: Literal["online", "offline", "disabled", "shared"] | None = None  # whether to upload
+    anonymous: bool | None = None  # log without an account
+    force: bool | None = None  # end the run if the user is not logged in
+    reinit: bool | str | None = None  # start another run in the same process
+    save_code: bool | None = None  # upload the main script
+    sync_tensorboard: bool | None = None  # upload TensorBoard's values
+    allow_val_change: bool | None = None  # allow that configuration values change
     config: dict[str, Any] | None = None  # additional values
-    config_exclude_keys: list[str] | None = None
-    config_include_keys: list[str] | None = None
-    settings: dict[str, Any] | None = None
+    config_exclude_keys: list[str] | None = None  # configuration keys that are not uploaded
+    config_include_keys: list[str] | None = None  # configuration keys that are uploaded
+    settings: dict[str, Any] | None = None  # arguments of wandb.Settings
 
 
 @dataclass(kw_only=True)
 class MLFlowParams:
     """Arguments of the MLflow logger."""
 
-    experiment_name: str | None = None
-    run_name: str | None = None
-    tracking_uri: str | None = None
-    tags: dict[str, Any] | None = None
-    save_dir: str | None = None
-    prefix: str | None = None
-    artifact_location: str | None = None
-    run_id: str | None = None
-    log_model: bool | None = None
+    experiment_name: str | None = None  # experiment
+    run_name: str | None = None  # name of the run
+    tracking_uri: str | None = None  # address of the server
+    tags: dict[str, Any] | None = None  # tags of the run
+    save_dir: str | None = None  # directory of the files
+    prefix: str | None = None  # of metric names
+    artifact_location: str | None = None  # place of artifacts
+    run_id: str | None = None  # id of the run, to continue it
+    log_model: bool | None = None  # upload checkpoints
 
 
 @dataclass(kw_only=True)
 class DLLoggerParams:
     """Arguments of the DLLogger."""
 
-    verbose: bool | None = None
-    stdout: bool | None = None
-    json_file: str | None = None
+    verbose: bool | None = None  # print more
+    stdout: bool | None = None  # print values
+    json_file: str | None = None  # file of the values
 
 
 @dataclass(kw_only=True)
 class ClearMLParams:
     """Arguments of the ClearML logger."""
 
-    project: str | None = None
-    task: str | None = None
-    connect_pytorch: bool | None = None
-    model_name: str | None = None
-    tags: list[str] | None = None
-    log_model: bool | None = None
-    log_cfg: bool | None = None
-    log_metrics: bool | None = None
+    project: str | None = None  # project
+    task: str | None = None  # name of the task
+    connect_pytorch: bool | None = None  # record what PyTorch saves
+    model_name: str | None = None  # name of the model
+    tags: list[str] | None = None  # tags of the task
+    log_model: bool | None = None  # upload checkpoints
+    log_cfg: bool | None = None  # upload the configuration
+    log_metrics: bool | None = None  # upload metrics
 
 
 @dataclass(kw_only=True)
 class CallbackParams:
     """Names, frequency and number of checkpoints."""
 
-    filepath: str | None = None
-    dirpath: str | None = None
-    filename: str | None = None
+    filepath: str | None = None  # no effect: see filename
+    dirpath: str | None = None  # directory of checkpoints; None: checkpoints in the run's directory
+    filename: str | None = None  # name of checkpoints, with values such as {val_loss:.2f}
     monitor: str | None = None  # the metric that ranks checkpoints
-    mode: Literal["min", "max"] | None = None
-    verbose: bool | None = None
-    save_last: bool | None = None
-    save_top_k: IntOrUnlimited | None = None
-    save_weights_only: bool | None = None
-    auto_insert_metric_name: bool | None = None
-    every_n_epochs: NonNegativeInt | None = None
-    every_n_train_steps: StepCount | None = None
-    train_time_interval: DurationOrZero | None = None
+    mode: Literal["min", "max"] | None = None  # whether the lowest or the highest value is best
+    verbose: bool | None = None  # no effect: saved checkpoints are not printed
+    save_last: bool | None = None  # no effect: the newest checkpoint is kept for resuming
+    save_top_k: IntOrUnlimited | None = None  # number of best checkpoints that are kept; -1: all
+    save_weights_only: bool | None = None  # save no optimizer state; such a checkpoint cannot be resumed
+    auto_insert_metric_name: bool | None = None  # no effect: names contain the names of metrics
+    every_n_epochs: NonNegativeInt | None = None  # no effect: see every_n_train_steps
+    every_n_train_steps: StepCount | None = None  # steps between checkpoints; None: at every validation
+    train_time_interval: DurationOrZero | None = None  # time between checkpoints
     prefix: str | None = None  # of the .nemo file; default: exp_manager.name
     postfix: str | None = None  # of the .nemo file; default: .nemo
     save_best_model: bool | None = None  # export the best checkpoint to .nemo instead of the last one
     always_save_nemo: bool | None = None  # export to .nemo at every save, replacing the previous export
-    save_nemo_on_train_end: bool | None = None
-    model_parallel_size: PositiveInt | None = None
-    save_on_train_epoch_end: bool | None = None
+    save_nemo_on_train_end: bool | None = None  # export to .nemo at the end
+    model_parallel_size: PositiveInt | None = None  # no effect: see model.tensor_model_parallel_size
+    save_on_train_epoch_end: bool | None = None  # no effect: see every_n_train_steps
     async_save: bool | None = None  # write during training; None: if training uses a GPU
-    save_last_n_optim_states: IntOrUnlimited | None = None
+    save_last_n_optim_states: IntOrUnlimited | None = None  # no effect: see save_weights_only
 
 
 @dataclass(kw_only=True)
 class EarlyStoppingParams:
     """Stop if a metric no longer improves."""
 
-    monitor: str | None = None
-    mode: Literal["min", "max"] | None = None
-    min_delta: NonNegativeFloat | None = None
+    monitor: str | None = None  # the metric
+    mode: Literal["min", "max"] | None = None  # whether a lower or a higher value is better
+    min_delta: NonNegativeFloat | None = None  # smallest change that is an improvement
     patience: NonNegativeInt | None = None  # validations without improvement
-    verbose: bool | None = None
-    strict: bool | None = None
-    check_finite: bool | None = None
-    stopping_threshold: float | None = None
-    divergence_threshold: float | None = None
-    check_on_train_epoch_end: bool | None = None
-    log_rank_zero_only: bool | None = None
+    verbose: bool | None = None  # print why the run stops
+    strict: bool | None = None  # end the run if the metric is missing
+    check_finite: bool | None = None  # stop if the metric is not finite
+    stopping_threshold: float | None = None  # stop if the metric reaches this value
+    divergence_threshold: float | None = None  # stop if the metric is worse than this value
+    check_on_train_epoch_end: bool | None = None  # check at the end of epochs instead of validations
+    log_rank_zero_only: bool | None = None  # print on rank 0 only
 
 
 @dataclass(kw_only=True)
 class IPLEpochStopperParams:
     """Stop for new pseudo-labels (speech models)."""
 
-    enable_stop: bool | None = None
-    stop_every_n_epochs: PositiveInt | None = None
+    enable_stop: bool | None = None  # stop
+    stop_every_n_epochs: PositiveInt | None = None  # epochs until the run stops
 
 
 @dataclass(kw_only=True)
 class StepTimingParams:
     """Averaging of step times."""
 
-    reduction: str | None = None
-    sync_cuda: bool | None = None
-    buffer_size: PositiveInt | None = None
+    reduction: str | None = None  # no effect: the mean since the last log is logged
+    sync_cuda: bool | None = None  # wait for the GPU
+    buffer_size: PositiveInt | None = None  # number of averaged steps
 
 
 @dataclass(kw_only=True)
 class EMAParams:
     """Exponential moving average of the weights."""
 
-    enable: bool | None = None
-    decay: Fraction | None = None
-    cpu_offload: bool | None = None
-    validate_original_weights: bool | None = None
-    every_n_steps: PositiveInt | None = None
+    enable: bool | None = None  # must be False: not implemented
+    decay: Fraction | None = None  # factor of the average per step
+    cpu_offload: bool | None = None  # keep the average in the memory of the CPU
+    validate_original_weights: bool | None = None  # validate the weights instead of the average
+    every_n_steps: PositiveInt | None = None  # steps between updates
 
 
 @dataclass(kw_only=True)
 class StragglerDetectionParams:
     """Detection of slow ranks."""
 
-    report_time_interval: PositiveFloat | None = None
-    calc_relative_gpu_perf: bool | None = None
-    calc_individual_gpu_perf: bool | None = None
-    num_gpu_perf_scores_to_log: NonNegativeInt | None = None
-    gpu_relative_perf_threshold: Fraction | None = None
-    gpu_individual_perf_threshold: Fraction | None = None
-    stop_if_detected: bool | None = None
+    report_time_interval: PositiveFloat | None = None  # seconds between reports
+    calc_relative_gpu_perf: bool | None = None  # compare ranks with each other
+    calc_individual_gpu_perf: bool | None = None  # compare a rank with its own past
+    num_gpu_perf_scores_to_log: NonNegativeInt | None = None  # number of best and worst ranks that are logged
+    gpu_relative_perf_threshold: Fraction | None = None  # a rank below this fraction of the fastest is slow
+    gpu_individual_perf_threshold: Fraction | None = None  # a rank below this fraction of its own best is slow
+    stop_if_detected: bool | None = None  # end the run if a rank is slow
 
 
 @dataclass(kw_only=True)
 class FaultToleranceParams:
     """Detection and restart of hung ranks."""
 
-    workload_check_interval: PositiveFloat | None = None
-    initial_rank_heartbeat_timeout: PositiveFloat | None = None
-    rank_heartbeat_timeout: PositiveFloat | None = None
-    calculate_timeouts: bool | None = None
-    safety_factor: PositiveFloat | None = None
-    rank_termination_signal: str | None = None
-    log_level: str | None = None
-    max_rank_restarts: NonNegativeInt | None = None
-    max_subsequent_job_failures: NonNegativeInt | None = None
-    additional_ft_launcher_args: str | None = None
-    simulated_fault: dict[str, Any] | None = None
+    workload_check_interval: PositiveFloat | None = None  # seconds between checks
+    initial_rank_heartbeat_timeout: PositiveFloat | None = None  # seconds until the first heartbeat
+    rank_heartbeat_timeout: PositiveFloat | None = None  # seconds between heartbeats
+    calculate_timeouts: bool | None = None  # estimate the timeouts from the run
+    safety_factor: PositiveFloat | None = None  # factor of estimated timeouts
+    rank_termination_signal: str | None = None  # signal for hung ranks
+    log_level: str | None = None  # level of messages
+    max_rank_restarts: NonNegativeInt | None = None  # restarts within a job
+    max_subsequent_job_failures: NonNegativeInt | None = None  # failures until no further job is started
+    additional_ft_launcher_args: str | None = None  # arguments of the launcher
+    simulated_fault: dict[str, Any] | None = None  # a fault for tests
 
 
 @dataclass(kw_only=True)
@@ -201,50 +201,50 @@ class ExpManagerConfig:
     """Directories, resumption, loggers and callbacks of a run."""
 
     # directory and resumption
-    name: str | None
-    exp_dir: str | None
+    name: str | None  # directory within exp_dir
+    exp_dir: str | None  # directory of the run
     explicit_log_dir: str | None  # None: exp_dir/name/version
-    version: str | None = None
+    version: str | None = None  # directory within exp_dir/name
     use_datetime_version: bool  # keep False: all ranks must use the same directory
     resume_if_exists: bool  # from the newest checkpoint in the directory
     resume_ignore_no_checkpoint: bool  # start a new run if there is none
-    resume_past_end: bool | None = None
-    resume_from_checkpoint: str | None = None
+    resume_past_end: bool | None = None  # no effect: set a larger trainer.max_steps
+    resume_from_checkpoint: str | None = None  # a checkpoint to resume from, instead of the newest one of this run
     # loggers
-    create_tensorboard_logger: bool
-    summary_writer_kwargs: dict[str, Any] | None = None
-    create_wandb_logger: bool
-    wandb_logger_kwargs: WandbLoggerConfig
-    create_mlflow_logger: bool | None = None
-    mlflow_logger_kwargs: MLFlowParams | None = None
-    create_dllogger_logger: bool | None = None
-    dllogger_logger_kwargs: DLLoggerParams | None = None
-    create_clearml_logger: bool | None = None
-    clearml_logger_kwargs: ClearMLParams | None = None
-    create_neptune_logger: bool | None = None
-    neptune_logger_kwargs: dict[str, Any] | None = None
+    create_tensorboard_logger: bool  # write TensorBoard events
+    summary_writer_kwargs: dict[str, Any] | None = None  # arguments of TensorBoard's SummaryWriter
+    create_wandb_logger: bool  # log to Weights & Biases
+    wandb_logger_kwargs: WandbLoggerConfig  # its settings
+    create_mlflow_logger: bool | None = None  # log to MLflow
+    mlflow_logger_kwargs: MLFlowParams | None = None  # its settings
+    create_dllogger_logger: bool | None = None  # log with DLLogger
+    dllogger_logger_kwargs: DLLoggerParams | None = None  # its settings
+    create_clearml_logger: bool | None = None  # log to ClearML
+    clearml_logger_kwargs: ClearMLParams | None = None  # its settings
+    create_neptune_logger: bool | None = None  # log to Neptune
+    neptune_logger_kwargs: dict[str, Any] | None = None  # its settings
     log_local_rank_0_only: bool | None = None  # NeMo 1.23: one log file per node
     log_global_rank_0_only: bool | None = None  # NeMo 1.23: one log file
     # checkpoints
-    create_checkpoint_callback: bool
-    checkpoint_callback_params: CallbackParams
-    create_preemption_callback: bool | None = None
-    disable_validation_on_resume: bool | None = None
+    create_checkpoint_callback: bool  # save checkpoints
+    checkpoint_callback_params: CallbackParams  # names, frequency and number of checkpoints
+    create_preemption_callback: bool | None = None  # no effect: a run saves a checkpoint after SIGTERM and ends
+    disable_validation_on_resume: bool | None = None  # no effect: a completed validation is not repeated
     # other callbacks
-    create_early_stopping_callback: bool | None = None
-    early_stopping_callback_params: EarlyStoppingParams | None = None
-    create_ipl_epoch_stopper_callback: bool | None = None
-    ipl_epoch_stopper_callback_params: IPLEpochStopperParams | None = None
-    ema: EMAParams | None = None
-    create_straggler_detection_callback: bool | None = None
-    straggler_detection_params: StragglerDetectionParams | None = None
-    create_fault_tolerance_callback: bool | None = None
-    fault_tolerance: FaultToleranceParams | None = None
+    create_early_stopping_callback: bool | None = None  # stop if a metric no longer improves
+    early_stopping_callback_params: EarlyStoppingParams | None = None  # its settings
+    create_ipl_epoch_stopper_callback: bool | None = None  # stop for new pseudo-labels (speech models)
+    ipl_epoch_stopper_callback_params: IPLEpochStopperParams | None = None  # its settings
+    ema: EMAParams | None = None  # exponential moving average of the weights
+    create_straggler_detection_callback: bool | None = None  # detect slow ranks
+    straggler_detection_params: StragglerDetectionParams | None = None  # its settings
+    create_fault_tolerance_callback: bool | None = None  # detect and restart hung ranks
+    fault_tolerance: FaultToleranceParams | None = None  # its settings
     # other
-    files_to_copy: list[str] | None = None
-    log_step_timing: bool | None = None
-    log_delta_step_timing: bool | None = None
-    step_timing_kwargs: StepTimingParams | None = None
-    log_tflops_per_sec_per_gpu: bool | None = None
+    files_to_copy: list[str] | None = None  # files that are copied to the run's directory
+    log_step_timing: bool | None = None  # no effect: seconds per step are always logged
+    log_delta_step_timing: bool | None = None  # no effect: seconds per step are always logged
+    step_timing_kwargs: StepTimingParams | None = None  # averaging of step times
+    log_tflops_per_sec_per_gpu: bool | None = None  # no effect: `bionemo plan` prints FLOPs
     max_time_per_run: DurationText | None = None  # DD:HH:MM:SS; the run saves a checkpoint and ends
-    seconds_to_sleep: NonNegativeFloat | None = None
+    seconds_to_sleep: NonNegativeFloat | None = None  # wait before the run starts, for example for a file system

@@ -35,8 +35,8 @@ class InferTrainerConfig:
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda"]  # auto: GPUs if there are any
     devices: DeviceCount | str  # per node; the sequences are divided over them; auto: all GPUs
-    num_nodes: NodeCount
-    precision: Precision
+    num_nodes: NodeCount  # machines
+    precision: Precision  # of matrix products
     rank_timeout: Duration  # the run ends if the first process receives nothing from another one for longer
 
 
@@ -44,7 +44,7 @@ class InferTrainerConfig:
 class SamplingConfig:
     """Sampling of molecules similar to an input: noise is added to its hidden states, which are then decoded."""
 
-    sampling_method: SamplingMethod
+    sampling_method: SamplingMethod  # how hidden states become molecules
     num_samples: Dimension  # perturbations; beam-search-single-sample: beams of one perturbation
     scaled_radius: NonNegativeFloat  # standard deviation of the noise
     top_k: NonNegativeInt  # topkp: sample from the k most likely tokens; 0: no limit
@@ -52,7 +52,7 @@ class SamplingConfig:
     temperature: PositiveFloat  # topkp
     beam_size: Dimension  # beam searches; beam-search-perturbate-sample returns all beams
     beam_alpha: NonNegativeFloat  # beam searches: length penalty; 0: none
-    seed: Seed
+    seed: Seed  # of noise and sampling
 
 
 @dataclass(kw_only=True)
@@ -60,17 +60,17 @@ class TaskConfig:
     """The model and its outputs."""
 
     restore_from_path: str  # a .nemo archive, a checkpoint, or a Hugging Face directory
-    outputs: list[Output]
+    outputs: list[Output]  # what is computed for each sequence
     reconstruction_beam_size: Dimension  # 1: greedy
-    sampling: SamplingConfig
+    sampling: SamplingConfig  # settings of samples
 
 
 @dataclass(kw_only=True)
 class InferDataImplConfig:
     """Settings of each reader; `data_impl` selects one."""
 
-    csv_fields_mmap: CsvFieldsConfig
-    fasta_fields_mmap: FastaConfig
+    csv_fields_mmap: CsvFieldsConfig  # CSV files of which several columns are read
+    fasta_fields_mmap: FastaConfig  # FASTA files
 
 
 @dataclass(kw_only=True)
@@ -79,9 +79,9 @@ class InferDataConfig:
 
     dataset_path: str | list[str]  # a file, a range such as x[000..004].csv, or a list
     data_impl: Literal["", "csv_fields_mmap", "fasta_fields_mmap"]  # "": by the extension of the files
-    data_impl_kwargs: InferDataImplConfig
+    data_impl_kwargs: InferDataImplConfig  # settings of the readers
     data_fields_map: dict[str, str]  # column names in the header of a CSV file: {sequence: seq, id: name}
-    index_mapping_dir: str | None
+    index_mapping_dir: str | None  # directory of index files; None: beside the data, else in the user's cache
     batch_size: Dimension  # maximum number of sequences per batch; does not change the results
     tokens_per_batch: TokenCount  # maximum number of tokens per batch
     long_sequences: Literal["truncate", "split", "drop", "error"]  # longer than the model's maximum length
@@ -94,15 +94,15 @@ class InferDataConfig:
 class InferModelConfig:
     """The model and its data."""
 
-    downstream_task: TaskConfig
-    data: InferDataConfig
+    downstream_task: TaskConfig  # the model and its outputs
+    data: InferDataConfig  # input sequences and output file
 
 
 @dataclass(kw_only=True)
 class InferConfig:
     """Configuration of a prediction."""
 
-    name: str
-    desc: str | None
-    trainer: InferTrainerConfig
-    model: InferModelConfig
+    name: str  # of the prediction, for messages
+    desc: str | None  # description for the user's notes
+    trainer: InferTrainerConfig  # hardware
+    model: InferModelConfig  # model, input and output

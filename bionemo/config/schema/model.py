@@ -33,13 +33,13 @@ from bionemo.config.schema.training import OptimConfig, TrainerConfig
 class TokenizerConfig:
     """Vocabulary. Those of proteins and molecules are part of the package; GPT-2's files come from the user."""
 
-    library: Literal["sentencepiece", "huggingface", "megatron", "regex"]
-    type: str | None = None
+    library: Literal["sentencepiece", "huggingface", "megatron", "regex"]  # source of the vocabulary
+    type: str | None = None  # kind of tokenizer of this library
     model: str | None = None  # a file of v1; ignored
-    vocab_file: str | None = None
-    merge_file: str | None = None
+    vocab_file: str | None = None  # file of the vocabulary
+    merge_file: str | None = None  # file of the merges of byte-pair encoding
     model_name: str | None = None  # name on the Hugging Face hub
-    mask_id: NonNegativeInt | None = None
+    mask_id: NonNegativeInt | None = None  # id of <mask>
     num_sentinel_tokens: NonNegativeInt | None = None  # ProtT5nv
 
 
@@ -47,45 +47,45 @@ class TokenizerConfig:
 class ValidationConfig:
     """Former name of dwnstr_task_validation; must be off."""
 
-    validation_enabled: bool
+    validation_enabled: bool  # must be False
 
 
 @dataclass(kw_only=True)
 class DownstreamFilesConfig:
     """Files of a downstream task."""
 
-    train: Files
-    test: Files
+    train: Files  # files of the training split
+    test: Files  # files of the test split
 
 
 @dataclass(kw_only=True)
 class DownstreamDatasetConfig:
     """A small labelled task: at every validation a head is trained on the frozen model and tested."""
 
-    task_type: TaskType
-    task_name: str
-    dataset_path: str
-    dataset: DownstreamFilesConfig
-    sequence_column: str
-    target_column: str | list[str]
+    task_type: TaskType  # a class per residue, a class per sequence, or a number per sequence
+    task_name: str  # name of the task, for messages
+    dataset_path: str  # directory of the splits
+    dataset: DownstreamFilesConfig  # files of each split
+    sequence_column: str  # column of the sequences
+    target_column: str | list[str]  # column of the labels
     target_sizes: list[PositiveInt] | None  # number of classes of each target; None: regression
-    mask_column: list[str] | None
-    max_seq_length: TokenCount
-    emb_batch_size: Dimension
-    batch_size: Dimension
-    num_epochs: PositiveInt
-    shuffle: bool
-    num_workers: WorkerCount
-    random_seed: Seed
-    optim: OptimConfig
+    mask_column: list[str] | None  # column with 1 for each residue with a valid label, else 0
+    max_seq_length: TokenCount  # maximum number of tokens; longer sequences are truncated
+    emb_batch_size: Dimension  # sequences embedded together
+    batch_size: Dimension  # sequences of a step of the head
+    num_epochs: PositiveInt  # epochs of the head
+    shuffle: bool  # shuffle the sequences in every epoch
+    num_workers: WorkerCount  # no effect: the embeddings are in memory
+    random_seed: Seed  # of the weights of the head and of the order
+    optim: OptimConfig  # optimizer of the head
 
 
 @dataclass(kw_only=True)
 class DownstreamValidationConfig:
     """Validation on a downstream task during pretraining."""
 
-    enabled: bool
-    dataset: DownstreamDatasetConfig
+    enabled: bool  # train a head at every validation
+    dataset: DownstreamDatasetConfig  # the labelled task
 
 
 @dataclass(kw_only=True)
@@ -94,48 +94,51 @@ class ModelConfig:
 
     _target_: str  # import path of the model class
     # batch and parallel layout
-    # rows of a micro-batch of a model replica; a row is a sequence or, packed, seq_length tokens;
-    # auto: on GPUs as many as fit and divide the rows of a step, on CPUs at most replica_batch_size
+    #: rows of a micro-batch of a model replica; a row is a sequence or, packed, seq_length tokens;
+    #: auto: on GPUs as many as fit and divide the rows of a step, on CPUs at most replica_batch_size
     micro_batch_size: Dimension | Literal["auto"]
-    replica_batch_size: Dimension  # only with auto, without global_batch_size: rows of a replica in a step, if nothing
-    # is accumulated
+    #: only with auto, without global_batch_size: rows of a replica in a step, if nothing is accumulated
+    replica_batch_size: Dimension
     global_batch_size: PositiveInt | None  # None: micro-batch size x data-parallel size x accumulation
-    tensor_model_parallel_size: Dimension
-    pipeline_model_parallel_size: Dimension
+    tensor_model_parallel_size: Dimension  # processes that share each layer
+    pipeline_model_parallel_size: Dimension  # groups of consecutive layers on different processes
     sequence_parallel: bool  # divide norms and dropout along the sequence; needs tensor parallelism
     # architecture
     seq_length: TokenCount  # maximum length, including begin and end tokens
     encoder_seq_length: TokenCount  # equal to seq_length
-    max_position_embeddings: TokenCount
+    max_position_embeddings: TokenCount  # maximum number of positions
     num_layers: LayerCount  # of an encoder-decoder: of each
-    hidden_size: Dimension
-    ffn_hidden_size: Dimension
-    num_attention_heads: Dimension
+    hidden_size: Dimension  # width of the model
+    ffn_hidden_size: Dimension  # width of the feed-forward layers
+    num_attention_heads: Dimension  # attention heads of a layer
     kv_channels: Dimension | None  # size of a head; None: hidden_size / num_attention_heads
     activation: Literal["gelu", "gelu_tanh"]  # exact, or GPT-2's approximation
-    hidden_dropout: FractionBelowOne
-    attention_dropout: FractionBelowOne
-    layernorm_epsilon: PositiveFloat
-    init_method_std: PositiveFloat
+    hidden_dropout: FractionBelowOne  # dropout probability after the embedding and before each residual addition
+    attention_dropout: FractionBelowOne  # dropout probability of attention weights
+    layernorm_epsilon: PositiveFloat  # added to the variance in layer norms
+    init_method_std: PositiveFloat  # standard deviation of the initial weights
     make_vocab_size_divisible_by: Dimension  # the embedding table is padded to a multiple
     # numerics and speed
-    seed: Seed
+    seed: Seed  # of initial weights and dropout
     compile: bool | Literal["auto"]  # torch.compile every layer; auto: on GPUs with Triton and a C compiler
     gpu_attention: Literal["flash2", "flash4", "cudnn"]  # implementation of FlashAttention, where it is used
     float8: bool  # multiply in float8 in the linear layers of the transformer blocks
     native_amp_init_scale: PositiveFloat  # 16-mixed: first loss scale
     native_amp_growth_interval: PositiveInt  # 16-mixed: steps without overflow until the scale is doubled
     hysteresis: PositiveInt  # 16-mixed: overflows until the scale is halved
+    #: recompute in the backward pass: selective, attention; full, whole layers; None: nothing
     activations_checkpoint_granularity: Literal["selective", "full"] | None
+    #: full: uniform, groups of layers; block, the first layers of each stage
     activations_checkpoint_method: Literal["uniform", "block"] | None
+    #: full: layers of a group (uniform), or layers that are recomputed (block)
     activations_checkpoint_num_layers: PositiveInt | None
     resume_from_checkpoint: str | None  # a checkpoint to resume from, instead of the newest one of this run
     # groups
-    tokenizer: TokenizerConfig
-    data: DataConfig
-    optim: OptimConfig
-    validation: ValidationConfig
-    dwnstr_task_validation: DownstreamValidationConfig
+    tokenizer: TokenizerConfig  # vocabulary
+    data: DataConfig  # data files and batches
+    optim: OptimConfig  # optimizer and learning rate
+    validation: ValidationConfig  # former name of the next key
+    dwnstr_task_validation: DownstreamValidationConfig  # validation on a labelled task
 
     @property
     def model_parallel_size(self) -> int:
@@ -156,21 +159,21 @@ class ModelConfig:
 class EncoderConfig(ModelConfig):
     """Keys of every encoder."""
 
-    data: MaskedDataConfig
+    data: MaskedDataConfig  # proteins and masking
 
 
 @dataclass(kw_only=True)
 class ESM1nvConfig(EncoderConfig):
     """Encoder with learned positions (ESM-1nv)."""
 
-    position_embedding_type: Literal["learned_absolute"]
+    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
 
 
 @dataclass(kw_only=True)
 class ESM1bConfig(EncoderConfig):
     """Encoder with learned positions and token dropout (ESM-1b, ESM-1v)."""
 
-    position_embedding_type: Literal["learned_absolute"]
+    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     embedding_token_dropout: bool  # see ESM2nvConfig
     embedding_layer_norm: bool  # before the first layer: True for ESM-1b, False for ESM-1v
 
@@ -179,28 +182,28 @@ class ESM1bConfig(EncoderConfig):
 class ESM2nvConfig(EncoderConfig):
     """Encoder with rotary positions and token dropout (ESM-2nv)."""
 
-    position_embedding_type: Literal["rope"]
+    position_embedding_type: Literal["rope"]  # kind of positions of this model class
     embedding_token_dropout: bool  # scale embeddings by the fraction of tokens that are not masked
-    mask_token_id: NonNegativeInt
+    mask_token_id: NonNegativeInt  # id of <mask>
 
 
 @dataclass(kw_only=True)
 class EncoderDecoderConfig(ModelConfig):
     """Keys of every encoder-decoder. The values of v1's only architecture are accepted, others are not."""
 
-    position_embedding_type: Literal["learned_absolute"]
+    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     share_decoder_tokens_head_embeddings: bool  # the output layer uses the embedding table and a bias per token
-    normalization: Literal["layernorm"]
-    transformer_block_type: Literal["pre_ln"]
-    encoder_arch: Literal["transformer"]
-    decoder_arch: Literal["transformer"]
+    normalization: Literal["layernorm"]  # v1's only value
+    transformer_block_type: Literal["pre_ln"]  # v1's only value: layer norm before each block
+    encoder_arch: Literal["transformer"]  # v1's only value
+    decoder_arch: Literal["transformer"]  # v1's only value
 
 
 @dataclass(kw_only=True)
 class ProtT5nvConfig(EncoderDecoderConfig):
     """Proteins with masked spans (ProtT5nv)."""
 
-    data: SpanDataConfig
+    data: SpanDataConfig  # proteins and spans
 
 
 @dataclass(kw_only=True)
@@ -209,17 +212,17 @@ class MegaMolBARTConfig(EncoderDecoderConfig):
 
     name: str  # of this model size, for file names
     restore_encoder_path: str | None  # the default of restore_from_path
-    data: MoleculeDataConfig
+    data: MoleculeDataConfig  # molecules
 
 
 @dataclass(kw_only=True)
 class GPT3Config(ModelConfig):
     """Text (GPT-3)."""
 
-    position_embedding_type: Literal["learned_absolute"]
-    data: TextDataConfig
-    normalization: Literal["layernorm"] | None = None
-    transformer_block_type: Literal["pre_ln"] | None = None
+    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
+    data: TextDataConfig  # text
+    normalization: Literal["layernorm"] | None = None  # v1's only value
+    transformer_block_type: Literal["pre_ln"] | None = None  # v1's only value: layer norm before each block
 
 
 @dataclass(kw_only=True)
@@ -227,13 +230,13 @@ class RunConfig:
     """Configuration of pretraining, of `launch` and of `plan`."""
 
     name: str  # of the experiment: part of directory and logger names
-    desc: str | None = None
+    desc: str | None = None  # description for the user's notes
     do_preprocessing: bool  # prepare the data set; stop unless do_training
-    do_training: bool
+    do_training: bool  # train; if False, only prepare the data set
     do_testing: bool  # evaluate on the test set at the end
     seed: Seed | None = None  # of the data, if model.data.seed refers to it (MegaMolBART); not model.seed
     restore_from_path: str | None  # initial weights: a .nemo archive or a checkpoint
-    trainer: TrainerConfig
-    exp_manager: ExpManagerConfig
+    trainer: TrainerConfig  # hardware, length and frequency
+    exp_manager: ExpManagerConfig  # directories, loggers and checkpoints
     model: ModelConfig  # `model._target_` selects the subclass
     cluster: ClusterConfig  # used by `bionemo launch` only

@@ -23,7 +23,7 @@ Strictness = Literal["error", "skip"]
 class PreparationConfig:
     """Keys of every preparation."""
 
-    _target_: str
+    _target_: str  # function that prepares the data set
     output: str  # directory of the result
     force: bool  # prepare again even if the result exists
     num_preprocess_workers: ProcessCount  # at most one per core is used
@@ -33,9 +33,9 @@ class PreparationConfig:
 class SplitSizes:
     """Division of records into validation, test and training set, as in BioNeMo v1."""
 
-    val_size: Size
-    test_size: Size
-    seed: Seed
+    val_size: Size  # of the validation set
+    test_size: Size  # of the test set
+    seed: Seed  # of the division
     num_csv_files: ShardCount  # per split
 
 
@@ -56,8 +56,8 @@ class SequencesJob(PreparationConfig, SplitSizes, SequencePolicies):
     checksum: str | None  # md5:... or sha256:... if there is one source
     format: Literal["auto", "fasta", "csv"]  # auto: by the first character of the file
     id_column: str | ColumnIndex  # of a CSV file: name in the header, or index
-    sequence_column: str | ColumnIndex
-    separator: str
+    sequence_column: str | ColumnIndex  # column of the sequences
+    separator: str  # of the columns of a CSV file
 
 
 @dataclass(kw_only=True)
@@ -66,12 +66,12 @@ class ClustersJob(PreparationConfig, SequencePolicies):
 
     source: str | None  # directory of the files below
     uf50_datapath: str  # one sequence per cluster
-    val_datapath: str
-    test_datapath: str
+    val_datapath: str  # sequences of the validation set
+    test_datapath: str  # sequences of the test set
     uf90_datapath: str  # all members
-    cluster_mapping_tsv: str
-    on_duplicate: Strictness
-    num_csv_files: ShardCount
+    cluster_mapping_tsv: str  # UniRef50 id and UniRef90 ids of each cluster
+    on_duplicate: Strictness  # a name that occurs twice
+    num_csv_files: ShardCount  # files of each split
     on_unknown: Strictness  # a cluster or member in the mapping without a sequence
     on_shared: Strictness  # a member of two clusters; skip keeps it in the first one
     custom_pretraining_fasta_path: dict[str, str | None]  # own FASTA file per split; if any is given, only those
@@ -90,11 +90,11 @@ class ZincJob(PreparationConfig):
     """ZINC15 tranches or any SMILES files to shards of canonical SMILES."""
 
     source: str  # a file that lists URLs, a directory of SMILES files, or one such file
-    max_smiles_length: TokenCount
+    max_smiles_length: TokenCount  # longer molecules are left out
     train_size: PositiveInt  # molecules per shard
-    val_size: NonNegativeInt
-    test_size: NonNegativeInt
-    seed: Seed
+    val_size: NonNegativeInt  # molecules of the validation set
+    test_size: NonNegativeInt  # molecules of the test set
+    seed: Seed  # of the division
     on_invalid: Strictness  # SMILES that RDKit cannot parse
     on_duplicate: Literal["skip", "keep", "error"]  # molecules with the same canonical SMILES
 
@@ -104,20 +104,20 @@ class MoleculeNetJob(PreparationConfig):
     """Measured properties of molecules from MoleculeNet: ESOL, FreeSolv, Lipophilicity."""
 
     source: str  # base URL or directory
-    task_name: str | list[str]
-    val_size: Size
-    test_size: Size
-    seed: Seed
-    on_invalid: Strictness
+    task_name: str | list[str]  # all, or names
+    val_size: Size  # of the validation set
+    test_size: Size  # of the test set
+    seed: Seed  # of the division
+    on_invalid: Strictness  # SMILES that RDKit cannot parse
 
 
 @dataclass(kw_only=True)
 class UsptoJob(PreparationConfig):
     """Reactions of USPTO-50k for retrosynthesis."""
 
-    source: str
-    checksum: str | None
-    on_invalid: Strictness
+    source: str  # a file or URL
+    checksum: str | None  # md5:... or sha256:... of the source
+    on_invalid: Strictness  # reactions that RDKit cannot parse
 
 
 @dataclass(kw_only=True)

@@ -33,48 +33,49 @@ class TrainerConfig:
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda"]  # auto: GPUs if there are any
     devices: DeviceCount | str | list[NonNegativeInt]  # per node: a number, "auto", or indices of devices
-    num_nodes: NodeCount
+    num_nodes: NodeCount  # machines
     precision: Literal["auto"] | Precision  # auto: bf16-mixed on GPUs, 16-mixed on GPUs without bf16, 32 on CPUs
     rank_timeout: Duration  # the run ends if a rank hangs for longer
     # length
     max_steps: StepLimit  # optimizer steps; -1: limited only by max_epochs or max_time
-    max_epochs: IntOrUnlimited | None
-    min_steps: StepCount | None = None
-    min_epochs: NonNegativeInt | None = None
-    max_time: Duration | None = None
+    max_epochs: IntOrUnlimited | None  # epochs; -1: no limit
+    min_steps: StepCount | None = None  # minimum number of steps
+    min_epochs: NonNegativeInt | None = None  # no effect: see min_steps
+    max_time: Duration | None = None  # DD:HH:MM:SS; the run ends after this time
     limit_train_batches: NonNegativeInt | Fraction | None = None  # a count, or a fraction of the batches
     fast_dev_run: bool | NonNegativeInt | None = None  # run few batches of each kind without loggers and checkpoints
     overfit_batches: NonNegativeInt | Fraction | None = None  # train on the same few batches repeatedly
     # validation and test
     val_check_interval: PositiveInt | FractionAboveZero | None  # training batches, or a fraction of an epoch
+    #: epochs between validations, if val_check_interval is a fraction
     check_val_every_n_epoch: PositiveInt | None = None
     limit_val_batches: NonNegativeInt | Fraction  # per validation; a count, or a fraction of the validation set
-    limit_test_batches: NonNegativeInt | Fraction
-    limit_predict_batches: NonNegativeInt | Fraction | None = None
+    limit_test_batches: NonNegativeInt | Fraction  # a count, or a fraction of the test set
+    limit_predict_batches: NonNegativeInt | Fraction | None = None  # no effect: predictions are a command of their own
     num_sanity_val_steps: IntOrUnlimited | None = None  # validation batches before the first step
     # optimization
-    # micro-batches per step; with model.micro_batch_size=auto, factor of model.replica_batch_size; None: derived from
-    # model.global_batch_size
+    #: micro-batches per step; with model.micro_batch_size=auto, factor of model.replica_batch_size; None: derived from
+    #: model.global_batch_size
     accumulate_grad_batches: PositiveInt | None
     gradient_clip_val: NonNegativeFloat | None  # maximum norm over all gradients
-    gradient_clip_algorithm: Literal["norm"] | None = None
+    gradient_clip_algorithm: Literal["norm"] | None = None  # norm is the only one
     # reporting
-    log_every_n_steps: PositiveInt
+    log_every_n_steps: PositiveInt  # steps between logged values
     logger: bool  # keep False: exp_manager creates the loggers
     enable_checkpointing: bool  # keep False: exp_manager configures the checkpoints
-    enable_progress_bar: bool | None = None
-    enable_model_summary: bool | None = None
-    profiler: Literal["simple", "advanced", "pytorch"] | None = None
-    default_root_dir: str | None = None
+    enable_progress_bar: bool | None = None  # print the progress
+    enable_model_summary: bool | None = None  # print a table of the modules
+    profiler: Literal["simple", "advanced", "pytorch"] | None = None  # Lightning's profiler, for debugging
+    default_root_dir: str | None = None  # directory for Lightning's files; exp_manager sets all others
     # other
     use_distributed_sampler: bool  # keep False: our sampler divides the samples over the ranks
     benchmark: bool | None  # let cuDNN select the fastest algorithms by measurement
-    deterministic: bool | Literal["warn"] | None = None
-    inference_mode: bool | None = None
-    detect_anomaly: bool | None = None
+    deterministic: bool | Literal["warn"] | None = None  # use deterministic algorithms only; warn: if they exist
+    inference_mode: bool | None = None  # validate in inference mode
+    detect_anomaly: bool | None = None  # find the operation that produced NaN; slow
     barebones: bool | None = None  # disable everything optional, to measure the speed
-    sync_batchnorm: bool | None = None
-    reload_dataloaders_every_n_epochs: NonNegativeInt | None = None
+    sync_batchnorm: bool | None = None  # no effect: the models have no batch normalization
+    reload_dataloaders_every_n_epochs: NonNegativeInt | None = None  # no effect: the files are read once
 
 
 @dataclass(kw_only=True)
@@ -83,11 +84,11 @@ class SchedConfig:
 
     name: Literal[
         "CosineAnnealing", "WarmupAnnealDecayHold", "InverseSquareRootAnnealing", "NoamAnnealing", "WarmupAnnealing"
-    ]
-    warmup_steps: StepCount | None = None
+    ]  # name of the schedule
+    warmup_steps: StepCount | None = None  # steps of the linear warm-up
     warmup_ratio: Fraction | None = None  # of max_steps; alternative to warmup_steps
     constant_steps: StepCount | None = None  # CosineAnnealing: steps at min_lr at the end
-    min_lr: NonNegativeFloat | None = None
+    min_lr: NonNegativeFloat | None = None  # lowest learning rate; WarmupAnnealDecayHold: first one
     max_lr: PositiveFloat | None = None  # WarmupAnnealDecayHold: peak; replaces optim.lr
     max_steps: StepLimit | None = None  # None: trainer.max_steps
     anneal_percentage: Fraction | None = None  # WarmupAnnealDecayHold: final learning rate as a fraction of max_lr
@@ -103,9 +104,9 @@ class OptimConfig:
     transformer layers with Muon and everything else with AdamW.
     """
 
-    name: Literal["fused_adam", "distributed_fused_adam", "adamw", "adam", "muon"]
-    lr: PositiveFloat
-    weight_decay: NonNegativeFloat
-    betas: list[FractionBelowOne]
-    eps: PositiveFloat
-    sched: SchedConfig
+    name: Literal["fused_adam", "distributed_fused_adam", "adamw", "adam", "muon"]  # name of the optimizer
+    lr: PositiveFloat  # highest learning rate; NoamAnnealing: factor of the schedule
+    weight_decay: NonNegativeFloat  # adam: L2 regularization; otherwise decoupled from the gradient
+    betas: list[FractionBelowOne]  # decay rates of the first and second moment
+    eps: PositiveFloat  # added to the root of the second moment
+    sched: SchedConfig  # learning rate by step

@@ -14,6 +14,7 @@ from bionemo.config.schema import InferDataConfig
 from bionemo.config.schema.data import CsvFieldsConfig
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.index_store import user_cache
 from bionemo.data.shards.ranges import expand_range
 
 FASTA = (".fasta", ".fa", ".faa", ".fas")
@@ -84,8 +85,9 @@ class _TextFormat(NamedTuple):
 def _open_sources(config: InferDataConfig, paths: list[Path]) -> list[CsvSource | FastaSource]:
     """Open the files: each text file by its own header, consecutive files of the same format as one source."""
     endings = {path.suffix.lower() for path in paths}
+    index_directory = config.index_mapping_dir or user_cache()
     if _all_fasta(config, paths):
-        return [FastaSource(paths, index_mapping_dir=config.index_mapping_dir)]
+        return [FastaSource(paths, index_mapping_dir=index_directory)]
     if not (config.data_impl or endings <= {*_CSV} or endings <= {*_SMILES}):
         known = ", ".join(FASTA + _CSV + _SMILES)
         raise UserError(
@@ -98,7 +100,7 @@ def _open_sources(config: InferDataConfig, paths: list[Path]) -> list[CsvSource 
         CsvSource(
             [path for path, _ in group], columns=text_format.columns, separator=text_format.separator,
             header_lines=text_format.header_lines, newline=reader.newline_int,
-            index_mapping_dir=config.index_mapping_dir, workers=reader.workers or None,
+            index_mapping_dir=index_directory, workers=reader.workers or None,
         )
         for text_format, group in groupby(zip(paths, formats, strict=True), lambda pair: pair[1])
     ]  # fmt: skip

@@ -81,7 +81,7 @@ class InferDataConfig:
     data_impl: Literal["", "csv_fields_mmap", "fasta_fields_mmap"]  # "": by the extension of the files
     data_impl_kwargs: InferDataImplConfig  # settings of the readers
     data_fields_map: dict[str, str]  # column names in the header of a CSV file: {sequence: seq, id: name}
-    index_mapping_dir: str | None  # directory of index files; None: beside the data, else in the user's cache
+    index_mapping_dir: str | None  # directory of index files; None: in the user's cache
     batch_size: Dimension  # maximum number of sequences per batch; does not change the results
     tokens_per_batch: TokenCount  # maximum number of tokens per batch
     long_sequences: Literal["truncate", "split", "drop", "error"]  # longer than the model's maximum length

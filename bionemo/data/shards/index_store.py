@@ -69,9 +69,13 @@ def _reuse_or_build(
 def index_paths(path: Path, spec: IndexSpec, index_mapping_dir: str | Path | None) -> list[Path]:
     """Return the possible paths of an index, best first; they contain a hash of the specification."""
     label = hashlib.blake2b(json.dumps(spec, sort_keys=True).encode(), digest_size=4).hexdigest()
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "bionemo", "index")
     first = _mirror(Path(index_mapping_dir), path) if index_mapping_dir else path
-    return [each.with_name(f"{path.name}.idx-{label}") for each in (first, _mirror(user_cache, path.resolve()))]
+    return [each.with_name(f"{path.name}.idx-{label}") for each in (first, _mirror(user_cache(), path.resolve()))]
+
+
+def user_cache() -> Path:
+    """Return the directory of indexes in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "bionemo", "index")
 
 
 def _mirror(root: Path, path: Path) -> Path:

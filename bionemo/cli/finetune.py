@@ -4,8 +4,10 @@
 python -m bionemo.finetune --config-name=downstream_flip_sec_str model.restore_encoder_path=esm2.nemo
 """
 
+import sys
 from pathlib import Path
 
+from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import launched_process
 from bionemo.common.lock import run_lock
@@ -13,6 +15,7 @@ from bionemo.config import run
 from bionemo.config.help import CommandSpec
 from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.downstream import DownstreamModelConfig
+from bionemo.finetuning.table_arguments import replace_table_arguments
 from bionemo.training.unsupported_options import warn_ignored_options
 
 _SPEC = CommandSpec(
@@ -21,6 +24,7 @@ _SPEC = CommandSpec(
     example="model.data.task_name=scl",
     has_groups=False,
     examples=(
+        "data=labels.csv model=esm2.nemo",
         "do_training=False model.data.preprocessed_data_path=data/FLIP",
         "do_training=False model.data.task_name=all model.data.preprocessed_data_path=data/FLIP",
         "do_training=False model.data.preprocessing.source=downloads/FLIP model.data.preprocessed_data_path=data/FLIP",
@@ -35,6 +39,10 @@ _SPEC = CommandSpec(
 
 def main(config_name: str = "downstream_flip_sec_str", config_dir: str | Path | None = None) -> None:
     """Run `bionemo finetune`."""
+    with one_line_errors():
+        sys.argv[1:], found = replace_table_arguments(sys.argv[1:])
+    if found:
+        notify(found)
     run(prepare_and_fine_tune, config_name, config_dir, _SPEC)
 
 
@@ -47,6 +55,8 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> None:
     if cfg.do_preprocessing or not cfg.do_training:
         from bionemo.preparation import prepare
 
+        if cfg.model.data.preprocessing is None:
+            raise UserError("model.data.preprocessing is null, so there is nothing to prepare: set do_training=True")
         prepare(cfg.model.data.preprocessing)
     if not cfg.do_training:
         return

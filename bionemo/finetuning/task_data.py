@@ -4,6 +4,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -72,14 +73,39 @@ def read_splits(
         raise UserError(f"{key}.target_column is empty: set it to the column of the labels")
     mask = _single(f"{key}.mask_column", config.mask_column)
     columns = TaskColumns(config.task_type, config.sequence_column, target, mask, key)
-    files = {
-        name: shard_paths(Path(config.dataset_path), name, getattr(config.dataset, name), ".csv") for name in names
-    }
-    examples = {name: read_examples(paths, columns) for name, paths in files.items()}
+    path = Path(config.dataset_path)
+    if path.is_file():
+        divided = divide(read_examples([path], columns))
+        examples = {name: divided[name] for name in names}
+    else:
+        files = {name: shard_paths(path, name, getattr(config.dataset, name), ".csv") for name in names}
+        examples = {name: read_examples(paths, columns) for name, paths in files.items()}
     classes: tuple[str, ...] = ()
     if columns.task_type != "regression":
         classes = find_classes(examples["train"], columns, config.target_sizes[0] if config.target_sizes else None)
     return {name: encode(each, columns, classes) for name, each in examples.items()}, classes
+
+
+def divide(examples: Sequence[Example]) -> dict[str, list[Example]]:
+    """Divide examples at random: a tenth for validation, a tenth for the test, the rest for training.
+
+    Equal sequences are in the same split. The result depends on the sequences only, not on their order.
+
+    Raises:
+        UserError: if there are fewer than 10 different sequences.
+    """
+    texts = sorted({example.text for example in examples}, key=lambda text: blake2b(text.encode()).digest())
+    if len(texts) < 10:
+        raise UserError(
+            f"{examples[0].location.rpartition(':')[0]} has {len(texts)} different sequences: give 10 or more"
+        )
+    tenth = len(texts) // 10
+    names = dict.fromkeys(texts, "train") | dict.fromkeys(texts[:tenth], "val")
+    names |= dict.fromkeys(texts[tenth : 2 * tenth], "test")
+    splits: dict[str, list[Example]] = {"train": [], "val": [], "test": []}
+    for example in examples:
+        splits[names[example.text]].append(example)
+    return splits
 
 
 def _single(key: str, value: str | list[str] | None) -> str | None:

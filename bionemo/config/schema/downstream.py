@@ -26,7 +26,9 @@ class DownstreamDataConfig:
     task_name: str | list[str]  # a list, or all, only to prepare data
     task_type: TaskType  # a class per residue, a class per sequence, or a number per sequence
     preprocessed_data_path: str  # directory with a directory per task
-    dataset_path: str  # directory of the task
+    dataset_path: (
+        str  # directory of the task, or one CSV file, of which a tenth is validation set and a tenth test set
+    )
     dataset: DatasetConfig  # files of each split
     sequence_column: str  # column of the sequences
     target_column: str | list[str]  # column of the labels
@@ -35,7 +37,7 @@ class DownstreamDataConfig:
     wild_type: str | None  # FASTA file of the protein whose variants the sequences are
     emb_batch_size: Dimension  # maximum number of sequences embedded together
     shuffle: bool  # shuffle the sequences in every epoch
-    preprocessing: PreparationConfig  # settings of the preparation
+    preprocessing: PreparationConfig | None  # settings of the preparation
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bionemo finetune data=labels.csv model=MODEL`: find columns and type of labels in the user's own table.
+
+The arguments are replaced by those of a complete command line, before the configuration is composed. Imports nothing
+heavy.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bionemo.common.errors import UserError
+from bionemo.data.table import Table, read_table
+
+CONFIG = "downstream_table"
+_SEQUENCES = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
+_TARGETS = ("label", "labels", "target", "class", "score", "fitness", "value", "y")
+_IDS = ("id", "name", "entry", "accession", "record_id", "record_name", "index", "")
+_EXAMINED = 1000  # rows
+_MAX_CLASSES = 10  # whole numbers with at most so many values are classes
+
+
+def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """Replace `data=` and `model=` of a command line.
+
+    Args:
+        arguments: the command line. Keys that it sets are not detected.
+
+    Returns:
+        The new command line, and what was found. Without `data=`, the same command line and None.
+
+    Raises:
+        UserError: if the data cannot be read, or a column cannot be determined.
+    """
+    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    if "data" not in given:
+        if "model" in given:
+            raise UserError(
+                "model=PATH needs data=PATH, a table of labelled sequences; or set model.restore_encoder_path"
+            )
+        return list(arguments), None
+    path = Path(given["data"]).expanduser()
+    table = read_table(_first_file(path))
+    overrides, found = detect(table, given)
+    rest = [argument for argument in arguments if not argument.startswith(("data=", "model="))]
+    model = [f"model.restore_encoder_path={given['model']}"] if "model" in given else []
+    config = (
+        [] if any(argument.startswith(("--config-name", "-cn")) for argument in rest) else [f"--config-name={CONFIG}"]
+    )
+    name = re.sub(r"\W+", "_", path.stem)
+    overrides = [f"model.data.task_name={name}", f"model.data.dataset_path='{path.absolute()}'", *overrides]
+    return [
+        *config,
+        *model,
+        *(each for each in overrides if each.split("=")[0] not in given),
+        *rest,
+    ], f"{path}: {found}"
+
+
+def detect(table: Table, given: Mapping[str, str]) -> tuple[list[str], str]:
+    """Return overrides for the columns and the type of the labels, and a description.
+
+    Args:
+        table: the table; of a data set in several files, the first one of the training split.
+        given: overrides of the user.
+
+    Raises:
+        UserError: if a column cannot be determined.
+    """
+    if not table.rows:
+        raise UserError(f"{table.path} has no rows: check the file")
+    key = "model.data.sequence_column"
+    sequence = given.get(key) or _find_sequences(table)
+    if sequence is None:
+        raise UserError(f"{_columns(table)}: set {key} to the column of the sequences")
+    key = "model.data.target_column"
+    target = given.get(key, "").strip("[]'\"") or _find_target(table, sequence)
+    if target is None:
+        raise UserError(f"{_columns(table)}: set {key} to the column of the labels")
+    sequences, labels = (
+        table.column(sequence, "correct it")[:_EXAMINED],
+        table.column(target, "correct it")[:_EXAMINED],
+    )
+    task_type = given.get("model.data.task_type") or find_task_type(sequences, labels)
+    overrides = [
+        f"model.data.sequence_column='{sequence}'", f"model.data.target_column='{target}'",
+        f"model.data.task_type={task_type}",
+    ]  # fmt: skip
+    return overrides, f"sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
+
+
+def find_task_type(sequences: Sequence[str], labels: Sequence[str]) -> str:
+    """Return the type of a task: labels as long as their sequences are classes of residues, numbers a regression.
+
+    Whole numbers with few different values are classes.
+    """
+    if (
+        all(len(label) == len(text) for text, label in zip(sequences, labels, strict=True))
+        and max(map(len, labels)) > 1
+    ):
+        return "token-level-classification"
+    try:
+        numbers = {float(label) for label in labels}
+    except ValueError:
+        return "classification"
+    classes = len(numbers) <= _MAX_CLASSES and all(number.is_integer() for number in numbers)
+    return "classification" if classes else "regression"
+
+
+def _first_file(path: Path) -> Path:
+    if path.is_dir():
+        return path / "train" / "x000.csv"
+    if not path.exists():
+        raise UserError(
+            f"data={path} does not exist: give a CSV file, or a directory with {{train,val,test}}/x000.csv"
+        )
+    return path
+
+
+def _find_sequences(table: Table) -> str | None:
+    if found := [name for name in table.columns if name.strip().lower() in _SEQUENCES]:
+        return found[0] if len(found) == 1 else None
+    found = [
+        name
+        for name, cells in zip(table.columns, zip(*table.rows[:_EXAMINED], strict=True), strict=False)
+        if all(re.fullmatch(r"[A-Z*-]{8,}", cell) for cell in cells) and len({*cells}) > 1
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _find_target(table: Table, sequence: str) -> str | None:
+    others = [name for name in table.columns if name != sequence]
+    for candidates in (
+        [name for name in others if name.strip().lower() in _TARGETS],
+        [name for name in others if name.strip().lower() not in _IDS],
+    ):
+        if len(candidates) == 1:
+            return candidates[0]
+    return None
+
+
+def _columns(table: Table) -> str:
+    return f"{table.path} has the columns {', '.join(map(repr, table.columns[:_EXAMINED]))}"

@@ -16,7 +16,7 @@ from bionemo.config.schema import RunConfig
 
 _SPEC = CommandSpec(
     schema=RunConfig,
-    description=("Estimates parameters, memory, FLOPs and time of a run, and lists parallel layouts that fit."),
+    description="Estimates parameters, memory, FLOPs and time of a run, and lists parallel layouts that fit.",
     example="model.tensor_model_parallel_size=2",
     has_groups=True,
     examples=(

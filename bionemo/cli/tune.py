@@ -17,8 +17,8 @@ from bionemo.config.schema import RunConfig
 _SPEC = CommandSpec(
     schema=RunConfig,
     description=(
-        "Suggests a learning rate: trains narrow models with several rates and scales "
-        "the best one to the hidden size of the configuration."
+        "Suggests a learning rate: trains narrow models with several rates, and scales the best one to the hidden\n"
+        "size of the configuration."
     ),
     example="model.optim.name=muon",
     has_groups=True,

@@ -16,6 +16,9 @@ CONFIG = "downstream_table"
 _SEQUENCES = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
 _TARGETS = ("label", "labels", "target", "class", "score", "fitness", "value", "y")
 _IDS = ("id", "name", "entry", "accession", "record_id", "record_name", "index", "")
+_SEQUENCE_KEY, _TARGET_KEY = "model.data.sequence_column", "model.data.target_column"
+_TYPE_KEY = "model.data.task_type"
+_PLAIN = re.compile(r"[\w .:;,()\[\]%/+*#@&|<>=~!?^-]+")  # no quotes, backslashes and `${`
 _EXAMINED = 1000  # rows
 _MAX_CLASSES = 10  # whole numbers with at most so many values are classes
 
@@ -40,53 +43,49 @@ def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | 
             )
         return list(arguments), None
     path = Path(given["data"]).expanduser()
-    table = read_table(_first_file(path))
-    overrides, found = detect(table, given)
+    overrides, found = detect(read_table(_first_file(path)), given)
     rest = [argument for argument in arguments if not argument.startswith(("data=", "model="))]
-    model = [f"model.restore_encoder_path={given['model']}"] if "model" in given else []
-    config = (
+    new = (
         [] if any(argument.startswith(("--config-name", "-cn")) for argument in rest) else [f"--config-name={CONFIG}"]
     )
-    name = re.sub(r"\W+", "_", path.stem)
-    overrides = [f"model.data.task_name={name}", f"model.data.dataset_path='{path.absolute()}'", *overrides]
-    return [
-        *config,
-        *model,
-        *(each for each in overrides if each.split("=")[0] not in given),
-        *rest,
-    ], f"{path}: {found}"
+    if "model" in given:
+        new.append(f"model.restore_encoder_path={given['model']}")
+    overrides |= {
+        "model.data.task_name": re.sub(r"\W+", "_", path.stem),
+        "model.data.dataset_path": str(path.absolute()),
+    }
+    new += (f"{key}={_quote(value)}" for key, value in overrides.items() if key not in given)
+    return [*new, *rest], f"{path}: {found}"
 
 
-def detect(table: Table, given: Mapping[str, str]) -> tuple[list[str], str]:
-    """Return overrides for the columns and the type of the labels, and a description.
+def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    """Find the columns and the type of the labels.
 
     Args:
         table: the table; of a data set in several files, the first one of the training split.
         given: overrides of the user.
+
+    Returns:
+        Values by configuration key, and a description.
 
     Raises:
         UserError: if a column cannot be determined.
     """
     if not table.rows:
         raise UserError(f"{table.path} has no rows: check the file")
-    key = "model.data.sequence_column"
-    sequence = given.get(key) or _find_sequences(table)
+    sequence = _given(given, _SEQUENCE_KEY) or _find_sequences(table)
     if sequence is None:
-        raise UserError(f"{_columns(table)}: set {key} to the column of the sequences")
-    key = "model.data.target_column"
-    target = given.get(key, "").strip("[]'\"") or _find_target(table, sequence)
+        raise UserError(f"{_columns(table)}: set {_SEQUENCE_KEY} to the column of the sequences")
+    target = _given(given, _TARGET_KEY) or _find_target(table, sequence)
     if target is None:
-        raise UserError(f"{_columns(table)}: set {key} to the column of the labels")
-    sequences, labels = (
-        table.column(sequence, "correct it")[:_EXAMINED],
-        table.column(target, "correct it")[:_EXAMINED],
-    )
-    task_type = given.get("model.data.task_type") or find_task_type(sequences, labels)
-    overrides = [
-        f"model.data.sequence_column='{sequence}'", f"model.data.target_column='{target}'",
-        f"model.data.task_type={task_type}",
-    ]  # fmt: skip
-    return overrides, f"sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
+        raise UserError(f"{_columns(table)}: set {_TARGET_KEY} to the column of the labels")
+    for name in (sequence, target):
+        if not _PLAIN.fullmatch(name):  # Hydra would interpret the name
+            raise UserError(f"{table.path}: the name of the column {name[:40]!r} has special characters: rename it")
+    sequences, labels = (table.column(name, "correct it")[:_EXAMINED] for name in (sequence, target))
+    task_type = given.get(_TYPE_KEY) or find_task_type(sequences, labels)
+    found = {_SEQUENCE_KEY: sequence, _TARGET_KEY: target, _TYPE_KEY: task_type}
+    return found, f"sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
 
 
 def find_task_type(sequences: Sequence[str], labels: Sequence[str]) -> str:
@@ -94,10 +93,8 @@ def find_task_type(sequences: Sequence[str], labels: Sequence[str]) -> str:
 
     Whole numbers with few different values are classes.
     """
-    if (
-        all(len(label) == len(text) for text, label in zip(sequences, labels, strict=True))
-        and max(map(len, labels)) > 1
-    ):
+    same_lengths = all(len(label) == len(text) for text, label in zip(sequences, labels, strict=True))
+    if same_lengths and max(map(len, labels)) > 1:
         return "token-level-classification"
     try:
         numbers = {float(label) for label in labels}
@@ -137,6 +134,16 @@ def _find_target(table: Table, sequence: str) -> str | None:
         if len(candidates) == 1:
             return candidates[0]
     return None
+
+
+def _given(given: Mapping[str, str], key: str) -> str:
+    """Return a value of the command line without quotes and brackets."""
+    return given.get(key, "").strip("[]'\"")
+
+
+def _quote(value: str) -> str:
+    """Quote a value for Hydra."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _columns(table: Table) -> str:

@@ -31,17 +31,18 @@ def table(path: Path, text: str) -> Path:
         ("sequence,place,y\nMKTAYIAK,a,membrane\nMKT,b,nucleus\n", "sequence", "y", "classification"),
         ("sequence,structure\nMKTA,HHCC\nMKT,CCC\n", "sequence", "structure", "token-level-classification"),
         ("x,z\nMKTAYIAKQR,3.5\nGSHMKTAYIAK,2\n", "x", "z", "regression"),
+        ("seq,logS (mol/l)\nCCO,1.5\nCC,2.25\n", "seq", "logS (mol/l)", "regression"),
         ("smiles,expt\nCCO,1.5\nCC,2.25\n", "smiles", "expt", "regression"),
     ],
 )
 def test_columns_and_type_are_found(text: str, sequence: str, target: str, task_type: str, tmp_path: Path) -> None:
-    path = table(tmp_path / "my labels.csv", text)
+    path = table(tmp_path / "my 'labels'.csv", text)
     arguments, found = replace_table_arguments([f"data={path}", "model=x.nemo", "trainer.max_epochs=3"])
     assert found == f"{path}: sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
     cfg = load(arguments[0].removeprefix("--config-name="), arguments[1:], schema=DownstreamConfig)
     data = cfg.model.data
     assert (data.sequence_column, data.target_column, data.task_type) == (sequence, target, task_type)
-    assert (data.dataset_path, cfg.name, cfg.trainer.max_epochs) == (str(path), "my_labels", 3)
+    assert (data.dataset_path, cfg.name, cfg.trainer.max_epochs) == (str(path), "my_labels_", 3)
     assert cfg.model.restore_encoder_path == "x.nemo"
 
 
@@ -64,6 +65,10 @@ def test_other_command_lines_are_unchanged() -> None:
         ("sequence,a,b\nMKTA,1,2\n", "has the columns 'sequence', 'a', 'b': set model.data.target_column to"),
         ("a,b\nx,1\n", "has the columns 'a', 'b': set model.data.sequence_column to"),
         ("sequence,label\n", "has no rows"),
+        (
+            "sequence,${oc.env:HOME}\nMKTA,1\n",
+            "the name of the column '.{oc.env:HOME}' has special characters: rename it",
+        ),
         (None, "does not exist: give a CSV file"),
     ],
 )

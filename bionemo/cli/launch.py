@@ -17,6 +17,7 @@ from bionemo.config.help import CommandSpec
 from bionemo.config.schema import RunConfig
 from bionemo.config.targets import import_target
 from bionemo.launch.job import Cluster, create_job
+from bionemo.launch.nemo_launcher import translate_launcher_arguments
 from bionemo.launch.secrets import refuse_secrets
 
 _SPEC = CommandSpec(
@@ -31,6 +32,7 @@ _SPEC = CommandSpec(
         "--config-name={name} cluster=mpi cluster.hostfile=hosts trainer.num_nodes=2 trainer.devices=8",
         "--cfg job --package cluster cluster=bcm",
         "--dry-run                print the files of the job instead of writing and submitting them",
+        "stages=[training] training=gpt3/126m cluster=bcm training.trainer.num_nodes=2   syntax of NeMo's launcher",
         "do_preprocessing=True do_testing=True   one job each for preparation, training and testing",
     ),
 )
@@ -47,6 +49,7 @@ def main(config_name: str = "pretrain_esm2_8M") -> None:
             raise UserError(
                 "-m: only one run can be launched at a time: launch each with its own name and exp_manager.exp_dir"
             )
+        sys.argv[1:] = translate_launcher_arguments(sys.argv[1:])
     run(lambda cfg: launch(cfg, flags.dry_run), config_name, spec=_SPEC)
 
 

@@ -14,11 +14,11 @@ from bionemo.inference.progress import Advance, no_progress
 
 
 def with_random_weights(model: TrainedModel, seed: int) -> TrainedModel:
-    """Return a model of the same architecture with initial weights."""
+    """Return a model of the same architecture with the weights with which pretraining would start."""
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(model.device):
-        torch.manual_seed(seed)
         network = type(model.network)(model.network.config, model.network.vocabulary)
+    network.initialize_weights(seed)
     return TrainedModel(network.eval().requires_grad_(False), model.path, model.precision.name)
 
 

@@ -125,6 +125,21 @@ def test_random_weights_depend_on_the_seed_only(model: Path) -> None:
     assert np.abs(one - ours.embed(["MKTAYIAK"])).max() > 0.01
 
 
+def test_random_weights_are_those_at_the_start_of_pretraining(model: Path) -> None:
+    """Normal weights with the standard deviation of the configuration, biases 0, and weights of norms 1."""
+    network = with_random_weights(bionemo.load(model, "cpu"), 1).network
+    matrices = 0
+    for name, weight in network.named_parameters():
+        if name.endswith("bias"):
+            assert not weight.any(), name
+        elif weight.dim() == 1:
+            assert (weight == 1).all(), name
+        elif "proj" not in name and "fc2" not in name:  # residual projections have a smaller deviation
+            assert weight.std().item() == pytest.approx(network.config.init_method_std, rel=0.1), name
+            matrices += 1
+    assert matrices > 3
+
+
 def test_results_do_not_depend_on_the_number_of_processes(
     model: Path, data: Path, tmp_path: Path, section: dict[str, Any]
 ) -> None:

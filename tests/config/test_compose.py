@@ -39,7 +39,7 @@ def test_every_preparation_is_valid(name):
     assert cfg.force is False
 
 
-@pytest.mark.parametrize("name", list_configs(DOWNSTREAM))
+@pytest.mark.parametrize("name", sorted({*list_configs(DOWNSTREAM)} - {"downstream_table"}))
 def test_every_downstream_task_is_valid(name):
     cfg = load(name, ["++model.data.preprocessed_data_path=/p"], DOWNSTREAM, DownstreamConfig)
     assert cfg.model.data.preprocessing.task_name in TASKS

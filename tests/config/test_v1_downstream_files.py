@@ -213,6 +213,6 @@ def test_unknown_keys_are_refused(override: str) -> None:
         composed(HOME, "downstream_flip_scl", override)
 
 
-@pytest.mark.parametrize("name", list_configs(HOME))
+@pytest.mark.parametrize("name", sorted({*list_configs(HOME)} - {"downstream_table"}))  # it has no task
 def test_task_without_model_when_several_examples_have_it(name: str) -> None:
     assert load(name, schema=DownstreamConfig).model.restore_encoder_path is None

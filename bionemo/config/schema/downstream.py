@@ -26,9 +26,8 @@ class DownstreamDataConfig:
     task_name: str | list[str]  # a list, or all, only to prepare data
     task_type: TaskType  # a class per residue, a class per sequence, or a number per sequence
     preprocessed_data_path: str  # directory with a directory per task
-    dataset_path: (
-        str  # directory of the task, or one CSV file, of which a tenth is validation set and a tenth test set
-    )
+    #: directory of the task, or one CSV file, of which a tenth is the validation set and a tenth the test set
+    dataset_path: str
     dataset: DatasetConfig  # files of each split
     sequence_column: str  # column of the sequences
     target_column: str | list[str]  # column of the labels

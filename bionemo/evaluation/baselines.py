@@ -14,7 +14,7 @@ from bionemo.inference.progress import Advance, no_progress
 
 
 def with_random_weights(model: TrainedModel, seed: int) -> TrainedModel:
-    """Return a model of the same architecture with the weights with which pretraining would start."""
+    """Return a model of the same architecture with newly initialized weights, as at the start of pretraining."""
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(model.device):
         network = type(model.network)(model.network.config, model.network.vocabulary)

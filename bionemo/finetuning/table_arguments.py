@@ -35,7 +35,7 @@ def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | 
     Raises:
         UserError: if the data cannot be read, or a column cannot be determined.
     """
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    given = dict(argument.lstrip("+").split("=", 1) for argument in arguments if "=" in argument)
     if "data" not in given:
         if "model" in given:
             raise UserError(
@@ -44,7 +44,7 @@ def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | 
         return list(arguments), None
     path = Path(given["data"]).expanduser()
     overrides, found = detect(read_table(_first_file(path)), given)
-    rest = [argument for argument in arguments if not argument.startswith(("data=", "model="))]
+    rest = [argument for argument in arguments if argument.lstrip("+").split("=")[0] not in ("data", "model")]
     new = (
         [] if any(argument.startswith(("--config-name", "-cn")) for argument in rest) else [f"--config-name={CONFIG}"]
     )

@@ -24,7 +24,7 @@ def translate_launcher_arguments(arguments: Sequence[str]) -> list[str]:
     """Convert a command line with `stages=` to one of `bionemo launch`; return others unchanged.
 
     Raises:
-        UserError: if a stage or a cluster type is not supported, or a value is missing.
+        UserError: if a stage or a cluster type is not supported.
     """
     if not any(re.match(r"\+{0,2}stages=", argument) for argument in arguments):
         return list(arguments)

@@ -48,7 +48,7 @@ def test_columns_and_type_are_found(text: str, sequence: str, target: str, task_
 
 def test_keys_of_the_user_are_kept(tmp_path: Path) -> None:
     path = table(tmp_path / "x.csv", "sequence,a,b\nMKTA,1,2\nMKT,3,4\n")
-    given = ["model.data.target_column=b", "model.data.task_type=regression", "model.data.task_name=mine"]
+    given = ["++model.data.target_column=b", "model.data.task_type=regression", "model.data.task_name=mine"]
     arguments, _ = replace_table_arguments([f"data={path}", *given])
     data = load("downstream_table", arguments[1:], schema=DownstreamConfig).model.data
     assert (data.target_column, data.task_type, data.task_name) == ("b", "regression", "mine")

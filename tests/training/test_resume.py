@@ -152,7 +152,7 @@ class Killable:
     def ends_as(self, whole: Path) -> None:
         """Wait until it exits, and compare checkpoints (bitwise), logs and files."""
         lines = self.end()
-        assert not [line for line in lines if re.search(r"skipped|\b[Ww]arning|WARNING", line)]
+        assert not [line for line in lines if re.search(r"skipped|Warning|WARNING|\bwarning", line)]
         assert fingerprint(self.directory) == fingerprint(whole)
         # a killed run loses what it had not written to its log yet
         assert logged(self.directory, "reduced_train_loss").items() <= logged(whole, "reduced_train_loss").items()

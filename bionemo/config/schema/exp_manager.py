@@ -214,15 +214,15 @@ class ExpManagerConfig:
     create_tensorboard_logger: bool  # write TensorBoard events
     summary_writer_kwargs: dict[str, Any] | None = None  # arguments of TensorBoard's SummaryWriter
     create_wandb_logger: bool  # log to Weights & Biases
-    wandb_logger_kwargs: WandbLoggerConfig  # its settings
+    wandb_logger_kwargs: WandbLoggerConfig  # settings of Weights & Biases
     create_mlflow_logger: bool | None = None  # log to MLflow
-    mlflow_logger_kwargs: MLFlowParams | None = None  # its settings
+    mlflow_logger_kwargs: MLFlowParams | None = None  # settings of MLflow
     create_dllogger_logger: bool | None = None  # log with DLLogger
-    dllogger_logger_kwargs: DLLoggerParams | None = None  # its settings
+    dllogger_logger_kwargs: DLLoggerParams | None = None  # settings of DLLogger
     create_clearml_logger: bool | None = None  # log to ClearML
-    clearml_logger_kwargs: ClearMLParams | None = None  # its settings
+    clearml_logger_kwargs: ClearMLParams | None = None  # settings of ClearML
     create_neptune_logger: bool | None = None  # log to Neptune
-    neptune_logger_kwargs: dict[str, Any] | None = None  # its settings
+    neptune_logger_kwargs: dict[str, Any] | None = None  # settings of Neptune
     log_local_rank_0_only: bool | None = None  # NeMo 1.23: one log file per node
     log_global_rank_0_only: bool | None = None  # NeMo 1.23: one log file
     # checkpoints
@@ -232,14 +232,14 @@ class ExpManagerConfig:
     disable_validation_on_resume: bool | None = None  # no effect: a completed validation is not repeated
     # other callbacks
     create_early_stopping_callback: bool | None = None  # stop if a metric no longer improves
-    early_stopping_callback_params: EarlyStoppingParams | None = None  # its settings
+    early_stopping_callback_params: EarlyStoppingParams | None = None  # when to stop
     create_ipl_epoch_stopper_callback: bool | None = None  # stop for new pseudo-labels (speech models)
-    ipl_epoch_stopper_callback_params: IPLEpochStopperParams | None = None  # its settings
+    ipl_epoch_stopper_callback_params: IPLEpochStopperParams | None = None  # when to stop for new pseudo-labels
     ema: EMAParams | None = None  # exponential moving average of the weights
     create_straggler_detection_callback: bool | None = None  # detect slow ranks
-    straggler_detection_params: StragglerDetectionParams | None = None  # its settings
+    straggler_detection_params: StragglerDetectionParams | None = None  # settings of the detection of slow ranks
     create_fault_tolerance_callback: bool | None = None  # detect and restart hung ranks
-    fault_tolerance: FaultToleranceParams | None = None  # its settings
+    fault_tolerance: FaultToleranceParams | None = None  # settings of the detection of hung ranks
     # other
     files_to_copy: list[str] | None = None  # files that are copied to the run's directory
     log_step_timing: bool | None = None  # no effect: seconds per step are always logged

@@ -93,9 +93,10 @@ class TrainingModule(pl.LightningModule):
             return
         model = self.build_on_meta()
         materialize(model, self.trainer.strategy.root_device)
-        model.initialize_weights(self.config.seed)
-        if self.initial_weights is not None:
-            load_weights(parameter_shards(model), self.initial_weights, to_train=True)
+        with torch.device("cpu"):  # Lightning makes the GPU the default device of this method
+            model.initialize_weights(self.config.seed)
+            if self.initial_weights is not None:
+                load_weights(parameter_shards(model), self.initial_weights, to_train=True)
         if self.config.float8 and float8_problem(self.config, self.precision, self.on_gpu) is None:
             convert_linear_layers(model)
         if is_compiled(self.config.compile, self.on_gpu):

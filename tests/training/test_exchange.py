@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import Strategy
 
 from bionemo.checkpoint import Checkpoint, TensorsInMemory
 from bionemo.common.errors import UserError
@@ -104,6 +105,22 @@ def test_learned_positions_are_adapted_to_another_length(tmp_path: Path, length:
     table, fitted = before.pop("position_embeddings.weight"), after.pop("position_embeddings.weight")
     assert torch.equal(fitted, torch.cat([table, table, table])[:length])
     assert equal(before, after)
+
+
+def test_weights_are_created_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning makes the GPU the default device while the model is built; here a device without values."""
+    once = ("trainer.max_steps=1", "model.seq_length=64")
+    for name in ("expected", "found"):
+        if name == "found":
+            monkeypatch.setattr(Strategy, "tensor_init_context", lambda *_, **__: torch.device("meta"))
+        train(config(tmp_path / name, *once, model="esm1nv"))
+        longer = ("model.seq_length=96", f"restore_from_path={last_checkpoint(tmp_path / 'expected')}")
+        train(config(tmp_path / f"{name}-longer", *once, *longer, model="esm1nv"))
+    for name in ("", "-longer"):
+        expected, found = (
+            weights(Checkpoint(last_checkpoint(tmp_path / f"{each}{name}"))) for each in ("expected", "found")
+        )
+        assert equal(found, expected)
 
 
 def test_the_nemo_file_can_be_replaced_at_every_save(tmp_path: Path) -> None:

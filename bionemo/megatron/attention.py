@@ -230,6 +230,10 @@ def attend_per_sequence(
 
 def apply_rotary(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
     """Rotate each pair (x_i, x_{i + d/2}) by the angle of its position (Su et al. 2021, eq. 34, half-split layout)."""
+    if x_THd.is_cuda and gpu_has_triton():
+        from bionemo.megatron.triton_rotary import rotate
+
+        return cast(Tensor, rotate(x_THd, cos_T1d, sin_T1d, 1.0))
     if torch.compiler.is_compiling():  # the compiler fuses the operations
         left, right = x_THd.chunk(2, dim=-1)
         return x_THd * cos_T1d + torch.cat((-right, left), dim=-1) * sin_T1d

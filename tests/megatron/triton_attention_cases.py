@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the Triton attention, run by test_triton_attention.py in a process with TRITON_INTERPRET=1, or on a GPU.
+"""Tests of the Triton kernels, run by test_triton_attention.py in a process with TRITON_INTERPRET=1, or on a GPU.
 
 The reference is dropout(softmax(q k^T)) v in double precision, sequence by sequence.
 """
@@ -14,8 +14,10 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
+from bionemo.megatron.attention import rotary_cos_sin
 from bionemo.megatron.dropout import AttentionDropout, keep_scale
 from bionemo.megatron.triton_attention import triton_attention, triton_operator, triton_operator_backward
+from bionemo.megatron.triton_rotary import rotate
 
 INTERPRETED = triton.knobs.runtime.interpret
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -213,3 +215,25 @@ def test_operators_follow_the_rules_of_custom_operators() -> None:
     tensors = (x.detach() for x in (out, q, k, v, out, log_sum))
     checks = "test_schema", "test_faketensor"
     torch.library.opcheck(triton_operator_backward, (*tensors, *arguments), test_utils=checks)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("size", "heads"), [(64, 5), (6, 3)])
+def test_rotation_and_gradient_are_complex_products(dtype: torch.dtype, size: int, heads: int) -> None:
+    """The pair (x_i, x_{i + d/2}) is a complex number times exp(i * angle); x is a view of a projection."""
+    positions, generator = torch.arange(0, 370, 10), torch.Generator().manual_seed(3)
+    fused = torch.randn(37, heads, 3 * size, generator=generator).to(DEVICE, dtype).requires_grad_()
+    x = fused[..., size : 2 * size]
+    cos, sin = (angles.to(DEVICE, dtype) for angles in rotary_cos_sin(positions, size))
+    out = rotate(x, cos, sin, 1.0)
+    weight = torch.randn(out.shape, generator=generator).to(DEVICE, dtype)
+    (gradient,) = torch.autograd.grad(out, fused, weight)
+    assert out.is_contiguous() and out.dtype == dtype
+    assert not gradient[..., :size].any() and not gradient[..., 2 * size :].any()
+
+    def pairs(values: Tensor) -> Tensor:
+        return torch.complex(*values.detach().cpu().double().chunk(2, -1))
+
+    turn = torch.complex(*(angles[..., : size // 2].cpu().double() for angles in (cos, sin)))
+    for found, expected in ((out, pairs(x) * turn), (gradient[..., size : 2 * size], pairs(weight) * turn.conj())):
+        assert relative(found, torch.cat((expected.real, expected.imag), -1)) < TOLERANCES[dtype]

@@ -196,9 +196,21 @@ def _gradient_zeros(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *unused: object
     return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
 
 
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+    assert x.shape[2] % 2 == 0
+    assert cos.is_contiguous() and sin.is_contiguous() and cos.shape == sin.shape == (len(x), 1, x.shape[2])
+    left, right = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-right, left), dim=-1) * sin * direction).to(x.dtype)
+
+
+def _rotate_zeros(x: Tensor, *unused: object) -> Tensor:
+    return x.new_zeros(x.shape)
+
+
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # operator: with checks, only zeros
     "torch_attn::_varlen_attn": (_flash, _flash_zeros),
     "torch_attn::_varlen_attn_backward": (_flash_backward, _gradient_zeros),
+    "bionemo::rotate": (_rotate, _rotate_zeros),
     "bionemo::packed_attention": (_triton, _zeros),
     "bionemo::packed_attention_backward": (_triton_backward, _gradient_zeros),
 }
@@ -217,7 +229,8 @@ def gpu_attention(zeros: bool = False) -> Iterator[Counter[str]]:
     pytest.importorskip("triton")
     import torch.nn.attention.varlen
 
-    import bionemo.megatron.triton_attention  # noqa: F401  # registers the operators
+    import bionemo.megatron.triton_attention  # registers the operators
+    import bionemo.megatron.triton_rotary  # noqa: F401
 
     calls = Counter[str]()
 

@@ -26,7 +26,7 @@ _TOOLS = {  # programs, and what needs them
 }  # fmt: skip
 _EXTRAS = {  # optional dependencies of this package, and what needs them
     "ray": "cluster=ray", "analysis": "UMAP (analysis map)",
-    "evaluate": "evaluate --suite contacts, and similarity without MMseqs2",
+    "evaluate": "evaluate --suite contacts, and similarity without MMseqs2", "report": "bionemo report",
 }  # fmt: skip
 _TIMEOUT = 60.0  # seconds to connect all processes
 _MESSAGE = 1 << 20  # bytes
@@ -52,7 +52,11 @@ def describe_machine() -> Iterator[tuple[str, str]]:
     """Yield topics and what is known about them."""
     yield "bionemo", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield "packages", ", ".join(f"{name} {_version(name) or 'missing'}" for name in _PACKAGES)
-    requirements = metadata.requires("bionemo") or []
+    requirements = []
+    try:
+        requirements = metadata.requires("bionemo") or []
+    except metadata.PackageNotFoundError:
+        yield "problem", "bionemo is not installed, so its requirements are unknown: pip install -e ."
     for problem in dependency_problems(requirements):
         yield "problem", problem
     yield "CPU", describe_cpu()

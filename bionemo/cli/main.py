@@ -14,6 +14,7 @@ COMMANDS = {
     "preprocess": "download data sets and convert them to shards for training",
     "predict": "compute embeddings, logits, pseudo-perplexities or molecules for the sequences of a file",
     "evaluate": "measure the quality of a trained model, and write a report",
+    "report": "write an HTML page about training runs: curves, restarts, settings, hardware",
     "tune": "suggest a learning rate from short runs of a narrow model",
     "certify": "check that small models of all families still learn as recorded",
     "analysis": "score variants, predict contacts, plot embeddings, apply a fine-tuned head",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from hydra import compose as hydra_compose
@@ -60,6 +60,17 @@ def load(
     """
     source = find_source(config_name, config_dir)
     return compose_typed(source, rewrite_overrides(source, overrides), schema)[0]
+
+
+def load_plain(config_name: str) -> dict[str, Any]:
+    """Compose a configuration without checks; return nested dicts, in which interpolations are not resolved.
+
+    Raises:
+        UserError: if there is no such configuration in the package and its examples.
+    """
+    composed, _ = compose(find_source(config_name), [])
+    found: Any = OmegaConf.to_container(composed, resolve=False)
+    return dict(found)
 
 
 def rewrite_overrides(source: ConfigSource, overrides: Iterable[str], sweep: bool = False) -> list[str]:

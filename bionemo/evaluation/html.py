@@ -15,14 +15,15 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75re
 div { overflow-x: auto } table { border-collapse: collapse; margin: 1rem 0 }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
 th:first-child, td:first-child { text-align: left } tr.own { font-weight: bold; background: #eef4fb }
-svg { max-width: 100%; height: auto }
+div.texts td { white-space: normal; max-width: 24rem; min-width: 5rem } svg { max-width: 100%; height: auto }
 """
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
     """Return a page; the parts are HTML, the title is text."""
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
 

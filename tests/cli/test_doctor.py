@@ -58,3 +58,13 @@ def test_processes_of_a_launcher_test_their_connections() -> None:
     assert done.stdout.count("packages ") == 1
     assert "torchrun" in done.stdout
     assert "all-reduce" in done.stdout
+
+
+def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    assert ("problem", "bionemo is not installed, so its requirements are unknown: pip install -e .") in [
+        *describe_machine()
+    ]

@@ -21,7 +21,7 @@ from bionemo.common.version import __version__
 
 _PACKAGES = ("torch", "megatron-core", "lightning", "nemo_toolkit", "transformers", "triton")
 _TOOLS = {  # programs, and what needs them
-    "sbatch": "cluster=bcm (Slurm)", "mpirun": "cluster=mpi", "ngc": "cluster=bcp",
+    "sbatch": "cluster=bcm (Slurm)", "mpirun": "cluster=mpi", "kubectl": "cluster=k8s", "ngc": "cluster=bcp",
     "mmseqs": "faster search of training data (evaluate --suite loss)", "gcc": "torch.compile",
 }  # fmt: skip
 _EXTRAS = {  # optional dependencies of this package, and what needs them

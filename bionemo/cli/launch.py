@@ -30,6 +30,8 @@ _SPEC = CommandSpec(
         "--config-name={name} cluster=bcp cluster.instance=dgxa100.80g.8.norm cluster.image=ORG/bionemo:1 "
         "cluster.total_runtime=6H",
         "--config-name={name} cluster=mpi cluster.hostfile=hosts trainer.num_nodes=2 trainer.devices=8",
+        "--config-name={name} cluster=k8s cluster.image=ORG/bionemo:1 cluster.volumes=[CLAIM:/data] "
+        "exp_manager.exp_dir=/data/run",
         "--cfg job --package cluster cluster=bcm",
         "--dry-run                print the files of the job instead of writing and submitting them",
         "stages=[training] training=gpt3/126m cluster=bcm training.trainer.num_nodes=2   syntax of NeMo's launcher",

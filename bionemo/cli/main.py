@@ -19,7 +19,7 @@ COMMANDS = {
     "certify": "check that small models of all families still learn as recorded",
     "analysis": "score variants, predict contacts, plot embeddings, apply a fine-tuned head",
     "plan": "estimate parameters, memory, FLOPs and time of a run before it starts",
-    "launch": "submit a run to a cluster: Slurm, Base Command Platform, mpirun, Ray",
+    "launch": "submit a run to a cluster: Slurm, Kubernetes, Base Command Platform, mpirun, Ray",
     "checkpoint": "inspect, verify, convert or average checkpoints",
     "doctor": "print versions, devices, launchers, disk space, and what is missing",
     "cluster": "measure all-reduce between the processes of a launcher, or run a command on Ray",

@@ -8,10 +8,11 @@ import subprocess
 from pathlib import Path, PurePosixPath
 
 from bionemo.common.errors import UserError
-from bionemo.common.redaction import Redactor, environment_secrets, redact_text
+from bionemo.common.redaction import redact_text
 from bionemo.config.paths import CHECKOUT
 from bionemo.config.schema import BcpConfig
 from bionemo.launch.job import MODULE, Job, JobStep
+from bionemo.launch.secrets import check_secret_names
 from bionemo.launch.shell import lines, one_line, variable
 
 _RUNTIME = re.compile(r"(?=.)(\d+D)?(\d+H)?(\d+M)?(\d+S)?", re.IGNORECASE)
@@ -19,7 +20,6 @@ _LABEL = re.compile(r"[A-Za-z_]\w{0,255}", re.ASCII)
 _MOUNT = re.compile(r"[^:\s]+:(/[^:]*|no-mount)(:(RW|RO))?")
 _PORT = re.compile(r"(?:([A-Za-z][A-Za-z0-9]{0,9}):)?(\d+)(?:/(TCP|UDP|HTTPS|GRPC))?")
 _SECRET = re.compile(r"[^:\s]+(:[A-Za-z_][A-Za-z0-9_]*){0,2}")
-_KEY = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+/=]{16,}")  # matches API keys, but not names of secrets
 _MAX_LABELS, _MAX_ORDER, _MAX_PORT, _RESERVED_PORT = 20, 99, 65535, 1729
 
 _SCRIPT = """\
@@ -79,12 +79,7 @@ class Bcp:
         _check_format("labels", config.labels, _LABEL, "letters, digits and _, not starting with a digit")
         _check_format("datasets", config.datasets, _MOUNT, "ID:/directory")
         _check_format("workspaces", config.workspaces, _MOUNT, "ID:/directory, optionally followed by :RW or :RO")
-        for number, secret in enumerate(config.secrets):
-            if not _SECRET.fullmatch(secret) or _is_secret(secret):
-                raise UserError(
-                    f"cluster.secrets[{number}] must be the NAME of a secret of the platform, NAME:KEY or "
-                    "NAME:KEY:ALIAS, where KEY and ALIAS are names of variables, not the secret itself"
-                )
+        check_secret_names(config.secrets, _SECRET)
         if len(config.labels) > _MAX_LABELS:
             raise UserError(f"cluster.labels has {len(config.labels)} labels, expected at most {_MAX_LABELS}")
         if config.order is not None and not 1 <= config.order <= _MAX_ORDER:
@@ -132,12 +127,6 @@ class Bcp:
             return str(PurePosixPath(self.config.workdir) / job.working_directory.relative_to(CHECKOUT))
         except ValueError:
             return self.config.workdir
-
-
-def _is_secret(entry: str) -> bool:
-    """Return whether an entry of cluster.secrets contains a secret instead of names."""
-    redactor = Redactor(environment_secrets().values())
-    return redactor.text(entry) != entry or any(_KEY.fullmatch(part) for part in entry.split(":"))
 
 
 def _check_format(key: str, values: list[str], pattern: re.Pattern[str], expected: str) -> None:

@@ -2,6 +2,7 @@
 """Refuse to write secrets to the files of a job. Jobs read secrets from their environment or from the platform."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import Redactor, contains_value, environment_secrets
 
-_NAMES = ("cluster", "secrets")  # contains names of secrets; checked in bcp.py
+_NAMES = (("cluster", "secrets"), ("cluster", "image_pull_secrets"))  # names of secrets; see check_secret_names
+_KEY = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+/=]{16,}")  # matches API keys, but not names of secrets
 
 
 def refuse_secrets(
@@ -37,7 +39,8 @@ def refuse_secrets(
     if found is not None:
         raise UserError(
             f"{found} contains a secret, which would be written to the files of the job: remove it and set it in the "
-            "environment, which jobs inherit; on BCP, name a secret of the platform in cluster.secrets; put passwords "
+            "environment, which jobs inherit; on BCP and Kubernetes, name a secret of the platform in "
+            "cluster.secrets; put passwords "
             "of downloads into ~/.netrc"
         )
     for name, value in environment_secrets(environment).items():
@@ -48,9 +51,29 @@ def refuse_secrets(
                 )
 
 
+def check_secret_names(entries: Sequence[str], expected: re.Pattern[str], key: str = "secrets") -> None:
+    """Check that `cluster.secrets`, or another key of `cluster`, contains names, not secrets.
+
+    Raises:
+        UserError: if an entry does not match the pattern, or contains a secret.
+    """
+    for number, entry in enumerate(entries):
+        if not expected.fullmatch(entry) or _is_secret(entry):
+            raise UserError(
+                f"cluster.{key}[{number}] must be the NAME of a secret of the platform, NAME:KEY or "
+                "NAME:KEY:ALIAS, where KEY and ALIAS are names of variables, not the secret itself"
+            )
+
+
+def _is_secret(entry: str) -> bool:
+    """Return whether an entry of cluster.secrets contains a secret instead of names."""
+    redactor = Redactor(environment_secrets().values())
+    return any(redactor.text(part) != part or _KEY.fullmatch(part) for part in entry.split(":"))
+
+
 def _different(old: Any, new: Any, key: tuple[str, ...]) -> Iterator[str]:
     """Yield keys whose values contain a secret, and therefore differ after redaction."""
-    if key == _NAMES:
+    if key in _NAMES:
         return
     if isinstance(old, Mapping):
         for (name, below), (shown, other) in zip(old.items(), new.items(), strict=True):

@@ -9,6 +9,7 @@ annotation of `config` is the dataclass of the group (see `targets.py`).
 from bionemo.config.schema.cluster import (
     BcpConfig,
     ClusterConfig,
+    KubernetesConfig,
     LocalConfig,
     MpiConfig,
     RayConfig,

@@ -77,6 +77,26 @@ class BcpConfig(ClusterConfig):
 
 
 @dataclass(kw_only=True)
+class KubernetesConfig(ClusterConfig):
+    """Kubernetes with Kubeflow's Training Operator; None selects the cluster's default."""
+
+    namespace: str | None  # namespace of the job; None: that of kubectl's context
+    image: str | None  # container image with bionemo
+    image_pull_secrets: list[str]  # names of Kubernetes secrets for the registry of the image
+    volumes: list[str]  # CLAIM:MOUNT[:RO]; one must contain exp_manager.exp_dir, and all pods must be able to mount it
+    secrets: list[str]  # NAME:KEY[:VARIABLE] of Kubernetes secrets, passed as environment variables
+    cpu: str | None  # cores of a pod, such as 32
+    memory: str | None  # memory of a pod, such as 500Gi
+    shared_memory: str  # limit of /dev/shm, which the workers of the data loader use; part of the memory
+    gpu_resource: str  # name of the GPUs in the resources of a node
+    node_selector: dict[str, str]  # labels of the nodes
+    tolerations: list[str]  # keys of taints that the pods tolerate, such as nvidia.com/gpu
+    priority_class: str | None  # name of the PriorityClass, which decides what is preempted
+    max_restarts: NonNegativeInt  # after failures and preemptions, in all pods together; the run resumes
+    grace_period: PositiveInt  # seconds that a preempted pod has to save a checkpoint
+
+
+@dataclass(kw_only=True)
 class RayConfig(ClusterConfig):
     """A Ray cluster that is running or starting."""
 

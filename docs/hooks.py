@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of the documentation that are generated from the code, or are files outside of docs/."""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from bionemo.cli.main import COMMANDS
+from bionemo.config import schema
+from bionemo.config.hints import describe
+
+ROOT = Path(__file__).parents[1]
+COPIED = {  # files of the repository and their pages
+    "SECURITY.md": "explanation/security.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
+    "conf/README.md": "reference/configuration-files.md", "scripts/benchmark/RESULTS.md": "explanation/benchmarks.md",
+}  # fmt: skip
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
+_SUBCOMMANDS = {
+    "analysis": ("variants", "contacts", "map"), "checkpoint": ("inspect", "verify", "convert", "average"),
+}  # fmt: skip
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages."""
+    pages = {page: _copied(ROOT / source) for source, page in COPIED.items()}
+    pages["reference/configuration.md"] = "\n".join(_configuration())
+    pages["reference/command-line.md"] = "\n".join(_command_line())
+    for page, text in pages.items():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def _copied(path: Path) -> str:
+    """Return a file whose links lead to pages; links to other files become text."""
+
+    def replace(match: re.Match[str]) -> str:
+        target = Path(os.path.normpath(path.parent / match[2]))
+        page = COPIED.get(str(target.relative_to(ROOT)))
+        if page is None:
+            assert target.exists(), f"{path}: {match[2]} does not exist"
+            return match[1]
+        own = COPIED[str(path.relative_to(ROOT))]
+        return f"[{match[1]}]({'../' * own.count('/')}{page}{match[3] or ''})"
+
+    return _LINK.sub(replace, path.read_text())
+
+
+def _configuration() -> Iterator[str]:
+    """Yield a section with a table for each dataclass of the schema."""
+    yield "# Configuration keys\n"
+    yield (
+        "Every key can be set in a file or on the command line. The values of the files in `conf/` are shown by "
+        "`--cfg job`; a default in these tables is used if no file sets the key.\n"
+    )
+    classes = [each for each in vars(schema).values() if is_dataclass(each) and isinstance(each, type)]
+    modules = dict.fromkeys(each.__module__ for each in classes)
+    for module in modules:
+        yield f"## {(inspect.getdoc(sys.modules[module]) or '').splitlines()[0]}\n"
+        for name, each in vars(sys.modules[module]).items():
+            if is_dataclass(each) and isinstance(each, type) and each.__module__ == module:
+                own = [field for field in fields(each) if field.name in each.__annotations__]
+                yield f"### {name}\n"
+                bases = [base.__name__ for base in each.__bases__ if is_dataclass(base)]
+                inherited = f" It also has the keys of {', '.join(bases)}." if bases else ""
+                yield " ".join((inspect.getdoc(each) or "").split()) + inherited + "\n"
+                if own:
+                    yield "| key | type | default | meaning |\n|---|---|---|---|"
+                    hints, meanings = get_type_hints(each), _meanings(each)
+                    for field in own:
+                        cells = (describe(hints[field.name]), _default(field), meanings[field.name])
+                        yield f"| `{field.name}` | {' | '.join(map(_escape, cells))} |"
+                    yield ""
+
+
+def _escape(cell: str) -> str:
+    """Escape characters that have a meaning in a Markdown table; in code only those that end a cell."""
+    return re.sub(r"[|]" if cell.startswith("`") else r"[|<\[*_]", lambda match: f"&#{ord(match[0])};", cell)
+
+
+def _default(field: Any) -> str:
+    if field.default is not MISSING:
+        return f"`{field.default}`"
+    if field.default_factory is not MISSING:
+        found = field.default_factory()
+        return "" if is_dataclass(found) else f"`{found}`"
+    return ""
+
+
+def _meanings(dataclass: type) -> dict[str, str]:
+    """Return the comments that describe keys: after them, or `#:` lines above them."""
+    lines = inspect.getsource(dataclass).splitlines()
+    (node,) = ast.parse("\n".join(lines)).body
+    assert isinstance(node, ast.ClassDef)
+    found = {}
+    for statement in node.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            first = statement.lineno - 1
+            while lines[first - 1].strip().startswith("#:"):
+                first -= 1
+            above = " ".join(line.strip().removeprefix("#:").strip() for line in lines[first : statement.lineno - 1])
+            after = lines[(statement.end_lineno or 0) - 1].partition("  # ")[2]
+            meaning = above or after
+            assert meaning, f"{dataclass.__name__}.{statement.target.id} has no description"
+            found[statement.target.id] = meaning[0].upper() + meaning[1:]
+    return found
+
+
+def _command_line() -> Iterator[str]:
+    """Yield the help texts of all commands."""
+    yield "# Command line\n"
+    for name, description in COMMANDS.items():
+        yield f"## bionemo {name}\n\n{description[0].upper()}{description[1:]}.\n"
+        for arguments in ([name], *([name, sub] for sub in _SUBCOMMANDS.get(name, ()))):
+            command = [sys.executable, "-m", "bionemo.cli", *arguments, "--help"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+            text = re.sub(r"\((/[^)]*)/bionemo", "(bionemo", done.stdout).replace(str(ROOT), "")
+            yield f"```text\n$ bionemo {' '.join(arguments)} --help\n{text.rstrip()}\n```\n"

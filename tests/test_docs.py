@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation site: a strict build, complete tables of keys, and a headless browser with search."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bionemo.config import schema
+from tests.conftest import ROOT
+
+pytest.importorskip("mkdocs")
+
+
+def build(site: Path, root: Path = ROOT, execute: bool = False) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "EXECUTE_TUTORIALS": str(execute).lower(), "NO_MKDOCS_2_WARNING": "1"}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the site; the tutorials are not executed here, but in tests/test_notebooks.py."""
+    directory = tmp_path_factory.mktemp("site")
+    done = build(directory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory
+
+
+def test_every_key_is_in_the_reference(site: Path) -> None:
+    page = (site / "reference" / "configuration.html").read_text()
+    for each in vars(schema).values():
+        if is_dataclass(each):
+            for field in fields(each):
+                assert f"<code>{field.name}</code>" in page, f"{each}.{field.name}"
+    assert "sent before the time limit; the run then saves a checkpoint" in page
+
+
+def test_no_page_refers_to_another_host(site: Path) -> None:
+    """Styles, scripts, fonts and images are part of the site."""
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|img|iframe)[^>]+src=\"(https?:[^\"]+)", page.read_text())
+        loaded += re.findall(r"<link[^>]+rel=\"stylesheet\"[^>]+href=\"(https?:[^\"]+)", page.read_text())
+        assert [each for each in loaded if "mathjax" not in each.lower()] == [], page
+
+
+def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    for source in ROOT.iterdir():
+        if source.name != "docs" and not source.name.startswith("."):
+            (root / source.name).symlink_to(source)
+    shutil.copytree(ROOT / "docs", root / "docs", symlinks=True)
+    with (root / "docs" / "how-to" / "plan.md").open("a") as page:
+        page.write("\n[missing](nowhere.md)\n")
+    done = build(tmp_path / "site", root)
+    assert done.returncode != 0
+    assert "nowhere.md" in done.stdout + done.stderr
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def address(site: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    "page",
+    ["index.html", "tutorials/embed.html", "how-to/slurm.html", "reference/configuration.html",
+     "explanation/benchmarks.html"],
+)  # fmt: skip
+def test_a_browser_shows_the_pages(address: str, tmp_path: Path, page: str, width: int) -> None:
+    """Without messages on the console."""
+    command = [
+        "chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+        "--enable-logging=stderr", f"--window-size={width},1400", "--virtual-time-budget=8000", "--dump-dom",
+    ]  # fmt: skip
+    done = subprocess.run([*command, f"{address}/{page}"], capture_output=True, text=True, check=True, timeout=120)
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    assert "<h1" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_search(address: str, tmp_path: Path, width: int) -> None:
+    """A browser that is controlled through Chrome's DevTools protocol searches; no page is wider than the window."""
+    websocket = pytest.importorskip("websocket")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
+               "--remote-allow-origins=*", f"--user-data-dir={tmp_path / 'profile'}",
+               f"--window-size={width},900"]  # fmt: skip
+    with subprocess.Popen([*command, "about:blank"], stderr=subprocess.PIPE, text=True) as browser:
+        try:
+            assert browser.stderr is not None
+            found = next(filter(None, (re.search(r"ws://(\S+?)/", line) for line in browser.stderr)))
+            new = urllib.request.Request(f"http://{found[1]}/json/new?{address}/index.html", method="PUT")
+            with urllib.request.urlopen(new) as response:
+                connection = websocket.create_connection(json.load(response)["webSocketDebuggerUrl"], timeout=30)
+
+            def evaluate(expression: str) -> Any:
+                message = {"id": 1, "method": "Runtime.evaluate"}
+                connection.send(json.dumps(message | {"params": {"expression": expression, "returnByValue": True}}))
+                while (answer := json.loads(connection.recv())).get("id") != 1:
+                    pass
+                return answer["result"]["result"].get("value")
+
+            def wait_for(expression: str) -> Any:
+                end = time.monotonic() + 30
+                while not (value := evaluate(expression)) and time.monotonic() < end:
+                    time.sleep(0.1)
+                return value
+
+            assert wait_for("document.readyState == 'complete' && !!document.querySelector('.md-search__input')")
+            time.sleep(0.5)
+            assert evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+            evaluate(
+                "document.querySelector('#__search').checked = true; let field = document.querySelector("
+                "'.md-search__input'); field.focus(); field.value = 'preempted'; "
+                "field.dispatchEvent(new Event('keyup')); field.dispatchEvent(new Event('input', {bubbles: true}))"
+            )
+            links = wait_for("[...document.querySelectorAll('.md-search-result__link')].map(each => each.href)")
+            assert any("how-to/kubernetes.html" in link for link in links), links
+        finally:
+            browser.kill()

@@ -30,7 +30,7 @@ OUTCOMES = {
     ),
     "embed": (
         """
-        assert embeddings.shape == (120, 128) and [each.shape for each in hiddens] == [(10, 128), (19, 128)]
+        assert embeddings.shape == (120, 64) and [each.shape for each in hiddens] == [(10, 64), (19, 64)]
         assert agreement > 0.6
         assert np.allclose(arrays["embeddings"], embeddings, atol=1e-5)
         assert not np.allclose(arrays["begin"], embeddings, atol=1e-2)

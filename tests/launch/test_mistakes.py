@@ -11,7 +11,7 @@ from tests.support.launches import BCP, launch
 
 SLURM = ["cluster=bcm", "trainer.devices=8"]
 WRONG: dict[str, tuple[list[str], str]] = {
-    "a cluster that there is not": (["cluster=slurmm"], r"slurmm.*bcm, bcp, local, mpi, ray"),
+    "a cluster that there is not": (["cluster=slurmm"], r"slurmm.*bcm, bcp, k8s, local, mpi, ray"),
     "a key of another cluster": (["cluster=mpi", "cluster.partition=gpu"], r"cluster.partition"),
     "a sweep": (["-m", "model.optim.lr=1e-3,1e-4"], r"-m: only one run can be launched at a time"),
     "several machines": (["trainer.num_nodes=2"], r"trainer.num_nodes=2, but cluster=local uses this machine only"),

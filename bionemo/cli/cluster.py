@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptio
 from pathlib import Path
 
 from bionemo.common.console import one_line_errors
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, optional_dependency
 from bionemo.common.launcher_environment import launched_process
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -78,10 +78,8 @@ def _ray(arguments: Namespace) -> None:
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
     if "RAY_AUTH_TOKEN" in os.environ or token.exists():  # read when Ray is imported
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-    try:
+    with optional_dependency("ray", "Ray"):
         from bionemo.launch.ray_workers import RayJob, run_on_ray
-    except ImportError as error:
-        raise UserError(f"Ray is not installed ({error}): pip install 'bionemo[ray]'") from error
     environment = dict(word.split("=", 1) for word in arguments.env)
     job = RayJob(
         arguments.command, environment, os.getcwd(), arguments.nodes, arguments.workers_per_node,

@@ -19,13 +19,14 @@ from bionemo.common.cpu import amx_is_broken
 from bionemo.common.launcher_environment import launched_process
 from bionemo.common.version import __version__
 
-_PACKAGES = ("torch", "megatron-core", "lightning", "nemo_toolkit", "transformers", "triton")
+_PACKAGES = ("torch", "megatron-core", "lightning", "nemo_toolkit", "triton")
 _TOOLS = {  # programs, and what needs them
     "sbatch": "cluster=bcm (Slurm)", "mpirun": "cluster=mpi", "kubectl": "cluster=k8s", "ngc": "cluster=bcp",
     "mmseqs": "faster search of training data (evaluate --suite loss)", "gcc": "torch.compile",
 }  # fmt: skip
 _EXTRAS = {  # optional dependencies of this package, and what needs them
-    "ray": "cluster=ray", "analysis": "UMAP (analysis map)",
+    "molecules": "MegaMolBART and molecules", "plots": "plots of losses, heads and analyses",
+    "wandb": "exp_manager.create_wandb_logger", "ray": "cluster=ray", "analysis": "UMAP (analysis map)",
     "evaluate": "evaluate --suite contacts, and similarity without MMseqs2", "report": "bionemo report",
 }  # fmt: skip
 _TIMEOUT = 60.0  # seconds to connect all processes

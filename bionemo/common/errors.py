@@ -117,6 +117,22 @@ def _os_error(error: OSError, message: str) -> str:
     return f"{files}: {reason}: {hint}" if files else f"{reason}: {hint}"
 
 
+@contextmanager
+def optional_dependency(extra: str, use: str) -> Iterator[None]:
+    """Replace an ImportError in a `with` block by a UserError with the command that installs an extra of this package.
+
+    Args:
+        extra: name of the extra, as in pyproject.toml.
+        use: what needs it; the subject of the message.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"{use} requires the extra '{extra}' of bionemo ({error}): pip install 'bionemo[{extra}]'"
+        ) from error
+
+
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as SIGKILL; real-time signals have only numbers."""
     try:

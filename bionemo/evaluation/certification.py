@@ -15,7 +15,8 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned, write_atomic
 from bionemo.common.regular import load_json
-from bionemo.evaluation.html import html_page, html_table, new_figure, to_svg
+from bionemo.evaluation.figures import new_figure, to_svg
+from bionemo.evaluation.html import html_page, html_table
 from bionemo.evaluation.mock_molecules import write_molecules
 from bionemo.evaluation.training_runs import Curve, pretrain
 from bionemo.inference.progress import progress_bar

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bionemo.common.errors import UserError
-from bionemo.evaluation.html import format_number, html_table, new_figure, plain, to_svg
+from bionemo.evaluation.figures import new_figure, plain, to_svg
+from bionemo.evaluation.html import format_number, html_table
 from bionemo.evaluation.structures import MMCIF, PDB, read_chain
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult, is_file_name
 from bionemo.inference.analysis.contacts import fit_contact_head, precision, predict_contacts

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTML pages that need no network: tables, and plots as SVG."""
+"""HTML pages and tables that need no network."""
 
-import io
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222;
@@ -42,26 +41,3 @@ def format_number(value: float | None, error: float | None = None) -> str:
     if value is None:
         return ""
     return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
-
-
-def new_figure(width: float = 9.0, height: float = 3.6) -> "Figure":
-    """Return a figure of this size in inches."""
-    from matplotlib.figure import Figure  # without pyplot: no display, no global state
-
-    return Figure((width, height), layout="constrained")
-
-
-def plain(text: str) -> str:
-    """Return a label that matplotlib does not read as a formula, and that a legend does not skip."""
-    return text.replace("$", r"\$").lstrip("_")
-
-
-def to_svg(figure: "Figure") -> str:
-    """Return a figure as an SVG element."""
-    import matplotlib as mpl
-
-    file = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "bionemo"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    text = file.getvalue()
-    return text[text.index("<svg") :]

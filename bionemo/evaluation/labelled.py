@@ -23,7 +23,8 @@ from bionemo.config.schema import DownstreamConfig
 from bionemo.data.files import SPLITS
 from bionemo.data.shards.ranges import shard_paths
 from bionemo.evaluation.baselines import OneHotModel, with_random_weights
-from bionemo.evaluation.html import html_table, new_figure, plain, to_svg
+from bionemo.evaluation.figures import new_figure, plain, to_svg
+from bionemo.evaluation.html import html_table
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.finetuning.features import Features, compute_features
 from bionemo.finetuning.heads import head_factory

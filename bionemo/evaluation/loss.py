@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.proteins.masking import ResidueMasker
-from bionemo.evaluation.html import format_number, html_table, new_figure, plain, to_svg
+from bionemo.evaluation.figures import new_figure, plain, to_svg
+from bionemo.evaluation.html import format_number, html_table
 from bionemo.evaluation.similarity import MIN_IDENTITY, find_identities
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.inference.analysis.files import read_fasta

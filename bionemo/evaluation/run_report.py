@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, optional_dependency
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text
 from bionemo.config.compose import load_plain
@@ -238,11 +238,9 @@ def _plots(runs: Sequence[Run]) -> list[str]:
     """Return the library, the curves and the timeline as HTML."""
     if not any(run.scalars for run in runs):
         return []
-    try:
+    with optional_dependency("report", "a report"):
         from bokeh.embed import components
         from bokeh.resources import Resources
-    except ImportError as error:
-        raise UserError("a report needs Bokeh: pip install 'bionemo[report]', or pip install bokeh") from error
 
     shown = {tag for *_, metrics in _CURVES for tag, _ in metrics} | _NOT_SHOWN
     others = dict.fromkeys(tag for run in runs for tag in run.scalars if tag not in shown)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, optional_dependency
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.inference.progress import Advance
 
@@ -80,12 +80,10 @@ def _search_with_mmseqs(program: str, proteins: Sequence[str], training: Path) -
 
 
 def _search_k_mers(proteins: Sequence[str], training: Path, advance: Advance) -> Identities:
-    try:
+    with optional_dependency("evaluate", "without MMseqs2, a comparison with training data"):
         from biotite import __version__ as version
         from biotite.sequence import ProteinSequence
         from biotite.sequence.align import KmerTable, SubstitutionMatrix
-    except ImportError as error:
-        raise UserError("a comparison with training data needs MMseqs2, or pip install 'bionemo[evaluate]'") from error
 
     def convert(text: str) -> Any:
         letters = text.upper().encode("ascii", "replace")

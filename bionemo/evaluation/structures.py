@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, optional_dependency
 
 if TYPE_CHECKING:
     from biotite.structure import AtomArray
@@ -75,10 +75,8 @@ def read_chain(path: Path, chain: str | None = None, sequence: str | None = None
 
 def _read_atoms(path: Path) -> tuple["AtomArray", dict[str, str]]:
     """Return the atoms of the first model, and for mmCIF the sequence of each entity."""
-    try:
+    with optional_dependency("evaluate", "a structure"):
         from biotite.structure.io import pdb, pdbx
-    except ImportError as error:
-        raise UserError(f"structures need Biotite ({error}): pip install 'bionemo[evaluate]'") from error
     try:
         if path.suffix.lower() in PDB:
             return pdb.PDBFile.read(path).get_structure(model=1), {}

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,11 +133,17 @@ def write_results(
         report["confusion"] = metrics.confusion_matrix(*results.test)
     text = json.dumps({**report, "classes": list(classes), "epochs": list(history)}, indent=1)
     write_atomic(directory / REPORT, text + "\n")
-    write_atomic(directory / PLOT, _plot(results, classes, report))
+    has_plot = find_spec("matplotlib") is not None
+    if has_plot:
+        write_atomic(directory / PLOT, _plot(results, classes, report))
     summary = ", ".join(f"{name} {value:.4g}" for name, value in test_metrics.items())
     epoch = f"best epoch {report['epoch']:.4g}" if results.best else ""
     print_line(": ".join(filter(None, [epoch, summary])))
-    print_line(f"head, report and plot are in {directory}")
+    print_line(
+        f"head, report and plot are in {directory}"
+        if has_plot
+        else f"head and report are in {directory}; for a plot, pip install 'bionemo[plots]'"
+    )
 
 
 def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -> bytes:

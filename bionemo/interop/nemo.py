@@ -19,7 +19,7 @@ from nemo.utils import logging as nemo_logging
 from nemo.utils.exceptions import NeMoBaseException
 from omegaconf import OmegaConf
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, optional_dependency
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import LogFilter, redact_arguments, redact_tree
 from bionemo.common.version import __version__
@@ -223,7 +223,8 @@ def _without_none(value: Any) -> Any:
 
 def _start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
     """Start a Weights & Biases run on rank 0; an offline run needs neither network nor account."""
-    import wandb
+    with optional_dependency("wandb", "exp_manager.create_wandb_logger=True"):
+        import wandb
 
     arguments = {key: value for key, value in asdict(config).items() if value is not None}
     arguments |= redact_tree({key: value for key, value in arguments.items() if key not in _WANDB_UNREDACTED})

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray: one worker of Ray Train per device, which runs the command of the run (ray_workers.py)."""
 
-from importlib.util import find_spec
-
-from bionemo.common.errors import UserError
+from bionemo.common.errors import optional_dependency
 from bionemo.config.schema import RayConfig
 from bionemo.launch.foreground import ForegroundCluster
 from bionemo.launch.job import Job, JobStep
@@ -28,6 +26,6 @@ class Ray(ForegroundCluster):
 
     def submit(self, job: Job) -> int:
         """Check that Ray is installed and run the script."""
-        if find_spec("ray") is None:
-            raise UserError("cluster=ray requires Ray, which is not installed: pip install 'bionemo[ray]'")
+        with optional_dependency("ray", "cluster=ray"):
+            import ray  # noqa: F401
         return super().submit(job)

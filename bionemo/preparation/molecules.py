@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rdkit import Chem, rdBase
-
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, optional_dependency
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK, LineBlock
 from bionemo.preparation.inputs import notify_dropped_columns, read_line_blocks
+
+with optional_dependency("molecules", "SMILES"):
+    from rdkit import Chem, rdBase
 
 rdBase.DisableLog("rdApp.*")  # RDKit's messages contain neither file nor line
 _BLOCK_BYTES = 256 << 10  # about 4,000 molecules, half a second of RDKit

@@ -53,8 +53,11 @@ class LossCurve(pl.Callback):
         if not trainer.is_global_zero or not (self.train or self.validation):
             return
         with pl_module.throughput.paused():
-            from matplotlib.figure import Figure  # instead of pyplot, which has global state
-
+            try:
+                from matplotlib.figure import Figure  # instead of pyplot, which has global state
+            except ImportError:
+                self._warn(f"there is no {FILE_NAME}: pip install 'bionemo[plots]'")
+                return
             figure = Figure(figsize=(7, 4), layout="constrained")
             axes = figure.subplots()
             if self.train:
@@ -75,7 +78,10 @@ class LossCurve(pl.Callback):
                 figure.savefig(unfinished, dpi=120)
                 os.replace(unfinished, self.path)
             except OSError as error:  # training continues
-                if not self._warned:
-                    log.warning("%s cannot be written (%s)", self.path, error.strerror or error)
-                self._warned = True
+                self._warn(f"{self.path} cannot be written ({error.strerror or error})")
                 unfinished.unlink(missing_ok=True)
+
+    def _warn(self, message: str) -> None:
+        if not self._warned:
+            log.warning("%s", message)
+        self._warned = True

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bionemo.common.errors import optional_dependency
 from bionemo.common.random_stream import draw_runs
 
 Molecule = Any
@@ -138,7 +139,8 @@ class _RDKit(NamedTuple):
 
 @cache
 def _rdkit() -> _RDKit:
-    from rdkit import Chem, rdBase
+    with optional_dependency("molecules", "SMILES"):
+        from rdkit import Chem, rdBase
 
     rdBase.DisableLog("rdApp.*")  # its messages contain neither file nor record
     parse_only: Any = Chem.SmilesParserParams()
@@ -148,6 +150,7 @@ def _rdkit() -> _RDKit:
 
 def rdkit_version() -> str:
     """Return the version of RDKit; rewritten SMILES may differ between versions."""
-    from rdkit import rdBase
+    with optional_dependency("molecules", "SMILES"):
+        from rdkit import rdBase
 
     return str(rdBase.rdkitVersion)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, optional_dependency
 from bionemo.inference.analysis import contacts, files
 from bionemo.inference.analysis.maps import make_reducer, project_to_2d, read_embeddings
 from bionemo.inference.analysis.plots import plot_contacts, plot_map, plot_scan, plot_scores
@@ -206,6 +206,8 @@ def _format(values: Floats) -> list[str]:
 
 
 def _plot_path(output: Path) -> Path:
+    with optional_dependency("plots", "bionemo analysis"):
+        import matplotlib as mpl  # noqa: F401
     if output.suffix == ".png":
         raise UserError(f"--output {output} is the table: name it .csv, the plot is written beside it")
     return output.with_suffix(".png")

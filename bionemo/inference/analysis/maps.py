@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, optional_dependency
 from bionemo.inference.outputs import Floats
 
 METHODS = ("umap", "pca")
@@ -52,12 +52,8 @@ def make_reducer(method: str = "umap", neighbors: int = 15, seed: int = 0) -> An
         return PCA(2, svd_solver="full")
     if neighbors < 2:
         raise UserError(f"neighbors={neighbors}: UMAP needs 2 or more")
-    try:
+    with optional_dependency("analysis", "the method umap (pca needs no package)"):
         from umap import UMAP
-    except ImportError as error:
-        raise UserError(
-            f"UMAP is not installed ({error}): pip install 'bionemo[analysis]', or use the method pca"
-        ) from error
     return UMAP(n_neighbors=neighbors, random_state=seed, n_jobs=1)  # UMAP with a seed uses one thread
 
 

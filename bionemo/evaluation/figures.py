@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plots as SVG elements of the HTML pages."""
+
+import io
+
+from bionemo.common.errors import optional_dependency
+
+with optional_dependency("plots", "a report with plots"):
+    import matplotlib as mpl
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+
+
+def new_figure(width: float = 9.0, height: float = 3.6) -> Figure:
+    """Return a figure of this size in inches."""
+    return Figure((width, height), layout="constrained")
+
+
+def plain(text: str) -> str:
+    """Return a label that matplotlib does not read as a formula, and that a legend does not skip."""
+    return text.replace("$", r"\$").lstrip("_")
+
+
+def to_svg(figure: Figure) -> str:
+    """Return a figure as an SVG element."""
+    file = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "bionemo"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :]

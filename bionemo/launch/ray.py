@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ray: one worker of Ray Train per device, which runs the command of the run (ray_workers.py)."""
 
-from bionemo.common.errors import optional_dependency
+from importlib.util import find_spec
+
+from bionemo.common.errors import UserError
 from bionemo.config.schema import RayConfig
 from bionemo.launch.foreground import ForegroundCluster
 from bionemo.launch.job import Job, JobStep
@@ -26,6 +28,6 @@ class Ray(ForegroundCluster):
 
     def submit(self, job: Job) -> int:
         """Check that Ray is installed and run the script."""
-        with optional_dependency("ray", "cluster=ray"):
-            import ray  # noqa: F401
+        if find_spec("ray") is None:
+            raise UserError("cluster=ray requires the extra 'ray' of bionemo: pip install 'bionemo[ray]'")
         return super().submit(job)

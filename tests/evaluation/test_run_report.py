@@ -15,7 +15,6 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from bionemo.common.errors import UserError
 from bionemo.evaluation import run_report
 from bionemo.evaluation.event_files import Scalars, downsample, join, read_events
 from bionemo.evaluation.run_report import RunReport, open_runs, render_runs, watch
@@ -178,9 +177,6 @@ def test_command(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Mo
         done = report(directory)
         assert done.returncode == 1
         assert done.stderr.startswith(f"error: {directory} {message}") and done.stderr.count("\n") == 1
-    monkeypatch.setitem(sys.modules, "bokeh.embed", None)
-    with pytest.raises(UserError, match=r"a report needs Bokeh: pip install 'bionemo\[report\]'"):
-        render_runs(runs)
 
 
 def test_watch(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

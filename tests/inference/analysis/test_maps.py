@@ -64,7 +64,9 @@ def test_umap() -> None:
 
 def test_umap_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
-    with pytest.raises(UserError, match=r"UMAP is not installed .* pip install 'bionemo\[analysis\]', or .* pca"):
+    with pytest.raises(
+        UserError, match=r"umap \(pca needs no package\) requires .* pip install 'bionemo\[analysis\]'"
+    ):
         project_to_2d(clouds(5))
 
 

@@ -34,7 +34,8 @@ _SPEC = CommandSpec(
         "exp_manager.exp_dir=/data/run",
         "--cfg job --package cluster cluster=bcm",
         "--dry-run                print the files of the job instead of writing and submitting them",
-        "stages=[training] training=gpt3/126m cluster=bcm training.trainer.num_nodes=2   syntax of NeMo's launcher",
+        "stages=[training] training=gpt3/126m cluster=bcm training.trainer.num_nodes=2   syntax of NeMo's launcher; "
+        "--config-path=DIR adds its files",
         "do_preprocessing=True do_testing=True   one job each for preparation, training and testing",
     ),
 )

@@ -255,10 +255,10 @@ def divide_batch(model: ModelConfig, trainer: TrainerConfig, world_size: int, on
 
 def _check_recomputation(model: ModelConfig) -> Iterator[str]:
     granularity, method = model.activations_checkpoint_granularity, model.activations_checkpoint_method
-    if (granularity == "full") != (method is not None):
+    if granularity != "selective" and (granularity == "full") != (method is not None):  # as in NeMo
         yield (
             f"model.activations_checkpoint_granularity is {granularity} and model.activations_checkpoint_method is "
-            f"{method}: full needs a method, uniform or block; selective and null need null"
+            f"{method}: full needs a method, uniform or block; null needs null"
         )
     if model.pipeline_model_parallel_size > 1 and model.data.dynamic_padding and not model.data.packing:
         yield (

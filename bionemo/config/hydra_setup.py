@@ -33,8 +33,7 @@ _MAX_DIGITS = 40  # of a number in text
 
 def configure_hydra(source: ConfigSource, overrides: Iterable[str] = ()) -> None:
     """Register resolvers, search path and file checks for the next composition. May be called repeatedly."""
-    for name, operation in (("multiply", mul), ("sum", add)):
-        OmegaConf.register_new_resolver(name, _resolver(name, operation), replace=True)
+    register_resolvers()
     _exclude_working_directory_plugins()
     BioNeMoSearchPath.extra = source.extra
     Plugins.instance().register(BioNeMoSearchPath)  # creating the instance registers Hydra's own sources
@@ -42,6 +41,12 @@ def configure_hydra(source: ConfigSource, overrides: Iterable[str] = ()) -> None
     CheckedFileSource.trusted = source.trusted
     CheckedFileSource.search_path_overridden = any(_SEARCH_PATH.match(override) for override in overrides)
     CheckedFileSource.files.clear()
+
+
+def register_resolvers() -> None:
+    """Register `${multiply:...}` and `${sum:...}`."""
+    for name, operation in (("multiply", mul), ("sum", add)):
+        OmegaConf.register_new_resolver(name, _resolver(name, operation), replace=True)
 
 
 def _exclude_working_directory_plugins() -> None:

@@ -55,7 +55,7 @@ IGNORED = _by_key({
             "masked_softmax_fusion bias_gelu_fusion bias_activation_fusion bias_dropout_add_fusion "
             "gradient_accumulation_fusion persist_layer_norm transformer_engine"
         ),
-        "the fastest attention kernel is selected automatically": "use_flash_attention",
+        "the fastest attention kernel is selected automatically": "use_flash_attention use_emha",
         "a token never attends to another sequence": "embedding_use_attention_mask",
         "checkpoints contain their own version": "megatron_legacy",
         "initial weights do not depend on the device": "use_cpu_initialization",

@@ -141,9 +141,11 @@ def _recompute_groups(config: ModelConfig, layers: int) -> list[tuple[range, boo
     """
     if config.activations_checkpoint_granularity != "full":
         return [(range(layers), False)]
-    size = config.activations_checkpoint_num_layers or 1
+    size = config.activations_checkpoint_num_layers
     if config.activations_checkpoint_method == "block":
+        size = 1 if size is None else size
         return [*((range(n, n + 1), True) for n in range(min(size, layers))), (range(size, layers), False)]
+    size = size or 1
     return [(range(first, min(first + size, layers)), True) for first in range(0, layers, size)]
 
 

@@ -130,8 +130,8 @@ class ModelConfig:
     activations_checkpoint_granularity: Literal["selective", "full"] | None
     #: full: uniform, groups of layers; block, the first layers of each stage
     activations_checkpoint_method: Literal["uniform", "block"] | None
-    #: full: layers of a group (uniform), or layers that are recomputed (block)
-    activations_checkpoint_num_layers: PositiveInt | None
+    #: full: layers of a group (uniform), or layers that are recomputed (block, 0: none)
+    activations_checkpoint_num_layers: NonNegativeInt | None
     resume_from_checkpoint: str | None  # a checkpoint to resume from, instead of the newest one of this run
     # groups
     tokenizer: TokenizerConfig  # vocabulary

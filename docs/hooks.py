@@ -3,6 +3,8 @@
 
 import ast
 import inspect
+import io
+import math
 import os
 import re
 import subprocess
@@ -12,12 +14,16 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from bionemo.cli.main import COMMANDS
 from bionemo.config import schema
 from bionemo.config.hints import describe
+from bionemo.data.packing import pack, pad
 
 ROOT = Path(__file__).parents[1]
 COPIED = {  # files of the repository and their pages
@@ -25,9 +31,7 @@ COPIED = {  # files of the repository and their pages
     "conf/README.md": "reference/configuration-files.md", "scripts/benchmark/RESULTS.md": "explanation/benchmarks.md",
 }  # fmt: skip
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
-_SUBCOMMANDS = {
-    "analysis": ("variants", "contacts", "map"), "checkpoint": ("inspect", "verify", "convert", "average"),
-}  # fmt: skip
+_SUBCOMMANDS = {"evaluate": ["compare", "average"]}  # those that the help text of the command does not list
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -35,9 +39,56 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {page: _copied(ROOT / source) for source, page in COPIED.items()}
     pages["reference/configuration.md"] = "\n".join(_configuration())
     pages["reference/command-line.md"] = "\n".join(_command_line())
+    pages["packing.svg"] = _svg(_plot_packing())
+    pages["peers.svg"] = _svg(_plot_peers())
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def _plot_packing(max_length: int = 1024, shown: int = 12) -> Figure:
+    """Plot padded and packed rows of sequences with the lengths of UniRef50 (lognormal, median 210, mean 278)."""
+    lengths_N = np.random.default_rng(0).lognormal(math.log(210), math.sqrt(2 * math.log(278 / 210)), 2048)
+    lengths_N = np.clip(lengths_N, 30, max_length - 2).astype(np.int64) + 2  # with begin and end tokens
+    figure = Figure((9, 3.6), layout="constrained")
+    for axes, name, rows in zip(
+        figure.subplots(1, 2), ("padded", "packed"), (pad(lengths_N, max_length, 0), pack(lengths_N, max_length, 0)),
+        strict=True,
+    ):  # fmt: skip
+        for number, row in enumerate(rows[:shown]):
+            ends = np.cumsum(lengths_N[row])
+            for count, (end, length) in enumerate(zip(ends, lengths_N[row], strict=True)):
+                axes.barh(number, length, left=end - length, color=f"C{count % 10}", edgecolor="white", linewidth=0.5)
+        share = lengths_N.sum() / (len(rows) * max_length)
+        axes.set(xlim=(0, max_length), yticks=[], xlabel="tokens", title=f"{name}: {100 * share:.1f} % full")
+        axes.set_facecolor("#dddddd")  # padding
+    return figure
+
+
+def _plot_peers() -> Figure:
+    """Plot the first table of RESULTS.md with the columns what, ours, peer and ratio."""
+    text = (ROOT / "scripts" / "benchmark" / "RESULTS.md").read_text()
+    table = text[text.index("| what | ours | peer | ratio |") :].partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    ratios = [[float(number) for number in re.findall(r"[\d.]+", row[3])] for row in cells]
+    middle, low, high = np.array(ratios).T
+    figure = Figure((9, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(
+        range(len(cells)), middle, xerr=(middle - low, high - middle), color="tab:blue", ecolor="black", capsize=3
+    )
+    axes.axvline(1, color="gray", linestyle=":")
+    axes.set(yticks=range(len(cells)), yticklabels=[row[0] for row in cells], xlabel="times the speed of the peer")
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _svg(figure: Figure) -> str:
+    file = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "bionemo"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
 
 
 def _copied(path: Path) -> str:
@@ -120,8 +171,18 @@ def _command_line() -> Iterator[str]:
     yield "# Command line\n"
     for name, description in COMMANDS.items():
         yield f"## bionemo {name}\n\n{description[0].upper()}{description[1:]}.\n"
-        for arguments in ([name], *([name, sub] for sub in _SUBCOMMANDS.get(name, ()))):
-            command = [sys.executable, "-m", "bionemo.cli", *arguments, "--help"]
-            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
-            text = re.sub(r"\((/[^)]*)/bionemo", "(bionemo", done.stdout).replace(str(ROOT), "")
-            yield f"```text\n$ bionemo {' '.join(arguments)} --help\n{text.rstrip()}\n```\n"
+        text = _help(name)
+        yield text
+        arguments = text.partition("positional arguments:\n")[2].partition("\n\n")[0]
+        for subcommand in re.findall(r"^    ([a-z-]+)$|^    ([a-z-]+)  ", arguments, re.MULTILINE):
+            yield _help(name, "".join(subcommand))
+        for subcommand in _SUBCOMMANDS.get(name, ()):
+            yield _help(name, subcommand)
+
+
+def _help(*arguments: str) -> str:
+    """Return the help text of a command as a block."""
+    command = [sys.executable, "-m", "bionemo.cli", *arguments, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    text = re.sub(r"\((/[^)]*)/bionemo", "(bionemo", done.stdout).replace(str(ROOT), "")
+    return f"```text\n$ bionemo {' '.join(arguments)} --help\n{text.rstrip()}\n```\n"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Write setup/requirements/: versions and hashes of the packages for Python 3.10 to 3.13. base.txt has those that bionemo
-# requires, all.txt and dev.txt those that the extras `all` and `dev` add. torch is not in them: its build depends on the
-# machine. Versions in the files are kept if pyproject.toml allows them; --upgrade takes the newest.
+# Write setup/requirements/: versions and hashes of all packages for Python 3.10 to 3.13, without extras (base.txt) and with
+# the extras `all` and `dev`. torch is not in the files: its build depends on the machine. Versions in the files are kept if
+# pyproject.toml allows them; --upgrade takes the newest.
 set -euo pipefail
 cd "$(dirname "$0")/../setup/requirements"
 command -v uv > /dev/null || { echo "error: uv was not found: pip install uv" >&2; exit 1; }
@@ -17,7 +17,5 @@ lock() {
         --excludes "$excluded" --output-file "$name.txt" "$@"
 }
 lock base "$@"
-in_base=(--constraint base.txt)
-while read -r package; do in_base+=(--no-emit-package "$package"); done < <(sed -n 's/==.*//p' base.txt | sort -u)
-lock all --extra all "${in_base[@]}" "$@"
-lock dev --extra dev "${in_base[@]}" --constraint all.txt "$@"
+lock all --extra all --constraint base.txt "$@"
+lock dev --extra dev --constraint all.txt "$@"

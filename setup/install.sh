@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 stamp=.venv/installed-from
-wanted=$(cat pyproject.toml setup/requirements/{base,dev}.txt | cksum)
+wanted=$(cat pyproject.toml setup/requirements/dev.txt | cksum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
     exit 0
 fi
@@ -23,7 +23,7 @@ echo "Installing into .venv; this takes a few minutes..." >&2
 pip=(.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile)
 # install torch first: otherwise pip may download a second, larger build of it
 "${pip[@]}" 'torch==2.13.0'
-"${pip[@]}" --no-deps --require-hashes -r setup/requirements/base.txt -r setup/requirements/dev.txt
+"${pip[@]}" --no-deps --require-hashes -r setup/requirements/dev.txt
 "${pip[@]}" --no-deps --editable .
 # compile on all cores (pip uses one); errors in files for other Python versions are harmless
 .venv/bin/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true

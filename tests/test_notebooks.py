@@ -39,6 +39,22 @@ OUTCOMES = {
         """,
         1,
     ),
+    "proteins": (
+        """
+        assert natural.mean() < mixed.mean() - 3
+        assert Path("report.html").is_file()
+        assert len(known) == 8 and all(set(text) <= set(LETTERS) for text in known)
+        """,
+        1,
+    ),
+    "molecules": (
+        """
+        assert agreement > 0.4
+        assert len(new) > 30
+        assert len(Path("queries.csv").read_text().splitlines()) == 21
+        """,
+        2,
+    ),
     "finetune": (
         """
         assert alone > commonest + 5

@@ -30,7 +30,7 @@ _SPEC = CommandSpec(
         "--config-name={name} cluster=bcp cluster.instance=dgxa100.80g.8.norm cluster.image=ORG/bionemo:1 "
         "cluster.total_runtime=6H",
         "--config-name={name} cluster=mpi cluster.hostfile=hosts trainer.num_nodes=2 trainer.devices=8",
-        "--config-name={name} cluster=k8s cluster.image=ORG/bionemo:1 cluster.volumes=[CLAIM:/data] "
+        "--config-name={name} cluster=k8s cluster.image=ORG/bionemo:1 cluster.volumes=[my-claim:/data] "
         "exp_manager.exp_dir=/data/run",
         "--cfg job --package cluster cluster=bcm",
         "--dry-run                print the files of the job instead of writing and submitting them",

@@ -284,7 +284,7 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
     ("arguments", "message"),
     [
         (["--input", "x.fasta"], "x.fasta holds sequences: add --model, which embeds them"),
-        (["--input", "none", "--method", "umap"], "UMAP is not installed"),
+        (["--input", "none", "--method", "umap"], "the method umap (pca needs no package) requires the extra"),
         (["--input", "none"], "none cannot be read"),
         (["--input", "kinds.csv"], "kinds.csv is not a .npz file of plain arrays"),
         (["--input", "x.fasta", "--model", "M", "--color", "Rep"], "x.fasta: no header has Rep=...: name another key"),

@@ -37,6 +37,7 @@ _CURVES = (  # title, logarithmic, metrics with their line widths
 _NOT_SHOWN = {"hp_metric", "global_step", "consumed_samples", "epoch", "train_step_timing in s", "val_perplexity"}
 _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 _MESSAGE = re.compile(r"\[NeMo [IWE] (\S+ \S+) (\w+):\d+\] (.*)")
+_CAPACITY = re.compile(r", ([\d,]+) tokens (?:in [^,]*)?per step")  # of all rows of a step
 _HEADER = re.compile(r": ([\d,]+) parameters, precision (\S+?),? .*?on (\d+) x ([^,]+),")
 
 
@@ -187,8 +188,8 @@ def _summary(runs: Sequence[Run]) -> str:
 
 
 _FACTS = (
-    "last step", "training loss", "lowest validation loss", "tokens/s", "sequences", "parameters", "precision",
-    "hardware", "MFU", "processes", "begin", "end of the last values",
+    "last step", "training loss", "lowest validation loss", "tokens/s", "row fill", "sequences", "parameters",
+    "precision", "hardware", "MFU", "processes", "begin", "end of the last values",
 )  # fmt: skip
 
 
@@ -210,10 +211,21 @@ def _facts(run: Run) -> list[str]:
     parameters, precision, number, device = header.groups() if header else ("", "", "", "")
     return [
         "" if steps is None else f"{steps:,}", last("reduced_train_loss", ".4f"), lowest,
-        "" if rate is None else f"{rate:,.0f} (median)", last("consumed_samples", ",.0f"), parameters, precision,
+        "" if rate is None else f"{rate:,.0f} (median)", _row_fill(run), last("consumed_samples", ",.0f"), parameters,
+        precision,
         f"{number} x {device}" if header else "", _utilization(parameters, precision, number, device, rate),
         str(len(run.events)), *map(_date, [run.events[0].begin, run.events[-1].end] if run.events else [0, 0]),
     ]  # fmt: skip
+
+
+def _row_fill(run: Run) -> str:
+    """Return the share of the tokens of a step that is not padding."""
+    header = next(filter(None, (_CAPACITY.search(text) for _, text in reversed(run.messages))), None)
+    speed, seconds = run.scalars.get("tokens_per_second"), run.scalars.get("train_step_timing in s")
+    if header is None or speed is None or seconds is None or len(speed.values) != len(seconds.values):
+        return ""
+    fill = np.median(speed.values * seconds.values) / int(header[1].replace(",", ""))
+    return f"{fill:.1%} of a step is not padding"
 
 
 def _utilization(parameters: str, precision: str, number: str, device: str, rate: float | None) -> str:

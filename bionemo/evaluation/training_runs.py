@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bionemo.common.errors import UserError, signal_name
 from bionemo.common.launcher_environment import without_launcher
+from bionemo.evaluation.event_files import join, read_events
 
 Curve = dict[int, float]
 """Validation loss in nats by step."""
@@ -44,11 +45,9 @@ def pretrain(directory: Path, arguments: Sequence[str], last_step: int) -> Curve
 
 
 def _read_curve(directory: Path) -> Curve:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    curve = {}
-    for path in sorted(directory.glob("events.out.tfevents.*")):
-        events = EventAccumulator(str(path)).Reload()
-        if "val_loss" in events.Tags()["scalars"]:
-            curve.update({event.step: event.value for event in events.Scalars("val_loss")})
-    return curve
+    files = [read_events(path).scalars for path in sorted(directory.glob("events.out.tfevents.*"))]
+    losses = [scalars["val_loss"] for scalars in files if "val_loss" in scalars]
+    if not losses:
+        return {}
+    curve = join(losses)
+    return dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))

@@ -61,7 +61,7 @@ def check_secret_names(entries: Sequence[str], expected: re.Pattern[str], key: s
         if not expected.fullmatch(entry) or _is_secret(entry):
             raise UserError(
                 f"cluster.{key}[{number}] must be the NAME of a secret of the platform, NAME:KEY or "
-                "NAME:KEY:ALIAS, where KEY and ALIAS are names of variables, not the secret itself"
+                "NAME:KEY:ALIAS, where KEY and ALIAS are names, not the secret itself"
             )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bionemo.common.errors import UserError, signal_name
 from bionemo.common.launcher_environment import without_launcher
-from bionemo.evaluation.event_files import join, read_events
+from bionemo.evaluation.event_files import PATTERN, join, read_events
 
 Curve = dict[int, float]
 """Validation loss in nats by step."""
@@ -45,8 +45,8 @@ def pretrain(directory: Path, arguments: Sequence[str], last_step: int) -> Curve
 
 
 def _read_curve(directory: Path) -> Curve:
-    files = [read_events(path).scalars for path in sorted(directory.glob("events.out.tfevents.*"))]
-    losses = [scalars["val_loss"] for scalars in files if "val_loss" in scalars]
+    files = sorted(map(read_events, directory.glob(PATTERN)), key=lambda each: each.begin)
+    losses = [each.scalars["val_loss"] for each in files if "val_loss" in each.scalars]
     if not losses:
         return {}
     curve = join(losses)

@@ -181,7 +181,7 @@ def logged(directory: Path, key: str) -> dict[int, float]:
         if key in events.Tags()["scalars"]:
             for event in events.Scalars(key):
                 assert values.setdefault(event.step, event.value) == event.value
-    return values
+    return dict(sorted(values.items()))  # files of one second are not ordered by name
 
 
 class Command:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines of NeMo's launcher render the same job as ours."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.launch.nemo_launcher import translate_launcher_arguments
-from tests.launch.test_render import rendered
+from tests.launch.test_render import GOLDEN, rendered
 from tests.support.launches import launch
 
 PAIRS = {
@@ -127,6 +128,7 @@ OURS = [
     "model.optim.lr=6e-4", "model.optim.betas=[0.9,0.95]", "model.data.data_impl=mock",
     "model.data.data_prefix=[.5,/ls/data/a,.5,/ls/data/b]", "model.data.splits_string='99990,8,2'",
 ]  # fmt: skip
+CANARY = "canary-0d5f2c91"
 THEIRS = ["stages=[training]", "training=gpt3/tiny", "cluster=bcm", "launcher_scripts_path=/ls",
           "training.trainer.max_steps=40"]  # fmt: skip
 
@@ -142,16 +144,41 @@ def files(tmp_path: Path) -> Path:
     return directory
 
 
+def approved(found: str) -> None:
+    """Compare with golden/nemo_launcher.txt; to approve changes, run with BIONEMO_APPROVE=1 and review the diff."""
+    file = GOLDEN / "nemo_launcher.txt"
+    if os.environ.get("BIONEMO_APPROVE"):
+        file.write_text(found)
+    assert found == file.read_text()
+
+
+def test_a_secret_in_a_file_is_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (files / "config.yaml").write_text(CONFIG.replace("NCCL_PROTO: simple", f"WANDB_API_KEY: {CANARY}"))
+    for more in ([], ["--trust-config"]):
+        assert launch(monkeypatch, tmp_path, f"--config-path={files}", *THEIRS, *more, "--dry-run") == 1
+        output = capsys.readouterr()
+        assert CANARY not in output.out + output.err
+        assert "WANDB_API_KEY" in output.err
+
+
 def test_files_of_the_launcher_render_the_same_job(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "key").write_text(CANARY)
+    (files / "config.yaml").write_text(CONFIG.replace("/keys/wandb", str(tmp_path / "key")))
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
     texts = []
     for arguments in ([f"--config-path={files}", *THEIRS], OURS):
         assert launch(monkeypatch, tmp_path, *arguments, "--dry-run") == 0
         output = capsys.readouterr().out
         texts.append((directives(rendered(output, tmp_path)), output.partition("_hydra.yaml\n")[2]))
+        if arguments is not OURS:
+            approved(rendered(output, tmp_path))
     assert texts[0] == texts[1]
     assert "#SBATCH --partition=main" in texts[0][0]
+    assert CANARY not in str(texts)
     assert "max_steps: 40" in texts[0][1]
     assert "ffn_hidden_size: 256" in texts[0][1]
 

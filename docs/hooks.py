@@ -24,7 +24,6 @@ from bionemo.cli.main import COMMANDS
 from bionemo.config import schema
 from bionemo.config.hints import describe
 from bionemo.data.packing import pack, pad
-from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS
 
 ROOT = Path(__file__).parents[1]
 COPIED = {  # files of the repository and their pages
@@ -45,13 +44,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Insert the table of arrays."""
-    rows = "\n".join(f"| `{name}` | {_escape(text)} |" for name, text in ARRAY_DESCRIPTIONS.items())
-    table = f"| array | shape and content |\n|---|---|\n{rows}"
-    return re.sub(r"^ARRAYS$", lambda _: table, markdown, flags=re.MULTILINE)
 
 
 def _plot_packing(max_length: int = 1024, shown: int = 12) -> Figure:

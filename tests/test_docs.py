@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from bionemo.config import schema
+from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS
 from tests.conftest import ROOT
 
 pytest.importorskip("mkdocs")
@@ -48,6 +49,12 @@ def test_every_key_is_in_the_reference(site: Path) -> None:
             for field in fields(each):
                 assert f"<code>{field.name}</code>" in page, f"{each}.{field.name}"
     assert "sent before the time limit; the run then saves a checkpoint" in page
+
+
+def test_every_array_is_described() -> None:
+    page = (ROOT / "docs" / "reference" / "file-formats.md").read_text()
+    for name, text in ARRAY_DESCRIPTIONS.items():
+        assert f"| `{name}` | {text} |" in page
 
 
 def test_no_page_refers_to_another_host(site: Path) -> None:

@@ -30,7 +30,7 @@ from bionemo.config.overrides import rewrite_override
 from bionemo.config.paths import ConfigSource, find_source, list_configs
 from bionemo.config.schema import DownstreamConfig, RunConfig
 from bionemo.config.schema_reader import SchemaReader
-from bionemo.config.untrusted_files import check_permissions
+from bionemo.config.untrusted_files import check_permissions, is_packaged
 from bionemo.config.v1_keys import describe_ignored_keys, merge_v1_defaults, migrate_keys, selects_task
 
 T = TypeVar("T")
@@ -117,7 +117,8 @@ def compose(source: ConfigSource, overrides: Sequence[str], schema: type = RunCo
     with _hydra(source.fallback):
         base = hydra_compose(source.fallback.name)
     selected = "task" if downstream else "model"
-    notes.insert(0, f"'{source.name}' selects no {selected}: it is merged over '{source.fallback.name}'")
+    if not is_packaged(source.directory / f"{source.name}.yaml"):
+        notes.insert(0, f"'{source.name}' selects no {selected}: it is merged over '{source.fallback.name}'")
     if downstream:
         notes += merge_v1_defaults(base, cfg)
     with open_dict(base):

@@ -40,7 +40,7 @@ class SmilesColumns(NamedTuple):
 
     separator: str | None  # None: any white space
     smiles: int
-    id: int
+    id: int | None  # None: the id of a molecule is made of the numbers of its file and line
 
 
 class SmilesBlock(NamedTuple):
@@ -54,7 +54,7 @@ class SmilesBlock(NamedTuple):
         """Yield line number, SMILES and id of every line that is not blank.
 
         Raises:
-            UserError: if the text is not UTF-8, or a line has no id.
+            UserError: if the text is not UTF-8, or a line has no SMILES or, in a file with ids, no id.
         """
         display_path, first_line, data, _ = self.lines
         try:
@@ -67,6 +67,11 @@ class SmilesBlock(NamedTuple):
             if not text.strip():
                 continue
             fields = _split_fields(text, separator)
+            if name is None and len(fields) > smiles:
+                yield line, fields[smiles], f"{self.file}-{line}"
+                continue
+            if name is None:
+                raise UserError(f"{display_path}:{line}: no SMILES: complete the line, or remove it")
             if len(fields) <= max(smiles, name) or not fields[name]:
                 raise UserError(f"{display_path}:{line}: a molecule without an id: add one, or remove the line")
             yield line, fields[smiles], fields[name]
@@ -76,12 +81,13 @@ def read_smiles(files: Iterable[tuple[Path, str]]) -> Iterator[SmilesBlock]:
     """Read SMILES files, plain or gzipped.
 
     The header determines the columns: `smiles`, and `zinc_id` or `id`, in any case and order. In a file without a
-    header the SMILES is first and the id second. The separator is a tab, comma or space, as in the first line.
+    header the SMILES is first and the id second. A file may have no ids. The separator is a tab, comma or space, as in
+    the first line.
 
     `files` are the path of each file, and its path or URL for messages.
 
     Raises:
-        UserError: if a file cannot be read, or its header has no column of ids.
+        UserError: if a file cannot be read.
     """
     notified: list[list[str]] = []
     for index, (path, display_path) in enumerate(files):
@@ -91,27 +97,26 @@ def read_smiles(files: Iterable[tuple[Path, str]]) -> Iterator[SmilesBlock]:
             if columns is None:
                 data = block.data.removeprefix(BYTE_ORDER_MARK)
                 first = data.split(b"\n", 1)[0]
-                columns, titles = _find_columns(first.decode(errors="replace"), display_path)
+                columns, titles = _find_columns(first.decode(errors="replace"))
                 if titles:
                     if titles not in notified:  # once for all files with these columns
-                        notify_dropped_columns(display_path, titles, [titles[columns.id], titles[columns.smiles]])
+                        used = [titles[each] for each in (columns.id, columns.smiles) if each is not None]
+                        notify_dropped_columns(display_path, titles, used)
                         notified.append(titles)
                     data = data[len(first) + 1 :]
                 lines = block._replace(data=data, first_line=1 + bool(titles))
             yield SmilesBlock(index, columns, lines)
 
 
-def _find_columns(first_line: str, display_path: str) -> tuple[SmilesColumns, list[str]]:
+def _find_columns(first_line: str) -> tuple[SmilesColumns, list[str]]:
     """Return the columns of a file, and the titles in its header or an empty list if it has none."""
     separator = "\t" if "\t" in first_line else "," if "," in first_line else None
     titles = _split_fields(first_line, separator)
     names = [title.lower() for title in titles]
     if "smiles" not in names:
-        return SmilesColumns(separator, 0, 1), []
-    for name in _ID_COLUMNS:
-        if name in names:
-            return SmilesColumns(separator, names.index("smiles"), names.index(name)), titles
-    raise UserError(f"{display_path}:1: no column {' or '.join(_ID_COLUMNS)}: rename the column of ids")
+        return SmilesColumns(separator, 0, 1 if len(titles) > 1 else None), []
+    name = next((names.index(name) for name in _ID_COLUMNS if name in names), None)
+    return SmilesColumns(separator, names.index("smiles"), name), titles
 
 
 def _split_fields(line: str, separator: str | None) -> list[str]:

@@ -166,7 +166,7 @@ def _notify_small_splits(parameters: dict[str, Any], splits: dict[str, int]) -> 
         if "train_size" in parameters:  # records per shard: for a small data set only their proportions matter
             advice = (
                 f"set train_size={max(1, total - 2 * held_out)} val_size={held_out} test_size={held_out}, or other "
-                "proportions"
+                "proportions, and force=True"
             )
         log.warning(
             "note: %s of %s records, too few for reliable metrics: %s", " and ".join(few), f"{total:,}", advice

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from bionemo.checkpoint import load_manifest
 from bionemo.common.console import notify
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
@@ -62,6 +63,11 @@ def print_start(
         log.warning(
             f"the run ends during the warm-up, at a low learning rate (trainer.max_steps={steps}, "
             f"model.optim.sched.warmup_steps={sched.warmup_steps}): set warmup_steps to about a tenth of the steps"
+        )
+    if resume_path and 0 < steps <= (load_manifest(resume_path) or {}).get("step", 0):
+        log.warning(
+            f"the run has reached trainer.max_steps={steps} before, so nothing is trained: set a larger number to "
+            "continue, or another exp_manager.exp_dir to train again"
         )
     if backends.attention == "sequences":
         _warn_of_slow_attention(cfg)

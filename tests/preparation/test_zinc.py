@@ -172,6 +172,13 @@ def test_columns_are_found_by_header_or_order(tmp_path: Path, name: str, content
         assert sorted(all_rows(tmp_path / f"out{piece}")) == ETHANOL_AND_MORE
 
 
+@pytest.mark.parametrize("content", ["price,Smiles\n1,OCC\n2,C\n3,CCC\n", "\nOCC\nC\nCCC\n"])
+def test_molecules_without_ids_are_numbered(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x.csv").write_text(content)
+    prepare(job(tmp_path / "x.csv", tmp_path / "out"))
+    assert sorted(all_rows(tmp_path / "out")) == [("0-2", "CCO"), ("0-3", "C"), ("0-4", "CCC")]
+
+
 def test_ids_with_commas_and_quotes_are_preserved(tmp_path: Path) -> None:
     source = tranche(tmp_path / "x.txt", [("CCO", 'ethanol, "pure"'), ("C", "methane"), ("N", "ammonia")])
     prepare(job(source, tmp_path / "out"))
@@ -181,7 +188,6 @@ def test_ids_with_commas_and_quotes_are_preserved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"smiles\tname\nC\ta\n", r"x\.txt:1: no column zinc_id or id"),
         (b"smiles\tzinc_id\nC\ta\nCC\n", r"x\.txt:3: a molecule without an id"),
         (b"C\ta\nCC\n", r"x\.txt:2: a molecule without an id"),
         (b"smiles\tzinc_id\nC\ta\nCC\t\xff\n", r"x\.txt:3: text that is not UTF-8"),

@@ -456,3 +456,13 @@ def test_saving_a_step_twice_writes_it_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(CheckpointCallback, "on_train_end", twice)
     train(config(tmp_path, "trainer.max_steps=2"))
     assert steps == [2]
+
+
+def test_a_run_that_is_complete_trains_nothing_and_says_so(tmp_path: Path) -> None:
+    note = (
+        "note: the run has reached trainer.max_steps=2 before, so nothing is trained: set a larger number to continue"
+    )
+    for expected in (False, True):
+        status, lines = run(tmp_path / "run", "trainer.max_steps=2")
+        assert status == 0, lines
+        assert any(line.startswith(note) for line in lines) == expected, lines

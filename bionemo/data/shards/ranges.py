@@ -72,9 +72,11 @@ def shard_paths(
         folder = missing[0].parent
         elsewhere = any(path.parent != folder for path in missing)
         named = [str(path) if elsewhere else path.name for path in missing]
+        some = len(missing) < len(paths) and not elsewhere
+        remedy = f"; set model.data.dataset.{split} to files that exist, such as x[000..003]" if some else ""
         raise UserError(
             f"{len(missing)} of {len(paths)} data files not found in {folder}: {_list_names(named)}; "
-            f"{_describe_directory(folder)}"
+            f"{_describe_directory(folder)}{remedy}"
         )
     return paths
 

@@ -83,5 +83,5 @@ def test_indexes_are_not_listed_as_content_of_a_directory(tmp_path):
     (tmp_path / "train").mkdir()
     for name in ("x000.csv", "x000.csv.idx-0a1b2c3d"):
         (tmp_path / "train" / name).touch()
-    with pytest.raises(UserError, match=r"x001\.csv; it contains x000\.csv$"):
+    with pytest.raises(UserError, match=r"x001\.csv; it contains x000\.csv; set model.data.dataset.train to files"):
         shard_paths(tmp_path, "train", "x[000..001]")

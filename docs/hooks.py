@@ -3,7 +3,6 @@
 
 import ast
 import inspect
-import io
 import math
 import os
 import re
@@ -14,13 +13,12 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from bionemo.cli.main import COMMANDS
+from bionemo.common.figures import Figure, new_figure, to_svg
 from bionemo.config import schema
 from bionemo.config.hints import describe
 from bionemo.data.packing import pack, pad
@@ -39,8 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {page: _copied(ROOT / source) for source, page in COPIED.items()}
     pages["reference/configuration.md"] = "\n".join(_configuration())
     pages["reference/command-line.md"] = "\n".join(_command_line())
-    pages["packing.svg"] = _svg(_plot_packing())
-    pages["peers.svg"] = _svg(_plot_peers())
+    pages["packing.svg"] = to_svg(_plot_packing())
+    pages["peers.svg"] = to_svg(_plot_peers())
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
     return files
@@ -50,7 +48,7 @@ def _plot_packing(max_length: int = 1024, shown: int = 12) -> Figure:
     """Plot padded and packed rows of sequences with the lengths of UniRef50 (lognormal, median 210, mean 278)."""
     lengths_N = np.random.default_rng(0).lognormal(math.log(210), math.sqrt(2 * math.log(278 / 210)), 2048)
     lengths_N = np.clip(lengths_N, 30, max_length - 2).astype(np.int64) + 2  # with begin and end tokens
-    figure = Figure((9, 3.6), layout="constrained")
+    figure = new_figure()
     for axes, name, rows in zip(
         figure.subplots(1, 2), ("padded", "packed"), (pad(lengths_N, max_length, 0), pack(lengths_N, max_length, 0)),
         strict=True,
@@ -72,7 +70,7 @@ def _plot_peers() -> Figure:
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     ratios = [[float(number) for number in re.findall(r"[\d.]+", row[3])] for row in cells]
     middle, low, high = np.array(ratios).T
-    figure = Figure((9, 3), layout="constrained")
+    figure = new_figure(height=3)
     axes = figure.subplots()
     axes.barh(
         range(len(cells)), middle, xerr=(middle - low, high - middle), color="tab:blue", ecolor="black", capsize=3
@@ -82,13 +80,6 @@ def _plot_peers() -> Figure:
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def _svg(figure: Figure) -> str:
-    file = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "bionemo"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
 
 
 def _copied(path: Path) -> str:

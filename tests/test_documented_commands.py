@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.evaluation.test_proteingym import write_suite
 from tests.inference.molecules import trained
 from tests.support import finetuning
 from tests.support.huggingface import theirs
+from tests.support.proteingym import write_suite
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Commands that need a cluster, follow a job, or install packages

@@ -93,25 +93,25 @@ def _label(
     overwrite: bool,
 ) -> None:  # fmt: skip
     """Apply the head of a fine-tuning run to new sequences. It is here because inference may not import finetuning."""
-    from bionemo.finetuning.load_head import predict_labels, read_trained_head
+    from bionemo.finetuning.load_head import predict_labels, read_records, read_trained_head
     from bionemo.inference.analysis.commands import EMBEDDING_BATCH
-    from bionemo.inference.analysis.files import read_fasta, refuse_existing, staged_file, write_table
+    from bionemo.inference.analysis.files import refuse_existing, staged_file, write_table
     from bionemo.inference.progress import progress_bar
 
     refuse_existing([output], overwrite)
-    trained, records = read_trained_head(head), read_fasta(input_path)
+    trained, (ids, sequences) = read_trained_head(head), read_records(input_path)
     with staged_file(output) as file:
         try:
             model, rows = load(path or trained.encoder), []
         except UserError as error:
             remedy = "" if path else f"; {head} was trained with this model: give another path with --model"
             raise UserError(f"{error}{remedy}") from error
-        with progress_bar("predicting", len(records), "sequences") as advance:
-            for first in range(0, len(records), EMBEDDING_BATCH):
-                batch = records[first : first + EMBEDDING_BATCH]
-                labels = predict_labels(model, trained, [record["sequence"] for record in batch])
-                rows += [[record["id"], *label] for record, label in zip(batch, labels, strict=True)]
-                advance(len(batch))
+        with progress_bar("predicting", len(ids), "sequences") as advance:
+            for first in range(0, len(ids), EMBEDDING_BATCH):
+                batch = slice(first, first + EMBEDDING_BATCH)
+                labels = predict_labels(model, trained, sequences[batch])
+                rows += [[name, *label] for name, label in zip(ids[batch], labels, strict=True)]
+                advance(len(labels))
         columns = ["id", "answer", "probability"]
         used = 3 if any(row[2] for row in rows) else 2
         write_table(file, columns[:used], [row[:used] for row in rows])
@@ -189,6 +189,6 @@ def _parser() -> ArgumentParser:
         "label", "predict labels with a head from `bionemo finetune`", "(default: the model of the head's training)"
     )
     add("--head", type=Path, required=True, metavar="FILE", help="RUN/head.safetensors")
-    add("--input", dest="input_path", type=Path, required=True, metavar="FASTA")
+    add("--input", dest="input_path", type=Path, required=True, metavar="FILE", help="FASTA, or CSV")
     add("--output", type=Path, required=True, metavar="CSV", help="columns id, answer and, for classes, probability")
     return parser

@@ -23,6 +23,7 @@ from bionemo.config.v1_keys import replacement
 T = TypeVar("T")
 _DEFAULT_RANGES = {int: ANY_INT, float: ANY_FLOAT}  # of numbers that are not annotated with a range
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_MAX_LISTED = 20  # keys in an error message
 _MAX_SHOWN = 80  # characters of a value in an error message
 
 
@@ -51,7 +52,8 @@ class SchemaReader:
         result = self._read_group(cfg, schema, "")
         if self.unknown:
             keys = [*all_keys(_schema_or_default(cfg, schema)), *_model_keys(cfg)]
-            self.problems[:0] = [f"unknown key {key}{did_you_mean(key, keys)}" for key in self.unknown]
+            listing = f" (the keys are {', '.join(keys)})" if len(keys) <= _MAX_LISTED else ""
+            self.problems[:0] = [f"unknown key {key}{did_you_mean(key, keys) or listing}" for key in self.unknown]
         self.problems = list(dict.fromkeys(self.problems or self._consequences.values()))
         return None if self.problems else result
 

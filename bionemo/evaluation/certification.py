@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from bionemo.common.errors import UserError
+from bionemo.common.figures import new_figure, to_svg
 from bionemo.common.files import create_owned, write_atomic
 from bionemo.common.regular import load_json
-from bionemo.evaluation.figures import new_figure, to_svg
 from bionemo.evaluation.html import html_page, html_table
 from bionemo.evaluation.mock_molecules import write_molecules
 from bionemo.evaluation.training_runs import Curve, pretrain

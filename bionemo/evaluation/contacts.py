@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bionemo.common.errors import UserError
-from bionemo.evaluation.figures import new_figure, plain, to_svg
+from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.evaluation.html import format_number, html_table
 from bionemo.evaluation.structures import MMCIF, PDB, read_chain
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult, is_file_name

@@ -17,13 +17,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bionemo.common.errors import UserError, signal_name
+from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.common.launcher_environment import without_launcher
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
 from bionemo.data.files import SPLITS
 from bionemo.data.shards.ranges import shard_paths
 from bionemo.evaluation.baselines import OneHotModel, with_random_weights
-from bionemo.evaluation.figures import new_figure, plain, to_svg
 from bionemo.evaluation.html import html_table
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.finetuning.features import Features, compute_features

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
+from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.proteins.masking import ResidueMasker
-from bionemo.evaluation.figures import new_figure, plain, to_svg
 from bionemo.evaluation.html import format_number, html_table
 from bionemo.evaluation.similarity import MIN_IDENTITY, find_identities
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult

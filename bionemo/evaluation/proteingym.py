@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.evaluation.figures import new_figure, plain, to_svg
+from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.evaluation.html import format_number, html_table
 from bionemo.evaluation.metrics import METRICS, assay_metrics
 from bionemo.evaluation.proteingym_files import (

@@ -188,8 +188,8 @@ def _summary(runs: Sequence[Run]) -> str:
 
 
 _FACTS = (
-    "last step", "training loss", "lowest validation loss", "tokens/s", "row fill", "sequences", "parameters",
-    "precision", "hardware", "MFU", "processes", "begin", "end of the last values",
+    "last step", "training loss", "lowest validation loss", "tokens/s", "packing efficiency", "sequences",
+    "parameters", "precision", "hardware", "MFU", "processes", "begin", "end of the last values",
 )  # fmt: skip
 
 
@@ -211,14 +211,14 @@ def _facts(run: Run) -> list[str]:
     parameters, precision, number, device = header.groups() if header else ("", "", "", "")
     return [
         "" if steps is None else f"{steps:,}", last("reduced_train_loss", ".4f"), lowest,
-        "" if rate is None else f"{rate:,.0f} (median)", _row_fill(run), last("consumed_samples", ",.0f"), parameters,
-        precision,
+        "" if rate is None else f"{rate:,.0f} (median)", _packing_efficiency(run), last("consumed_samples", ",.0f"),
+        parameters, precision,
         f"{number} x {device}" if header else "", _utilization(parameters, precision, number, device, rate),
         str(len(run.events)), *map(_date, [run.events[0].begin, run.events[-1].end] if run.events else [0, 0]),
     ]  # fmt: skip
 
 
-def _row_fill(run: Run) -> str:
+def _packing_efficiency(run: Run) -> str:
     """Return the share of the tokens of a step that is not padding."""
     header = next(filter(None, (_CAPACITY.search(text) for _, text in reversed(run.messages))), None)
     speed, seconds = run.scalars.get("tokens_per_second"), run.scalars.get("train_step_timing in s")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bionemo.common.errors import UserError
+from bionemo.common.figures import new_figure, to_svg
 from bionemo.common.files import create_owned, identity_of, write_atomic
 from bionemo.config.schema import RunConfig
-from bionemo.evaluation.figures import new_figure, to_svg
 from bionemo.evaluation.html import html_page, html_table
 from bionemo.evaluation.training_runs import pretrain
 from bionemo.inference.fingerprint import digest

@@ -14,7 +14,9 @@ from torch import Tensor
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
+from bionemo.finetuning.table_arguments import find_sequences
 from bionemo.finetuning.variants import compute_variant_vectors
+from bionemo.inference.analysis.files import is_fasta, read_fasta, read_nonempty_table
 from bionemo.inference.batching import DEFAULT_LIMITS
 from bionemo.inference.model import TrainedModel
 
@@ -61,6 +63,24 @@ def _build_head(weights: dict[str, Tensor], outputs: int) -> Head:
     numbers = sorted({int(name.split(".")[1]) for name in weights if name.startswith("layers.")})
     sizes = tuple(len(weights[f"layers.{number}.weight"]) for number in numbers[1:-1])
     return SequenceHead(len(weights["layers.0.weight"]), outputs, sizes)
+
+
+def read_records(path: Path) -> tuple[list[str], list[str]]:
+    """Read the ids and sequences of a FASTA file or of a table; the id of a record without one is its number from 1.
+
+    Raises:
+        UserError: if the file cannot be read, has no records, or has no column of sequences.
+    """
+    if is_fasta(path):
+        records = read_fasta(path)
+        return [record["id"] for record in records], [record["sequence"] for record in records]
+    table = read_nonempty_table(path)
+    if (name := find_sequences(table)) is None:
+        columns = ", ".join(map(repr, table.columns))
+        raise UserError(f"{path} has the columns {columns}: rename the column of the sequences to 'sequence'")
+    id_name = next((each for each in ("id", "zinc_id") if each in table.columns), None)
+    ids = table.column(id_name, "rename one") if id_name else [str(number) for number in range(1, len(table.rows) + 1)]
+    return ids, table.column(name, "rename one")
 
 
 @torch.no_grad()

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of a fine-tuning run: head, JSON report and plot. A run never replaces the results of another one."""
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,24 +131,22 @@ def write_results(
         report["confusion"] = metrics.confusion_matrix(*results.test)
     text = json.dumps({**report, "classes": list(classes), "epochs": list(history)}, indent=1)
     write_atomic(directory / REPORT, text + "\n")
-    has_plot = find_spec("matplotlib") is not None
-    if has_plot:
+    problem = ""
+    try:
         write_atomic(directory / PLOT, _plot(results, classes, report))
+    except UserError as error:
+        problem = f"; there is no {PLOT}: {error}"
     summary = ", ".join(f"{name} {value:.4g}" for name, value in test_metrics.items())
     epoch = f"best epoch {report['epoch']:.4g}" if results.best else ""
     print_line(": ".join(filter(None, [epoch, summary])))
-    print_line(
-        f"head, report and plot are in {directory}"
-        if has_plot
-        else f"head and report are in {directory}; for a plot, pip install 'bionemo[plots]'"
-    )
+    print_line(f"the results are in {directory}{problem}")
 
 
 def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -> bytes:
     """Plot the losses, and the confusion matrix or a scatter plot of the test split."""
-    from matplotlib.figure import Figure
+    from bionemo.common.figures import new_figure, to_png
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = new_figure(10, 4)
     left, right = figure.subplots(1, 2)
     history = results.history
     epochs = [each["epoch"] for each in history]
@@ -175,9 +171,7 @@ def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -
         right.plot([low, high], [low, high], color="grey", linewidth=0.8)
         rho = report.get("test_spearman")
         right.set(xlabel="truth", ylabel="prediction", title="" if rho is None else f"test Spearman {rho:.3f}")
-    image = io.BytesIO()
-    figure.savefig(image, dpi=120, format="png")
-    return image.getvalue()
+    return to_png(figure)
 
 
 def print_line(line: str) -> None:

@@ -73,7 +73,7 @@ def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str], str]
     """
     if not table.rows:
         raise UserError(f"{table.path} has no rows: check the file")
-    sequence = _given(given, _SEQUENCE_KEY) or _find_sequences(table)
+    sequence = _given(given, _SEQUENCE_KEY) or find_sequences(table)
     if sequence is None:
         raise UserError(f"{_columns(table)}: set {_SEQUENCE_KEY} to the column of the sequences")
     target = _given(given, _TARGET_KEY) or _find_target(table, sequence)
@@ -114,7 +114,8 @@ def _first_file(path: Path) -> Path:
     return path
 
 
-def _find_sequences(table: Table) -> str | None:
+def find_sequences(table: Table) -> str | None:
+    """Return the name of the column of the sequences: by its name, else by its cells. None if this is ambiguous."""
     if found := [name for name in table.columns if name.strip().lower() in _SEQUENCES]:
         return found[0] if len(found) == 1 else None
     found = [

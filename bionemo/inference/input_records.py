@@ -143,14 +143,17 @@ def _check_columns(path: Path, config: InferDataConfig, reader: CsvFieldsConfig)
 def _find_columns(path: Path, separator: str, config: InferDataConfig) -> dict[str, int]:
     """Find the columns of sequences and, optionally, ids in the header."""
     header, wanted = _read_header(path, separator), _header_name("sequence", config)
+    if "sequence" == wanted not in header and "smiles" in header:
+        wanted = "smiles"
     if wanted not in header:
         raise UserError(
             f"{path} has no column {wanted!r}, but {', '.join(map(repr, header[:8])) or 'no header'}: set its name, "
             "as in model.data.data_fields_map.sequence=smiles"
         )
     columns = {"sequence": header.index(wanted)}
-    if (name := _header_name("id", config)) in header:
-        columns["id"] = header.index(name)
+    for name in (_header_name("id", config), "zinc_id"):
+        if name in header:
+            columns.setdefault("id", header.index(name))
     return columns
 
 

@@ -7,7 +7,7 @@ manifest last. If a job is killed before the list is written, the next start rem
 killed afterwards, the next start completes the moves.
 
 The output directory may contain files of other origin: only marked staging directories are used, names must be valid
-names of outputs, and of the replaced files only those listed in the old manifest are deleted.
+names of outputs, and of the replaced files only those listed in the old manifest and their indexes are deleted.
 """
 
 import json
@@ -25,6 +25,7 @@ from pathlib import Path
 from bionemo.common.errors import UserError
 from bionemo.common.files import MARKER, create_owned, identity_of, is_unmarked, sync, write_atomic
 from bionemo.common.regular import load_json
+from bionemo.data.shards.ranges import INDEX
 from bionemo.preparation.checksums import OutputFile, checksum_file
 from bionemo.preparation.manifest import Manifest
 from bionemo.preparation.output_names import DIRECTORIES, MANIFEST, STAGING_PREFIX, is_shard, is_top_level
@@ -206,7 +207,7 @@ def _check_tree(tree: Path) -> None:
 
 
 def _delete_listed_files(replaced: Path) -> None:
-    """Delete a replaced data set: the files listed in its manifest, then empty directories."""
+    """Delete a replaced data set: the files listed in its manifest, their indexes, then empty directories."""
     try:
         manifest = Manifest.read(replaced)
     except UserError:
@@ -215,7 +216,9 @@ def _delete_listed_files(replaced: Path) -> None:
         for name in files:
             path = Path(directory, name)
             relative = path.relative_to(replaced).as_posix()
-            if manifest and relative in manifest.files and _is_listed(path, relative, manifest.files[relative]):
+            listed = manifest.files if manifest else {}
+            is_index = INDEX.search(name) and INDEX.sub("", relative) in listed
+            if is_index or (relative in listed and _is_listed(path, relative, listed[relative])):
                 path.unlink()
         if Path(directory) == replaced and manifest:
             (replaced / MANIFEST).unlink(missing_ok=True)  # last: an interrupted deletion needs it again

@@ -2,11 +2,13 @@
 """Plot of the loss curve in the log directory."""
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+
+from bionemo.common.errors import UserError
+from bionemo.common.files import write_atomic
 
 log = logging.getLogger(__name__)
 FILE_NAME = "loss_curve.png"
@@ -54,11 +56,11 @@ class LossCurve(pl.Callback):
             return
         with pl_module.throughput.paused():
             try:
-                from matplotlib.figure import Figure  # instead of pyplot, which has global state
-            except ImportError:
-                self._warn(f"there is no {FILE_NAME}: pip install 'bionemo[plots]'")
+                from bionemo.common.figures import new_figure, to_png
+            except UserError as error:
+                self._warn(f"there is no {FILE_NAME}: {error}")
                 return
-            figure = Figure(figsize=(7, 4), layout="constrained")
+            figure = new_figure(7, 4)
             axes = figure.subplots()
             if self.train:
                 style = "-" if len(self.train) > 1 else "o"
@@ -73,13 +75,10 @@ class LossCurve(pl.Callback):
             axes.set(xlabel="step", ylabel="loss")
             axes.legend(frameon=False)
             axes.spines[["top", "right"]].set_visible(False)
-            unfinished = self.path.with_name(f".{os.getpid()}.{self.path.name}")
             try:
-                figure.savefig(unfinished, dpi=120)
-                os.replace(unfinished, self.path)
+                write_atomic(self.path, to_png(figure))
             except OSError as error:  # training continues
                 self._warn(f"{self.path} cannot be written ({error.strerror or error})")
-                unfinished.unlink(missing_ok=True)
 
     def _warn(self, message: str) -> None:
         if not self._warned:

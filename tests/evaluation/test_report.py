@@ -16,8 +16,9 @@ import bionemo
 from bionemo.cli.evaluate import main
 from bionemo.common.errors import UserError
 from bionemo.evaluation.suites import open_suites
-from tests.evaluation.test_proteingym import evaluate, write_csv, write_suite
+from tests.evaluation.test_proteingym import evaluate
 from tests.support.huggingface import theirs
+from tests.support.proteingym import write_csv, write_suite
 
 EVIL = '<script>alert("x")</script>'
 

@@ -117,7 +117,7 @@ def test_a_resumed_run(runs: tuple[Path, Path]) -> None:
     (state,) = (runs[0] / "checkpoints").glob("*-last/state.json")
     tokens = int(re.findall(r'"consumed_tokens", (\d+)', state.read_text())[-1])
     fill = tokens / (6 * 4 * 64)  # steps, rows and tokens of a row
-    assert float(rows["row fill"][0].split("%")[0]) == pytest.approx(100 * fill, abs=5)
+    assert float(rows["packing efficiency"][0].split("%")[0]) == pytest.approx(100 * fill, abs=5)
     assert "resuming from" in page and "parameters, precision" in page
     assert not list(opened.problems)
     assert "http-equiv" not in page and "cdn." not in page.partition("<h2>Settings")[0][-2000:]

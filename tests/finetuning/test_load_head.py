@@ -16,7 +16,7 @@ import bionemo
 from bionemo.cli.analysis import main
 from bionemo.common.errors import UserError
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
-from bionemo.finetuning.load_head import read_trained_head
+from bionemo.finetuning.load_head import read_records, read_trained_head
 
 HEADS: dict[str, tuple[Any, list[str]]] = {
     "tokens": (lambda: TokenHead(32, 3, 8), ["C", "E", "H"]),
@@ -68,6 +68,23 @@ def test_predictions_equal_those_of_the_training_run(
                     assert float(row["probability"]) == pytest.approx(float(prediction.softmax(0).max()), abs=1e-4)
                 else:
                     assert float(row["answer"]) == pytest.approx(float(prediction), rel=1e-4, abs=1e-6)
+
+
+def test_formats_of_the_input(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    for text, ids in (
+        (">a x\nMK\nTA\n>b\nGSHM\n", ["a", "b"]),
+        ("id,sequence\na,MKTA\nb,GSHM\n", ["a", "b"]),
+        ("smiles,zinc_id\nMKTA,a\nGSHM,b\n", ["a", "b"]),
+        ("seq,label\nMKTA,1\nGSHM,2\n", ["1", "2"]),
+    ):
+        path.write_text(text)
+        assert read_records(path) == (ids, ["MKTA", "GSHM"])
+    path.write_text("id,x\na,1\n")
+    with pytest.raises(
+        UserError, match="x has the columns 'id', 'x': rename the column of the sequences to 'sequence'"
+    ):
+        read_records(path)
 
 
 def test_a_missing_encoder_is_reported_with_the_head(

@@ -8,7 +8,7 @@ import pytest
 from tests.inference.samples import go, same, sequences
 
 
-@pytest.mark.parametrize("kind", ["csv", "named.csv", "tsv", "v1.csv", "shards"])
+@pytest.mark.parametrize("kind", ["csv", "named.csv", "molecules.csv", "tsv", "v1.csv", "shards"])
 def test_input_formats_are_equivalent(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
     go(model, fasta, tmp_path / "one.npz")
     rows = list(enumerate(sequences()))
@@ -19,6 +19,8 @@ def test_input_formats_are_equivalent(kind: str, model: Path, fasta: Path, tmp_p
         case "named.csv":
             path.write_text("protein,letters\n" + "".join(f"p{n},{text}\n" for n, text in rows))
             overrides = ["model.data.data_fields_map.sequence=letters", "model.data.data_fields_map.id=protein"]
+        case "molecules.csv":
+            path.write_text("zinc_id,smiles\n" + "".join(f"p{n},{text}\n" for n, text in rows))
         case "tsv":
             path.write_text("id\tsequence\n" + "".join(f"p{n}\t{text}\n" for n, text in rows))
         case "v1.csv":

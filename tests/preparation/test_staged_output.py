@@ -82,7 +82,8 @@ def test_other_data_sets_are_not_replaced_without_force(
 
 def test_force_replaces_the_data_set_and_nothing_else(tmp_path: Path) -> None:
     make(tmp_path)
-    for name in ("raw/x.gz", "mine.txt", "train/other.csv"):
+    index = ".idx-01234567"
+    for name in ("raw/x.gz", "mine.txt", "train/other.csv", f"train/other.csv{index}", f"val/x000.csv{index}"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     with stage_output(tmp_path, "other", {}, ("train", "test"), force=True) as made:
@@ -91,10 +92,11 @@ def test_force_replaces_the_data_set_and_nothing_else(tmp_path: Path) -> None:
         made.write("train/x000.csv", b"id\n2\n", 1)
     # the old validation split must go: its records may be in the new training split
     assert sorted(name.partition("-")[0] for name in tree(tmp_path)) == [
-        *("manifest.json", "mine.txt", "notes.txt", "raw/x.gz", "replaced", "test/x000.csv", "train/x000.csv")
+        *("manifest.json", "mine.txt", "notes.txt", "raw/x.gz"),
+        *("replaced", "replaced", "test/x000.csv", "train/x000.csv"),
     ]
     [kept] = tmp_path.glob("replaced-*")
-    assert tree(kept) == {"train/other.csv": b"mine"}
+    assert tree(kept) == {"train/other.csv": b"mine", f"train/other.csv{index}": b"mine"}
     assert verify(tmp_path) == []
 
 

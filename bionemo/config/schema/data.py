@@ -87,7 +87,7 @@ class SplitConfig(LoaderConfig):
     data_impl: DataImpl  # reader of the files; mock: synthetic data
     data_impl_kwargs: DataImplConfig  # settings of the readers
     max_seq_length: TokenCount  # maximum number of tokens of a sequence
-    index_mapping_dir: str | None  # directory of index files; None: beside the data, else in the user's cache
+    index_mapping_dir: str | None  # directory of indexes; None or a parent: beside the data, else in the user's cache
 
 
 @dataclass(kw_only=True)
@@ -112,7 +112,7 @@ class UF90Config:
     dataset: UF90RangeConfig  # files of the members
     data_impl: DataImpl  # reader of the files; mock: synthetic data
     data_impl_kwargs: UF90ReaderConfig  # settings of the readers
-    index_mapping_dir: str | None  # directory of index files; None: beside the data, else in the user's cache
+    index_mapping_dir: str | None  # directory of indexes; None or a parent: beside the data, else in the user's cache
 
 
 @dataclass(kw_only=True)
@@ -161,7 +161,7 @@ class DataConfig:
     train: LoaderConfig  # training set
     val: LoaderConfig  # validation set
     test: LoaderConfig  # test set
-    index_mapping_dir: str | None  # directory of index files; None: beside the data, else in the user's cache
+    index_mapping_dir: str | None  # directory of indexes; None or a parent: beside the data, else in the user's cache
     # batches
     packing: bool  # concatenate sequences to micro_batch_size x seq_length tokens; False: one padded row per sequence
     packing_window: PositiveInt  # sequences whose packing is planned together

@@ -35,8 +35,8 @@ def load_index(
     restored the modification time. The hash of the whole file is then compared, and the new time is stored.
 
     `build` indexes the file; it is called at most once while the file does not change, and may set
-    `RecordIndex.content`. Indexes are stored in `index_mapping_dir` (None: beside the data), else in the user's cache;
-    if that cannot be written either, the index stays in memory.
+    `RecordIndex.content`. Indexes are stored in `index_mapping_dir` (None or a parent of the file: beside the file),
+    else in the user's cache; if that cannot be written either, the index stays in memory.
 
     Raises:
         UserError: from `build`, or if the file keeps changing.
@@ -69,7 +69,9 @@ def _reuse_or_build(
 def index_paths(path: Path, spec: IndexSpec, index_mapping_dir: str | Path | None) -> list[Path]:
     """Return the possible paths of an index, best first; they contain a hash of the specification."""
     label = hashlib.blake2b(json.dumps(spec, sort_keys=True).encode(), digest_size=4).hexdigest()
-    first = _mirror(Path(index_mapping_dir), path) if index_mapping_dir else path
+    first = path
+    if index_mapping_dir and not path.is_relative_to(index_mapping_dir):
+        first = _mirror(Path(index_mapping_dir), path)
     return [each.with_name(f"{path.name}.idx-{label}") for each in (first, _mirror(user_cache(), path.resolve()))]
 
 

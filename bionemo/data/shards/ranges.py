@@ -21,6 +21,7 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _MAX_FILES = 100_000  # a typing error such as x[0..99999999] must not fill the memory
 _BOUNDS = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _MAX_LISTED = 10
+INDEX = re.compile(r"\.idx-[0-9a-f]{8}$")  # end of the name of an index
 
 
 def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
@@ -113,7 +114,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 def _describe_directory(folder: Path) -> str:
     try:
-        names = sorted(entry.name for entry in folder.iterdir() if ".idx-" not in entry.name)  # not our indexes
+        names = sorted(entry.name for entry in folder.iterdir() if not INDEX.search(entry.name))
     except FileNotFoundError:
         return "that directory does not exist"
     except OSError as error:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bionemo.common.errors import UserError, optional_dependency
+from bionemo.common.errors import UserError
 from bionemo.inference.analysis import contacts, files
 from bionemo.inference.analysis.maps import make_reducer, project_to_2d, read_embeddings
-from bionemo.inference.analysis.plots import plot_contacts, plot_map, plot_scan, plot_scores
 from bionemo.inference.analysis.protein import tokenize_protein
 from bionemo.inference.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
 from bionemo.inference.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
@@ -42,6 +41,8 @@ def run_variants(
     has_scores = score_column is not None or name in table.columns
     measured = None
     if has_scores:
+        from bionemo.inference.analysis.plots import plot_scores
+
         cells = table.column(name, "name one with --score-column")
         measured = parse_scores(table, cells, "leave the cell empty, or name another column with --score-column")
     if sequence is not None:
@@ -75,6 +76,8 @@ def run_scan(
     load_model: LoadModel, *, sequence: str | None, method: str, offset: int, output: Path, overwrite: bool
 ) -> None:
     """Score every substitution at every position of a protein."""
+    from bionemo.inference.analysis.plots import plot_scan
+
     if sequence is None:
         raise UserError("--scan needs the wild type: give it with --sequence, a FASTA file or its letters")
     plot, wild_type = _plot_path(output), files.read_sequence(sequence)
@@ -94,6 +97,8 @@ def run_contacts(
     load_model: LoadModel, *, input_path: Path, head: Path | None, maps: Path | None, output: Path, overwrite: bool
 ) -> None:
     """Predict the contacts of each protein."""
+    from bionemo.inference.analysis.plots import plot_contacts
+
     contact_head = contacts.read_contact_head(head) if head else None
     records = files.read_fasta(input_path)
     names = _file_names(records, input_path)
@@ -143,6 +148,8 @@ def run_map(
     color: str | None, table: Path | None, output: Path, overwrite: bool,
 ) -> None:  # fmt: skip
     """Project the embeddings of many sequences to two dimensions."""
+    from bionemo.inference.analysis.plots import plot_map
+
     plot = _plot_path(output)
     files.refuse_existing([output, plot], overwrite)
     if table and not color:
@@ -206,8 +213,6 @@ def _format(values: Floats) -> list[str]:
 
 
 def _plot_path(output: Path) -> Path:
-    with optional_dependency("plots", "bionemo analysis"):
-        import matplotlib as mpl  # noqa: F401
     if output.suffix == ".png":
         raise UserError(f"--output {output} is the table: name it .csv, the plot is written beside it")
     return output.with_suffix(".png")

@@ -155,6 +155,8 @@ def test_the_index_is_next_to_the_data_or_in_index_mapping_dir(data, tmp_path, m
     load_index(data, SPEC, Builds(), None)
     (name,) = set(files(data.parent)) - {"x.csv"}
     assert name.startswith("x.csv.idx-")
+    load_index(data, SPEC, Builds(), data.parent)
+    assert set(files(data.parent)) == {"x.csv", name}
     load_index(data, SPEC, Builds(), tmp_path / "maps")
     assert files(tmp_path / "maps") == [str(data.relative_to("/").with_name(name))]
     monkeypatch.chdir(tmp_path / "data")

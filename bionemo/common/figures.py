@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots as SVG elements of the HTML pages."""
+"""Plots: matplotlib without pyplot, which needs a display and has global state."""
 
 import io
 
 from bionemo.common.errors import optional_dependency
 
-with optional_dependency("plots", "a report with plots"):
+with optional_dependency("plots", "a plot"):
     import matplotlib as mpl
-    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+    from matplotlib.figure import Figure
 
 
 def new_figure(width: float = 9.0, height: float = 3.6) -> Figure:
@@ -18,6 +18,13 @@ def new_figure(width: float = 9.0, height: float = 3.6) -> Figure:
 def plain(text: str) -> str:
     """Return a label that matplotlib does not read as a formula, and that a legend does not skip."""
     return text.replace("$", r"\$").lstrip("_")
+
+
+def to_png(figure: Figure) -> bytes:
+    """Return a figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()
 
 
 def to_svg(figure: Figure) -> str:

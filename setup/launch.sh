@@ -101,14 +101,20 @@ push() {
 }
 
 dev() {
-    local options=(--interactive --tty --rm) words=(bash) option name
+    local options=(--interactive --rm) words=() detached=false option name
     while getopts dc: option; do
         case "$option" in
-            d) options=(--detach --rm) words=(sleep infinity) ;;
+            d) detached=true ;;
             c) words=(bash -c "$OPTARG") ;;
             *) exit 2 ;;
         esac
     done
+    if $detached; then
+        options=(--detach --rm)
+        [ "${#words[@]}" -gt 0 ] || words=(sleep infinity)
+    elif [ -t 0 ]; then
+        options+=(--tty)
+    fi
     [ -d "$PROJECT_PATH" ] || die "PROJECT_PATH=$PROJECT_PATH is no directory"
     options+=(--name "$BIONEMO_CONTAINER" --shm-size=8g --publish "$JUPYTER_PORT:8888" --workdir "$BIONEMO_PATH")
     options+=(--volume "$PROJECT_PATH:$BIONEMO_PATH" --env "BIONEMO_HOME=$BIONEMO_PATH")
@@ -119,7 +125,7 @@ dev() {
         if [ -n "${!name:-}" ]; then options+=(--env "$name"); fi
     done
     docker_is_there
-    run docker run "${options[@]}" -- "$BIONEMO_IMAGE" "${words[@]}"
+    run docker run "${options[@]}" -- "$BIONEMO_IMAGE" "${words[@]:-bash}"
 }
 
 info() {

@@ -90,8 +90,9 @@ def _read(path: Path) -> dict[str, Any]:
     if text != format_manifest(manifest):
         raise _Damage(f"{MANIFEST} was changed after it was written")
     match manifest:
-        case {"step": int(), "metrics": dict(), "bytes": dict(sizes), "xxh3_128": dict(files)}:
-            if {INDEX, STATE} <= files.keys() == sizes.keys() and all(map(_FILE.fullmatch, files)):
+        case {"step": int(), "metrics": dict(metrics), "bytes": dict(sizes), "xxh3_128": dict(files)}:
+            has_numbers = all(isinstance(value, int | float) for value in metrics.values())
+            if has_numbers and {INDEX, STATE} <= files.keys() == sizes.keys() and all(map(_FILE.fullmatch, files)):
                 return manifest
     raise _Damage(f"{MANIFEST} does not describe a checkpoint")
 

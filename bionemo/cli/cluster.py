@@ -40,7 +40,7 @@ def _parser() -> ArgumentParser:
     check.add_argument("-n", "--times", type=int, default=20, help="repetitions per size (%(default)s)")
     check.add_argument("--cpu", action="store_true", help="use gloo between CPUs, even if there are GPUs")
     check.add_argument(
-        "--patience", type=float, default=120, metavar="SECONDS", help="seconds to wait for a connection (%(default)s)"
+        "--timeout", type=float, default=120, metavar="SECONDS", help="seconds to wait for a connection (%(default)s)"
     )
     check.set_defaults(run=_check)
 
@@ -49,10 +49,12 @@ def _parser() -> ArgumentParser:
     ray.add_argument("--nodes", type=int, default=1, help="number of nodes (%(default)s)")
     ray.add_argument("--workers-per-node", type=int, default=1, help="processes per node (%(default)s)")
     ray.add_argument("--cpus-per-worker", type=int, default=1, help="cores per process (%(default)s)")
-    ray.add_argument("--accelerator", default="auto", help="auto, cpu or gpu (%(default)s)")
-    ray.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
+    ray.add_argument("--accelerator", default="auto", choices=["auto", "cpu", "gpu"], help="%(default)s")
     ray.add_argument(
-        "--patience", type=float, default=60, metavar="SECONDS", help="seconds to wait for the cluster (%(default)s)"
+        "--env", type=_variable, action="append", default=[], metavar="NAME=VALUE", help="environment variable"
+    )
+    ray.add_argument(
+        "--timeout", type=float, default=60, metavar="SECONDS", help="seconds to wait for the cluster (%(default)s)"
     )
     ray.add_argument("command", nargs="+", help="the command, after --")
     ray.set_defaults(run=_ray)
@@ -66,12 +68,14 @@ def _check(arguments: Namespace) -> None:
             "no launcher has started this process: start it with torchrun, srun, mpirun or bcprun; examples: "
             "`bionemo cluster check --help`"
         )
-    if arguments.factor < 2 or arguments.times < 1 or arguments.patience <= 0:
-        raise UserError("expected --factor of 2 or more, --times of 1 or more, --patience above 0")
+    if arguments.factor < 2 or arguments.times < 1 or arguments.timeout <= 0:
+        raise UserError("expected --factor of 2 or more, --times of 1 or more, --timeout above 0")
+    if arguments.first > arguments.last:
+        raise UserError("--first is larger than --last: there is no size to measure")
     from bionemo.launch.check import Sizes, check
 
     sizes = Sizes(arguments.first, arguments.last, arguments.factor, arguments.times)
-    check(process, sizes, arguments.cpu, arguments.patience)
+    check(process, sizes, arguments.cpu, arguments.timeout)
 
 
 def _ray(arguments: Namespace) -> None:
@@ -80,12 +84,18 @@ def _ray(arguments: Namespace) -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     with optional_dependency("ray", "Ray"):
         from bionemo.launch.ray_workers import RayJob, run_on_ray
-    environment = dict(word.split("=", 1) for word in arguments.env)
     job = RayJob(
-        arguments.command, environment, os.getcwd(), arguments.nodes, arguments.workers_per_node,
+        arguments.command, dict(arguments.env), os.getcwd(), arguments.nodes, arguments.workers_per_node,
         arguments.cpus_per_worker, arguments.accelerator,
     )  # fmt: skip
-    run_on_ray(job, arguments.address, arguments.patience)
+    run_on_ray(job, arguments.address, arguments.timeout)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
 
 
 def _bytes(text: str) -> int:

@@ -84,6 +84,8 @@ def _place(devices: int | None, gpus: int) -> tuple[int, int, int, int]:
     if process is not None:
         if process.world_size is None:
             raise UserError(f"{process.launcher} does not set the number of processes: set WORLD_SIZE")
+        if gpus:
+            process.check_gpu(gpus)
         return process.rank, process.world_size, process.local_rank, 1
     processes = devices or max(gpus, 1)
     if processes < 1 or (gpus and processes > gpus):

@@ -52,9 +52,12 @@ def pretrain(cfg: RunConfig) -> None:
     """Build data and model, then train and test."""
     # Imported here, so that --help does not wait for it, and missing files are reported before torch is imported.
     from bionemo.config.check import divide_batch
-    from bionemo.data.files import SPLITS, check_files_exist
+    from bionemo.data.files import check_files_exist
 
-    check_files_exist(cfg.model.data, SPLITS if cfg.do_testing else ("train", "val"))
+    if cfg.do_training:
+        check_files_exist(cfg.model.data, ["train", "val"])
+    if cfg.do_testing:
+        check_files_exist(cfg.model.data, ["test"])
     from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
     silence_dependencies()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from bionemo.common.errors import HostError, UserError
+from bionemo.common.errors import HostError, RankError, UserError
 
 ERROR_DESCRIPTOR = "BIONEMO_ERROR_DESCRIPTOR"  # open file to which a worker of launch/spawn.py writes its error
 _PORTS = 15000, 10000  # first port for MASTER_PORT, and the number of ports
@@ -56,6 +56,14 @@ class Process:
             raise UserError(
                 f"{self.launcher} has started this process as rank {self.rank} (local rank {self.local_rank}, node "
                 f"{self.node}), which is outside {expected}: give the launcher and trainer.* the same numbers"
+            )
+
+    def check_gpu(self, gpus: int) -> None:
+        """Raise a RankError if this process has a higher local rank than its host has GPUs."""
+        if self.local_rank >= gpus:
+            raise RankError(
+                f"{self.launcher} has started this process with local rank {self.local_rank}, but it can use {gpus} "
+                "GPU(s): start one process per GPU, and let each process see all GPUs of its host"
             )
 
     @property

@@ -36,6 +36,7 @@ _NAMED_BY = (  # keys whose values become part of file and directory names
     "model.data.output_fname",
     "model.data.preprocessed_data_path",
 )
+_SENTINELS = 96  # of num_sentinel_tokens=null, as in bionemo/tokenizers
 _MAX_SENTINELS = 226  # ids of proteins are bytes, and 30 are used by the alphabet
 _MAX_NAME = 255 - len("-v99-last.unfinished")  # bytes of a checkpoint's name
 METRIC_FIELD = re.compile(r"\{(\w+)(?::([^}]*))?\}")  # {val_loss:.2f} in the name of a checkpoint
@@ -110,18 +111,20 @@ def _check_spans(model: ModelConfig) -> Iterator[str]:
         return
     if data.max_ngram_size != 1:
         yield f"model.data.max_ngram_size is {data.max_ngram_size}, expected 1: spans have one residue"
-    if data.seq_length_dec < (needed := round(model.seq_length * data.masked_lm_prob * 2 + 1)):
+    masked = max(round(model.seq_length * data.masked_lm_prob), 1)
+    if data.seq_length_dec < (needed := 2 * masked + 1):
         yield (
-            f"model.data.seq_length_dec is {data.seq_length_dec}, expected at least {needed}: "
-            "model.seq_length x model.data.masked_lm_prob x 2 + 1"
+            f"model.data.seq_length_dec is {data.seq_length_dec}, expected at least {needed}: two tokens for each "
+            f"masked residue (model.seq_length x model.data.masked_lm_prob, rounded: {masked}), and one for the end"
         )
     if data.seq_length_dec > model.max_position_embeddings:
         yield (
             f"model.data.seq_length_dec={data.seq_length_dec} is longer than "
             f"model.max_position_embeddings={model.max_position_embeddings}"
         )
-    sentinels, masked = model.tokenizer.num_sentinel_tokens, round(model.seq_length * data.masked_lm_prob)
-    if sentinels is not None and not masked <= sentinels <= _MAX_SENTINELS:
+    sentinels = model.tokenizer.num_sentinel_tokens
+    sentinels = _SENTINELS if sentinels is None else sentinels
+    if not masked <= sentinels <= _MAX_SENTINELS:
         yield (
             f"model.tokenizer.num_sentinel_tokens is {sentinels}, expected {masked} to {_MAX_SENTINELS}: one for "
             f"each masked residue in model.seq_length={model.seq_length}"
@@ -268,7 +271,9 @@ def _check_recomputation(model: ModelConfig) -> Iterator[str]:
 
 
 def _check_end(trainer: TrainerConfig) -> Iterator[str]:
-    if trainer.max_steps < 1 and trainer.max_epochs is None and trainer.max_time is None:
+    if trainer.max_epochs == 0:
+        yield "trainer.max_epochs is 0, expected at least 1, or -1 or null for no limit"
+    if trainer.max_steps < 1 and trainer.epochs is None and trainer.max_time is None:
         yield f"trainer.max_steps is {trainer.max_steps}, expected at least 1 unless trainer.max_epochs is given"
 
 
@@ -303,7 +308,7 @@ def _check_schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]
         "WarmupAnnealDecayHold",
         "WarmupAnnealing",
     )
-    open_end = trainer.max_epochs is not None or trainer.max_time is not None
+    open_end = trainer.epochs is not None or trainer.max_time is not None
     if open_end and needs_end and (sched.max_steps or trainer.max_steps) < 1:
         yield "missing value: without trainer.max_steps, give model.optim.sched.max_steps=..., the end of the schedule"
 

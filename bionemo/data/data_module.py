@@ -23,6 +23,7 @@ from bionemo.data.sampler import DataPosition, GlobalBatchSampler, SampleStream
 from bionemo.tokenizers import Vocabulary
 
 log = logging.getLogger(__name__)
+_WINDOW = "model.data.packing_window"
 
 
 def pads_dynamically(config: DataConfig) -> bool:
@@ -81,7 +82,10 @@ class SequenceData(pl.LightningDataModule):
         return self.steps("train", data.shuffle, self._epochs(), micro_batches or self.micro_batches, self.position)
 
     def val_dataloader(self) -> StepLoader:
-        """Return a loader of every record once, in order, the last step padded; masks do not change between epochs."""
+        """Return a loader of every record once, the last step padded; masks do not change between epochs.
+
+        Records are in the order of the files; packing changes the order within a packing window.
+        """
         return self._loader(self._evaluation_steps("val"), workers=0)
 
     def test_dataloader(self) -> StepLoader:
@@ -101,13 +105,16 @@ class SequenceData(pl.LightningDataModule):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the stream position. If the stream of samples has changed, continue at its next packing window."""
         self.position = DataPosition(**state["position"])
-        changed = [key for key, value in self._stream().items() if state["stream"].get(key) != value]
-        if changed and (self.trainer is None or self.trainer.training):
+        if self.trainer is not None and not self.trainer.training:  # the training data need not exist
+            return
+        stream, old = self._stream(), state["stream"]
+        if changed := [key for key, value in stream.items() if old.get(key) != value]:
             log.warning(
                 "%s: different from the checkpoint; training continues with the next window of samples",
                 ", ".join(changed),
             )
-            self.position = replace(self.position, window=self.position.window + 1, row=0)
+            used = (self.position.window + 1) * old.get(_WINDOW, stream[_WINDOW])  # samples at the end of the window
+            self.position = replace(self.position, window=-(-used // stream[_WINDOW]), row=0)
 
     def _stream(self) -> dict[str, Any]:
         data = self.config.data
@@ -166,7 +173,7 @@ class SequenceData(pl.LightningDataModule):
             )
 
     def _epochs(self) -> int | None:
-        return self.trainer_config.max_epochs if self.config.data.train.use_upsampling else 1
+        return self.trainer_config.epochs if self.config.data.train.use_upsampling else 1
 
     def _loader(self, steps: StepDataset, workers: int) -> StepLoader:
         return StepLoader(

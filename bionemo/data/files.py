@@ -54,6 +54,8 @@ def cluster_members(config: ProteinDataConfig) -> list[Path] | None:
         UserError: if files are missing; the message lists them.
     """
     train = config.train
+    if train.data_impl == "mock":
+        return None
     directory = _directory(config, "train") / "train"
     prepared = train.uf90 is not None and (directory / "counts.mmap").is_file()
     if train.sample_from_map is False or not (prepared or train.sample_from_map):

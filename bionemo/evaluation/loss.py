@@ -21,13 +21,12 @@ from bionemo.evaluation.html import format_number, html_table
 from bionemo.evaluation.similarity import MIN_IDENTITY, find_identities
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.inference.analysis.files import read_fasta
-from bionemo.inference.analysis.protein import tokenize_protein
+from bionemo.inference.analysis.protein import masked_network, tokenize_protein
 from bionemo.inference.analysis.windows import predict_residues
 from bionemo.inference.batching import Ids, add_special_tokens, max_tokens
 from bionemo.inference.long_sequences import apply_policy
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.progress import Advance
-from bionemo.models.encoder import MaskedLanguageModel
 
 METHODS = {"masked": 1000, "pseudo-perplexity": 16}
 """Sequences of a task by method."""
@@ -74,6 +73,7 @@ class LossTask(Task):
 
     def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
         """Compute the loss of each sequence, see `Task`."""
+        masked_network(model)  # before the loop, which collects errors of single sequences
         known, proteins = [], []
         for number, record in enumerate(self.records, self.first + 1):
             with problems.collect():
@@ -98,8 +98,7 @@ def _masked_losses(
 
     A protein that is longer than the model is cut into parts of equal length.
     """
-    network = model.network
-    assert isinstance(network, MaskedLanguageModel)
+    network = masked_network(model)
     data = network.config.data
     masker = ResidueMasker(network.vocabulary, data.modify_percent, data.mask_percent, data.perturb_percent)
     cut = apply_policy(proteins, [], max_tokens(network), "split")

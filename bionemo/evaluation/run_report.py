@@ -8,6 +8,7 @@ and the reports of `bionemo evaluate` in these directories.
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -92,8 +93,11 @@ class Run:
     @cached_property
     def checkpoints(self) -> list[tuple[str, float]]:
         """Name of each complete checkpoint and the time when it was written, in seconds since 1970."""
-        manifests = (self.path / "checkpoints").glob("*/manifest.json")
-        return sorted(((path.parent.name, path.stat().st_mtime) for path in manifests), key=lambda each: each[1])
+        found = []
+        for path in (self.path / "checkpoints").glob("*/manifest.json"):
+            with suppress(FileNotFoundError):  # a running process has replaced the checkpoint
+                found.append((path.parent.name, path.stat().st_mtime))
+        return sorted(found, key=lambda each: each[1])
 
     @property
     def problems(self) -> Iterator[str]:

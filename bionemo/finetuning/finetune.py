@@ -68,7 +68,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         batch_size = data.global_batch_size(trainer.world_size)
         steps = max(1, len(splits["train"].texts) // batch_size)  # per epoch; the next one begins with the rest
         if run.trainer.max_steps < 0:
-            run.trainer.max_steps = trainer.fit_loop.epoch_loop.max_steps = steps * (run.trainer.max_epochs or 1)
+            run.trainer.max_steps = trainer.fit_loop.epoch_loop.max_steps = steps * (run.trainer.epochs or 1)
         if isinstance(run.trainer.val_check_interval, float):  # a share of an epoch; Lightning sees a single epoch
             trainer.val_check_interval = max(1, round(steps * run.trainer.val_check_interval))
             trainer.check_val_every_n_epoch = None
@@ -139,8 +139,8 @@ def _run_config(cfg: DownstreamConfig, model: ModelConfig, sequences: int) -> Ru
             "model.pipeline_model_parallel_size: fine-tuning does not support pipeline parallelism: set it to 1, and "
             "model.tensor_model_parallel_size instead"
         )
-    if cfg.trainer.max_steps < 0 and not cfg.trainer.max_epochs:
-        raise UserError("trainer.max_epochs=null: set it or trainer.max_steps, so that training ends")
+    if cfg.trainer.max_steps < 0 and not cfg.trainer.epochs:
+        raise UserError("the training would not end: set trainer.max_epochs or trainer.max_steps")
     cluster = LocalConfig(_target_="bionemo.launch.local.Local", env_vars={})
     run = RunConfig(
         name=cfg.name, do_preprocessing=False, do_training=True, do_testing=False, restore_from_path=None,
@@ -148,7 +148,7 @@ def _run_config(cfg: DownstreamConfig, model: ModelConfig, sequences: int) -> Ru
     )  # fmt: skip
     steps = cfg.trainer.max_steps
     if steps < 0:  # with a single process
-        steps = (cfg.trainer.max_epochs or 1) * max(1, sequences // max(1, cfg.model.micro_batch_size))
+        steps = (cfg.trainer.epochs or 1) * max(1, sequences // max(1, cfg.model.micro_batch_size))
     if problems := check_config(replace(run, trainer=replace(cfg.trainer, max_steps=steps))):
         raise UserError("; ".join(problems).replace("model.optim.", "model.finetuning_optim."))
     return run

@@ -118,4 +118,6 @@ class TrainedModel(InferenceModel):
 
     def _per_sequence(self, texts: Sequence[str], name: str) -> Floats:
         found = [columns[name] for columns in self.compute(self.ids(texts), [name])]
-        return np.concatenate(found) if found else np.zeros((0, self.hidden_size), np.float32)
+        if found:
+            return np.concatenate(found)
+        return np.zeros(0 if name == "pseudo_perplexity" else (0, self.hidden_size), np.float32)

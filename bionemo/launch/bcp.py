@@ -20,7 +20,7 @@ _LABEL = re.compile(r"[A-Za-z_]\w{0,255}", re.ASCII)
 _MOUNT = re.compile(r"[^:\s]+:(/[^:]*|no-mount)(:(RW|RO))?")
 _PORT = re.compile(r"(?:([A-Za-z][A-Za-z0-9]{0,9}):)?(\d+)(?:/(TCP|UDP|HTTPS|GRPC))?")
 _SECRET = re.compile(r"[^:\s]+(:[A-Za-z_][A-Za-z0-9_]*){0,2}")
-_MAX_LABELS, _MAX_ORDER, _MAX_PORT, _RESERVED_PORT = 20, 99, 65535, 1729
+_MAX_LABELS, _MAX_PORT, _RESERVED_PORT = 20, 65535, 1729
 
 _SCRIPT = """\
 #!/bin/bash
@@ -82,8 +82,6 @@ class Bcp:
         check_secret_names(config.secrets, _SECRET)
         if len(config.labels) > _MAX_LABELS:
             raise UserError(f"cluster.labels has {len(config.labels)} labels, expected at most {_MAX_LABELS}")
-        if config.order is not None and not 1 <= config.order <= _MAX_ORDER:
-            raise UserError(f"cluster.order is {config.order}, expected 1 to {_MAX_ORDER}")
         self._check_devices(job)
         nodes = max(step.nodes for step in job.steps)
         ports = [*config.ports, *(["8888"] if config.interactive == "jupyter" and "8888" not in config.ports else [])]

@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import RankError, UserError
 from bionemo.common.launcher_environment import Process, check_master_address
 
 _WARM_UP = 3
@@ -41,25 +41,33 @@ def check(process: Process, sizes: Sizes, cpu: bool, timeout: float) -> None:
     Uses gloo between CPUs if `cpu`, even if there are GPUs. All processes have to connect within `timeout` seconds.
 
     Raises:
-        UserError: if a process does not connect, or a sum is wrong.
+        UserError: if a process does not connect or has no GPU, the connection is lost, or a sum is wrong.
     """
     if process.world_size is None:
         raise UserError(f"WORLD_SIZE is not set ({process.launcher}): set it to the number of processes")
     gpu = torch.cuda.is_available() and not cpu
+    if gpu:
+        process.check_gpu(torch.cuda.device_count())
     device = torch.device("cuda", process.local_rank) if gpu else torch.device("cpu")
     store = _connect(process, process.world_size, timeout)
     _list_processes(process, process.world_size, store, device, timeout)
     if gpu:
         torch.cuda.set_device(device)
     backend = "nccl" if gpu else "gloo"
-    dist.init_process_group(
-        backend, store=dist.PrefixStore("group", store), rank=process.rank, world_size=process.world_size,
-        timeout=timedelta(seconds=timeout),
-    )  # fmt: skip
     try:
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("group", store), rank=process.rank, world_size=process.world_size,
+            timeout=timedelta(seconds=timeout),
+        )  # fmt: skip
         _measure(process.rank, process.world_size, sizes, device, backend)
+    except (dist.DistError, RuntimeError) as error:
+        raise RankError(
+            f"rank {process.rank} on {socket.gethostname()} lost the connection to another process "
+            f"({str(error).strip().splitlines()[0]}): see the messages of the other processes"
+        ) from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _connect(process: Process, size: int, timeout: float) -> dist.TCPStore:

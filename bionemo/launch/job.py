@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A job: the steps of a run, each with its command, nodes and processes."""
 
+import hashlib
 import os
 import re
 import sys
@@ -52,6 +53,7 @@ class Job:
     arguments: tuple[str, ...]  # flags and overrides of the command line, without overrides of the cluster
     working_directory: Path  # the current directory, which relative paths refer to
     python: str  # path of the Python interpreter
+    config_name: str  # name of the file of the resolved configuration
     config_text: str  # the resolved configuration, as YAML
     invocation: tuple[str, ...]  # the command line of `bionemo launch`
 
@@ -63,7 +65,7 @@ class Job:
     @property
     def config_file(self) -> Path:
         """Path of the resolved configuration."""
-        return self.directory / f"{self.name}_hydra.yaml"
+        return self.directory / self.config_name
 
     @property
     def records(self) -> dict[Path, str]:
@@ -117,8 +119,9 @@ def create_job(cfg: RunConfig, invocation: Sequence[str]) -> Job:
         tasks = _devices(cfg.trainer.devices)
         steps += [JobStep(part, cfg.trainer.num_nodes, tasks) for part in others]
     limit, directory = cfg.trainer.max_time, _directory(cfg)
+    name, config_text = cfg.exp_manager.name or cfg.name, _config_text(cfg, directory)
     return Job(
-        name=cfg.exp_manager.name or cfg.name,
+        name=name,
         directory=directory,
         steps=tuple(steps),
         accelerator=cfg.trainer.accelerator,
@@ -127,7 +130,8 @@ def create_job(cfg: RunConfig, invocation: Sequence[str]) -> Job:
         arguments=tuple(each for each in invocation[1:] if not _CLUSTER_OVERRIDE.match(each)),
         working_directory=Path.cwd(),
         python=sys.executable,
-        config_text=_config_text(cfg, directory),
+        config_name=_config_name(directory, name, config_text),
+        config_text=config_text,
         invocation=tuple(invocation),
     )
 
@@ -142,6 +146,16 @@ def _directory(cfg: RunConfig) -> Path:
         now = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
         directory = directory.parent.with_name(f"{directory.parent.name}-{now}") / directory.name
     return directory
+
+
+def _config_name(directory: Path, name: str, text: str) -> str:
+    """Return a file name for the configuration; a queued job may still read an earlier file with other content."""
+    path = directory / f"{name}_hydra.yaml"
+    try:
+        is_other = path.is_file() and path.read_text() != text
+    except (OSError, ValueError):
+        is_other = True
+    return f"{name}_hydra_{hashlib.sha256(text.encode()).hexdigest()[:8]}.yaml" if is_other else path.name
 
 
 def _config_text(cfg: RunConfig, directory: Path) -> str:

@@ -28,6 +28,7 @@ _OBJECT = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LONGEST_NAME = 50  # the operator appends -master-0 and -worker-N; names of services have 63 characters
 _MARGIN = 30  # seconds between the end of the processes and that of the pod
 _CONTAINER = "pytorch"  # the name that the operator expects
+_LABELS = {"app.kubernetes.io/name": "bionemo"}
 Manifest = dict[str, Any]
 
 
@@ -66,15 +67,17 @@ class Kubernetes:
         return {self._file(job): text}
 
     def submit(self, job: Job) -> int:
-        """Create both objects with kubectl."""
+        """Create both objects with kubectl, after the server has accepted both."""
         file = self._file(job)
         if not shutil.which("kubectl"):
             raise UserError(f"kubectl was not found: install and configure it, then kubectl create -f {file}")
-        result = subprocess.run(["kubectl", "create", "-f", str(file)], capture_output=True, text=True, check=False)
-        if result.returncode:
-            problem = " ".join(result.stderr.split())
-            hint = f"; kubectl delete -f {file} removes an earlier job" if "AlreadyExists" in problem else ""
-            raise UserError(f"kubectl refused {file}: {problem}{hint}")
+        command = ["kubectl", "create", "-f", str(file)]
+        for flags in (["--dry-run=server"], []):  # otherwise a job could start with the ConfigMap of an earlier one
+            result = subprocess.run([*command, *flags], capture_output=True, text=True, check=False)
+            if result.returncode:
+                problem = " ".join(result.stderr.split())
+                hint = f"; kubectl delete -f {file} removes an earlier job" if "AlreadyExists" in problem else ""
+                raise UserError(f"kubectl refused {file}: {problem}{hint}")
         print(result.stdout, end="")
         print(f"logs: kubectl logs --follow {self._name(job)}-master-0")
         return 0
@@ -91,7 +94,7 @@ class Kubernetes:
 
     def _metadata(self, name: str) -> Manifest:
         namespace = {"namespace": self.config.namespace} if self.config.namespace else {}
-        return {"name": name, **namespace, "labels": {"app.kubernetes.io/name": "bionemo"}}
+        return {"name": name, **namespace, "labels": _LABELS}
 
     def _config_map(self, job: Job) -> Manifest:
         return {
@@ -101,7 +104,7 @@ class Kubernetes:
 
     def _pytorch_job(self, job: Job, step: JobStep) -> Manifest:
         """Return the job. Pods start again after failures and preemptions if the run resumes."""
-        template = {"metadata": {"labels": self._metadata("")["labels"]}, "spec": self._pod(job, step)}
+        template = {"metadata": {"labels": _LABELS}, "spec": self._pod(job, step)}
         policy = "OnFailure" if job.resumes else "Never"
         replicas = {"Master": 1, "Worker": step.nodes - 1}
         return {
@@ -185,7 +188,7 @@ class Kubernetes:
 
     def _in_pod(self, job: Job) -> Job:
         """Return the job with the path of its configuration in a pod."""
-        return replace(job, directory=_CONFIG, name=self._name(job))
+        return replace(job, directory=_CONFIG, config_name=f"{self._name(job)}_hydra.yaml")
 
     def _command(self, job: Job, step: JobStep) -> list[str]:
         """Return the command of a pod; torchrun reads the number of nodes and processes from PET_* variables."""

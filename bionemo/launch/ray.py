@@ -21,7 +21,7 @@ class Ray(ForegroundCluster):
         """Return the command that starts the workers."""
         workers = [f"--nodes={step.nodes}", f"--workers-per-node={step.tasks}"]
         workers += [f"--cpus-per-worker={self.config.cpus_per_worker}", f"--accelerator={job.accelerator}"]
-        workers += [f"--patience={self.config.patience}"]
+        workers += [f"--timeout={self.config.timeout}"]
         workers += [f"--env={variable(name)}={value}" for name, value in self.config.env_vars.items()]
         ray = [[job.python, "-u", "-m", "bionemo.cluster", "ray"], f"--address={self.config.address}", workers, "--"]
         return lines([*ray, *job.command(step)])

@@ -125,7 +125,9 @@ class Slurm:
                 hint = f"set cluster.{known}" if known in vars(config) else "it is already set"
                 raise UserError(f"cluster.additional_parameters.{name}: {hint}, or use another option of sbatch")
             options[known] = value
-        return [_option(name, value) for name, value in sorted(options.items()) if value not in (None, False)]
+        return [
+            _option(name, value) for name, value in sorted(options.items()) if value is not None and value is not False
+        ]
 
     def _gpus(self, step: JobStep) -> tuple[int | None, str | None]:
         """Return --gpus-per-node and --gres, which must not contradict each other."""

@@ -51,7 +51,7 @@ def token_dropout_keys(dropout_keys: Tensor, segment_ids: Tensor, positions: Ten
     """Return the key of every token, int64 [T].
 
     Args:
-        dropout_keys: int64 [N], key of each sequence.
+        dropout_keys: int64 [N + 1], key of each sequence, and one of the padding.
         segment_ids: [T], index of each token's sequence.
         positions: [T], position of each token in its sequence.
     """

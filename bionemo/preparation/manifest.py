@@ -16,6 +16,7 @@ from bionemo.common.errors import UserError
 from bionemo.common.regular import load_json
 from bionemo.preparation.checksums import InputFile, OutputFile, checksum_file
 from bionemo.preparation.output_names import MANIFEST, is_output
+from bionemo.preparation.urls import destination, download_directory, is_url
 
 _FORMAT, _VERSION = "bionemo-prepared", 1
 _MAX_BYTES = 64 << 20
@@ -168,11 +169,22 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
     if not problems:  # letters of damaged files cannot be counted
         problems += _compare_letters(directory, manifest)
     for source in manifest.inputs:
-        path = Path(source.source)
-        for candidate in dict.fromkeys((path, directory / path.name)):  # raw data may have moved with the output
+        for candidate in _possible_paths(source.source, directory):
             if candidate.is_file() and not source.matches(candidate):
                 problems.append(f"input {candidate} is not the file that was read")
     return problems
+
+
+def _possible_paths(source: str, directory: Path) -> list[Path]:
+    """Return the paths at which an input of a data set may be: raw data may have moved with the output."""
+    if not is_url(source):
+        path = Path(source)
+        return list(dict.fromkeys([path, directory / path.name]))
+    raw = directory / "raw"
+    try:
+        return [destination(source, raw), destination(source, download_directory(source, raw))]
+    except UserError:  # the URL contains no file name
+        return []
 
 
 def _compare_letters(directory: Path, manifest: Manifest) -> Iterator[str]:

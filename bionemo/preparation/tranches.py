@@ -5,13 +5,12 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_text
 from bionemo.preparation.download import fetch
 from bionemo.preparation.inputs import is_gzipped
-from bionemo.preparation.urls import absolute_source, destination, redact_url
+from bionemo.preparation.urls import absolute_source, destination, download_directory, redact_url
 
 log = logging.getLogger(__name__)
 _SUFFIXES = (".txt", ".smi", ".csv", ".tsv")
@@ -78,7 +77,7 @@ def _download(urls: Sequence[str], raw: Path) -> list[tuple[Path, str]]:
     log.info("%s files to download to %s", f"{len(urls):,}", raw)
     url_of_path: dict[Path, str] = {}
     for url in urls:
-        other = url_of_path.setdefault(destination(url, _download_directory(url, raw)), url)
+        other = url_of_path.setdefault(destination(url, download_directory(url, raw)), url)
         if other != url:
             raise UserError(
                 f"two URLs {redact_url(url)} differ only in their query: download them under different names"
@@ -87,7 +86,7 @@ def _download(urls: Sequence[str], raw: Path) -> list[tuple[Path, str]]:
     failures: list[UserError] = []
     executor = ThreadPoolExecutor(_PARALLEL_DOWNLOADS)
     try:
-        futures = [(url, executor.submit(fetch, url, _download_directory(url, raw))) for url in urls]
+        futures = [(url, executor.submit(fetch, url, download_directory(url, raw))) for url in urls]
         for url, future in futures:
             try:
                 paths.append((future.result(), redact_url(url)))
@@ -101,9 +100,3 @@ def _download(urls: Sequence[str], raw: Path) -> list[tuple[Path, str]]:
         more = f"; {len(failures):,} of {len(urls):,} files failed, the others are kept" if len(urls) > 1 else ""
         raise UserError(f"{failures[0]}{more}")
     return paths
-
-
-def _download_directory(url: str, raw: Path) -> Path:
-    """Return the directory of a download, with the server's directories: file names may repeat in them."""
-    parts = urlsplit(url)
-    return raw.joinpath(parts.hostname or "", *(part for part in parts.path.split("/")[:-1] if part.strip(".")))

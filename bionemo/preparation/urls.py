@@ -24,6 +24,13 @@ def destination(source: str, directory: Path) -> Path:
     return directory / file_name(source) if is_url(source) else local_path(source)
 
 
+def download_directory(url: str, directory: Path) -> Path:
+    """Return a directory for the download of one of many files: file names may repeat in the server's directories."""
+    parts = urlsplit(url)
+    names = (part for part in parts.path.split("/")[:-1] if part.strip("."))
+    return directory.joinpath(parts.hostname or "", *names)
+
+
 def absolute_source(source: str) -> str:
     """Return the absolute path of a file, or a URL without its secrets."""
     return redact_url(source) if is_url(source) else os.path.abspath(local_path(source))

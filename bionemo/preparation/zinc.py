@@ -56,11 +56,6 @@ def prepare(job: ZincJob) -> None:
         UserError: if an input cannot be read or downloaded, a molecule is invalid and its policy is `error`, or the
             sizes leave a split empty.
     """
-    if job.train_size < 1 or min(job.val_size, job.test_size) < 0:
-        raise UserError(
-            f"train_size={job.train_size}, val_size={job.val_size}, test_size={job.test_size}: they are numbers of "
-            "molecules per shard, and a training shard needs at least 1"
-        )
     parameters = result_parameters(job)
     if is_url(job.source):
         parameters["source"] = redact_url(job.source)

@@ -14,7 +14,6 @@ from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import check_master_address, launched_process
 from bionemo.config.check import check_layout
 from bionemo.config.schema import RunConfig, TrainerConfig
-from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.launch.lightning_environment import LauncherEnvironment
 from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.strategy import MegatronStrategy
@@ -44,14 +43,13 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     """
     config = cfg.trainer
     gpu = use_gpu(config.accelerator)
-    if config.max_time is not None:
-        duration_in_seconds("trainer.max_time", config.max_time)
     if config.deterministic is True:
         require_determinism(config)
     async_save = cfg.exp_manager.checkpoint_callback_params.async_save
     if async_save is None:  # by default only on GPUs: the copy in main memory does not compete with the training
         async_save = gpu
-    own_keys = ("gradient_clip_val", "gradient_clip_algorithm", "rank_timeout")  # not arguments of Lightning here
+    # not arguments of Lightning here; its own time limit makes every step wait for the device
+    own_keys = ("gradient_clip_val", "gradient_clip_algorithm", "rank_timeout", "max_time")
     arguments = {key: value for key, value in asdict(config).items() if value is not None and key not in own_keys}
     process = launched_process()
     arguments |= {

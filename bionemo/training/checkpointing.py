@@ -33,7 +33,7 @@ from bionemo.interop.nemo_models import find_nemo_model
 from bionemo.interop.shape_check import check_shapes
 from bionemo.models.trainable import Trainable
 from bionemo.training.patches import ignore_sigterm_after_training, stop_training
-from bionemo.training.rank_consistency import all_reduce_max
+from bionemo.training.rank_consistency import max_at_logged_steps
 from bionemo.training.signals import Signals
 
 log = logging.getLogger(__name__)
@@ -112,11 +112,11 @@ class CheckpointCallback(pl.Callback):
         step, interval = trainer.global_step, self.config.every_n_train_steps or 0  # 0: never, as in Lightning
         due = interval > 0 and step % interval == 0
         if self._interval is not None and not due:
-            due = bool(all_reduce_max(trainer, pl_module, time.monotonic() - self._saved_at >= self._interval))
+            due = bool(max_at_logged_steps(trainer, pl_module, time.monotonic() - self._saved_at >= self._interval))
         validates = trainer.enable_validation and step % (trainer.val_check_batch or step) == 0
         if due and not validates:  # otherwise it is saved after the validation, with the metric
             self.save(trainer, pl_module)
-        if number := all_reduce_max(trainer, pl_module, self.stop_signal):
+        if number := max_at_logged_steps(trainer, pl_module, self.stop_signal):
             self.signals.received = number
             log.warning("received %s: saving step %d and exiting", signal.Signals(number).name, step)
             self.save(trainer, pl_module)

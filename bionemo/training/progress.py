@@ -96,7 +96,7 @@ def _warn_of_slow_attention(cfg: RunConfig) -> None:
 @rank_zero_only
 def print_result(cfg: RunConfig, trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path) -> None:
     """Print the last step, the validation loss and reference losses to compare it with."""
-    if trainer.global_step < trainer.max_steps and not trainer.should_stop and cfg.trainer.max_epochs is None:
+    if trainer.global_step < trainer.max_steps and not trainer.should_stop and cfg.trainer.epochs is None:
         notify(
             f"the training data ended before trainer.max_steps={trainer.max_steps}: set "
             "model.data.train.use_upsampling=True to repeat them"
@@ -112,6 +112,8 @@ def print_result(cfg: RunConfig, trainer: pl.Trainer, reference_losses: dict[str
 def print_test_result(trainer: pl.Trainer) -> None:
     """Print the loss on the test split and, if the model has one, the perplexity."""
     metrics = trainer.callback_metrics
+    if "test_loss" not in metrics:  # trainer.limit_test_batches=0
+        return
     perplexity = f", test perplexity {metrics['test_perplexity']:.3f}" if "test_perplexity" in metrics else ""
     _print_and_log(f"test loss {metrics['test_loss']:.4f}{perplexity}")
 

@@ -22,7 +22,7 @@ from bionemo.config.schema import RunConfig
 from bionemo.data.dataset import Dataset
 
 
-def all_reduce_max(trainer: pl.Trainer, pl_module: Any, value: int) -> int:
+def max_at_logged_steps(trainer: pl.Trainer, pl_module: Any, value: int) -> int:
     """Return the maximum over all ranks at steps that are logged, when ranks synchronize anyway, and 0 at others.
 
     With one rank, return the value at every step.

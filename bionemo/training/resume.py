@@ -113,7 +113,7 @@ def new_or_resumed_run_id(resume_path: Path | None, *directories: Path) -> str:
     A run that resumes from a checkpoint in its own directories has the ID of that checkpoint, "" for checkpoints of
     versions that recorded none. Other runs get a new ID.
     """
-    if resume_path is not None and resume_path.absolute().parent in directories:
+    if resume_path is not None and resume_path.resolve().parent in [path.resolve() for path in directories]:
         return checkpoint.read_run_id(resume_path)
     return uuid.uuid4().hex
 

@@ -101,9 +101,9 @@ def train(
         [
             monitor,
             RankConsistencyCheck(cfg, resume_path),
-            TrainingProgress(),
+            *([] if cfg.trainer.enable_progress_bar is False else [TrainingProgress()]),
             LossCurve(log_dir, reference_losses),
-            TimeLimit(cfg.exp_manager.max_time_per_run),
+            TimeLimit(cfg.exp_manager.max_time_per_run, cfg.trainer.max_time),
             *callbacks,
             checkpoints,
         ],
@@ -127,10 +127,10 @@ def train(
             module.check_weights(module.initial_weights, model)
         else:
             check_resumable(checkpoint.Checkpoint(resume_path), module, model)
-        data.setup("fit")  # an error in the data ends the run before directories are made
-        if cfg.do_testing:
+        if cfg.do_testing:  # an error in the data ends the run before directories are made
             data.setup("test")
         if cfg.do_training:
+            data.setup("fit")
             reference_losses |= data.reference_losses()
             data.check_steps(trainer.world_size)
             check_monitors(cfg.exp_manager, model, trainer)

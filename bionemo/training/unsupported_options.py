@@ -69,9 +69,11 @@ _MODEL_OPTIONS: list[_Option] = [
 
 def check_supported(cfg: RunConfig) -> None:
     """Raise a UserError, with key and supported value, if an option is set that is not implemented."""
-    unsupported = ("model.validation.validation_enabled", "exp_manager.ema.enable")
+    unsupported = {"model.validation.validation_enabled": False, "exp_manager.ema.enable": False,
+                   "trainer.overfit_batches": 0, "trainer.barebones": False}  # fmt: skip
     if keys := [key for key in unsupported if _read(cfg, key)]:
-        current, supported = (" ".join(f"{key}={value}" for key in keys) for value in (True, False))
+        current = " ".join(f"{key}={_read(cfg, key)}" for key in keys)
+        supported = " ".join(f"{key}={unsupported[key]}" for key in keys)
         raise UserError(f"{current}: not implemented; set {supported}")
 
 

@@ -33,7 +33,8 @@ def test_forged_checkpoint_passes_verification(two: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"step": "2"}, {"step": None}, {"step": [2]}, {"metrics": []}, {"metrics": None}, {"bytes": []}, {"bytes": {}},
+        {"step": "2"}, {"step": None}, {"step": [2]}, {"metrics": []}, {"metrics": None}, {"metrics": {"a": "x"}},
+        {"bytes": []}, {"bytes": {}},
         {"xxh3_128": {}}, {"xxh3_128": [1]},
         {"names": "../outside"}, {"names": "/etc/passwd"}, {"names": "a/../../outside"}, {"names": "sub/state.json"},
         {"names": ""}, {"names": "."}, {"names": ".."}, {"names": "tensors-0.safetensors\n"}, {"names": "weights.pkl"},

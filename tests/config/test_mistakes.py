@@ -200,7 +200,7 @@ def test_hints_never_raise():
 
 MISTAKES_OF_OTHER_MODELS = {
     "prott5nv": {
-        "model.data.seq_length_dec=154": "seq_length_dec is 154, expected at least 155: model.seq_length",
+        "model.data.seq_length_dec=154": "seq_length_dec is 154, expected at least 155: two tokens for each masked",
         "model.data.seq_length_dec=600": "model.data.seq_length_dec=600 is longer than model.max_position_embeddings",
         "model.tokenizer.num_sentinel_tokens=76": "num_sentinel_tokens is 76, expected 77 to 226: one for each masked",
         "model.tokenizer.num_sentinel_tokens=300": "num_sentinel_tokens is 300, expected 77 to 226",

@@ -9,6 +9,7 @@ import pickle
 from ast import literal_eval
 from collections import Counter
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache, reduce
 from itertools import islice
 from pathlib import Path
@@ -269,13 +270,27 @@ def test_lengths_have_a_small_type() -> None:
     assert lengths.max() == 64
 
 
-def test_a_changed_stream_continues_at_the_next_window(caplog: pytest.LogCaptureFixture) -> None:
-    stopped = sequence_data()
+@pytest.mark.parametrize(
+    ("override", "window"), [("packing_window=32", 8), ("packing_window=100", 3), ("shuffle=False", 4)]
+)
+def test_a_changed_stream_continues_at_the_next_window(
+    override: str, window: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The samples of windows 0 to 3 with 64 samples each may have been used."""
+    stopped = sequence_data("model.data.packing_window=64")
     stopped.position = DataPosition(window=3, row=7, consumed_samples=50, consumed_tokens=900)
-    resumed = sequence_data("model.data.packing_window=32")
+    resumed = sequence_data("model.data.packing_window=64", f"model.data.{override}")
     resumed.load_state_dict(stopped.state_dict())
-    assert resumed.position == DataPosition(window=4, row=0, consumed_samples=50, consumed_tokens=900)
-    assert "packing_window" in caplog.text
+    assert resumed.position == DataPosition(window=window, row=0, consumed_samples=50, consumed_tokens=900)
+    assert override.split("=", maxsplit=1)[0] in caplog.text
+
+
+def test_epochs_without_a_limit() -> None:
+    """As in Lightning, -1 is no limit."""
+    data = sequence_data("model.data.train.use_upsampling=True")
+    for given, expected in ((3, 3), (-1, None), (None, None)):
+        data.trainer_config = replace(data.trainer_config, max_epochs=given)
+        assert data.training_steps().sampler.stream.epochs == expected
 
 
 def test_a_split_may_have_its_own_seed() -> None:

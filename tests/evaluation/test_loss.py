@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from bionemo.common.errors import UserError
 from bionemo.evaluation import loss, similarity
 from bionemo.evaluation.loss import Loss
 from bionemo.evaluation.similarity import find_identities
+from bionemo.evaluation.tasks import Problems
 from tests.conftest import ROOT
 from tests.support import evaluation
 from tests.support.evaluation import read_section
@@ -254,6 +256,16 @@ def test_faulty_sequences(model: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert section["faulty_rows"] == 1
     assert section["summary"]["all"]["sequences"] == 2
     assert list(rows_of(section)) == [0, 2]
+
+
+@pytest.mark.parametrize("method", ["masked", "pseudo-perplexity"])
+def test_a_model_of_another_kind(method: str, tmp_path: Path) -> None:
+    """It is not a fault of the sequences, which `--keep-going` would count."""
+    (tmp_path / "x.fasta").write_text(f">a\n{PROTEINS[0]}\n")
+    (task,) = Loss(tmp_path / "x.fasta", method=method).tasks()
+    other: Any = SimpleNamespace(network=object(), path="prott5nv.nemo")
+    with pytest.raises(UserError, match=r"prott5nv\.nemo is a object, not a masked language model"):
+        task.run(other, Problems(keep_going=True), lambda _: None)
 
 
 def test_files_and_settings_that_cannot_be_used(tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ def test_peak_rates_of_all_schedules() -> None:
         assert peak_rate(cfg) == pytest.approx(peak, rel=1e-4)
         changed = load(name, [*overrides, *rate_overrides(cfg, 3e-3)])
         assert peak_rate(changed) == pytest.approx(3e-3, rel=3e-3)
+    endless = ["trainer.max_steps=-1", "trainer.max_epochs=2", "model.optim.sched.name=InverseSquareRootAnnealing"]
+    with pytest.raises(UserError, match=r"the number of steps is unknown: set trainer\.max_steps"):
+        peak_rate(load("pretrain_esm2_mock", endless))
 
 
 def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,8 @@ def test_an_interrupted_run_is_resumed(model: Path, data: Path, tmp_path: Path) 
         (["model.tensor_model_parallel_size=3"], "model.num_attention_heads=4 is not divisible"),
         (["model.restore_encoder_path=none"], "none: there is no such checkpoint"),
         (["model.finetuning_optim.sched.warmup_ratio=0.1"], "warmup"),
-        (["trainer.max_epochs=null"], "trainer.max_epochs=null"),
+        (["trainer.max_epochs=null"], "set trainer.max_epochs or trainer.max_steps"),
+        (["trainer.max_epochs=-1"], "set trainer.max_epochs or trainer.max_steps"),
         (["model.data.dataset.val=x001"], "x001.csv"),
     ],
 )

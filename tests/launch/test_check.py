@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from bionemo.cli.cluster import main
-from bionemo.launch.check import Sizes
+from bionemo.common.errors import RankError
+from bionemo.common.launcher_environment import launched_process
+from bionemo.launch.check import Sizes, check
 from tests.conftest import ROOT
 from tests.support.runs import FORK
 
@@ -60,6 +63,8 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     assert error.splitlines()[-1] == "error: 1 of 3 processes did not connect within 5 s: ranks 2"
     assert len((tmp_path / "0.out").read_text().splitlines()) == 3
     assert waiting[2].exitcode == 1
+    assert waiting[1].exitcode == 1
+    assert "lost the connection to another process" in (tmp_path / "1.err").read_text().splitlines()[-1]
 
 
 def _check(environment: dict[str, str], output: Path) -> None:
@@ -67,7 +72,7 @@ def _check(environment: dict[str, str], output: Path) -> None:
     for number, suffix in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT), number)
     os.environ.update(environment)
-    sys.argv = ["cluster", "check", "--patience", "5"]
+    sys.argv = ["cluster", "check", "--timeout", "5"]
     main()
 
 
@@ -76,6 +81,7 @@ def _check(environment: dict[str, str], output: Path) -> None:
     [
         ([], "error: no launcher has started this process: start it with torchrun"),
         (["-f", "1"], "error: expected --factor of 2 or more"),
+        (["-b", "128M"], "error: --first is larger than --last"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -90,6 +96,27 @@ def test_mistakes_are_one_line(
     assert end.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(expected)
+
+
+def test_a_local_rank_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, 8 processes on 4 GPUs, or `srun --gpus-per-task=1`."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    process = launched_process({"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"})
+    assert process is not None
+    with pytest.raises(RankError, match="local rank 3, but it can use 1 GPU"):
+        check(process, Sizes(1, 1, 2, 1), cpu=False, timeout=1)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--env", "FOO"), ("--env", "=x"), ("--accelerator", "gpuu")])
+def test_invalid_options_of_ray(
+    option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cluster", "ray", option, value, "--", "true"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert f"argument {option}: " in capsys.readouterr().err
 
 
 def test_sizes_grow_by_a_factor() -> None:

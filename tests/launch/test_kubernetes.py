@@ -128,7 +128,8 @@ def test_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert capsys.readouterr().out == (
         "pytorchjob.kubeflow.org/gpt-3-126m created\nlogs: kubectl logs --follow gpt-3-126m-master-0\n"
     )
-    assert str(file) in str(stubs.calls())
+    create = ["kubectl", "create", "-f", str(file)]
+    assert stubs.calls() == [[*create, "--dry-run=server"], create]
     assert "canary" not in file.read_text() + str(stubs.calls())
     stubs.add("kubectl", "print('Error (AlreadyExists): exists', file=sys.stderr); sys.exit(1)")
     assert launch(monkeypatch, here, *BASE, path=stubs.directory) == 1

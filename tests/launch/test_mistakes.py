@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.launch.stubs import Stubs
 from tests.support.launches import BCP, launch
@@ -84,6 +85,22 @@ def test_missing_programs(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert launch(monkeypatch, tmp_path, *arguments) == 1
     assert re.search(expected, error_of(capsys))
+
+
+def test_the_configuration_of_a_queued_job_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("sbatch", "print('17;mini')")
+    results = tmp_path / "results"
+    used = []
+    for rate in ("1e-4", "1e-5", "1e-5", "1e-4"):
+        job = [*SLURM, "name=esm", f"exp_manager.exp_dir={results}", f"model.optim.lr={rate}"]
+        assert launch(monkeypatch, tmp_path, *job, path=stubs.directory) == 0
+        name = re.findall(r"--config-name=(\S+)", (results / "nemo-megatron-esm_submission.sh").read_text())[0]
+        used.append(name)
+        assert yaml.safe_load((results / name).read_text())["model"]["optim"]["lr"] == float(rate)
+    assert used[0] == used[3] == "esm_hydra.yaml"
+    assert used[1] == used[2] != used[0]
+    assert {path.name for path in results.glob("*.yaml")} == {*used}
 
 
 REFUSES = """\

@@ -20,7 +20,7 @@ CASES: dict[str, list[str]] = {
     "bcm": [*GPT3, *SLURM, "cluster.env_vars={NCCL_DEBUG: INFO}"],
     "bcm_container": [
         *GPT3, *SLURM, "cluster.container_image=/apps/bionemo.sqsh", "cluster.container_mounts=[/fsx:/fsx]",
-        "cluster.stderr_to_stdout=False", "cluster.additional_parameters={qos: high, cpus-per-task: 8}",
+        "cluster.stderr_to_stdout=False", "cluster.additional_parameters={qos: high, cpus-per-task: 8, nice: 0}",
     ],
     "bcm_chain": [*GPT3, *SLURM, "do_preprocessing=True", "do_testing=True", "trainer.accelerator=cpu"],
     "bcm_benchmark": [*GPT3, *SLURM, "exp_manager.resume_if_exists=False", "cluster.account=null"],

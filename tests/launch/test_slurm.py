@@ -137,7 +137,8 @@ def test_a_rank_that_dies_ends_the_step_at_once(
         ["trainer.devices=8"],
         ["trainer.devices=8", "cluster.time=1-00:00:00", "cluster.signal=USR1@90", "cluster.mem=12.5"],
         ["trainer.devices=2", "cluster.exclusive=False", "cluster.gpus_per_task=1", "cluster.gpus_per_node=null",
-         "cluster.gres=null", "cluster.dependency=null", "cluster.additional_parameters={comment: \"it is 'mine'\"}"],
+         "cluster.gres=null", "cluster.dependency=null",
+         "cluster.additional_parameters={comment: \"it is 'mine'\", nice: 0}"],
     ],
 )  # fmt: skip
 def test_sbatch_accepts_every_option(

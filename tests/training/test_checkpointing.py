@@ -393,6 +393,20 @@ def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path: Path, number: si
     assert fingerprint(directory) == fingerprint(tmp_path / "whole")
 
 
+def test_the_time_of_training_is_limited(tmp_path: Path) -> None:
+    """The run validates, saves and exits; it has used its time when it is started again."""
+    long = ("trainer.max_time='00:00:00:01'", "trainer.max_steps=100000", "trainer.val_check_interval=100000")
+    at = []
+    for _ in range(2):
+        status, lines = run(tmp_path, *long)
+        assert status == 0
+        (note,) = (line for line in lines if "is reached" in line)
+        at.append(int(note.removeprefix("note: trainer.max_time=00:00:00:01 is reached: exiting at step ")))
+        assert at[-1] in logged(tmp_path, "val_loss")
+        assert saved(tmp_path)[last_checkpoint(tmp_path).name] == at[-1]
+    assert at[1] == at[0] + 1
+
+
 def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
     """The run saves and exits successfully; the next start has the full time again."""
     directory = tmp_path / "run"

@@ -207,7 +207,8 @@ def test_invalid_data_is_one_line_and_creates_no_directory(
         ("+exp_manager.ema.enable=True", "set exp_manager.ema.enable=False"),
         ("model.data.max_seq_length=32", "model.data.max_seq_length is 32, but model.seq_length="),
         ("+exp_manager.create_clearml_logger=True", "install it"),
-        ("+trainer.barebones=True", "trainer: `Trainer(barebones=True"),
+        ("+trainer.barebones=True", "trainer.barebones=True: not implemented; set trainer.barebones=False"),
+        ("+trainer.overfit_batches=2", "trainer.overfit_batches=2: not implemented; set trainer.overfit_batches=0"),
         ("exp_manager.exp_dir=/proc/nowhere", "/proc/nowhere cannot be written"),
         ("exp_manager.exp_dir=/dev/null/x", "/dev/null/x cannot be written"),
         ("trainer.val_check_interval=0.5", "val_check_interval"),
@@ -284,6 +285,31 @@ def test_the_test_set_is_evaluated_if_configured(tmp_path: Path) -> None:
     assert lines[-1].startswith(f"test loss {loss:.4f}, test perplexity ")
     _, again = run(tmp_path, "do_training=False", "do_testing=True", "trainer.max_steps=2")
     assert again[-1] == lines[-1]
+    _, none = run(
+        tmp_path, "do_training=False", "do_testing=True", "trainer.max_steps=2", "trainer.limit_test_batches=0"
+    )
+    assert not any("test loss" in line for line in none)
+
+
+def test_testing_needs_no_training_data(tmp_path: Path) -> None:
+    shards, keys = tmp_path / "shards", ("train", "val", "test")
+    for name in keys:
+        (shards / name).mkdir(parents=True)
+        (shards / name / "x000.csv").write_text(HEADER + ROW * 8)
+    overrides = (f"model.data.dataset_path={shards}", "model.data.data_impl=csv_fields_mmap", "trainer.max_steps=2",
+                 *(f"model.data.dataset.{name}=x000" for name in keys))  # fmt: skip
+    status, lines = run(tmp_path / "run", *overrides, "do_testing=True", model="esm1nv")
+    assert status == 0, lines
+    for name in keys[:2]:
+        (shards / name / "x000.csv").unlink()
+    status, again = run(tmp_path / "run", *overrides, "do_training=False", "do_testing=True", model="esm1nv")
+    assert (status, again[-1]) == (0, lines[-1]), again
+
+
+def test_output_without_progress(tmp_path: Path) -> None:
+    status, lines = run(tmp_path, "++trainer.enable_progress_bar=False", "trainer.max_steps=2")
+    assert status == 0 and not any(line.startswith("step 1 of 2  loss") for line in lines)
+    assert len(logged(tmp_path, "reduced_train_loss")) == 2
 
 
 def test_the_test_result_of_a_model_without_perplexity(capsys: pytest.CaptureFixture[str]) -> None:

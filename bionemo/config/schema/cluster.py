@@ -102,4 +102,4 @@ class RayConfig(ClusterConfig):
 
     address: str  # HOST:PORT of its head, or auto
     cpus_per_worker: ProcessCount  # cores reserved for each process
-    patience: NonNegativeInt  # seconds to wait until all machines have joined
+    timeout: NonNegativeInt  # seconds to wait until all machines have joined

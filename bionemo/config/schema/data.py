@@ -110,7 +110,7 @@ class UF90Config:
 
     uniref90_path: str  # parent of the directory uf90_csvs
     dataset: UF90RangeConfig  # files of the members
-    data_impl: DataImpl  # reader of the files; mock: synthetic data
+    data_impl: Literal["csv_fields_mmap"]  # reader of the files
     data_impl_kwargs: UF90ReaderConfig  # settings of the readers
     index_mapping_dir: str | None  # directory of indexes; None or a parent: beside the data, else in the user's cache
 

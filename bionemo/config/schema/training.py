@@ -38,13 +38,13 @@ class TrainerConfig:
     rank_timeout: Duration  # the run ends if a rank hangs for longer
     # length
     max_steps: StepLimit  # optimizer steps; -1: limited only by max_epochs or max_time
-    max_epochs: IntOrUnlimited | None  # epochs; -1: no limit
+    max_epochs: IntOrUnlimited | None  # epochs; None or -1: no limit
     min_steps: StepCount | None = None  # minimum number of steps
     min_epochs: NonNegativeInt | None = None  # no effect: see min_steps
     max_time: Duration | None = None  # DD:HH:MM:SS; the run ends after this time
     limit_train_batches: NonNegativeInt | Fraction | None = None  # a count, or a fraction of the batches
     fast_dev_run: bool | NonNegativeInt | None = None  # run few batches of each kind without loggers and checkpoints
-    overfit_batches: NonNegativeInt | Fraction | None = None  # train on the same few batches repeatedly
+    overfit_batches: NonNegativeInt | Fraction | None = None  # not implemented: keep 0 or null
     # validation and test
     val_check_interval: PositiveInt | FractionAboveZero | None  # training batches, or a fraction of an epoch
     #: epochs between validations, if val_check_interval is a fraction
@@ -73,9 +73,14 @@ class TrainerConfig:
     deterministic: bool | Literal["warn"] | None = None  # use deterministic algorithms only; warn: if they exist
     inference_mode: bool | None = None  # validate in inference mode
     detect_anomaly: bool | None = None  # find the operation that produced NaN; slow
-    barebones: bool | None = None  # disable everything optional, to measure the speed
+    barebones: bool | None = None  # not implemented: keep False or null
     sync_batchnorm: bool | None = None  # no effect: the models have no batch normalization
     reload_dataloaders_every_n_epochs: NonNegativeInt | None = None  # no effect: the files are read once
+
+    @property
+    def epochs(self) -> int | None:
+        """Number of epochs; None without a limit."""
+        return None if self.max_epochs == -1 else self.max_epochs
 
 
 @dataclass(kw_only=True)

@@ -167,6 +167,7 @@ class MoleculeDataset:
             if self._on_unknown == "error":
                 self._reject(records, stored, unknown > 0, "has tokens outside the vocabulary", "on_unknown")
             usable &= unknown == 0
+        usable &= np.all([side.lengths > 0 for side in sides], axis=0)  # records of white space
         if not usable.all():
             sides = [_truncate(side, np.where(usable, side.lengths, 0)) for side in sides]
 

@@ -82,10 +82,15 @@ def check_columns(paths: Sequence[Path], configured: CsvColumns, expected: Seque
     first: list[str] | None = None
     for path in paths:
         rows = _read_rows(path, configured)
-        if not rows or len(rows) < configured.header_lines:
+        if not any(rows) or len(rows) < configured.header_lines:
             continue  # the reader reports a file without records
         header = max(configured.header_lines, 0)
         names = rows[header - 1] if header else []
+        if header and not names:
+            raise UserError(
+                f"{path}:{header}: the last header line is empty: set {configured.reader}.header_lines to the number "
+                "of lines before the first record, including empty ones"
+            )
         _FileCheck(path, configured, expected, names, rows[header:], after_header=first is not None).run()
         if first is None:
             first = names
@@ -124,7 +129,8 @@ def _read_rows(path: Path, configured: CsvColumns) -> list[list[str]]:
         if len(rows) >= _MAX_RECORDS + configured.header_lines:
             break
         record.clear()
-    return [[cell.strip() for cell in row] for row in rows if row]
+    header = max(configured.header_lines, 0)  # lines that are empty count
+    return [[cell.strip() for cell in row] for number, row in enumerate(rows) if row or number < header]
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,8 @@ def _format(values: Floats) -> list[str]:
 
 
 def _plot_path(output: Path) -> Path:
+    if not output.name:
+        raise UserError(f"--output {output} is a directory: name a file")
     if output.suffix == ".png":
         raise UserError(f"--output {output} is the table: name it .csv, the plot is written beside it")
     return output.with_suffix(".png")

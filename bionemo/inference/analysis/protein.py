@@ -18,6 +18,18 @@ class Protein(NamedTuple):
     alphabet: Alphabet
 
 
+def masked_network(model: TrainedModel) -> MaskedLanguageModel:
+    """Return the network of a masked language model.
+
+    Raises:
+        UserError: if the model is of another kind.
+    """
+    if not isinstance(model.network, MaskedLanguageModel):
+        kind = type(model.network).__name__
+        raise UserError(f"{model.path} is a {kind}, not a masked language model: use ESM1nv, ESM1b or ESM2nv")
+    return model.network
+
+
 def tokenize_protein(
     model: TrainedModel, sequence: str, name: str = "the sequence", any_length: bool = False
 ) -> Protein:
@@ -27,11 +39,7 @@ def tokenize_protein(
         UserError: if the model is not a masked language model, or the sequence is empty, invalid or, unless
             `any_length`, too long.
     """
-    network = model.network
-    if not isinstance(network, MaskedLanguageModel):
-        raise UserError(
-            f"{model.path} is a {type(network).__name__}, not a masked language model: use ESM1nv, ESM1b or ESM2nv"
-        )
+    network = masked_network(model)
     letters = "".join(sequence.split())
     ids, max_length = tokenize(network.vocabulary, letters, name), max_tokens(network)
     if len(ids) > max_length and not any_length:

@@ -180,6 +180,12 @@ def test_surrounding_white_space_is_removed(make: Make) -> None:
     assert split(tokenize(make([" CCO ", "\u00e9"])).source) == [[272, 272, 285], [1]]
 
 
+def test_a_molecule_of_white_space_is_omitted(make: Make) -> None:
+    batch = tokenize(make(["CCO", "  "]))
+    assert batch.inputs.lengths.tolist() == [4, 0]
+    assert batch.source.lengths.tolist() == [3, 0]
+
+
 def test_an_empty_batch(make: Make) -> None:
     for forms in (STORED, INVARIANT, replace(EQUIVARIANT, encoder_mask=True, decoder_mask=True)):
         tokens = tokenize(make(V1, forms), [])

@@ -37,6 +37,13 @@ def test_prepared_clusters_take_precedence_over_plain_shards(tmp_path: Path) -> 
     assert found == "GGG"
 
 
+def test_mock_data_ignores_prepared_clusters(tmp_path: Path) -> None:
+    shard(tmp_path / "uf50" / "train" / "x000.csv", "GGG")
+    (tmp_path / "uf50" / "train" / "counts.mmap").touch()
+    mock = ["data@model.data=uniref50_90", f"model.data.dataset_path={tmp_path}", "model.data.data_impl=mock"]
+    assert len(first("pretrain_esm2_8M", *mock)) >= 30
+
+
 def test_errors_name_missing_shards(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x000\.csv.*x001\.csv"):
         first("pretrain_esm2_8M", f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x[000..001]")

@@ -100,6 +100,12 @@ def test_a_record_configured_as_header_is_an_error(content: str, tmp_path: Path)
         check(write(tmp_path, V1), 3, header_lines=2)
 
 
+def test_empty_lines_are_header_lines(tmp_path: Path) -> None:
+    check(write(tmp_path, f"\n{V1}"), 3, header_lines=2)
+    with pytest.raises(UserError, match=r"x000\.csv:1: the last header line is empty: set \S+header_lines to"):
+        check(write(tmp_path, f"\n{V1}"), 3)
+
+
 @pytest.mark.parametrize("content", [V1, f"a,b,c,aa\n{HEADERLESS}"])
 def test_a_header_configured_as_record_is_an_error(content: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x000\.csv:1: this line is a header \(0 .*set \S+\.header_lines=1$"):

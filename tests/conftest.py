@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 import bionemo  # noqa: F401  # limits oneDNN where the CPU needs it, before any test imports torch
+from bionemo.common import redaction
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -39,11 +40,12 @@ _threads = 0  # of this process after the last collection
 
 @pytest.fixture(autouse=True)
 def nothing_stays_of_runs() -> Iterator[None]:
-    """Destroy the process groups that training in a test created.
+    """Destroy the process groups that training in a test created, and forget the secrets of its configuration.
 
     Each group keeps threads that wake up a hundred times per second, until the garbage collector deletes it.
     """
     yield
+    redaction._registered.clear()
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():  # after a run that failed
         distributed.destroy_process_group()

@@ -62,7 +62,7 @@ from bionemo.planning.lengths import Tokens
 from bionemo.planning.report import make_profiler
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.compilation import compile_layers, shared_graphs
-from bionemo.training.micro_batch import confirm_micro_batches
+from bionemo.training.micro_batch import largest_fitting_micro_batches
 from bionemo.training.optimizers import build_optimizer
 from tests.conftest import ROOT
 
@@ -407,12 +407,12 @@ def test_exhausted_memory(name: str, limited_memory: Callable[[int], None]) -> N
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
-    assert confirm_micro_batches(parallel, data, TARGET) == half
+    assert largest_fitting_micro_batches(parallel, data, TARGET) == half
     needed = torch.cuda.max_memory_reserved() - before
     limited_memory(before + round(1.4 * needed))
 
     data.micro_batches = whole
-    assert confirm_micro_batches(parallel, data, TARGET) == half
+    assert largest_fitting_micro_batches(parallel, data, TARGET) == half
     step = next(iter(data.training_steps(half)))
     loss, count = parallel.forward_backward([batch.to(TARGET) for batch in step.micro_batches])
     assert len(step.micro_batches) == 4
@@ -421,7 +421,7 @@ def test_exhausted_memory(name: str, limited_memory: Callable[[int], None]) -> N
     limited_memory(before + needed // 64)
     torch.cuda.empty_cache()
     with pytest.raises(RankError, match="not enough memory for a micro-batch of one row"):
-        confirm_micro_batches(parallel, data, TARGET)
+        largest_fitting_micro_batches(parallel, data, TARGET)
 
 
 class Recorder(pl.Callback):

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _DESCRIPTION = "Analyze proteins with a trained model: effects of mutations, contacts, maps of embeddings, labels."
 _EXAMPLES = """\
 examples
-  python -m bionemo.analysis variants --model esm2.nemo --sequence wild_type.fasta \\
+  bionemo analysis variants --model esm2.nemo --sequence wild_type.fasta \\
       --variants measured.csv --column mutant --score-column DMS_score --output scores.csv
-  python -m bionemo.analysis variants --model esm2.nemo --variants P62593_variants.fasta --output scores.csv
-  python -m bionemo.analysis variants --model esm2.nemo --sequence MKTAYIAKQR --scan --output scan.csv
-  python -m bionemo.analysis contacts --model esm2-hf --input proteins.fasta --output contacts
-  python -m bionemo.analysis contacts-fit --model esm2.nemo --input known.fasta --maps maps --output head.json
-  python -m bionemo.analysis contacts --model esm2.nemo --head head.json --input proteins.fasta --output contacts
-  python -m bionemo.analysis map --input embeddings.npz --output map.csv
-  python -m bionemo.analysis map --model esm2.nemo --input proteins.fasta --method pca --color Tax --output map.csv
+  bionemo analysis variants --model esm2.nemo --variants P62593_variants.fasta --output scores.csv
+  bionemo analysis variants --model esm2.nemo --sequence MKTAYIAKQR --scan --output scan.csv
+  bionemo analysis contacts --model esm2-hf --input proteins.fasta --output contacts
+  bionemo analysis contacts-fit --model esm2.nemo --input known.fasta --maps maps --output head.json
+  bionemo analysis contacts --model esm2.nemo --head head.json --input proteins.fasta --output contacts
+  bionemo analysis map --input embeddings.npz --output map.csv
+  bionemo analysis map --model esm2.nemo --input proteins.fasta --method pca --color Tax --output map.csv
 """
 _ABOUT = {  # texts in the help of a command
     "variants": """\
@@ -112,7 +112,7 @@ def _label(
                 labels = predict_labels(model, trained, sequences[batch])
                 rows += [[name, *label] for name, label in zip(ids[batch], labels, strict=True)]
                 advance(len(labels))
-        columns = ["id", "answer", "probability"]
+        columns = ["id", "prediction", "probability"]
         used = 3 if any(row[2] for row in rows) else 2
         write_table(file, columns[:used], [row[:used] for row in rows])
     print(f"{len(rows):,} sequences: {output}")
@@ -190,5 +190,6 @@ def _parser() -> ArgumentParser:
     )
     add("--head", type=Path, required=True, metavar="FILE", help="RUN/head.safetensors")
     add("--input", dest="input_path", type=Path, required=True, metavar="FILE", help="FASTA, or CSV")
-    add("--output", type=Path, required=True, metavar="CSV", help="columns id, answer and, for classes, probability")
+    table = "table with the columns id, prediction and, for classes, probability"
+    add("--output", type=Path, required=True, metavar="CSV", help=table)
     return parser

@@ -16,7 +16,7 @@ examples
   torchrun --nproc-per-node=8 -m bionemo.cluster check
   srun --nodes=2 --ntasks-per-node=8 python -m bionemo.cluster check -b 64M -e 4G -f 2 -n 100
   mpirun -np 16 --map-by ppr:8:node -x MASTER_ADDR=$(hostname) python -m bionemo.cluster check
-  bcprun --nnodes 2 --npernode 8 --cmd 'python -m bionemo.cluster check'
+  bcprun --nnodes 2 --npernode 8 --cmd 'bionemo cluster check'
 """
 
 

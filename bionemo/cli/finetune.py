@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tune a pretrained model on a labelled task: prepare its data, train, test.
 
-python -m bionemo.finetune --config-name=downstream_flip_sec_str model.restore_encoder_path=esm2.nemo
+bionemo finetune --config-name=downstream_flip_sec_str model.restore_encoder_path=esm2.nemo
 """
 
 import sys

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute outputs of a trained model for files: embeddings, hiddens, logits, pseudo-perplexities, molecules.
 
-python -m bionemo.predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
+bionemo predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
 """
 
 from contextlib import nullcontext

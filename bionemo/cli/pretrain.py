@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare data, pretrain and test a model.
 
-python -m bionemo.pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
+bionemo pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ def prepare_data(cfg: RunConfig) -> None:
     if job is None:
         raise UserError(
             "this data needs no preparation: set do_training=True, or choose another data@model.data, such as "
-            "uniref50 or zinc15; to prepare text, run `python -m bionemo.preprocess --config-name=text`"
+            "uniref50 or zinc15; to prepare text, run `bionemo preprocess --config-name=text`"
         )
     prepare(job)
 

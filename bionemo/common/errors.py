@@ -133,6 +133,11 @@ def optional_dependency(extra: str, use: str) -> Iterator[None]:
         ) from error
 
 
+def shorten(text: str, length: int = 40) -> str:
+    """Return a quoted text for messages, of at most this length."""
+    return repr(text if len(text) <= length else text[: length - 3] + "...")
+
+
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as SIGKILL; real-time signals have only numbers."""
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from bionemo.common.errors import HostError, RankError, UserError
+from bionemo.common.errors import HostError, RankError, UserError, shorten
 
 ERROR_DESCRIPTOR = "BIONEMO_ERROR_DESCRIPTOR"  # open file to which a worker of launch/spawn.py writes its error
 _PORTS = 15000, 10000  # first port for MASTER_PORT, and the number of ports
@@ -249,7 +249,7 @@ def _tasks_of(node: int, counts: str) -> int | None:
     """Return the tasks of a node from a Slurm list such as `2(x3),1` (2, 2, 2, 1); None if the list is too short."""
     for part in counts.split(",") if counts else []:
         if not (match := _TASKS.fullmatch(part)):
-            raise UserError(f"SLURM_STEP_TASKS_PER_NODE is {_shown(counts)}: expected a list such as 2(x3),1")
+            raise UserError(f"SLURM_STEP_TASKS_PER_NODE is {shorten(counts)}: expected a list such as 2(x3),1")
         if node < (times := int(match[2] or 1)):
             return int(match[1])
         node -= times
@@ -277,7 +277,7 @@ def _parse_integer(name: str, value: str) -> int:
     if re.fullmatch(r"[0-9]{1,10}", value) and lowest <= int(value) <= highest:
         return int(value)
     raise UserError(
-        f"{name} is {_shown(value)}: expected an integer from {lowest} to {highest}, set by a launcher; or unset it"
+        f"{name} is {shorten(value)}: expected an integer from {lowest} to {highest}, set by a launcher; or unset it"
     )
 
 
@@ -288,7 +288,3 @@ def _may_be_first(environment: Mapping[str, str], *names: str) -> bool:
             if _parse_integer(name, environment.get(name, "0")):
                 return False
     return True
-
-
-def _shown(value: str) -> str:
-    return repr(value if len(value) <= 40 else f"{value[:37]}...")

@@ -70,7 +70,7 @@ def draw_runs(keys: RandomBits, lengths: NDArray[np.integer]) -> RandomBits:
     return mix(ramp)
 
 
-def below(bits: RandomBits, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+def integers_below(bits: RandomBits, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
     """Convert random bits to integers in [0, bound): upper half of a 32 x 32 bit product (bias < bound / 2^32)."""
     scaled = (bits >> np.uint64(32)) * bounds.astype(np.uint64)
     return (scaled >> np.uint64(32)).astype(np.int64)

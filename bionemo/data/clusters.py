@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.common.mapped import MappedFile
-from bionemo.common.random_stream import below, draw, purpose_key, sample_keys
+from bionemo.common.random_stream import draw, integers_below, purpose_key, sample_keys
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Clusters:
         for file in self.files:
             file.check()
         bits = draw(sample_keys(purpose_key(self.seed, "member"), epochs, clusters))
-        chosen = self.starts[clusters] + below(bits, self.counts[clusters])
+        chosen = self.starts[clusters] + integers_below(bits, self.counts[clusters])
         return chosen if self.members is None else self.members[chosen]
 
     def only(self, records: NDArray[np.int64]) -> "Clusters":

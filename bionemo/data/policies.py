@@ -52,3 +52,8 @@ def drop_empty(
     if not len(kept):
         raise UserError(f"{label}: all {empty:,} {noun} are empty: check the files and their columns")
     return kept, f"{label}: {empty:,} of {len(records):,} {noun} are empty and are dropped" if empty else ""
+
+
+def spread_evenly(records: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return at most `count` of the records, evenly spaced."""
+    return records[np.arange(min(count, len(records))) * len(records) // min(count, len(records))]

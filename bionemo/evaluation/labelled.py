@@ -108,11 +108,11 @@ class LabelledTask(Task):
             )
         details: dict[str, Any] = {"dataset": self.dataset, "input": self.input}
         if self.input == FINE_TUNED:
-            figures = self._fine_tune(model, advance)
+            seed_metrics = self._fine_tune(model, advance)
         else:
-            figures, details["truncated"] = self._train_heads(model, advance)
-        metrics = {name: float(np.mean([each[name] for each in figures])) for name in figures[0]}
-        return TaskResult(metrics, {**details, "seeds": figures})
+            seed_metrics, details["truncated"] = self._train_heads(model, advance)
+        metrics = {name: float(np.mean([each[name] for each in seed_metrics])) for name in seed_metrics[0]}
+        return TaskResult(metrics, {**details, "seeds": seed_metrics})
 
     def _train_heads(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], int]:
         """Return the test metrics of each seed, and the number of truncated sequences."""
@@ -120,11 +120,11 @@ class LabelledTask(Task):
         splits, classes = read_splits(data, "model.data", SPLITS)
         if self.input == ONE_HOT:
             model = OneHotModel(model)
-        figures: list[dict[str, float]] = []
+        seed_metrics: list[dict[str, float]] = []
         progress = _Progress(self.cost, advance)
         with TemporaryDirectory() as directory:
             for seed in SEEDS:
-                if not figures or self.input == RANDOM:
+                if not seed_metrics or self.input == RANDOM:
                     encoder = with_random_weights(model, seed) if self.input == RANDOM else model
                     share = 0.5 / (len(SEEDS) if self.input == RANDOM else 1)
                     features, truncated = self._features(encoder, splits, Path(directory), progress.part(share))
@@ -134,9 +134,9 @@ class LabelledTask(Task):
                 trained = train_head(
                     make_head, features["train"], features["val"], probe_config(self.config, seed), model.device
                 )
-                figures.append(evaluate(trained.head, features["test"]))
+                seed_metrics.append(evaluate(trained.head, features["test"]))
                 progress.add(0.5 / len(SEEDS))
-        return figures, truncated
+        return seed_metrics, truncated
 
     def _features(
         self, model: TrainedModel, splits: Mapping[str, Split], directory: Path,
@@ -153,7 +153,7 @@ class LabelledTask(Task):
 
     def _fine_tune(self, model: TrainedModel, advance: Advance) -> list[dict[str, float]]:
         """Fine-tune in processes of their own; return the test metrics of each seed."""
-        figures = []
+        seed_metrics = []
         for seed in SEEDS:
             with TemporaryDirectory() as directory:
                 output = Path(directory)
@@ -162,9 +162,9 @@ class LabelledTask(Task):
                 head = f"model.restore_head_path={output / 'head' / 'head.safetensors'}"
                 report = _finetune(model, self.config_name, output / "whole", *common, head, *_FINE_TUNING)
             names = [name for name in report if name.startswith("test_")]
-            figures.append({name.removeprefix("test_"): float(report[name]) for name in names})
+            seed_metrics.append({name.removeprefix("test_"): float(report[name]) for name in names})
             advance(self.cost // len(SEEDS))
-        return figures
+        return seed_metrics
 
 
 def _finetune(model: TrainedModel, config_name: str, output: Path, *overrides: str) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class LabelledSuite(Suite):
         """Return mean and standard deviation over seeds by data set, input and metric, see `Suite`."""
         summary: dict[str, Any] = {}
         for each in results:
-            seeds = {name: [figures[name] for figures in each["seeds"]] for name in each["metrics"]}
+            seeds = {name: [seed_metrics[name] for seed_metrics in each["seeds"]] for name in each["metrics"]}
             summary.setdefault(each["dataset"], {})[each["input"]] = {
                 name: [float(np.mean(values)), float(np.std(values, ddof=1))] for name, values in seeds.items()
             }

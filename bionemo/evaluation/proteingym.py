@@ -116,7 +116,7 @@ class ProteinGym(Suite):
 
     Attributes:
         method: how variants are scored, see `score_variants`.
-        window: how windows of a protein are chosen that is longer than the model, see `make_windows`.
+        window: how windows are chosen if the protein is longer than the model, see `make_windows`.
     """
 
     name: ClassVar[str] = "proteingym"

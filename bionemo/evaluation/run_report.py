@@ -26,7 +26,7 @@ from bionemo.config.compose import load_plain
 from bionemo.evaluation import event_files
 from bionemo.evaluation.event_files import EventFile, Scalars
 from bionemo.evaluation.html import html_page, html_table
-from bionemo.planning.devices import DEVICES
+from bionemo.planning.devices import match_device
 
 _POINTS = 2000  # of a curve, at most
 _CURVES = (  # title, logarithmic, metrics with their line widths
@@ -234,7 +234,7 @@ def _packing_efficiency(run: Run) -> str:
 
 def _utilization(parameters: str, precision: str, number: str, device: str, rate: float | None) -> str:
     """Return the model FLOPs utilization: 6 FLOPs per parameter and token, without attention."""
-    known = next((each for key, each in DEVICES.items() if key.partition("-")[0].upper() in device), None)
+    known = match_device(device)
     if known is None or rate is None:
         return ""
     peak = 1e12 * (known.single if precision == "32" else known.half) * int(number)

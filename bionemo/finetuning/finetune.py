@@ -180,8 +180,8 @@ class ReportCallback(pl.Callback):
             return
         epochs = self._data(trainer).position.consumed_samples / len(self._data(trainer).dataset("train").records)
         loss, _ = pl_module.loss_and_norm()
-        figures = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val_")}
-        self.history.append({"epoch": epochs, "step": float(trainer.global_step), "train_loss": loss, **figures})
+        values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val_")}
+        self.history.append({"epoch": epochs, "step": float(trainer.global_step), "train_loss": loss, **values})
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Test and write the results, unless the run was stopped and will resume."""
@@ -212,7 +212,7 @@ class ReportCallback(pl.Callback):
             return Path(str(self.cfg.model.restore_encoder_path)), len(self.history)
         load_weights(module.parallel.shards, checkpoint.Checkpoint(path))
         step = checkpoint.load_manifest(path)["step"]
-        steps = [figures["step"] for figures in self.history]
+        steps = [values["step"] for values in self.history]
         return path, steps.index(step) + 1 if step in steps else len(steps)
 
     @staticmethod

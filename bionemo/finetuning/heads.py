@@ -117,9 +117,9 @@ class SequenceHead(Head):
     """Layer norm, then D -> `sizes` -> C with ReLU and dropout in between.
 
     Attributes:
-        answer_mean: scalar fp32, mean of the targets of a regression; set by `fit_statistics`, so that one learning
+        target_mean: scalar fp32, mean of the targets of a regression; set by `fit_statistics`, so that one learning
             rate suits targets in all units.
-        answer_scale: scalar fp32, their standard deviation.
+        target_scale: scalar fp32, their standard deviation.
     """
 
     per_token = False
@@ -131,16 +131,16 @@ class SequenceHead(Head):
             layers += [nn.Linear(size, following), nn.ReLU()]
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1] if sizes else hidden_size, outputs))
         self.dropout = dropout
-        self.answer_mean = nn.Parameter(torch.zeros(()), requires_grad=False)
-        self.answer_scale = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.target_mean = nn.Parameter(torch.zeros(()), requires_grad=False)
+        self.target_scale = nn.Parameter(torch.ones(()), requires_grad=False)
 
     @torch.no_grad()
     def fit_statistics(self, vectors: NDArray[np.float32], targets: NDArray[Any]) -> None:
         """See `Head`."""
         super().fit_statistics(vectors, targets)
         if len(targets) and targets.dtype == np.float32:
-            self.answer_mean.fill_(float(targets.mean(dtype=np.float64)))
-            self.answer_scale.fill_(float(targets.std(dtype=np.float64)) or 1.0)
+            self.target_mean.fill_(float(targets.mean(dtype=np.float64)))
+            self.target_scale.fill_(float(targets.std(dtype=np.float64)) or 1.0)
 
     def forward(self, vectors_RD: Tensor, lengths: Sequence[int], keys_N: Tensor | None = None) -> Tensor:
         """See `Head`; R = N."""
@@ -149,7 +149,7 @@ class SequenceHead(Head):
             vectors_RD = layer(vectors_RD)
             if isinstance(layer, nn.ReLU) and keys_N is not None and self.dropout:
                 vectors_RD = dropout(vectors_RD, keys_N + depth, TASK_HEAD, self.dropout)
-        return vectors_RD * self.answer_scale + self.answer_mean
+        return vectors_RD * self.target_scale + self.target_mean
 
 
 def head_factory(config: HeadConfig, task_type: TaskType, hidden_size: int, classes: int) -> Callable[[], Head]:

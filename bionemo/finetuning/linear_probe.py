@@ -117,9 +117,9 @@ def probe_config(cfg: DownstreamConfig, seed: int) -> ProbeConfig:
     )  # fmt: skip
 
 
-def _print_epoch(figures: dict[str, float]) -> None:
-    values = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if name != "epoch")
-    print_line(f"epoch {figures['epoch']:.0f}  {values}")
+def _print_epoch(epoch_metrics: dict[str, float]) -> None:
+    values = ", ".join(f"{name} {value:.4g}" for name, value in epoch_metrics.items() if name != "epoch")
+    print_line(f"epoch {epoch_metrics['epoch']:.0f}  {values}")
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def _feature_directory(directory: Path) -> Iterator[Path]:
 
 def train_head(
     make_head: Callable[[], Head], data: Features, val: Features | None, config: ProbeConfig, device: torch.device,
-    on_epoch: Callable[[dict[str, float]], object] = lambda figures: None,
+    on_epoch: Callable[[dict[str, float]], object] = lambda epoch_metrics: None,
 ) -> TrainedProbe:  # fmt: skip
     """Train a new head and return it with the weights of the lowest validation loss, or the last ones without `val`.
 
@@ -194,14 +194,14 @@ def _train(
             optimizer.step()
             step += 1
             totals += torch.stack((loss.detach(), loss.new_full((), count)))
-        figures = {"epoch": float(epoch), "train_loss": float(totals[0] / totals[1].clamp_min(1))}
+        epoch_metrics = {"epoch": float(epoch), "train_loss": float(totals[0] / totals[1].clamp_min(1))}
         if val is not None:
-            figures |= {f"val_{name}": value for name, value in evaluate(head, val).items()}
-        _check_finite(head, epoch, figures["train_loss"], figures.get("val_loss", 0.0))
-        result.history.append(figures)
-        on_epoch(figures)
-        if val is None or figures["val_loss"] < lowest:
-            lowest, result.best = figures.get("val_loss", math.inf), epoch
+            epoch_metrics |= {f"val_{name}": value for name, value in evaluate(head, val).items()}
+        _check_finite(head, epoch, epoch_metrics["train_loss"], epoch_metrics.get("val_loss", 0.0))
+        result.history.append(epoch_metrics)
+        on_epoch(epoch_metrics)
+        if val is None or epoch_metrics["val_loss"] < lowest:
+            lowest, result.best = epoch_metrics.get("val_loss", math.inf), epoch
             best_state = copy.deepcopy(head.state_dict())
     head.load_state_dict(best_state)
     return result

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bionemo.common.errors import UserError
+from bionemo.config.schema.data import TaskType
 from bionemo.config.schema.downstream import DownstreamDataConfig
 from bionemo.config.schema.model import DownstreamDatasetConfig
 from bionemo.data.shards.ranges import shard_paths
 from bionemo.data.table import incomplete_row, read_table
 
-TaskType = Literal["token-level-classification", "classification", "regression"]
 IGNORED = -1  # class of residues without a label
 _MAX_SHOWN = 8  # labels in an error message
 

@@ -53,11 +53,11 @@ class DownstreamValidation(pl.Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         begin = time.perf_counter()
-        figures = self._measure(pl_module)
-        figures["dwnstr_task_seconds"] = time.perf_counter() - begin
-        pl_module.log_dict(figures, logger=False)
+        values = self._measure(pl_module)
+        values["dwnstr_task_seconds"] = time.perf_counter() - begin
+        pl_module.log_dict(values, logger=False)
         for logger in trainer.loggers:
-            logger.log_metrics(figures, step=trainer.global_step)
+            logger.log_metrics(values, step=trainer.global_step)
 
     def _measure(self, module: Any) -> dict[str, float]:
         config = self.config
@@ -71,6 +71,6 @@ class DownstreamValidation(pl.Callback):
             config.num_epochs, config.batch_size, config.shuffle, config.random_seed, config.optim
         )
         trained = linear_probe.train_head(make_head, train, None, settings, model.device)
-        figures = linear_probe.evaluate(trained.head, test)
-        named = {f"test_{self.target}_{name}": value for name, value in figures.items() if name != "loss"}
-        return {"dwnstr_task_val_loss": figures["loss"], **named}
+        values = linear_probe.evaluate(trained.head, test)
+        named = {f"test_{self.target}_{name}": value for name, value in values.items() if name != "loss"}
+        return {"dwnstr_task_val_loss": values["loss"], **named}

@@ -27,7 +27,7 @@ def read_wild_type(path: str | Path) -> str:
     records = read_fasta(Path(path))
     if len(records) != 1:
         raise UserError(f"model.data.wild_type={path} has {len(records):,} sequences: leave only the wild type")
-    return "".join(records[0]["sequence"].split())
+    return records[0]["sequence"]
 
 
 def compute_variant_vectors(

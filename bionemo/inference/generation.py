@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from bionemo.common.errors import UserError
 from bionemo.common.random_stream import RandomBits, draw_runs, normal, purpose_key, sample_keys
 from bionemo.config.schema import SamplingConfig, TaskConfig
 from bionemo.config.schema.infer import SamplingMethod
+from bionemo.config.schema_reader import find_out_of_range
 from bionemo.inference.batching import DEFAULT_LIMITS, MIN_ROWS, BatchLimits, Ids
 from bionemo.inference.outputs import Floats, InferenceModel, check_generates
 from bionemo.inference.progress import no_progress
@@ -98,16 +99,8 @@ def _check(config: SamplingConfig, prefix: str) -> None:
     method = config.sampling_method
     if method not in METHODS:
         raise UserError(f"{prefix}sampling_method is {method!r}, expected one of {', '.join(METHODS)}")
-    for key, valid, expected in (
-        ("num_samples", config.num_samples >= 1, "at least 1"),
-        ("scaled_radius", 0 <= config.scaled_radius < np.inf, "0 or more"),
-        ("top_k", config.top_k >= 0, "0 (all tokens) or more"),
-        ("top_p", 0 <= config.top_p <= 1, "a probability, or 0 (all tokens)"),
-        ("temperature", 0 < config.temperature < np.inf, "more than 0"),
-        ("beam_size", config.beam_size >= 1, "at least 1"),
-        ("beam_alpha", 0 <= config.beam_alpha < np.inf, "0 or more"),
-    ):
-        if not valid:
+    for key, hint in get_type_hints(SamplingConfig, include_extras=True).items():
+        if expected := find_out_of_range(getattr(config, key), hint):
             raise UserError(f"{prefix}{key} is {getattr(config, key)}, expected {expected}")
 
 

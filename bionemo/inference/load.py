@@ -13,7 +13,7 @@ from bionemo.config.saved_model import complete_model_section, is_complete, read
 from bionemo.config.schema import ModelConfig
 from bionemo.inference.model import TrainedModel
 from bionemo.interop.convert import Model, open_model
-from bionemo.interop.shape_check import check_plain_values, shorten
+from bionemo.interop.shape_check import check_plain_values, quote_error
 from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
 from bionemo.megatron.sharding import materialize, parameter_shards
@@ -98,7 +98,7 @@ def build_network(saved: Model, path: Path, max_length: int | None = None) -> La
         with torch.device("meta"):
             return network_class(config, vocabulary)
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: invalid model configuration: {shorten(error)}") from error
+        raise UserError(f"{path}: invalid model configuration: {quote_error(error)}") from error
 
 
 def read_vocabulary(network_class: type[LanguageModel], config: ModelConfig, saved: Model, path: Path) -> Vocabulary:

@@ -112,7 +112,7 @@ class TrainedModel(InferenceModel):
         max_length = max_tokens(self.network)
         for number, ids in enumerate(found):
             if len(ids) > max_length:
-                remedy = "shorten it, or use `python -m bionemo.predict` with model.data.long_sequences"
+                remedy = "shorten it, or use `bionemo predict` with model.data.long_sequences"
                 raise too_long_error(f"sequence {number}", len(ids), max_length, remedy)
         return found
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bionemo.common.errors import UserError
 from bionemo.interop.safe_tar import Member
-from bionemo.interop.shape_check import shorten
+from bionemo.interop.shape_check import quote_error
 
 _MAX_YAML, _MAX_PICKLE = 1 << 17, 4 << 20  # bytes; BioNeMo v1 needs about 10 KB, and 200 KB for 600 tensors
 _CHUNK = 1 << 20  # bytes of a storage that are read at once
@@ -76,7 +76,7 @@ def load_settings(member: Member) -> dict[str, Any]:
     try:
         settings = yaml.load(member.read(), _PlainLoader)
     except Exception as error:  # the parser raises various types
-        raise UserError(f"its configuration is not plain YAML ({shorten(error)})") from error
+        raise UserError(f"its configuration is not plain YAML ({quote_error(error)})") from error
     if not (isinstance(settings, dict) and all(isinstance(key, str) for key in settings)):
         raise UserError("its configuration is not a mapping of keys to values")
     return settings
@@ -93,7 +93,7 @@ def load_tensors(member: Member) -> dict[str, Tensor]:
     except UserError:
         raise
     except Exception as error:  # zipfile, pickle and torch raise various types
-        raise UserError(f"its weights cannot be read ({shorten(error)})") from error
+        raise UserError(f"its weights cannot be read ({quote_error(error)})") from error
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict):
         raise UserError("its weights are not a state dict")
@@ -138,7 +138,7 @@ def _check_opcodes(pickled: bytes) -> None:
     for opcode, argument, _ in pickletools.genops(pickled):
         name = str(argument).replace(" ", ".") if opcode.name == "GLOBAL" else ""
         if opcode.name not in _OPCODES or (name and name not in _GLOBALS):
-            raise UserError(f"its weights contain code ({shorten(name or opcode.name)})")
+            raise UserError(f"its weights contain code ({quote_error(name or opcode.name)})")
         tuples += opcode.name.startswith("TUPLE")
         if tuples > _MAX_TUPLES or (opcode.name == "LONG_BINPUT" and (argument or 0) > _MAX_MEMO):
             raise UserError("its weights have too many entries")

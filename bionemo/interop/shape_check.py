@@ -60,7 +60,7 @@ def format_names(names: Sequence[str]) -> str:
     return ", ".join(repr(name[:80]) for name in names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def shorten(error: object) -> str:
+def quote_error(error: object) -> str:
     """Format an error of a library, which may quote untrusted input, as at most 100 printable characters."""
     text = " ".join(str(error).split())[:100] or type(error).__name__
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -31,7 +31,10 @@ class Mpi(ForegroundCluster):
         self.config: MpiConfig = config
 
     def setup(self, job: Job) -> list[str]:
-        """Return lines that set MASTER_ADDR to the first host of the host file, or to this host."""
+        """Return lines that set MASTER_ADDR and the options of mpirun that forward variables.
+
+        The address is that of the first host of the host file, or of this host.
+        """
         hostfile = self.config.hostfile
         first = _FIRST.format(hostfile=shlex.quote(hostfile)) if hostfile else "$(hostname)"
         return [_FORWARD.format(first=first, names=" ".join(self.config.env_vars))]

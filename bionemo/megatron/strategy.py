@@ -106,11 +106,6 @@ class MegatronStrategy(DDPStrategy):
         module = self._module
         load_optimizer(module.parallel, self.optimizers[0], checkpoint_[_TENSORS], module.schedule_step)
 
-    def remove_checkpoint(self, filepath: Any) -> None:
-        """Delete a checkpoint directory."""
-        if self.is_global_zero:
-            checkpoint.remove(Path(filepath))
-
     def teardown(self) -> None:
         """Finish writing and destroy Megatron's process groups."""
         try:

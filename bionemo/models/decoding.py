@@ -67,7 +67,7 @@ def make_sampler(
 @torch.no_grad()
 def generate(
     model: EncoderDecoder,
-    memory: EncoderOutput,
+    encoder_output: EncoderOutput,
     select_token: SelectToken = select_greedy,
     max_length: int | None = None,
     min_batch_size: int = 1,
@@ -76,19 +76,19 @@ def generate(
 
     Args:
         model: model in evaluation mode.
-        memory: output of `model.encode`, or other vectors in its place.
+        encoder_output: output of `model.encode`, or other vectors in its place.
         select_token: selects the next tokens.
         max_length: maximum number of tokens, including EOS; by default the number of positions of the model.
         min_batch_size: keep at least this many sequences in the batch, including finished ones: matrix products of
             few rows are rounded differently.
     """
-    vocabulary, device = model.vocabulary, memory.hidden.device
-    count, max_length = len(memory.sequences.lengths), _limit_length(model, max_length)
+    vocabulary, device = model.vocabulary, encoder_output.hidden.device
+    count, max_length = len(encoder_output.sequences.lengths), _limit_length(model, max_length)
     tokens = torch.full((count, max_length), vocabulary.pad_id, device=device)
     scores = torch.zeros(count, device=device)
     active = torch.arange(count, device=device)
     with sequence_parallel_disabled(model):
-        state = CachedDecoder(model.decoder, memory, max_length)
+        state = CachedDecoder(model.decoder, encoder_output, max_length)
         last = torch.full((count,), vocabulary.bos_id, device=device)
         for position in range(max_length):
             log_probs_NV = _next_log_probs(model, state, last)
@@ -111,15 +111,15 @@ def generate(
 
 @torch.no_grad()
 def beam_search(
-    model: EncoderDecoder, memory: EncoderOutput, beams: int, max_length: int | None = None, alpha: float = 0.0
+    model: EncoderDecoder, encoder_output: EncoderOutput, beams: int, max_length: int | None = None, alpha: float = 0.0
 ) -> list[list[GeneratedSequence]]:
     """Search for the `beams` most likely sequences for each sequence of the encoder output, best first.
 
     Beams are ranked by log-probability / ((5 + tokens) / 6)^alpha (Wu et al. 2016, equation 14), where EOS counts as
     a token. Finished beams stay in the ranking.
     """
-    vocabulary, device = model.vocabulary, memory.hidden.device
-    count, max_length = len(memory.sequences.lengths), _limit_length(model, max_length)
+    vocabulary, device = model.vocabulary, encoder_output.hidden.device
+    count, max_length = len(encoder_output.sequences.lengths), _limit_length(model, max_length)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count, beams, max_length), vocabulary.pad_id, device=device)
     scores_NK = torch.full((count, beams), -torch.inf, device=device)
@@ -127,7 +127,7 @@ def beam_search(
     lengths_NK = torch.zeros((count, beams), device=device)
     last_NK = torch.full((count, beams), vocabulary.bos_id, device=device)
     with sequence_parallel_disabled(model):
-        state = CachedDecoder(model.decoder, memory, max_length)
+        state = CachedDecoder(model.decoder, encoder_output, max_length)
         state.select(rows.repeat_interleave(beams))
         for position in range(max_length):
             log_probs_NKV = _next_log_probs(model, state, last_NK.flatten()).unflatten(0, (count, beams))

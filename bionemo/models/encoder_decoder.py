@@ -39,8 +39,8 @@ class EncoderDecoder(LanguageModel):
 
     def encode(self, source: PackedBatch) -> EncoderOutput:
         """Return the encoder's output [S, 1, D]; with sequence parallelism it is divided over the tensor ranks."""
-        x_S1D, segments = self.prepare_input(source)
-        return EncoderOutput(self.encoder(x_S1D, segments), segments)
+        x_S1D, sequences = self.prepare_input(source)
+        return EncoderOutput(self.encoder(x_S1D, sequences), sequences)
 
     def compute_representations(self, batch: PackedBatch) -> Tensor:
         """Return the encoder's vector of every token, [S, D]; `batch` is the encoder's input."""
@@ -49,6 +49,6 @@ class EncoderDecoder(LanguageModel):
     def compute_hidden_states(self, batch: PackedBatch) -> Tensor:
         """Return the decoder's output after the final layer norm, [T, 1, D]."""
         assert batch.source is not None
-        memory = self.encode(batch.source)
-        x_T1D, segments = self.prepare_input(batch)
-        return self.gather_hidden_states(self.decoder(x_T1D, segments, memory))
+        encoder_output = self.encode(batch.source)
+        x_T1D, sequences = self.prepare_input(batch)
+        return self.gather_hidden_states(self.decoder(x_T1D, sequences, encoder_output))

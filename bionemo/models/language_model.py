@@ -86,7 +86,7 @@ class LanguageModel(Trainable):
         return x_TD if keys_T is None else dropout(x_TD, keys_T, EMBEDDING, self.config.hidden_dropout)
 
     def prepare_input(self, batch: PackedBatch) -> tuple[Tensor | None, PackedSequences]:
-        """Return the input of the first layer [T, 1, D] and the segments of the packed batch.
+        """Return the input of the first layer [T, 1, D] and the sequences of the packed batch.
 
         With sequence parallelism the input holds the tokens of this rank only. It is None on pipeline stages after
         the first.
@@ -95,7 +95,7 @@ class LanguageModel(Trainable):
         keys_T = token_dropout_keys(batch.dropout_keys, batch.segment_ids, batch.position_ids) if drops else None
         head_size = self.transformer_config.kv_channels
         assert head_size is not None
-        segments = PackedSequences(
+        sequences = PackedSequences(
             lengths=batch.lengths,
             cu_seqlens=batch.cu_seqlens,
             max_length=batch.max_length,
@@ -103,11 +103,11 @@ class LanguageModel(Trainable):
             dropout_keys=keys_T,
         )
         if not self.pre_process:
-            return None, segments
+            return None, sequences
         x_T1D = self.embed(batch, keys_T)[:, None, :]  # Megatron expects a batch dimension
         if self.config.compile is True or (self.config.compile and x_T1D.is_cuda):
             x_T1D = x_T1D.clone()  # the first layer would need a graph of its own for a view
-        return scatter_sequence(x_T1D) if self.transformer_config.sequence_parallel else x_T1D, segments
+        return scatter_sequence(x_T1D) if self.transformer_config.sequence_parallel else x_T1D, sequences
 
     def compute_hidden_states(self, batch: PackedBatch) -> Tensor:
         """Return [T, 1, D] after the final layer norm, or the block's output on earlier pipeline stages."""

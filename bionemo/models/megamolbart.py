@@ -61,11 +61,11 @@ class MegaMolBART(EncoderDecoder):
         if not batch.lengths:
             return {name: torch.zeros(2, device=device) for name in _METRICS}
         with sequence_parallel_disabled(self):
-            memory = self.encode(batch.source)
-            hidden_T1D = self.decoder(*self.prepare_input(batch), memory)
+            encoder_output = self.encode(batch.source)
+            hidden_T1D = self.decoder(*self.prepare_input(batch), encoder_output)
         logits = gather_vocabulary(self.compute_logits(hidden_T1D.squeeze(1).index_select(0, batch.target_positions)))
         correct = int((logits.argmax(-1) == batch.target_ids).sum())
-        generated = self.decode_smiles(generate(self, memory))
+        generated = self.decode_smiles(generate(self, encoder_output))
         target_ids = np.split(batch.target_ids.cpu().numpy(), np.cumsum(batch.lengths)[:-1])
         targets = [self.vocabulary.decode_output(ids) for ids in target_ids]
         same = [same_molecule(*pair) for pair in zip(generated, targets, strict=True) if pair[1]]

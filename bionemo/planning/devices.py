@@ -43,11 +43,17 @@ def current_device() -> Device:
     import torch  # `bionemo plan` reports other errors before it is imported
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    similar = next((each for key, each in DEVICES.items() if key.partition("-")[0].upper() in properties.name), None)
+    memory = properties.total_memory >> 20
     return replace(
-        similar or DEVICES["h100"], name=properties.name, memory=properties.total_memory >> 20,
+        match_device(properties.name, memory) or DEVICES["h100"], name=properties.name, memory=memory,
         bf16=(properties.major, properties.minor) >= (8, 0),
     )  # fmt: skip
+
+
+def match_device(name: str, memory: int = 0) -> Device | None:
+    """Return the device whose model is part of the name that torch reports, the one with the closest memory in MiB."""
+    found = [device for key, device in DEVICES.items() if key.partition("-")[0].upper() in name]
+    return min(found, key=lambda device: abs(device.memory - memory), default=None)
 
 
 def find_device(name: str, precision: str) -> Device:

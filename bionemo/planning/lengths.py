@@ -37,13 +37,13 @@ class Tokens:
         """Return the tokens of a micro-batch, padding included."""
         return math.ceil(rows * self.row / self.multiple) * self.multiple
 
-    def held(self, rows: int) -> float:
+    def unpadded(self, rows: int) -> float:
         """Return the tokens of a micro-batch without padding."""
         return rows * self.row * self.filled
 
     def targets(self, rows: int) -> float:
         """Return the number of target positions of a micro-batch."""
-        return self.held(rows) * self.target_fraction
+        return self.unpadded(rows) * self.target_fraction
 
     def with_largest_micro_batch(self, rows: int) -> "Tokens":
         """Return the statistics of a micro-batch five standard deviations above the mean, about one in 3.5 million."""

@@ -339,9 +339,9 @@ def _fake_attention(profiler: StepProfiler, batches: list[PackedBatch], meter: C
     ) -> Tensor:
         stack, cross = stacks[id(sequences.cu_seqlens)], sequences.context is not None
         tokens, segment, element, heads = profiler.tokens[stack], meter.segments[-1], q.dtype.itemsize, q.shape[1]
-        held, mean = tokens.held(profiler.rows), tokens.cross_attended if cross else tokens.attended
+        unpadded, mean = tokens.unpadded(profiler.rows), tokens.cross_attended if cross else tokens.attended
         meter.attended[stack][causal, cross] = attended = (mean + 1) / 2 if causal else mean
-        flops = 4 * heads * q.shape[2] * held  # per token that is attended to
+        flops = 4 * heads * q.shape[2] * unpadded  # per token that is attended to
         segment.attention += flops * attended
         saved, working = 4.0 * heads * len(q), 0.0  # saved: the log-sum-exp of each query
         if profiler.kernel == "sequences":
@@ -349,7 +349,7 @@ def _fake_attention(profiler: StepProfiler, batches: list[PackedBatch], meter: C
         if profiler.kernel == "probabilities":
             segment.masked += flops * (mean - attended)
             # Probabilities (4 bytes), mask (1) and product of both for all pairs; positions hidden by a causal mask.
-            saved = ((5 + element) * heads + causal) * held * mean
+            saved = ((5 + element) * heads + causal) * unpadded * mean
             # Of the longest sequence: scores and unscaled probabilities; with autocast also scaled probabilities, and
             # those of the previous sequence.
             longest = tokens.max_length * (profiler.tokens[0] if cross else tokens).max_length

@@ -57,7 +57,7 @@ def evaluate_layout(profiler: StepProfiler, layout: Layout, device: Device) -> C
 
 def _tokens_per_second(profiler: StepProfiler, layout: Layout, duration: Duration) -> float:
     """Tokens per second without padding; for two stacks, those of the encoder."""
-    return layout.global_batch_size * profiler.tokens[0].held(1) / duration.total
+    return layout.global_batch_size * profiler.tokens[0].unpadded(1) / duration.total
 
 
 def compare_layouts(profiler: StepProfiler, requested: Layout, device: Device) -> list[Choice]:
@@ -121,7 +121,7 @@ class Plan:
     # mean number of tokens that a token attends to, for each transformer block and attention of a layer
     attended: dict[str, list[float]]
     stage: Stage  # pipeline stage that needs most memory
-    held: int  # number of parameters of one rank of that stage
+    rank_parameters: int  # number of parameters of one rank of that stage
     memory: Memory  # memory of that rank
     flops: tuple[float, float]  # FLOPs of an update: without recomputation, and as computed
     duration: Duration  # duration of an update
@@ -177,7 +177,7 @@ def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None 
         parameters=whole.count_parameters(cfg.model.num_layers),
         attended=whole.attended,
         stage=stage,
-        held=stage_parameters(profiler, layout, stage),
+        rank_parameters=stage_parameters(profiler, layout, stage),
         memory=needed,
         flops=(useful_flops(profiler, layout), computed_flops(profiler, layout)),
         duration=estimate_duration(profiler, layout, device, mfu),
@@ -249,7 +249,7 @@ def _layout(plan: Plan) -> Iterator[str]:
 
 def _memory(plan: Plan) -> Iterator[str]:
     stage = f"; stage {plan.stage.number + 1} of {plan.stage.count}" if plan.stage.count > 1 else ""
-    yield f"peak memory per GPU (largest of all GPUs{stage}), {plan.held:,} parameters"
+    yield f"peak memory per GPU (largest of all GPUs{stage}), {plan.rank_parameters:,} parameters"
     rows = plan.layout.micro_batch_size
     if any(tokens.row_deviation for tokens in plan.profiler.tokens):
         largest = " + ".join(f"{tokens.count(rows):,}" for tokens in plan.profiler.largest_tokens(rows))

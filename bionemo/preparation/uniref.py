@@ -230,5 +230,5 @@ of each cluster. Training draws a cluster uniformly, then one of its members:
 
 `manifest.json` contains the checksums of all files and the record counts. To check them:
 
-    python -m bionemo.preprocess --verify <this directory>
+    bionemo preprocess --verify <this directory>
 """

@@ -58,14 +58,12 @@ class Alphabet(TokenTable):
         starts = np.cumsum([0, *map(len, parts)])[:-1]
         return ids[self.collapse_unknown(ids, starts)]
 
-    def collapse_unknown(
-        self, ids: NDArray[np.uint8], starts: NDArray[np.integer] | NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
+    def collapse_unknown(self, ids: NDArray[np.uint8], starts: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Return which tokens of a packed batch remain if every run of unknown letters becomes one token.
 
         Args:
             ids: packed `table[letters]`, uint8 [n].
-            starts: starts of the sequences, as indices [b] or as a mask [n]. A run ends at the end of its sequence.
+            starts: indices [b] of the starts of the sequences. A run ends at the end of its sequence.
 
         Returns:
             Mask [n]. `ids[mask]` equals the concatenation of `encode` for each sequence.
@@ -73,7 +71,7 @@ class Alphabet(TokenTable):
         unknown = ids == self.unk_id
         keep = np.ones(len(ids) + 1, bool)  # an empty last sequence starts at n
         keep[1:-1] = ~(unknown[1:] & unknown[:-1])
-        keep[np.flatnonzero(starts) if starts.dtype == bool else starts] = True
+        keep[starts] = True
         return keep[:-1]
 
 

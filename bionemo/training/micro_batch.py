@@ -11,7 +11,7 @@ from bionemo.data.data_module import SequenceData
 from bionemo.megatron.train_step import ParallelModel
 
 
-def confirm_micro_batches(
+def largest_fitting_micro_batches(
     parallel: ParallelModel, data: SequenceData, device: torch.device, has_moments: bool = False
 ) -> MicroBatches:
     """Return the largest micro-batches, at most as large as those of `data`, that fit the memory of this GPU.

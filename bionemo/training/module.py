@@ -30,7 +30,7 @@ from bionemo.training.backends import convert_linear_layers, float8_problem
 from bionemo.training.compilation import compile_layers, is_compiled
 from bionemo.training.divergence import check_finite, divergence_error
 from bionemo.training.identity import check_same_function, check_same_model
-from bionemo.training.micro_batch import confirm_micro_batches
+from bionemo.training.micro_batch import largest_fitting_micro_batches
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.patches import loop_state_at_step
 from bionemo.training.schedules import build_schedule
@@ -150,7 +150,7 @@ class TrainingModule(pl.LightningModule):
         data, planned = self._data, self._data.micro_batches
         found = planned
         if self.config.model_parallel_size == 1:  # otherwise a trial would communicate with other ranks
-            found = confirm_micro_batches(self.parallel, data, self.device)
+            found = largest_fitting_micro_batches(self.parallel, data, self.device)
         smallest = self.trainer.strategy.reduce(torch.tensor(found.size, device=self.device), reduce_op="min")
         data.micro_batches = planned.limit(int(smallest))
         if data.micro_batches != planned:
@@ -200,7 +200,7 @@ class TrainingModule(pl.LightningModule):
             return RankError(line + "choose a layout that fits, see `bionemo plan`")
         self._data.micro_batches = given.limit(given.size - 1)
         has_moments = bool(self.trainer.optimizers[0].state)
-        fitting = confirm_micro_batches(self.parallel, self._data, self.device, has_moments)
+        fitting = largest_fitting_micro_batches(self.parallel, self._data, self.device, has_moments)
         values = f"model.micro_batch_size={fitting.size} trainer.accumulate_grad_batches={fitting.count}"
         instead = "" if self.config.micro_batch_size == "auto" else ", or model.micro_batch_size=auto"
         return RankError(f"{line}set {values}, the largest that fit{instead}")

@@ -35,7 +35,7 @@ _OPTIONS: list[_Option] = [
     ("trainer.enable_checkpointing", bool, "exp_manager.create_checkpoint_callback=True enables checkpoints"),
     ("trainer.use_distributed_sampler", bool, "samples are always distributed over the ranks"),
     ("trainer.min_epochs", bool, "set trainer.min_steps"),
-    ("trainer.limit_predict_batches", _differs_from(1.0), "predictions are made by `python -m bionemo.predict`"),
+    ("trainer.limit_predict_batches", _differs_from(1.0), "predictions are made by `bionemo predict`"),
     ("trainer.sync_batchnorm", bool, "the models have no batch normalization"),
     ("trainer.reload_dataloaders_every_n_epochs", bool, "the files are read once for all epochs"),
     (f"{_SAVING}.every_n_epochs", bool, _BY_STEP),
@@ -50,7 +50,7 @@ _OPTIONS: list[_Option] = [
     ("exp_manager.log_step_timing", _is_false, _STEP_TIMING),
     ("exp_manager.log_delta_step_timing", bool, _STEP_TIMING),
     ("exp_manager.step_timing_kwargs.reduction", _differs_from("mean"), "the mean since the last log is logged"),
-    ("exp_manager.log_tflops_per_sec_per_gpu", bool, "`python -m bionemo.plan` prints FLOPs per step"),
+    ("exp_manager.log_tflops_per_sec_per_gpu", bool, "`bionemo plan` prints FLOPs per step"),
     ("exp_manager.resume_past_end", bool, "set a larger trainer.max_steps"),
 ]  # fmt: skip
 _MODEL_OPTIONS: list[_Option] = [

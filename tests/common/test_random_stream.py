@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from bionemo.common.random_stream import below, draw, draw_runs, normal, permute, purpose_key, sample_keys, uniform
+from bionemo.common.random_stream import (
+    draw,
+    draw_runs,
+    integers_below,
+    normal,
+    permute,
+    purpose_key,
+    sample_keys,
+    uniform,
+)
 
 WORD = 2**64
 CHI_255 = (170, 355)  # chi-square, 255 degrees of freedom: outside with probability 1 in 30,000
@@ -96,16 +105,16 @@ def test_draws_are_uniform_and_neighbours_independent(along: str) -> None:
 
 @given(st.integers(1, 2**31), st.integers(0, WORD - 1))
 def test_integers_below_a_bound_are_in_range(bound: int, word: int) -> None:
-    assert below(keys(word), np.array([bound]))[0] == (word >> 32) * bound >> 32 < bound
+    assert integers_below(keys(word), np.array([bound]))[0] == (word >> 32) * bound >> 32 < bound
 
 
 def test_integers_below_a_bound_reach_both_ends_and_are_uniform() -> None:
     for bound in (1, 2, 26, 1023, 2**31):
-        assert below(keys(0, WORD - 1), np.array([bound, bound])).tolist() == [0, bound - 1]
+        assert integers_below(keys(0, WORD - 1), np.array([bound, bound])).tolist() == [0, bound - 1]
     words = draw_runs(keys(3), np.array([256 * 200]))
     low, high = CHI_255
-    assert low < chi_square(below(words, np.full(len(words), 256)), 256) < high
-    assert sorted(Counter(below(words, np.full(len(words), 27)).tolist())) == list(range(27))
+    assert low < chi_square(integers_below(words, np.full(len(words), 256)), 256) < high
+    assert sorted(Counter(integers_below(words, np.full(len(words), 27)).tolist())) == list(range(27))
 
 
 PRIMES = (1009, 4099, 10_007, 65_537)

@@ -96,20 +96,20 @@ def test_initial_predictions_equal_the_frozen_model(kind: TaskType, tuning: Trai
     found.initialize_weights(7)
     found.eval()
     with torch.no_grad():
-        answers = found(batch)
+        predictions = found(batch)
         if kind == "token-level-classification":
             vectors = torch.from_numpy(np.concatenate(ours.hiddens(split.texts)))
             expected = found.head(vectors, [5, 30, 1])[torch.from_numpy(np.concatenate(split.targets)) >= 0]
         else:
             expected = found.head(torch.from_numpy(ours.embed(split.texts)), [1, 1, 1])
-    torch.testing.assert_close(answers, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(predictions, expected, rtol=1e-5, atol=1e-4)
     read = np.concatenate(ours.hiddens(split.texts)) if found.head.per_token else ours.embed(split.texts)
     np.testing.assert_allclose(found.head.mean.numpy(), read.mean(0), atol=1e-5)
     np.testing.assert_allclose(1 / found.head.scale.numpy(), read.std(0), rtol=1e-3)
     if kind == "regression":
-        assert float(found.head.answer_scale) == pytest.approx(np.std([-1.5, 0.0, 3e-8]))
+        assert float(found.head.target_scale) == pytest.approx(np.std([-1.5, 0.0, 3e-8]))
     labels = np.concatenate([np.atleast_1d(target) for target in split.targets])
-    loss, count = loss_function(answers, batch)
+    loss, count = loss_function(predictions, batch)
     if kind == "regression":
         assert bits_to_numbers(batch.target_ids).tolist() == labels.tolist()
         assert float(loss) == pytest.approx(float(((expected[:, 0].numpy() - labels) ** 2).sum()), rel=1e-4)
@@ -190,10 +190,10 @@ def test_lora_changes_only_the_adapters_and_the_head(tuned: Callable[[str], Path
     merged = bionemo.load(next(directory.glob("checkpoints/*.nemo")))
     vectors = merged.hiddens([row[1] for row in rows])
     with torch.no_grad():
-        answers = head(torch.from_numpy(np.concatenate(vectors)), [len(each) for each in vectors])
+        predictions = head(torch.from_numpy(np.concatenate(vectors)), [len(each) for each in vectors])
     in_loss = torch.tensor([digit == "1" for row in rows for digit in row[3]])
     targets = torch.tensor(["CEH".index(label) for row in rows for label in row[2]])
-    loss = torch.nn.functional.cross_entropy(answers[in_loss], targets[in_loss])
+    loss = torch.nn.functional.cross_entropy(predictions[in_loss], targets[in_loss])
     assert float(loss) == pytest.approx(report["test_loss"], rel=1e-4)
 
 

@@ -62,8 +62,8 @@ def test_losses_are_means_over_labelled_tokens() -> None:
     assert isinstance(one.head, TokenHead)
     for loss, of in ((one.history[0]["train_loss"], data), (one.history[0]["val_loss"], val)):
         assert loss == pytest.approx(cross_entropy(one.head, of), rel=1e-5)
-    answers, targets = linear_probe.predict(one.head, val)
-    assert len(answers) == (val.targets != IGNORED).sum()
+    predictions, targets = linear_probe.predict(one.head, val)
+    assert len(predictions) == (val.targets != IGNORED).sum()
     assert not (targets == IGNORED).any()
     nothing = Features(data.vectors, np.full_like(data.targets, IGNORED), data.lengths)
     assert linear_probe.evaluate(one.head, nothing)["loss"] == 0.0

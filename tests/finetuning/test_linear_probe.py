@@ -75,10 +75,10 @@ def test_mean_and_scale_of_embeddings(rows_at_once: int, monkeypatch: pytest.Mon
     np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(scale[:3], 1 / exact.std(0)[:3], rtol=1e-5)
     assert scale[3] == pytest.approx(1000 / exact.std(0).max())  # constant features are not amplified
-    assert (float(head.answer_mean), float(head.answer_scale)) == (50, pytest.approx(150**0.5))
+    assert (float(head.target_mean), float(head.target_scale)) == (50, pytest.approx(150**0.5))
     head.fit_statistics(np.ones((3, 4), np.float32), np.full(3, 7, np.float32))
     assert (head.scale == 1).all()
-    assert (float(head.answer_mean), float(head.answer_scale)) == (7, 1)
+    assert (float(head.target_mean), float(head.target_scale)) == (7, 1)
 
 
 def test_the_best_epoch_is_kept() -> None:

@@ -60,14 +60,14 @@ def test_predictions_equal_those_of_the_training_run(
         with torch.no_grad():
             if name == "tokens":
                 prediction = head(torch.from_numpy(ours.hiddens([text])[0]), [len(text)]).argmax(1)
-                assert row["answer"] == "".join(classes[number] for number in prediction)
+                assert row["prediction"] == "".join(classes[number] for number in prediction)
             else:
                 prediction = head(torch.from_numpy(ours.embed([text])), [1])[0]
                 if classes:
-                    assert row["answer"] == classes[int(prediction.argmax())]
+                    assert row["prediction"] == classes[int(prediction.argmax())]
                     assert float(row["probability"]) == pytest.approx(float(prediction.softmax(0).max()), abs=1e-4)
                 else:
-                    assert float(row["answer"]) == pytest.approx(float(prediction), rel=1e-4, abs=1e-6)
+                    assert float(row["prediction"]) == pytest.approx(float(prediction), rel=1e-4, abs=1e-6)
 
 
 def test_formats_of_the_input(tmp_path: Path) -> None:

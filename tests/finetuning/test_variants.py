@@ -103,8 +103,8 @@ def test_a_head_learns_what_a_residue_changes_at_its_site(
                                       f"--input={tmp_path}/x.fasta", f"--output={tmp_path}/x.csv"])  # fmt: skip
     analysis()
     with (tmp_path / "x.csv").open(newline="") as file:
-        answers = [float(row["answer"]) for row in csv.DictReader(file)]
-    assert spearmanr(answers, targets["test"]).statistic == pytest.approx(report["test_spearman"], abs=1e-5)
+        predictions = [float(row["prediction"]) for row in csv.DictReader(file)]
+    assert spearmanr(predictions, targets["test"]).statistic == pytest.approx(report["test_spearman"], abs=1e-5)
     # another wild type is another run
     (tmp_path / "other.fasta").write_text(f">wt\n{mutate('5W', '6W')}\n")
     with pytest.raises(UserError, match="belongs to another run"):

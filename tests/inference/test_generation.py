@@ -129,11 +129,11 @@ def test_defaults_come_from_the_configuration() -> None:
     [
         ({"sampling_method": "greedy"}, "sampling_method is 'greedy', expected one of greedy-perturbate, topkp"),
         ({"num_samples": 0}, "num_samples is 0, expected at least 1"),
-        ({"scaled_radius": -1.0}, "scaled_radius is -1.0, expected 0 or more"),
-        ({"scaled_radius": float("nan")}, "scaled_radius is nan, expected 0 or more"),
-        ({"top_p": 1.5}, "top_p is 1.5, expected a probability, or 0 (all tokens)"),
-        ({"top_k": -1}, "top_k is -1, expected 0 (all tokens) or more"),
-        ({"temperature": 0.0}, "temperature is 0.0, expected more than 0"),
+        ({"scaled_radius": -1.0}, "scaled_radius is -1.0, expected at least 0"),
+        ({"scaled_radius": float("nan")}, "scaled_radius is nan, expected a finite number"),
+        ({"top_p": 1.5}, "top_p is 1.5, expected from 0 to 1"),
+        ({"top_k": -1}, "top_k is -1, expected at least 0"),
+        ({"temperature": 0.0}, "temperature is 0.0, expected above 0"),
         ({"beam_size": 0}, "beam_size is 0, expected at least 1"),
     ],
 )

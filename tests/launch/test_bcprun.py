@@ -36,7 +36,7 @@ def test_rank_variables_of_every_process(tmp_path: Path) -> None:
         f"{rank} {rank % 2} {rank // 2} 4 {rank // 2} {rank // 2} 2 2 a b {tmp_path} INFO 127.0.0.1"
         for rank in range(4)
     ]
-    assert noted == "bcprun (a stand-in): 2 x 2 processes, all on this machine\n"
+    assert noted == "bcprun (a substitute): 2 x 2 processes, all on this machine\n"
 
 
 def test_nodes_default_to_those_of_the_job() -> None:
@@ -46,7 +46,7 @@ def test_nodes_default_to_those_of_the_job() -> None:
 def test_a_failed_process_ends_the_others() -> None:
     status, _, noted = bcprun("-n", "2", "-p", "2", "-c", "[ $RANK = 3 ] && exit 7; exec sleep 3600")
     assert status == 7
-    assert noted.splitlines()[-1] == "bcprun (a stand-in): a process has ended with 7: so do the others"
+    assert noted.splitlines()[-1] == "bcprun (a substitute): a process ended with status 7: terminating the others"
 
 
 def test_other_processes_continue_if_configured() -> None:

@@ -155,9 +155,9 @@ def batch(cfg: RunConfig) -> PackedBatch:
 def _packed(lengths: Sequence[int], total: int, target_fraction: float) -> PackedBatch:
     """Return sequences and padding, with a fraction of the tokens as target positions."""
     generator = torch.Generator().manual_seed(0)
-    held, sizes = sum(lengths), [*lengths, *([total - sum(lengths)] if total > sum(lengths) else [])]
+    unpadded, sizes = sum(lengths), [*lengths, *([total - sum(lengths)] if total > sum(lengths) else [])]
     cu_seqlens = torch.tensor([0, *sizes]).cumsum(0)
-    targets = torch.randperm(held, generator=generator)[: round(target_fraction * held)].sort().values
+    targets = torch.randperm(unpadded, generator=generator)[: round(target_fraction * unpadded)].sort().values
     return PackedBatch(
         tokens=torch.randint(5, 25, (total,), generator=generator).int(),
         position_ids=torch.cat([torch.arange(size) for size in sizes]).int(),
@@ -190,17 +190,17 @@ def tokens_read(batch: PackedBatch) -> list[Tokens]:
 
 
 def _tokens(side: PackedBatch, source: PackedBatch) -> Tokens:
-    held, lengths = side.num_tokens, side.lengths
+    unpadded, lengths = side.num_tokens, side.lengths
     cross_attended = 0 if side is source else sum(n * m for n, m in zip(lengths, source.lengths, strict=True))
     return Tokens(
         row=len(side.tokens),
-        filled=held / len(side.tokens),
-        mean=held / len(lengths),
+        filled=unpadded / len(side.tokens),
+        mean=unpadded / len(lengths),
         max_length=max(lengths),
-        attended=sum(n * n for n in lengths) / held,
-        target_fraction=len(side.target_positions) / held,
+        attended=sum(n * n for n in lengths) / unpadded,
+        target_fraction=len(side.target_positions) / unpadded,
         source="a batch",
-        cross_attended=cross_attended / held,
+        cross_attended=cross_attended / unpadded,
     )
 
 

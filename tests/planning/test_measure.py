@@ -85,16 +85,16 @@ def test_parameters_of_every_rank(name: str, tensor: int, pipeline: int) -> None
     for rank in range(gpus):  # tensor ranks are neighbours, then replicas, then stages
         stage = Stage(rank // (2 * tensor), pipeline)
         with simulate(tensor, pipeline, rank, layout.data), torch.device("meta"):
-            held = count(build(cfg))
-        assert held == stage_parameters(profiler, layout, stage)
+            found = count(build(cfg))
+        assert found == stage_parameters(profiler, layout, stage)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_head_size_that_differs_from_hidden_size(name: str) -> None:
     cfg = config(name, kv_channels=24, ffn_hidden_size=100)
     with torch.device("meta"):
-        held = count(build(cfg))
-    assert held == sum(count_parameters(cfg).values())
+        found = count(build(cfg))
+    assert found == sum(count_parameters(cfg).values())
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from bionemo.megatron.precision import Precision
 from bionemo.megatron.train_step import ParallelModel
 from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.tokenizers import load_tokenizer
-from bionemo.training.micro_batch import confirm_micro_batches
+from bionemo.training.micro_batch import largest_fitting_micro_batches
 from bionemo.training.module import TrainingModule
 from tests.planning import simulated_rank
 from tests.planning.storage_meter import StorageMeter
@@ -90,7 +90,7 @@ def random_states() -> list[str]:
 
 
 def confirm(memory: Any, data: SequenceData) -> MicroBatches:
-    return confirm_micro_batches(memory, data, CPU)
+    return largest_fitting_micro_batches(memory, data, CPU)
 
 
 def test_a_run_without_further_steps_tries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_existing_optimizer_state_is_not_reserved_again() -> None:
     with StorageMeter() as meter:
         memory = SimulatedMemory(2, meter)
         before = meter.now
-        confirm_micro_batches(cast(ParallelModel, memory), sequence_data(2), CPU, has_moments=True)
+        largest_fitting_micro_batches(cast(ParallelModel, memory), sequence_data(2), CPU, has_moments=True)
     assert memory.reserved[0] - before < 8 * PARAMETERS
 
 

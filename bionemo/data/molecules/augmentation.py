@@ -31,7 +31,7 @@ class Augmentation:
         """Check the options.
 
         Raises:
-            UserError: if options contradict each other or are out of range.
+            UserError: if options contradict each other.
         """
         for random, canonical in (("encoder_augment", "canonicalize_encoder_input"),
                                   ("decoder_independent_augment", "canonicalize_decoder_output")):  # fmt: skip
@@ -40,10 +40,6 @@ class Augmentation:
                     f"model.data.{random} and model.data.{canonical} are both true, but a SMILES is either random or "
                     "canonical: set one of them to false"
                 )
-        if not 0 <= self.mask_prob <= 1:
-            raise UserError(f"model.data.mask_prob={self.mask_prob}: set it to a number from 0 to 1")
-        if not 0 <= self.span_lambda <= 100:
-            raise UserError(f"model.data.span_lambda={self.span_lambda}: set it to a number from 0 to 100")
 
     @property
     def encoder_form(self) -> SmilesForm:

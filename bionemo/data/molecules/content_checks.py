@@ -7,10 +7,11 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, shorten
 from bionemo.data.dataset import TokenSequences
 from bionemo.data.molecules.reader import BATCH, SmilesReader
 from bionemo.data.molecules.smiles import parse_smiles
+from bionemo.data.policies import spread_evenly
 from bionemo.tokenizers import SmilesTokenizer
 
 _SAMPLED_TEXTS = 1_000  # number of texts that are checked for nucleotides and proteins
@@ -100,13 +101,3 @@ def count_unknown(sequences: TokenSequences, unk_id: int) -> NDArray[np.int64]:
     """Return the number of unknown tokens in each sequence, int64 [N]."""
     positions = np.flatnonzero(sequences.ids == unk_id)
     return np.diff(positions.searchsorted(sequences.lengths.cumsum()), prepend=0)
-
-
-def shorten(text: str) -> str:
-    """Return a quoted text of at most 40 characters for messages."""
-    return repr(text if len(text) <= 40 else text[:37] + "...")
-
-
-def spread_evenly(records: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return at most `count` of the records, evenly spaced."""
-    return records[np.arange(min(count, len(records))) * len(records) // min(count, len(records))]

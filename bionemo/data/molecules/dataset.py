@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, shorten
 from bionemo.common.random_stream import RandomBits, draw, purpose_key, sample_keys
 from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.data.batch import PackedBatch
@@ -22,7 +22,6 @@ from bionemo.data.molecules.content_checks import (
     check_validity,
     count_tokens,
     count_unknown,
-    shorten,
 )
 from bionemo.data.molecules.infilling import TextInfilling
 from bionemo.data.molecules.reader import SmilesReader

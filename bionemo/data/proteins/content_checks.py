@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.data.policies import spread_evenly
 from bionemo.data.shards.source import SequenceSource, read_prefixes
 from bionemo.tokenizers import Alphabet
 
@@ -61,7 +62,7 @@ def check_content(source: SequenceSource, counts: NDArray[np.int64], alphabet: A
             f"{label}: {lower:,} of {total:,} letters are lower case, which the vocabulary does not contain: each run "
             "of them becomes one unknown token; write the sequences in upper case"
         )
-    records = np.arange(min(_SAMPLED_SEQUENCES, len(source))) * len(source) // min(_SAMPLED_SEQUENCES, len(source))
+    records = spread_evenly(np.arange(len(source)), _SAMPLED_SEQUENCES)
     records = records[source.lengths[records] > 0]
     sampled, starts = read_prefixes(source, records, _SAMPLED_LETTERS)
     known = (sampled != ord("X")) & (sampled != ord("x"))

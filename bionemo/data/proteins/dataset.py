@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.random_stream import RandomBits, below, draw, purpose_key, sample_keys
+from bionemo.common.random_stream import RandomBits, draw, integers_below, purpose_key, sample_keys
 from bionemo.data.dataset import TokenSequences
 from bionemo.data.proteins.content_checks import letter_ids
 from bionemo.data.proteins.splits import Split
@@ -39,7 +39,7 @@ class ProteinDataset:
         first = np.zeros_like(counts)
         if self.split.crop and (long := np.flatnonzero(residues > max_residues)).size:
             keys = self.keys("crop", epochs[long], records[long])
-            first[long] = below(draw(keys), residues[long] - max_residues + 1)
+            first[long] = integers_below(draw(keys), residues[long] - max_residues + 1)
 
         lengths = counts + 2 * begin
         ends = lengths.cumsum()

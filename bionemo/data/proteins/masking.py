@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.random_stream import RandomBits, below, draw, draw_runs
+from bionemo.common.random_stream import RandomBits, draw, draw_runs, integers_below
 from bionemo.config.schema import EncoderConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import MaxLengths, TokenizedBatch
@@ -119,7 +119,7 @@ class ResidueMasker:
     def _draw_other(self, target_ids: NDArray[np.integer[Any]], bits: RandomBits) -> NDArray[np.uint8]:
         """Draw a residue other than the target from the lower half of the bits."""
         residues, rank = self.alphabet.residue_ids, self._rank[target_ids]
-        choice = below(bits << np.uint64(32), len(residues) - (rank < len(residues)))
+        choice = integers_below(bits << np.uint64(32), len(residues) - (rank < len(residues)))
         return residues[choice + (choice >= rank)]
 
     @cached_property

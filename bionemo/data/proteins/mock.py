@@ -11,7 +11,6 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.errors import UserError
 from bionemo.data.files import SPLITS
 from bionemo.data.proteins.hidden_markov import HiddenMarkovModel
 
@@ -56,12 +55,6 @@ class MockSource:
     """
 
     def __init__(self, num_sequences: int, min_length: int, max_length: int, seed: int, split: str) -> None:
-        if num_sequences < 1:
-            raise UserError(f"mock data: num_sequences is {num_sequences}: set it to at least 1")
-        if not 1 <= min_length <= max_length:
-            raise UserError(f"mock data: min_length {min_length}, max_length {max_length}: need 1 <= min <= max")
-        if split not in SPLITS:
-            raise UserError(f"mock data: unknown split '{split}': choose one of {', '.join(SPLITS)}")
         self.split = split
         self._key = np.array([seed % 2**64, SPLITS.index(split)], np.uint64)
         bits = self._random_bits(np.zeros(1, np.int64), 1, num_sequences)[0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, shorten
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK
 
 _READ_BYTES = 64 << 10  # per file
@@ -147,8 +147,6 @@ class _FileCheck:
     def run(self) -> None:
         """Check every configured column; see `check_columns`."""
         for field, column in self.configured.columns.items():
-            if column < 0:
-                continue  # reported by the reader
             cells = [row[column] for row in self.records if len(row) > column and row[column]]
             if self.configured.header_lines > 0:
                 self._check_header(field, column, cells)
@@ -162,7 +160,7 @@ class _FileCheck:
             self._check_not_a_record(column, cells)
             if self._name_states_content(field, names[column]):
                 return
-        found = f" is the column {_shown(names[column])}" if column < len(names) else ""
+        found = f" is the column {shorten(names[column])}" if column < len(names) else ""
         others = [i for i, name in enumerate(names) if self._name_states_content(field, name)]
         if others or column >= len(names):
             raise UserError(
@@ -191,7 +189,7 @@ class _FileCheck:
             advice = "add the header to this file, as in the others" if self.after_header else f"set {key}={lines - 1}"
             rename = "smiles" if expected is SMILES else "sequence"
             raise UserError(
-                f"{self.path}:{lines}: {key}={lines} skips a line that looks like a record ({_shown(name)} in "
+                f"{self.path}:{lines}: {key}={lines} skips a line that looks like a record ({shorten(name)} in "
                 f"column {column}): {advice}; if it is a header, rename this column to {rename!r}"
             )
 
@@ -219,17 +217,18 @@ class _FileCheck:
             return
         others = [cell for cell in cells if not self.expected.is_cell(cell)]
         key = self.configured.key(field)
-        found = f"is the column {_shown(name)}, which holds" if name else "holds"
+        found = f"is the column {shorten(name)}, which holds" if name else "holds"
         if numbers or 2 * len(others) > len(cells):
+            columns = _listed(self.names or self.records[0])
             raise UserError(
-                f"{self.path}: {key}={column} {found} {_shown((others or cells)[0])} instead of {self.expected.noun}; "
-                f"the columns are {_listed(self.names or self.records[0])}: {self._advice(column)}"
+                f"{self.path}: {key}={column} {found} {shorten((others or cells)[0])} instead of "
+                f"{self.expected.noun}; the columns are {columns}: {self._advice(column)}"
             )
         if longer := self._find_longer_column(column, max(map(len, cells))):
-            rename = f", or rename the column {_shown(name)} to 'sequence'" if name else ""
+            rename = f", or rename the column {shorten(name)} to 'sequence'" if name else ""
             raise UserError(
-                f"{self.path}: {key}={column} {found} {_shown(cells[0])}, but column {longer} holds longer sequences: "
-                f"set {key}={longer}{rename}"
+                f"{self.path}: {key}={column} {found} {shorten(cells[0])}, but column {longer} holds longer "
+                f"sequences: set {key}={longer}{rename}"
             )
 
     def _find_longer_column(self, column: int, length: int) -> int | None:
@@ -254,9 +253,5 @@ class _FileCheck:
 
 
 def _listed(names: Sequence[str]) -> str:
-    listed = ", ".join(f"{number} {_shown(name)}" for number, name in enumerate(names[:_MAX_LISTED]))
+    listed = ", ".join(f"{number} {shorten(name)}" for number, name in enumerate(names[:_MAX_LISTED]))
     return listed + (f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else "")
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 30 else text[:27] + "...")

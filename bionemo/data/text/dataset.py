@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.common.random_stream import below, draw, draw_runs, purpose_key, sample_keys
+from bionemo.common.random_stream import draw, draw_runs, integers_below, purpose_key, sample_keys
 from bionemo.config.schema import GPT3Config
 from bionemo.data.batch import PackedBatch
 from bionemo.data.clusters import Clusters
@@ -201,7 +201,7 @@ class TextDataset:
         starts = samples * seq_length
         if self._shift:  # the first pass starts at the beginning of the stream
             bits = draw(sample_keys(purpose_key(self.seed, "cut"), passes, corpora))
-            starts += below(bits, np.full(len(bits), seq_length)) * (passes > 0)
+            starts += integers_below(bits, np.full(len(bits), seq_length)) * (passes > 0)
         tokens = np.empty((len(records), seq_length + 1), id_dtype(self.vocab_size))
         for corpus in np.unique(corpora).tolist():
             selected, stream = corpora == corpus, self.streams[corpus]

@@ -185,7 +185,7 @@ def _embed(
     for record in records:  # check all before the first is computed
         count = len(tokenize(model.network.vocabulary, record["sequence"], record["id"]))
         if count > max_length:
-            remedy = "embed the file with `python -m bionemo.predict`, which can truncate it, and use its .npz file"
+            remedy = "embed the file with `bionemo predict`, which can truncate it, and use its .npz file"
             raise too_long_error(record["id"], count, max_length, remedy)
     parts = []
     with progress_bar("embedding", len(records), "sequences") as advance:

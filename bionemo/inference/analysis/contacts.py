@@ -184,7 +184,7 @@ def _head_tensors(model: TrainedModel, head: ContactHead | None) -> tuple[Tensor
     head = model.contact_head if head is None else head
     if head is None:
         raise UserError(
-            f"{model.path} has no contact head: fit one (`python -m bionemo.analysis contacts-fit`) and pass it with "
+            f"{model.path} has no contact head: fit one (`bionemo analysis contacts-fit`) and pass it with "
             "--head, or use a model that was imported from Hugging Face with its own"
         )
     config = model.network.config

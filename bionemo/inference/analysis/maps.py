@@ -75,7 +75,7 @@ def read_embeddings(path: Path, color: str | None = None) -> tuple[list[str], Fl
         raise UserError(f"{path} is not a .npz file of plain arrays ({error})") from error
     for name in wanted:
         if name not in arrays:
-            raise UserError(f"{path} has no array {name!r}: `python -m bionemo.predict` writes id and embeddings")
+            raise UserError(f"{path} has no array {name!r}: `bionemo predict` writes id and embeddings")
         if arrays[name].shape[:1] != arrays["id"].shape:
             raise UserError(f"{path}: {name} is of shape {arrays[name].shape}, id of {arrays['id'].shape}")
     colors = list(map(str, arrays[color].tolist())) if color else None

@@ -57,7 +57,7 @@ def score_variants(
         offset: the first residue has the number 1 + offset.
         names: names of the variants in error messages; None: `variant 1`, ...
         advance: called with the number of finished residues, see `count_residues`.
-        window: how windows of a protein are chosen that is longer than the model; None: raise an error.
+        window: how windows are chosen if the protein is longer than the model; None: raise an error.
 
     Returns:
         [variants] fp32.

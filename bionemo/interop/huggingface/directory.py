@@ -31,7 +31,7 @@ from bionemo.interop import model_card
 from bionemo.interop.huggingface.architecture import Architecture
 from bionemo.interop.huggingface.contacts import ContactHead, contact_shapes, to_contact_head, to_pieces
 from bionemo.interop.model_formats import format_of, known_formats
-from bionemo.interop.shape_check import MAX_LAYERS, Shape, check_shapes, format_names, get_size, shorten
+from bionemo.interop.shape_check import MAX_LAYERS, Shape, check_shapes, format_names, get_size, quote_error
 from bionemo.interop.weight_names import head_size
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -114,7 +114,7 @@ class HuggingFaceModel:
                 require_regular(self.path / file)
                 opened = safe_open(self.path / file, framework="pt")
             except Exception as error:  # safetensors raises various types for malformed files
-                raise UserError(f"its {file} cannot be read ({shorten(error)})") from error
+                raise UserError(f"its {file} cannot be read ({quote_error(error)})") from error
             for name in list(opened.keys()):
                 module, _, kind = name.rpartition(".")
                 bare = f"{module}.{_OLD_KINDS.get(kind, kind)}".removeprefix(architecture.prefix)
@@ -246,7 +246,7 @@ def _load_json(path: Path) -> dict[str, Any]:
     try:
         settings = load_json(path, _MAX_JSON)
     except ValueError as error:
-        raise UserError(f"its {path.name} cannot be read as JSON ({shorten(error)})") from error
+        raise UserError(f"its {path.name} cannot be read as JSON ({quote_error(error)})") from error
     if not isinstance(settings, dict):
         raise UserError(f"its {path.name} is not a JSON object")
     return settings

@@ -294,7 +294,7 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
          "ids is in x.fasta: use the same ids in both"),
         (["--input", "x.fasta", "--table", "kinds.csv"], "--table needs --color"),
         (["--input", "long.fasta", "--model", "M"], "b has 95 tokens, but the model accepts at most 94: embed "
-         "the file with `python -m bionemo.predict`"),
+         "the file with `bionemo predict`"),
         (["--input", "few.fasta", "--model", "M", "--method", "pca"], "embeddings of shape (1, 32): a map needs"),
         (["--input", "x.fasta", "--output", "a.png"], "--output a.png is the table"),
     ],
@@ -367,4 +367,4 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr(sys, "argv", ["bionemo.inference.analysis", "--help"])
     with pytest.raises(SystemExit, match="0"):
         command.main()
-    assert "python -m bionemo.analysis variants --model esm2.nemo" in capsys.readouterr().out
+    assert "bionemo analysis variants --model esm2.nemo" in capsys.readouterr().out

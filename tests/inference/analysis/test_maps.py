@@ -104,7 +104,7 @@ def test_embeddings_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"id": np.array(["a"])}, "has no array 'embeddings': `python -m bionemo.predict` writes"),
+        ({"id": np.array(["a"])}, "has no array 'embeddings': `bionemo predict` writes"),
         ({"id": np.array(["a"]), "embeddings": np.zeros((2, 4))}, r"embeddings is of shape \(2, 4\), id of \(1,\)"),
         ({"id": np.array(["a"], object), "embeddings": np.zeros((1, 4))}, "is not a .npz file of plain arrays"),
         ({"id": np.array(["a"]), "embeddings": np.array([["x"]])}, "is not a .npz file of plain arrays"),

@@ -20,7 +20,8 @@ from mkdocs.structure.files import File, Files
 from bionemo.cli.main import COMMANDS
 from bionemo.common.figures import Figure, new_figure, to_svg
 from bionemo.config import schema
-from bionemo.config.hints import describe
+from bionemo.config.compose import load
+from bionemo.config.hints import alternatives, describe
 from bionemo.data.packing import pack, pad
 
 ROOT = Path(__file__).parents[1]
@@ -28,12 +29,20 @@ COPIED = {  # files of the repository and their pages
     "SECURITY.md": "explanation/security.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
     "conf/README.md": "reference/configuration-files.md", "scripts/benchmark/RESULTS.md": "explanation/benchmarks.md",
 }  # fmt: skip
+_CONFIGURATIONS = [  # one size of each model
+    ("protein/esm1nv", "pretrain_small"), ("protein/esm1b", "pretrain_esm1b"), ("protein/esm2nv", "pretrain_esm2_8M"),
+    ("protein/prott5nv", "pretrain_small"), ("molecule/megamolbart", "pretrain_xsmall_span_aug"),
+    ("gpt3", "pretrain_gpt3_126m"),
+]  # fmt: skip
+_PREPARATIONS = {"text": ["source=FILE", "vocab_file=FILE", "merge_file=FILE"], "uspto50k": ["source=FILE"]}
+_MOST_DEFAULTS = 3  # values of a key in the table
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
 _SUBCOMMANDS = {"evaluate": ["compare", "average"]}  # those that the help text of the command does not list
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
+    os.environ.pop("BIONEMO_HOME", None)  # it would be part of default paths
     pages = {page: _copied(ROOT / source) for source, page in COPIED.items()}
     pages["reference/configuration.md"] = "\n".join(_configuration())
     pages["reference/command-line.md"] = "\n".join(_command_line())
@@ -101,9 +110,12 @@ def _configuration() -> Iterator[str]:
     """Yield a section with a table for each dataclass of the schema."""
     yield "# Configuration keys\n"
     yield (
-        "Every key can be set in a file or on the command line. The values of the files in `conf/` are shown by "
-        "`--cfg job`; a default in these tables is used if no file sets the key.\n"
+        "Every key can be set in a file or on the command line. The defaults are those of the configurations of one "
+        "size of each model, of the clusters, preparations, fine-tuning and predictions; *several* means that more "
+        f"than {_MOST_DEFAULTS} values occur. `bionemo COMMAND --config-name=NAME --cfg job` prints those of one "
+        "configuration.\n"
     )
+    defaults = _defaults()
     classes = [each for each in vars(schema).values() if is_dataclass(each) and isinstance(each, type)]
     modules = dict.fromkeys(each.__module__ for each in classes)
     for module in modules:
@@ -119,8 +131,12 @@ def _configuration() -> Iterator[str]:
                     yield "| key | type | default | meaning |\n|---|---|---|---|"
                     hints, meanings = get_type_hints(each), _meanings(each)
                     for field in own:
-                        cells = (describe(hints[field.name]), _default(field), meanings[field.name])
-                        yield f"| `{field.name}` | {' | '.join(map(_escape, cells))} |"
+                        found = defaults.get((name, field.name)) or _schema_default(field)
+                        hint = hints[field.name]
+                        kind = _escape(describe(hint))
+                        if group := next(filter(is_dataclass, alternatives(hint)), None):
+                            kind = f"[{group.__name__}](#{group.__name__.lower()})"
+                        yield f"| `{field.name}` | {kind} | {_escape(found)} | {_escape(meanings[field.name])} |"
                     yield ""
 
 
@@ -129,7 +145,42 @@ def _escape(cell: str) -> str:
     return re.sub(r"[|]" if cell.startswith("`") else r"[|<\[*_]", lambda match: f"&#{ord(match[0])};", cell)
 
 
-def _default(field: Any) -> str:
+def _defaults() -> dict[tuple[str, str], str]:
+    """Return the values of each key, by the name of its dataclass and its own, in some configurations."""
+    examples = ROOT / "examples"
+    esm2nv = examples / "protein" / "esm2nv" / "conf"
+    configs: list[Any] = [load(name, config_dir=examples / directory / "conf") for directory, name in _CONFIGURATIONS]
+    for cluster in sorted(path.stem for path in (ROOT / "conf" / "cluster").glob("*.yaml")):
+        configs.append(load("pretrain_esm2_8M", [f"cluster={cluster}"], esm2nv).cluster)
+    tuned = ("downstream_flip_scl", esm2nv), ("finetune_config", examples / "molecule" / "megamolbart" / "conf")
+    for name, directory in tuned:
+        configs.append(load(name, ["model.restore_encoder_path=MODEL"], directory, schema.DownstreamConfig))
+    preparation = ROOT / "conf" / "preparation"
+    for name, files in _PREPARATIONS.items():
+        configs.append(load(name, ["output=DIR", *files], preparation, schema.PreparationConfig))
+    paths = ["model.downstream_task.restore_from_path=MODEL", "model.data.dataset_path=FILE"]
+    configs.append(load("predict", paths, schema=schema.InferConfig))
+    values: dict[tuple[str, str], dict[str, None]] = {}
+    for config in configs:
+        _collect_values(config, values)
+    return {
+        key: " or ".join(f"`{value}`" for value in found) if len(found) <= _MOST_DEFAULTS else "several"
+        for key, found in values.items()
+    }
+
+
+def _collect_values(config: Any, values: dict[tuple[str, str], dict[str, None]]) -> None:
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            _collect_values(value, values)
+        elif not (isinstance(value, list) and any(map(is_dataclass, value))):
+            owner = next(each for each in type(config).__mro__ if field.name in vars(each).get("__annotations__", {}))
+            text = "null" if value is None else str(value)
+            values.setdefault((owner.__name__, field.name), {})[text] = None
+
+
+def _schema_default(field: Any) -> str:
     if field.default is not MISSING:
         return f"`{field.default}`"
     if field.default_factory is not MISSING:
@@ -153,7 +204,7 @@ def _meanings(dataclass: type) -> dict[str, str]:
             after = lines[(statement.end_lineno or 0) - 1].partition("  # ")[2]
             meaning = above or after
             assert meaning, f"{dataclass.__name__}.{statement.target.id} has no description"
-            found[statement.target.id] = meaning[0].upper() + meaning[1:]
+            found[statement.target.id] = meaning
     return found
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from bionemo.config import schema
+from bionemo.config.compose import load
 from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS
 from tests.conftest import ROOT
 
@@ -49,6 +50,16 @@ def test_every_key_is_in_the_reference(site: Path) -> None:
             for field in fields(each):
                 assert f"<code>{field.name}</code>" in page, f"{each}.{field.name}"
     assert "sent before the time limit; the run then saves a checkpoint" in page
+    rows = {}
+    for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL):
+        cells = re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)
+        if len(cells) == 4:
+            name, default = (re.sub("<[^>]*>", "", cells[number]) for number in (0, 2))
+            assert default or "<a href" in cells[1], f"{name} has no default"  # a link leads to a group of keys
+            rows[name] = default
+    data = load("pretrain_esm2_8M").model.data
+    assert isinstance(data, schema.MaskedDataConfig)
+    assert (rows["mask_percent"], rows["hidden_size"]) == (str(data.mask_percent), "several")
 
 
 def test_every_array_is_described() -> None:

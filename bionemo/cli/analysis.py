@@ -189,7 +189,7 @@ def _parser() -> ArgumentParser:
         "label", "predict labels with a head from `bionemo finetune`", "(default: the model of the head's training)"
     )
     add("--head", type=Path, required=True, metavar="FILE", help="RUN/head.safetensors")
-    add("--input", dest="input_path", type=Path, required=True, metavar="FILE", help="FASTA, or CSV")
+    add("--input", dest="input_path", type=Path, required=True, metavar="FILE", help="FASTA, CSV, or .smi")
     table = "table with the columns id, prediction and, for classes, probability"
     add("--output", type=Path, required=True, metavar="CSV", help=table)
     return parser

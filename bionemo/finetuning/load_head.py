@@ -66,7 +66,7 @@ def _build_head(weights: dict[str, Tensor], outputs: int) -> Head:
 
 
 def read_records(path: Path) -> tuple[list[str], list[str]]:
-    """Read the ids and sequences of a FASTA file or of a table; the id of a record without one is its number from 1.
+    """Read ids and sequences of a FASTA file, a table or a list of SMILES; a record without id has its number, from 0.
 
     Raises:
         UserError: if the file cannot be read, has no records, or has no column of sequences.
@@ -74,12 +74,15 @@ def read_records(path: Path) -> tuple[list[str], list[str]]:
     if is_fasta(path):
         records = read_fasta(path)
         return [record["id"] for record in records], [record["sequence"] for record in records]
+    if path.suffix in (".smi", ".smiles"):
+        lines = [line.split() for line in path.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+        return [line[1] if line[1:] else str(number) for number, line in enumerate(lines)], [line[0] for line in lines]
     table = read_nonempty_table(path)
     if (name := find_sequences(table)) is None:
         columns = ", ".join(map(repr, table.columns))
         raise UserError(f"{path} has the columns {columns}: rename the column of the sequences to 'sequence'")
     id_name = next((each for each in ("id", "zinc_id") if each in table.columns), None)
-    ids = table.column(id_name, "rename one") if id_name else [str(number) for number in range(1, len(table.rows) + 1)]
+    ids = table.column(id_name, "rename one") if id_name else [str(number) for number in range(len(table.rows))]
     return ids, table.column(name, "rename one")
 
 

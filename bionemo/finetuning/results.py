@@ -139,7 +139,8 @@ def write_results(
     summary = ", ".join(f"{name} {value:.4g}" for name, value in test_metrics.items())
     epoch = f"best epoch {report['epoch']:.4g}" if results.best else ""
     print_line(": ".join(filter(None, [epoch, summary])))
-    print_line(f"the results are in {directory}{problem}")
+    names = f"{HEAD} and {REPORT}" if problem else f"{HEAD}, {REPORT} and {PLOT}"
+    print_line(f"{names} are in {directory}{problem}")
 
 
 def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -> bytes:

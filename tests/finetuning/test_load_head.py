@@ -76,10 +76,13 @@ def test_formats_of_the_input(tmp_path: Path) -> None:
         (">a x\nMK\nTA\n>b\nGSHM\n", ["a", "b"]),
         ("id,sequence\na,MKTA\nb,GSHM\n", ["a", "b"]),
         ("smiles,zinc_id\nMKTA,a\nGSHM,b\n", ["a", "b"]),
-        ("seq,label\nMKTA,1\nGSHM,2\n", ["1", "2"]),
+        ("seq,label\nMKTA,1\nGSHM,2\n", ["0", "1"]),
     ):
         path.write_text(text)
         assert read_records(path) == (ids, ["MKTA", "GSHM"])
+    smiles = tmp_path / "x.smi"
+    smiles.write_text("MKTA\tb\n\nGSHM\n")
+    assert read_records(smiles) == (["b", "1"], ["MKTA", "GSHM"])
     path.write_text("id,x\na,1\n")
     with pytest.raises(
         UserError, match="x has the columns 'id', 'x': rename the column of the sequences to 'sequence'"

@@ -132,7 +132,8 @@ def fit_contact_head(
     if not fitted.coef_.any():
         raise UserError(
             f"none of the model's {fitted.coef_.size} attention heads predicts the {target_P.sum():,} contacts among "
-            f"{len(target_P):,} known pairs: add proteins, and check that the maps belong to the sequences"
+            f"{len(target_P):,} known pairs: add proteins, check that the maps belong to the sequences, or train the "
+            "model longer"
         )
     return {"weight": fitted.coef_[0].tolist(), "bias": float(fitted.intercept_[0])}
 

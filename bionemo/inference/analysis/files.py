@@ -53,7 +53,7 @@ def read_fasta(path: Path) -> list[dict[str, str]]:
     with TemporaryDirectory() as index_directory:  # an index beside the file would be used only once
         source = FastaSource([path], index_mapping_dir=index_directory)
         records = [source.fields(number) for number in range(len(source))]
-    for number, record in enumerate(records, 1):
+    for number, record in enumerate(records):
         record["id"] = record["id"] or str(number)
         record["sequence"] = "".join(record["sequence"].split())
     return records

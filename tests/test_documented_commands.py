@@ -82,6 +82,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "labels.csv").write_text(
         "sequence,stability\n" + "".join(f"{text},{text.count('A') + len(text) / 9:.3f}\n" for text in proteins)
     )
+    carbons = "".join(f"{'C' * number}O\n" for number in range(1, 30))
+    (directory / "molecules.csv").write_text(f"smiles\n{carbons}")
     (directory / "x.smi").write_text("CCO\nc1ccccc1\nCC(=O)O\n")
     theirs(directory / "hf", size=8)  # with a contact head
     trained(directory / "molecules")

@@ -5,12 +5,12 @@ from bionemo.checkpoint.directory import find_newest, is_checkpoint, link, list_
 from bionemo.checkpoint.manifest import check, find_damage, load_manifest, read_run_id
 from bionemo.checkpoint.merged_lora import MergedLoRA
 from bionemo.checkpoint.reader import Checkpoint
-from bionemo.checkpoint.source import TensorsInMemory, TensorSource
+from bionemo.checkpoint.source import WEIGHTS, TensorsInMemory, TensorSource
 from bionemo.checkpoint.tensors import Piece, split_into_blocks
 from bionemo.checkpoint.writer import save, save_distributed
 
 __all__ = [
-    "Checkpoint", "MergedLoRA", "Piece", "TensorSource", "TensorsInMemory", "check", "find_damage", "find_newest",
-    "is_checkpoint", "link", "list_complete", "load_manifest", "read_run_id", "remove", "remove_unfinished", "save",
-    "save_distributed", "split_into_blocks",
+    "WEIGHTS", "Checkpoint", "MergedLoRA", "Piece", "TensorSource", "TensorsInMemory", "check", "find_damage",
+    "find_newest", "is_checkpoint", "link", "list_complete", "load_manifest", "read_run_id", "remove",
+    "remove_unfinished", "save", "save_distributed", "split_into_blocks",
 ]  # fmt: skip

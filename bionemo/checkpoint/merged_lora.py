@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bionemo.checkpoint.source import Shape, TensorView
+from bionemo.checkpoint.source import WEIGHTS, Shape, TensorView
 from bionemo.common.errors import UserError
 
 ENCODER, HEAD = "encoder.", "head."  # prefixes of names in a fine-tuned model
 DOWN, UP = "adapter.down", "adapter.up"  # replace `weight` in the names of an adapter's matrices
-_WEIGHTS = "weights/"
+_PREFIX = f"{WEIGHTS}/"
 
 
 @dataclass(frozen=True)
@@ -19,22 +19,22 @@ class MergedLoRA(TensorView):
 
     def shapes(self, group: str = "") -> dict[str, Shape]:
         """See TensorSource; only weights."""
-        prefix = "" if group == "weights" else _WEIGHTS
+        prefix = "" if group == WEIGHTS else _PREFIX
         return {
             prefix + name.removeprefix(ENCODER): shape
-            for name, shape in self.base.shapes("weights").items()
+            for name, shape in self.base.shapes(WEIGHTS).items()
             if name.startswith(ENCODER) and not name.endswith((DOWN, UP))
         }
 
     def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
         """See TensorSource."""
-        tuned_name = f"{_WEIGHTS}{ENCODER}{name.removeprefix(_WEIGHTS)}"
+        tuned_name = f"{_PREFIX}{ENCODER}{name.removeprefix(_PREFIX)}"
         weight = self.base.read(tuned_name, offset, shape)
         module = tuned_name.removesuffix("weight")
         if f"{module}{UP}" not in self.base.shapes():
             return weight
         down, up = self.base.read(f"{module}{DOWN}"), self.base.read(f"{module}{UP}")
-        expected = self.shapes("weights")[name.removeprefix(_WEIGHTS)]
+        expected = self.shapes(WEIGHTS)[name.removeprefix(_PREFIX)]
         if down.dim() != 2 or up.dim() != 2 or up.shape[1] != len(down) or (len(up), down.shape[1]) != expected:
             raise UserError(
                 f"checkpoint {self.path} cannot be used: the adapter of {name} has another shape; choose another or "

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+WEIGHTS = "weights"  # group of the names of weights, in contrast to those of the optimizer state
 Shape = tuple[int, ...]
 
 
@@ -56,12 +57,12 @@ class TensorsInMemory:
 
     def shapes(self, group: str = "") -> dict[str, Shape]:
         """See TensorSource."""
-        prefix = "" if group == "weights" else "weights/"
+        prefix = "" if group == WEIGHTS else f"{WEIGHTS}/"
         return {prefix + name: tuple(tensor.shape) for name, tensor in self.weights.items()}
 
     def read(self, name: str, offset: Shape | None = None, shape: Shape | None = None) -> Tensor:
         """See TensorSource."""
-        return read_block(self.weights[name.removeprefix("weights/")], offset, shape)
+        return read_block(self.weights[name.removeprefix(f"{WEIGHTS}/")], offset, shape)
 
 
 def read_block(tensor: Tensor, offset: Shape | None, shape: Shape | None) -> Tensor:

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from bionemo.checkpoint.manifest import check
 from bionemo.checkpoint.reader import Checkpoint
-from bionemo.checkpoint.source import Shape, TensorSource
+from bionemo.checkpoint.source import WEIGHTS, Shape, TensorSource
 from bionemo.checkpoint.state_schema import find_missing_entry
 from bionemo.checkpoint.tensors import Piece
 from bionemo.checkpoint.writer import save
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
 
-WEIGHTS = "weights"
 _MODEL_ENTRIES = ("model", "config", "contact_head")  # state entries of a checkpoint that contains only weights
 _COUNTED = ("gpt2", "unnamed")  # vocabularies identified by their number of tokens; others by the tokens
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bionemo.checkpoint import Checkpoint, MergedLoRA, TensorsInMemory, TensorSource, check, tools
+from bionemo.checkpoint import WEIGHTS, Checkpoint, MergedLoRA, TensorsInMemory, TensorSource, check, tools
 from bionemo.common.errors import UserError
 from bionemo.config.saved_model import add_defaults
 from bionemo.interop import model_card, nemo_archive
@@ -117,7 +117,7 @@ def describe(path: Path, every_tensor: bool = False) -> str:
     if file_format == CHECKPOINT:
         return tools.describe(path, every_tensor)
     model = open_model(path)
-    shapes = model.weights.shapes("weights")
+    shapes = model.weights.shapes(WEIGHTS)
     lines = {
         {NEMO: "archive", HUGGING_FACE: "Hugging Face"}[file_format]: str(path),
         "model": str(model.config["_target_"]),

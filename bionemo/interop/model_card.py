@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from bionemo.checkpoint import TensorSource
+from bionemo.checkpoint import WEIGHTS, TensorSource
 from bionemo.common.redaction import redact_text
 from bionemo.common.version import __version__
 from bionemo.config.targets import import_target
@@ -33,7 +33,7 @@ def render(
     model_class = import_target(str(config["_target_"]))
     class_name, tag = model_class.__name__, model_class.card_tag
     description = re.split(r"\.(\s|$)", model_class.__doc__ or "", maxsplit=1)[0]
-    parameters = sum(math.prod(shape) for shape in weights.shapes("weights").values())
+    parameters = sum(math.prod(shape) for shape in weights.shapes(WEIGHTS).values())
     header = yaml.safe_dump({"library_name": "bionemo", "tags": ["bionemo", class_name, *([tag] if tag else [])]})
     facts = {
         "class": f"{class_name}: {description}",

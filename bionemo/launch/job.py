@@ -116,7 +116,11 @@ def create_job(cfg: RunConfig, invocation: Sequence[str]) -> Job:
     parts = [part for part, key in _PARTS.items() if getattr(cfg, key)] or ["prepare"]
     steps = [JobStep("prepare", 1, 1)] if "prepare" in parts else []
     if others := [part for part in parts if part != "prepare"]:
-        tasks = _devices(cfg.trainer.devices)
+        tasks = cfg.trainer.device_count
+        if not tasks:
+            raise UserError(
+                f"trainer.devices={cfg.trainer.devices}: set the number of devices per node, which is unknown here"
+            )
         steps += [JobStep(part, cfg.trainer.num_nodes, tasks) for part in others]
     limit, directory = cfg.trainer.max_time, _directory(cfg)
     name, config_text = cfg.exp_manager.name or cfg.name, _config_text(cfg, directory)
@@ -164,10 +168,3 @@ def _config_text(cfg: RunConfig, directory: Path) -> str:
     if manager.explicit_log_dir in (None, manager.exp_dir):  # not set to another directory
         manager = replace(manager, exp_dir=str(directory), explicit_log_dir=str(directory / "results"))
     return yaml.safe_dump(escape_interpolations(asdict(replace(cfg, exp_manager=manager))), sort_keys=False)
-
-
-def _devices(devices: int | str | list[int]) -> int:
-    count = len(devices) if isinstance(devices, list) else devices
-    if not isinstance(count, int) or count < 1:
-        raise UserError(f"trainer.devices={devices}: set the number of devices per node, which is unknown here")
-    return count

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bionemo.checkpoint import Piece, TensorSource, split_into_blocks
+from bionemo.checkpoint import WEIGHTS, Piece, TensorSource, split_into_blocks
 from bionemo.common.errors import UserError
 from bionemo.megatron import groups
 from bionemo.megatron.finite import all_finite
@@ -20,7 +20,6 @@ from bionemo.megatron.sharding import ParameterShard
 from bionemo.megatron.train_step import OptimizerShard, ParallelModel
 
 log = logging.getLogger(__name__)
-WEIGHTS = "weights"
 
 
 def weight_pieces(model: ParallelModel) -> list[Piece]:

@@ -95,7 +95,9 @@ def read_layout(cfg: RunConfig) -> Layout:
         UserError: if the number of GPUs is unknown or not divisible by the parallel sizes.
     """
     model, trainer = cfg.model, cfg.trainer
-    gpus_per_node = _count_devices(trainer.devices)
+    gpus_per_node = trainer.device_count
+    if gpus_per_node is None:
+        raise UserError(f"trainer.devices={trainer.devices} depends on the machine: give a number to plan with")
     gpus = gpus_per_node * trainer.num_nodes
     model_parallel = model.tensor_model_parallel_size * model.pipeline_model_parallel_size
     if gpus % model_parallel:
@@ -115,18 +117,6 @@ def read_layout(cfg: RunConfig) -> Layout:
         recompute=method if granularity == "full" else granularity or "none",
         recompute_layers=model.activations_checkpoint_num_layers or 1,
     )
-
-
-def _count_devices(devices: int | str | list[int]) -> int:
-    """Interpret `trainer.devices` as Lightning does."""
-    if isinstance(devices, list):
-        return len(devices)
-    if devices in ("auto", "-1", -1):
-        raise UserError(f"trainer.devices={devices} depends on the machine: give a number to plan with")
-    if isinstance(devices, str):
-        indices = [index for index in devices.split(",") if index.strip()]
-        return len(indices) if "," in devices else int(devices)
-    return devices
 
 
 def layout_overrides(layout: Layout, requested: Layout, automatic: bool = False) -> list[str]:

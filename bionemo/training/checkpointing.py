@@ -21,7 +21,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from bionemo import checkpoint
-from bionemo.checkpoint import MergedLoRA, TensorsInMemory, TensorSource
+from bionemo.checkpoint import WEIGHTS, MergedLoRA, TensorsInMemory, TensorSource
 from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
 from bionemo.common.lock import RunLock
@@ -82,7 +82,7 @@ class CheckpointCallback(pl.Callback):
         weights: TensorSource = MergedLoRA(source) if "task" in model.identity else source
         try:
             expected = names.weights(names.with_vocab_size(config, model.vocabulary.vocab_size))
-            check_shapes({name: weight.shape for name, weight in expected.items()}, weights.shapes("weights"))
+            check_shapes({name: weight.shape for name, weight in expected.items()}, weights.shapes(WEIGHTS))
         except UserError as error:
             raise UserError(
                 f"no .nemo file of {names.our_class} can be written: {error}; correct its attribute nemo if it is "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bionemo import checkpoint
-from bionemo.checkpoint import TensorSource
+from bionemo.checkpoint import WEIGHTS, TensorSource
 from bionemo.checkpoint.source import Shape, TensorView
 from bionemo.checkpoint.state_schema import find_missing_entry
 from bionemo.common.errors import UserError
@@ -18,7 +18,6 @@ from bionemo.config.schema import RunConfig
 from bionemo.interop.convert import open_model
 from bionemo.interop.huggingface import directory as huggingface
 from bionemo.interop.run_files import read_run_id
-from bionemo.megatron.sharded_state_dict import WEIGHTS
 from bionemo.models.trainable import Trainable
 from bionemo.training.identity import log_changed_settings
 from bionemo.training.module import TrainingModule
@@ -131,7 +130,7 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     if path is None:
         return None
     weights = _open_weights(path)
-    learned = weights.shapes("weights").get(_POSITION_EMBEDDINGS)
+    learned = weights.shapes(WEIGHTS).get(_POSITION_EMBEDDINGS)
     if positions is None or learned is None or learned[0] == positions:
         return weights
     change = f"{'repeated' if learned[0] < positions else 'truncated'} to model.max_position_embeddings={positions}"

@@ -78,6 +78,16 @@ class TrainerConfig:
     reload_dataloaders_every_n_epochs: NonNegativeInt | None = None  # no effect: the files are read once
 
     @property
+    def device_count(self) -> int | None:
+        """Number of devices per node; None if it depends on the machine. Lightning reads "0,1" as two indices."""
+        if isinstance(self.devices, list):
+            return len(self.devices)
+        if self.devices in ("auto", "-1", -1):
+            return None
+        indices = [index for index in str(self.devices).split(",") if index.strip()]
+        return len(indices) if "," in str(self.devices) else int(self.devices)
+
+    @property
     def epochs(self) -> int | None:
         """Number of epochs; None without a limit."""
         return None if self.max_epochs == -1 else self.max_epochs

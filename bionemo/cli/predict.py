@@ -4,6 +4,7 @@
 bionemo predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
 """
 
+import logging
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # imported after the command line was checked
     from bionemo.inference.model import TrainedModel
     from bionemo.inference.predict_files import Prediction
 
+log = logging.getLogger(__name__)
 _DESCRIPTION = """\
 Computes outputs of a trained model for the sequences of FASTA, CSV or SMILES files. An interrupted prediction
 continues when the same command is run again.
@@ -102,9 +104,13 @@ def _predict_first_rank(
 ) -> None:
     """Create the directory of the parts, compute the parts of rank 0, and merge all parts."""
     from bionemo.inference import predict_files
+    from bionemo.inference.batching import note_unknown_tokens
     from bionemo.inference.progress import progress_bar
 
     predict_files.prepare_directory(prediction, model)
+    texts = [record.text for record in prediction.records.read(0, min(len(prediction.records), 100))]
+    if note := note_unknown_tokens(model.network.vocabulary, texts):
+        log.warning("%s: %s", prediction.records.paths[0], note)
     try:
         with spawn_local_workers(processes) as check_workers:
             with progress_bar(prediction.output.name, len(prediction.records), "sequences") as advance:

@@ -18,6 +18,7 @@ from bionemo.finetuning.table_arguments import find_sequences
 from bionemo.finetuning.variants import compute_variant_vectors
 from bionemo.inference.analysis.files import is_fasta, read_fasta, read_nonempty_table
 from bionemo.inference.batching import DEFAULT_LIMITS
+from bionemo.inference.input_records import ID_COLUMNS
 from bionemo.inference.model import TrainedModel
 
 
@@ -81,7 +82,7 @@ def read_records(path: Path) -> tuple[list[str], list[str]]:
     if (name := find_sequences(table)) is None:
         columns = ", ".join(map(repr, table.columns))
         raise UserError(f"{path} has the columns {columns}: rename the column of the sequences to 'sequence'")
-    id_name = next((each for each in ("id", "zinc_id") if each in table.columns), None)
+    id_name = next((each for each in ID_COLUMNS if each in table.columns), None)
     ids = table.column(id_name, "rename one") if id_name else [str(number) for number in range(len(table.rows))]
     return ids, table.column(name, "rename one")
 

@@ -2,6 +2,7 @@
 """Tokenization for inference (one token per residue or atom) and batches of bounded size."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import Alphabet, TokenTable, Vocabulary
 
 Ids = NDArray[np.integer[Any]]
+_SAMPLED = 100  # sequences
+_MANY_UNKNOWN = 0.2  # share of the tokens
 _NONE = np.zeros(0, np.int64)
 
 
@@ -51,6 +54,23 @@ def tokenize(vocabulary: Vocabulary, text: str, name: str) -> Ids:
         shown = repr(text.strip()[:30])
         raise UserError(f"{name} contains no letter of the vocabulary ({shown}): check that it is a sequence")
     return ids
+
+
+def note_unknown_tokens(vocabulary: Vocabulary, texts: Sequence[str]) -> str | None:
+    """Return a note if many tokens of the first sequences are unknown to a model, else None."""
+    if not isinstance(vocabulary, TokenTable):
+        return None
+    sample = []
+    for text in texts[:_SAMPLED]:
+        with suppress(UserError):  # reported later, with the name of the sequence
+            sample.append(tokenize(vocabulary, text, "a sequence"))
+    unknown = float(np.mean(np.concatenate(sample) == vocabulary.unk_id)) if sample else 0.0
+    if unknown < _MANY_UNKNOWN:
+        return None
+    expected = "proteins in upper case" if isinstance(vocabulary, Alphabet) else "SMILES"
+    return (
+        f"{unknown:.0%} of the tokens of the first {len(sample):,} sequences are unknown: the model reads {expected}"
+    )
 
 
 def max_tokens(model: LanguageModel) -> int:

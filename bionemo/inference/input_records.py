@@ -21,6 +21,9 @@ FASTA = (".fasta", ".fa", ".faa", ".fas")
 _CSV, _SMILES = (".csv", ".tsv"), (".smi", ".smiles")
 
 
+ID_COLUMNS = "id", "zinc_id", "record_name"  # of users, and of our shards
+
+
 class Record(NamedTuple):
     """Name and text of a sequence."""
 
@@ -151,7 +154,7 @@ def _find_columns(path: Path, separator: str, config: InferDataConfig) -> dict[s
             "as in model.data.data_fields_map.sequence=smiles"
         )
     columns = {"sequence": header.index(wanted)}
-    for name in (_header_name("id", config), "zinc_id"):
+    for name in (_header_name("id", config), *ID_COLUMNS):
         if name in header:
             columns.setdefault("id", header.index(name))
     return columns

@@ -102,18 +102,19 @@ class TrainedModel(InferenceModel):
         check_generates(self.network, "samples")
         return generate(self, self.ids(texts), sampling(config))
 
-    def ids(self, texts: Sequence[str]) -> list[Ids]:
-        """Tokenize sequences, without begin and end tokens.
+    def ids(self, texts: Sequence[str], names: Sequence[str] | None = None) -> list[Ids]:
+        """Tokenize sequences, without begin and end tokens; `names` are for messages.
 
         Raises:
             UserError: if one is empty, too long or invalid.
         """
-        found = [tokenize(self.network.vocabulary, text, f"sequence {n}") for n, text in enumerate(texts)]
+        names = [f"sequence {n}" for n in range(len(texts))] if names is None else names
+        found = [tokenize(self.network.vocabulary, text, name) for text, name in zip(texts, names, strict=True)]
         max_length = max_tokens(self.network)
-        for number, ids in enumerate(found):
+        for ids, name in zip(found, names, strict=True):
             if len(ids) > max_length:
-                remedy = "shorten it, or use `bionemo predict` with model.data.long_sequences"
-                raise too_long_error(f"sequence {number}", len(ids), max_length, remedy)
+                remedy = "shorten it, or raise the limit of a rotary model with `longest` (with begin and end tokens)"
+                raise too_long_error(name, len(ids), max_length, remedy)
         return found
 
     def _per_sequence(self, texts: Sequence[str], name: str) -> Floats:

@@ -70,9 +70,11 @@ class Job:
     @property
     def records(self) -> dict[Path, str]:
         """The resolved configuration and the command line, for clusters that share the file system."""
+        program, *arguments = redact_arguments(list(self.invocation))
+        words = program.split() if program.startswith("bionemo ") else [program]
         return {
             self.config_file: self.config_text,
-            self.directory / "launcher_cmd.log": lines(redact_arguments(list(self.invocation))) + "\n",
+            self.directory / "launcher_cmd.log": lines([words, *arguments]) + "\n",
         }
 
     def stem(self, step: JobStep) -> str:

@@ -264,6 +264,8 @@ def _memory(plan: Plan) -> Iterator[str]:
     if fitting := largest_micro_batch(plan.profiler, plan.layout, plan.device):
         limit = " or more" if fitting == _MAX_ROWS - 1 else ""
         yield f"  largest micro_batch_size that fits: {fitting}{limit}"
+        if 2 * rows <= fitting:
+            yield "  a larger model.global_batch_size would use the device better; the time below is for this batch"
     else:
         yield f"  a micro-batch of {_rows(plan, 1)} does not fit"
 

@@ -8,7 +8,7 @@ import pytest
 from tests.inference.samples import go, same, sequences
 
 
-@pytest.mark.parametrize("kind", ["csv", "named.csv", "molecules.csv", "tsv", "v1.csv", "shards"])
+@pytest.mark.parametrize("kind", ["csv", "named.csv", "molecules.csv", "prepared.csv", "tsv", "v1.csv", "shards"])
 def test_input_formats_are_equivalent(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
     go(model, fasta, tmp_path / "one.npz")
     rows = list(enumerate(sequences()))
@@ -21,6 +21,8 @@ def test_input_formats_are_equivalent(kind: str, model: Path, fasta: Path, tmp_p
             overrides = ["model.data.data_fields_map.sequence=letters", "model.data.data_fields_map.id=protein"]
         case "molecules.csv":
             path.write_text("zinc_id,smiles\n" + "".join(f"p{n},{text}\n" for n, text in rows))
+        case "prepared.csv":
+            path.write_text("record_id,record_name,sequence\n" + "".join(f"{n},p{n},{text}\n" for n, text in rows))
         case "tsv":
             path.write_text("id\tsequence\n" + "".join(f"p{n}\t{text}\n" for n, text in rows))
         case "v1.csv":
@@ -34,3 +36,14 @@ def test_input_formats_are_equivalent(kind: str, model: Path, fasta: Path, tmp_p
             path = tmp_path / "s[0..4].csv"
     go(model, path, tmp_path / "two.npz", *overrides)
     assert same(tmp_path / "one.npz", tmp_path / "two.npz")
+
+
+def test_sequences_of_another_kind_are_noted(
+    model: Path, fasta: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go(model, fasta, tmp_path / "proteins.npz")
+    assert "unknown" not in capsys.readouterr().err
+    (tmp_path / "x.smi").write_text("c1ccccc1O\nCC(=O)Oc1ccccc1\n")
+    go(model, tmp_path / "x.smi", tmp_path / "molecules.npz")
+    expected = "79% of the tokens of the first 2 sequences are unknown: the model reads proteins in upper case"
+    assert expected in capsys.readouterr().err

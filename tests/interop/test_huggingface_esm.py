@@ -120,6 +120,16 @@ def test_contact_head_is_kept(tmp_path: Path) -> None:
     assert torch.equal(torch.tensor([head["bias"]]), model.esm.contact_head.regression.bias)
 
 
+def test_a_contact_head_of_zeros_is_none(tmp_path: Path) -> None:
+    """The export writes zeros for a model without contact head, because the class in transformers has one."""
+    theirs(tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "plain.nemo")
+    convert(tmp_path / "plain.nemo", tmp_path / "exported", to="hf")
+    tensors = load_file(tmp_path / "exported" / "model.safetensors")
+    assert not tensors["esm.contact_head.regression.weight"].any()
+    assert open_model(tmp_path / "exported").contact_head is None
+
+
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"position_embedding_type": "relative_key"}, "type is 'relative_key'; supported are absolute and rotary"),
     ({"position_embedding_type": None}, "position_embedding_type is 'None'"),

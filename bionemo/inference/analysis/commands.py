@@ -114,7 +114,8 @@ def run_contacts(
             known = None
             if known_maps is not None:
                 known = contacts.check_contact_map(known_maps[number], len(predicted), f"the map {name}.npy")
-                precisions.append([contacts.precision(predicted, known), contacts.precision(predicted, known, 5)])
+                if np.triu(known == 1, contacts.LONG_RANGE).any():
+                    precisions.append([contacts.precision(predicted, known), contacts.precision(predicted, known, 5)])
             table, plot = outputs[number]
             with files.staged_file(table) as file, files.staged_file(plot) as plot_file:
                 i, j = np.triu_indices(len(predicted), 1)
@@ -123,11 +124,14 @@ def run_contacts(
                 plot_contacts(plot_file, predicted, record["id"], known)
             advance(1)
     print(f"{len(records):,} contact maps: {output}")
-    if found := [each for each in precisions if not np.isnan(each).any()]:
-        top, fifth = np.mean(found, axis=0)
-        print(f"precision of the top L long-range contacts {top:.4f}, of L/5 {fifth:.4f} ({len(found):,} proteins)")
+    if precisions:
+        top, fifth = np.mean(precisions, axis=0)
+        print(
+            f"precision of the most likely contacts between residues at least {contacts.LONG_RANGE} apart: first L "
+            f"{top:.4f}, first L/5 {fifth:.4f} (L: length of the protein; {len(precisions):,} proteins)"
+        )
     elif known_maps is not None:
-        print(f"precision unknown: no map has known pairs {contacts.LONG_RANGE} and more residues apart")
+        print(f"precision unknown: no map has contacts between residues at least {contacts.LONG_RANGE} apart")
 
 
 def run_contacts_fit(load_model: LoadModel, *, input_path: Path, maps: Path, output: Path, overwrite: bool) -> None:

@@ -138,7 +138,9 @@ class HuggingFaceModel:
                 raise UserError(f"{name} differs from {original}; separate output embeddings are not supported")
         if contact_tensors:
             check_shapes(contact, {name: tensor.shape() for name, tensor in contact_tensors.items()})
-            self.contact_head = to_contact_head(*(contact_tensors[name].read() for name in contact))
+            weight, bias = (contact_tensors[name].read() for name in contact)
+            if weight.any():  # `write` writes zeros for a model without contact regression
+                self.contact_head = to_contact_head(weight, bias)
         return stored
 
 

@@ -200,8 +200,10 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
         n = np.arange(len(text))
         np.save(maps / f"{name}.npy", (n[:, None] + n) % 7 == 0)
     output = run("contacts", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "out")
-    assert output.startswith("3 contact maps: out\nprecision of the top L long-range contacts 0.")
-    assert output.endswith("(1 proteins)\n")
+    assert output.startswith(
+        "3 contact maps: out\nprecision of the most likely contacts between residues at least 24 apart: first L 0."
+    )
+    assert output.endswith("; 1 proteins)\n")
     names = ("a_b", "short", "sp|P1|ONE")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         f"{name}.{ending}" for name in names for ending in ("csv", "png")

@@ -118,6 +118,9 @@ class StepLoader(DataLoader[Any]):
             UserError: if the workers cannot be started, one of them is lost, or one reports an error.
         """
         _check_semaphores(self.num_workers)
+        # Threads that exist in a worker before `_set_up_worker_signals`, such as those that OpenBLAS starts after a
+        # fork, inherit the mask.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if self.num_workers else ())
         try:
             steps = super().__iter__()
         except OSError as error:
@@ -125,6 +128,8 @@ class StepLoader(DataLoader[Any]):
             raise UserError(
                 f"{self.num_workers} data loader workers cannot be started ({reason}): {WORKER_ADVICE}"
             ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         return self._unpack(steps)
 
     def _unpack(self, steps: Iterator[Any]) -> Iterator[Any]:
@@ -144,7 +149,7 @@ def _set_up_worker_signals(worker: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread exits only if the parent sends it
+    # SIGTERM is blocked, see `StepLoader.__iter__`; the thread exits only if the parent sends it.
     threading.Thread(target=_exit_on_sigterm_from, args=(os.getppid(),), daemon=True).start()
 
 

@@ -50,6 +50,7 @@ class Terminal:
         """Start a new Python process from a file, which the run starts again for its second device."""
         (script := self.directory.with_name("script.py")).write_text(_START)
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        environment.pop("OMP_NUM_THREADS", None)  # OpenBLAS starts threads in the data workers then
         with self._console.open("w") as console:
             self._process = subprocess.Popen(
                 [sys.executable, str(script), *self._words], stdout=console, stderr=console,
@@ -143,6 +144,7 @@ def group_is_gone(number: int) -> bool:
         (Forked, signal.SIGINT, ("model.data.num_workers=2",)),
         (Forked, signal.SIGHUP, ()),
         (Forked, signal.SIGTERM, ("model.data.num_workers=2",)),
+        (Terminal, signal.SIGTERM, ("model.data.num_workers=1",)),
         (Terminal, signal.SIGINT, ("trainer.devices=2",)),
     ],
 )

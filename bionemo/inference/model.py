@@ -113,7 +113,11 @@ class TrainedModel(InferenceModel):
         max_length = max_tokens(self.network)
         for ids, name in zip(found, names, strict=True):
             if len(ids) > max_length:
-                remedy = "shorten it, or raise the limit of a rotary model with `longest` (with begin and end tokens)"
+                size = len(ids) + 2  # with begin and end tokens
+                remedy = (
+                    f"shorten it, or load a model with rotary positions with max_length={size} (bionemo analysis: "
+                    f"--longest {size})"
+                )
                 raise too_long_error(name, len(ids), max_length, remedy)
         return found
 

@@ -43,5 +43,6 @@ def tokenize_protein(
     letters = "".join(sequence.split())
     ids, max_length = tokenize(network.vocabulary, letters, name), max_tokens(network)
     if len(ids) > max_length and not any_length:
-        raise too_long_error(name, len(ids), max_length, "cut out a domain", "residues")
+        remedy = f"cut out a domain, or add --longest {len(ids) + 2} if the model has rotary positions"
+        raise too_long_error(name, len(ids), max_length, remedy, "residues")
     return Protein(letters, ids, network.vocabulary)

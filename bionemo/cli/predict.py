@@ -108,7 +108,7 @@ def _predict_first_rank(
     from bionemo.inference.progress import progress_bar
 
     predict_files.prepare_directory(prediction, model)
-    texts = [record.text for record in prediction.records.read(0, min(len(prediction.records), 100))]
+    texts = (record.text for record in prediction.records.read(0, len(prediction.records)))
     if note := note_unknown_tokens(model.network.vocabulary, texts):
         log.warning("%s: %s", prediction.records.paths[0], note)
     try:

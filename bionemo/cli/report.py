@@ -16,7 +16,7 @@ def main() -> None:
 
 
 def report(options: Namespace) -> None:
-    """Write the page once; with `watch`, repeatedly until the command is interrupted.
+    """Write the page; with `watch`, write it again and again until the command is interrupted.
 
     Raises:
         UserError: if a directory is not that of a run, or Bokeh is not installed.

@@ -134,7 +134,7 @@ def optional_dependency(extra: str, use: str) -> Iterator[None]:
 
 
 def shorten(text: str, length: int = 40) -> str:
-    """Return a quoted text for messages, of at most this length."""
+    """Return a text in quotes for a message, cut to at most `length` characters."""
     return repr(text if len(text) <= length else text[: length - 3] + "...")
 
 

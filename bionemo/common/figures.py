@@ -16,7 +16,7 @@ def new_figure(width: float = 9.0, height: float = 3.6) -> Figure:
 
 
 def plain(text: str) -> str:
-    """Return a label that matplotlib does not read as a formula, and that a legend does not skip."""
+    """Return a label in which `$` starts no formula, without leading `_`, because legends omit such labels."""
     return text.replace("$", r"\$").lstrip("_")
 
 

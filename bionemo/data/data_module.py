@@ -82,7 +82,7 @@ class SequenceData(pl.LightningDataModule):
         return self.steps("train", data.shuffle, self._epochs(), micro_batches or self.micro_batches, self.position)
 
     def val_dataloader(self) -> StepLoader:
-        """Return a loader of every record once, the last step padded; masks do not change between epochs.
+        """Return a loader that reads every record once and pads the last step. Masks do not change between epochs.
 
         Records are in the order of the files; packing changes the order within a packing window.
         """

@@ -74,9 +74,10 @@ def cluster_members(config: ProteinDataConfig) -> list[Path] | None:
 def _directory(config: ShardDataConfig, name: SplitName) -> Path:
     common = config.dataset_path
     directory = Path(getattr(config, name).dataset_path or common or ".")
-    if common and not (directory / name).is_dir() and ((Path(common) / name).is_dir() or not directory.is_dir()):
-        return Path(common)  # plain shards, without the uf50 directory of prepared UniRef50/90
-    return directory
+    if not common or not directory.is_relative_to(common) or (directory / name).is_dir():
+        return directory
+    # plain shards, without the uf50 directory of prepared UniRef50/90
+    return Path(common) if (Path(common) / name).is_dir() or not directory.is_dir() else directory
 
 
 def parse_prefixes(data_prefix: str | Sequence[str | float]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:

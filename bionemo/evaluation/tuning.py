@@ -124,7 +124,9 @@ def _run_overrides(steps: int) -> list[str]:
 
 def peak_rate(cfg: RunConfig) -> float:
     """Return the highest learning rate of the configured schedule."""
-    optim, steps = cfg.model.optim, cfg.model.optim.sched.max_steps or cfg.trainer.max_steps
+    optim, steps = cfg.model.optim, cfg.trainer.max_steps
+    if steps < 1:  # the run is limited by epochs or time
+        steps = optim.sched.max_steps or 0
     if steps < 1:
         raise UserError("the number of steps is unknown: set trainer.max_steps")
     schedule = build_schedule(optim.sched, optim.lr, steps)

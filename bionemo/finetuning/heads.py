@@ -150,8 +150,8 @@ class SequenceHead(Head):
             if isinstance(layer, nn.ReLU) and keys_N is not None and self.dropout:
                 vectors_RD = dropout(vectors_RD, keys_N + depth, TASK_HEAD, self.dropout)
         if vectors_RD.requires_grad:
-            # Gradients of the loss in units of the targets' variance: weight decay and gradient clipping then have
-            # the same effect for targets in all units.
+            # Divide the gradient of the squared error by the variance of the targets, so that weight decay and
+            # gradient clipping do not depend on their unit.
             variance = self.target_scale.square()
             vectors_RD.register_hook(lambda gradient: gradient / variance)
         return vectors_RD * self.target_scale + self.target_mean

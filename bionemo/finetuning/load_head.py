@@ -67,7 +67,7 @@ def _build_head(weights: dict[str, Tensor], outputs: int) -> Head:
 
 
 def read_records(path: Path) -> tuple[list[str], list[str]]:
-    """Read ids and sequences of a FASTA file, a table or a list of SMILES; a record without id has its number, from 0.
+    """Read ids and sequences of a FASTA file, a table or a .smi file. A record without id is numbered, from 0.
 
     Raises:
         UserError: if the file cannot be read, has no records, or has no column of sequences.

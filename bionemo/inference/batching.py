@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenization for inference (one token per residue or atom) and batches of bounded size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,12 +57,12 @@ def tokenize(vocabulary: Vocabulary, text: str, name: str) -> Ids:
     return ids
 
 
-def note_unknown_tokens(vocabulary: Vocabulary, texts: Sequence[str]) -> str | None:
-    """Return a note if many tokens of the first sequences are unknown to a model, else None."""
+def note_unknown_tokens(vocabulary: Vocabulary, texts: Iterable[str]) -> str | None:
+    """Return a note if at least a fifth of the tokens of the first sequences is unknown to a model, else None."""
     if not isinstance(vocabulary, TokenTable):
         return None
     sample = []
-    for text in texts[:_SAMPLED]:
+    for text in islice(texts, _SAMPLED):
         with suppress(UserError):  # reported later, with the name of the sequence
             sample.append(tokenize(vocabulary, text, "a sequence"))
     unknown = float(np.mean(np.concatenate(sample) == vocabulary.unk_id)) if sample else 0.0

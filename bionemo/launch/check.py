@@ -41,7 +41,7 @@ def check(process: Process, sizes: Sizes, cpu: bool, timeout: float) -> None:
     Uses gloo between CPUs if `cpu`, even if there are GPUs. All processes have to connect within `timeout` seconds.
 
     Raises:
-        UserError: if a process does not connect or has no GPU, the connection is lost, or a sum is wrong.
+        UserError: if a process does not connect or has no GPU, all-reduce fails, or a sum is wrong.
     """
     if process.world_size is None:
         raise UserError(f"WORLD_SIZE is not set ({process.launcher}): set it to the number of processes")
@@ -62,7 +62,7 @@ def check(process: Process, sizes: Sizes, cpu: bool, timeout: float) -> None:
         _measure(process.rank, process.world_size, sizes, device, backend)
     except (dist.DistError, RuntimeError) as error:
         raise RankError(
-            f"rank {process.rank} on {socket.gethostname()} lost the connection to another process "
+            f"rank {process.rank} on {socket.gethostname()}: all-reduce failed "
             f"({str(error).strip().splitlines()[0]}): see the messages of the other processes"
         ) from error
     finally:

@@ -51,7 +51,7 @@ def current_device() -> Device:
 
 
 def match_device(name: str, memory: int = 0) -> Device | None:
-    """Return the device whose model is part of the name that torch reports, the one with the closest memory in MiB."""
+    """Return the device whose model is in the name that torch reports, with the closest `memory` in MiB; or None."""
     found = [device for key, device in DEVICES.items() if key.partition("-")[0].upper() in name]
     return min(found, key=lambda device: abs(device.memory - memory), default=None)
 

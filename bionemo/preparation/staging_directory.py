@@ -212,11 +212,11 @@ def _delete_listed_files(replaced: Path) -> None:
         manifest = Manifest.read(replaced)
     except UserError:
         manifest = None
+    listed = manifest.files if manifest else {}
     for directory, _, files in os.walk(replaced, topdown=False):
         for name in files:
             path = Path(directory, name)
             relative = path.relative_to(replaced).as_posix()
-            listed = manifest.files if manifest else {}
             is_index = INDEX.search(name) and INDEX.sub("", relative) in listed
             if is_index or (relative in listed and _is_listed(path, relative, listed[relative])):
                 path.unlink()

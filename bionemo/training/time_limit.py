@@ -15,21 +15,19 @@ log = logging.getLogger(__name__)
 
 
 class TimeLimit(pl.Callback):
-    """Ends a run between two steps after one of its time limits; the checkpoint callback saves then.
+    """Ends a run between two steps when it has reached a time limit; the checkpoint callback then saves.
 
-    With several ranks, this happens at a step that is logged.
+    With several ranks, the run ends at a step that is logged.
+
+    Args:
+        per_start: `exp_manager.max_time_per_run`, measured from each start of the run.
+        total: `trainer.max_time`, the time of training, including the time before the run was resumed.
+
+    Raises:
+        UserError: if a limit is not a duration.
     """
 
-    def __init__(self, per_start: str | None, total: Any = None) -> None:
-        """Set the limits.
-
-        Args:
-            per_start: `exp_manager.max_time_per_run`, measured from each start of the run.
-            total: `trainer.max_time`, the time of training, including that before the run was resumed.
-
-        Raises:
-            UserError: if a limit is not a duration.
-        """
+    def __init__(self, per_start: str | None, total: str | dict[str, int] | None) -> None:
         self._limits = per_start, total
         self._per_start = duration_in_seconds("exp_manager.max_time_per_run", per_start) if per_start else None
         self._total = duration_in_seconds("trainer.max_time", total) if total else None
@@ -37,7 +35,7 @@ class TimeLimit(pl.Callback):
         self._seconds_before = 0.0  # time of training before this start
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Begin to measure the time of training."""
+        """Start measuring the time of training."""
         self._training_started = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:

@@ -7,9 +7,11 @@ import re
 import pytest
 
 from bionemo.common.errors import UserError
+from bionemo.config import check
 from bionemo.config.compose import compose_typed, expand_sweep, load, rewrite_overrides
 from bionemo.config.hints import did_you_mean
 from bionemo.config.paths import find_config_dir, find_source
+from bionemo.tokenizers.alphabet import SENTINEL_COUNT
 from tests.conftest import EXAMPLES, ROOT
 
 HOME = EXAMPLES / "esm1nv" / "conf"
@@ -196,6 +198,11 @@ def test_hints_never_raise():
     assert did_you_mean("a", []) == ""
     assert did_you_mean("a", [None]) == ""  # type: ignore[list-item]
     assert did_you_mean(None, ["a"]) == ""  # type: ignore[arg-type]
+
+
+def test_default_number_of_sentinels() -> None:
+    """The configuration may not import the tokenizers."""
+    assert check._SENTINELS == SENTINEL_COUNT
 
 
 MISTAKES_OF_OTHER_MODELS = {

@@ -59,6 +59,7 @@ def test_peak_rates_of_all_schedules() -> None:
     endless = ["trainer.max_steps=-1", "trainer.max_epochs=2", "model.optim.sched.name=InverseSquareRootAnnealing"]
     with pytest.raises(UserError, match=r"the number of steps is unknown: set trainer\.max_steps"):
         peak_rate(load("pretrain_esm2_mock", endless))
+    assert peak_rate(load("pretrain_esm2_mock", [*endless, "model.optim.sched.max_steps=1000"])) == pytest.approx(6e-3)
 
 
 def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,10 +82,10 @@ class TrainerConfig:
         """Number of devices per node; None if it depends on the machine. Lightning reads "0,1" as two indices."""
         if isinstance(self.devices, list):
             return len(self.devices)
-        if self.devices in ("auto", "-1", -1):
+        text = str(self.devices)
+        if text in ("auto", "-1"):
             return None
-        indices = [index for index in str(self.devices).split(",") if index.strip()]
-        return len(indices) if "," in str(self.devices) else int(self.devices)
+        return len([index for index in text.split(",") if index.strip()]) if "," in text else int(text)
 
     @property
     def epochs(self) -> int | None:

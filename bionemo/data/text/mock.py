@@ -101,7 +101,7 @@ class MockText:
     """
 
     def __init__(self, vocab_size: int, eod_id: int, num_samples: int, seq_length: int, seed: int, split: str) -> None:
-        """Define text for `num_samples` samples, at least one, of `seq_length` tokens."""
+        """Define text for `num_samples` (at least 1) samples of `seq_length` tokens."""
         self.name, self.size = f"mock text ({split})", num_samples * seq_length + 1
         self.language = language(vocab_size, eod_id)
         self._key = purpose_key(seed, f"mock text {split}")

@@ -141,7 +141,7 @@ def fit_contact_head(
 def precision(
     predicted: Floats, known: NDArray[Any], divisor: int = 1, nearest: int = LONG_RANGE, end: int | None = None
 ) -> float:
-    """Return the share of contacts among the n / divisor most likely pairs; nan without a known pair.
+    """Return the share of contacts among the n / divisor most likely pairs; nan if no pair is known.
 
     Args:
         predicted: probabilities [n, n].

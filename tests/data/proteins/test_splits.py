@@ -44,6 +44,14 @@ def test_mock_data_ignores_prepared_clusters(tmp_path: Path) -> None:
     assert len(first("pretrain_esm2_8M", *mock)) >= 30
 
 
+def test_another_directory_is_not_replaced(tmp_path: Path) -> None:
+    """Only the directory uf50 in `model.data.dataset_path` may be missing, not one that the user names."""
+    shard(tmp_path / "train" / "x000.csv", "MKV")
+    paths = [f"model.data.dataset_path={tmp_path}", "model.data.train.dataset_path=/wrong/place"]
+    with pytest.raises(UserError, match=r"/wrong/place/train"):
+        first("pretrain_esm2_8M", *paths, "model.data.dataset.train=x000")
+
+
 def test_errors_name_missing_shards(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"x000\.csv.*x001\.csv"):
         first("pretrain_esm2_8M", f"model.data.dataset_path={tmp_path}", "model.data.dataset.train=x[000..001]")

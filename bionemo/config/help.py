@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bionemo.config.paths import list_configs
+from bionemo.config.paths import EXAMPLES, list_configs, script_dir
 from bionemo.config.schema import RunConfig
 
 _TEXT = """\
@@ -26,8 +26,7 @@ Composes a configuration from YAML files, checks it, and runs it. Every key can 
   -sc install=bash          print shell completion; use it as eval "$({program} -sc install=bash)"
   --hydra-help              more flags
 
-configs ({directory})
-  {configs}
+{configs}
 
 {groups}examples
 {examples}
@@ -61,17 +60,33 @@ PRETRAINING = CommandSpec(
 
 
 def help_text(program: str, name: str, directory: Path, groups: Path, spec: CommandSpec) -> str:
-    """Return the text of `--help`, with the runnable configurations in `directory` and the groups in `groups`."""
-    listed = [
-        f"  {group.name:12} {', '.join(list_configs(group))}" for group in sorted(groups.iterdir()) if group.is_dir()
-    ]
+    """Return the text of `--help`, with the runnable configurations and the groups in `groups`.
+
+    The configurations are those in `directory`, or those of all examples if it belongs to an example other than the
+    running script's.
+    """
+    listed = []
+    for group in sorted(path for path in groups.iterdir() if path.is_dir()):
+        choices = list_configs(group)
+        for part in sorted(path for path in group.iterdir() if path.is_dir()):
+            choices += (f"{part.name}/{choice}" for choice in list_configs(part))
+        listed.append(f"  {group.name:12} {', '.join(choices)}")
     return _TEXT.format(
         program=program,
         description=spec.description,
         name=name,
-        directory=directory,
-        configs="\n  ".join(list_configs(directory)),
+        configs="\n  ".join(_list_runnable(directory, spec)),
         groups="groups\n" + "\n".join(listed) + "\n\n" if spec.has_groups else "",
         example=spec.example,
         examples="\n".join(f"  {program} {arguments.format(name=name)}".rstrip() for arguments in spec.examples),
     )
+
+
+def _list_runnable(directory: Path, spec: CommandSpec) -> list[str]:
+    if spec.schema is not RunConfig or not directory.is_relative_to(EXAMPLES) or directory.parent == script_dir():
+        return [f"configs ({directory})", *list_configs(directory)]
+    lines = [f"configs of the examples in {EXAMPLES} (a name that occurs twice needs --config-path)"]
+    for path in sorted(EXAMPLES.glob("**/conf")):
+        if names := [name for name in list_configs(path) if name.startswith("pretrain")]:
+            lines.append(f"{path.parent.relative_to(EXAMPLES)!s:21} {', '.join(names)}")
+    return lines

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory, FLOPs and duration of a training step, extrapolated from the measured layers to all layers.
 
-torch.compile, the CUDA context, NCCL's buffers and fragmentation are not included in the memory. The constants of the
-duration have not been measured: use it to compare layouts. It does not include data loading, validation, checkpoints
-and communication between pipeline stages.
+torch.compile, the CUDA context, NCCL's buffers and fragmentation are not included in the memory. The duration does not
+include data loading, validation, checkpoints and communication between pipeline stages. Its constants are not fitted
+to measurements. On one GPU, measured steps took 1 (large models) to 2 times (small models) as long
+(scripts/benchmark/RESULTS.md). The duration on several GPUs has not been measured.
 """
 
 from collections.abc import Iterator

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from bionemo.common.launcher_environment import is_global_rank_zero
+from bionemo.config.help import PRETRAINING, help_text
+from bionemo.config.paths import CONF_DIR
 from tests.conftest import EXAMPLES, ROOT
 
 TASK = f"""
@@ -116,6 +118,14 @@ def test_help_lists_configs_groups_and_flags(command):
         assert text in out
     assert out.split("examples\n")[1].count("train.py") == 5
     assert "_encoder" not in out
+
+
+def test_help_lists_the_configs_of_all_examples():
+    directory = EXAMPLES / "protein/esm2nv/conf"
+    text = help_text("bionemo pretrain", "pretrain_esm2_8M", directory, CONF_DIR, PRETRAINING)
+    for part in ("protein/esm2nv", "pretrain_esm2_8M", "molecule/megamolbart", "pretrain_gpt3_mock", "gpt3/1.3b"):
+        assert part in text
+    assert "downstream_flip_scl" not in text
 
 
 def test_cfg_job_prints_the_config(command):

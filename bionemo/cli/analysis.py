@@ -168,7 +168,7 @@ def _parser() -> ArgumentParser:
     add = add_command("contacts", "predict contacts between residues")
     add("--input", dest="input_path", type=Path, required=True, metavar="FASTA")
     add("--head", type=Path, metavar="JSON", help="head from contacts-fit (default: the head of the model)")
-    add("--maps", type=Path, metavar="DIR", help="known contacts, ID.npy, for the precision")
+    add("--maps", type=Path, metavar="DIR", help="known contacts, ID.npy; prints the precision")
     add("--output", type=Path, required=True, metavar="DIR", help="directory for ID.csv and ID.png of each protein")
 
     add = add_command("contacts-fit", "fit a contact head to proteins of known structure")

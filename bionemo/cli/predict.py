@@ -85,7 +85,7 @@ def predict(cfg: InferConfig) -> None:
 
         decodings(task)  # checks the settings before any file is read
         records, precision = Records(data), str(cfg.trainer.precision)
-        model = load(task.restore_from_path, f"cuda:{local_rank}" if gpus else "cpu", precision)
+        model = load(task.restore_from_path, f"cuda:{local_rank}" if gpus else "cpu", precision, data.max_length)
         model.check_outputs(task.outputs)
         identity = prediction_fingerprint(task, data, precision, records.paths, model)
         prediction = Prediction(records, task, data, identity)

@@ -9,6 +9,8 @@ from typing import BinaryIO, NamedTuple
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 
+# usual names of the column of the sequences, in lower case
+SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
 _MAX_LISTED = 8  # columns in a message
 
 

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bionemo.common.errors import UserError
-from bionemo.data.table import Table, read_table
+from bionemo.data.table import SEQUENCE_COLUMNS, Table, read_table
 
 CONFIG = "downstream_table"
-_SEQUENCES = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
 _TARGETS = ("label", "labels", "target", "class", "score", "fitness", "value", "y")
 _IDS = ("id", "name", "entry", "accession", "record_id", "record_name", "index", "")
 _SEQUENCE_KEY, _TARGET_KEY = "model.data.sequence_column", "model.data.target_column"
@@ -116,7 +115,7 @@ def _first_file(path: Path) -> Path:
 
 def find_sequences(table: Table) -> str | None:
     """Return the name of the column of the sequences: by its name, else by its cells. None if this is ambiguous."""
-    if found := [name for name in table.columns if name.strip().lower() in _SEQUENCES]:
+    if found := [name for name in table.columns if name.strip().lower() in SEQUENCE_COLUMNS]:
         return found[0] if len(found) == 1 else None
     found = [
         name

@@ -16,10 +16,11 @@ from bionemo.interop.convert import CHECKPOINT, detect_format
 from bionemo.tokenizers import Vocabulary
 
 _FORMAT = 1  # increase it when a code change alters the results or the format of partial results
-# Settings that cannot change the result. All others are part of the fingerprint.
+# Settings that cannot change the result, or that are part of the fingerprint of the model (max_length). All others are
+# part of the fingerprint.
 _IGNORED_DATA = (
     "dataset_path", "index_mapping_dir", "batch_size", "tokens_per_batch", "output_fname", "output_format",
-    "overwrite",
+    "overwrite", "max_length",
 )  # fmt: skip
 _IGNORED_TASK = ("restore_from_path",)
 

@@ -16,6 +16,7 @@ from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.shards.index_store import user_cache
 from bionemo.data.shards.ranges import expand_range
+from bionemo.data.table import SEQUENCE_COLUMNS
 
 FASTA = (".fasta", ".fa", ".faa", ".fas")
 _CSV, _SMILES = (".csv", ".tsv"), (".smi", ".smiles")
@@ -146,12 +147,13 @@ def _check_columns(path: Path, config: InferDataConfig, reader: CsvFieldsConfig)
 def _find_columns(path: Path, separator: str, config: InferDataConfig) -> dict[str, int]:
     """Find the columns of sequences and, optionally, ids in the header."""
     header, wanted = _read_header(path, separator), _header_name("sequence", config)
-    if "sequence" == wanted not in header and "smiles" in header:
-        wanted = "smiles"
+    usual = [name for name in header if name.strip().lower() in SEQUENCE_COLUMNS]
+    if "sequence" == wanted not in header and len(usual) == 1:
+        wanted = usual[0]
     if wanted not in header:
         raise UserError(
-            f"{path} has no column {wanted!r}, but {', '.join(map(repr, header[:8])) or 'no header'}: set its name, "
-            "as in model.data.data_fields_map.sequence=smiles"
+            f"{path} has no column {wanted!r}, but {', '.join(map(repr, header[:8])) or 'no header'}: set "
+            "model.data.data_fields_map.sequence to the column of the sequences"
         )
     columns = {"sequence": header.index(wanted)}
     for name in (_header_name("id", config), *ID_COLUMNS):

@@ -110,15 +110,14 @@ class TrainedModel(InferenceModel):
         """
         names = [f"sequence {n}" for n in range(len(texts))] if names is None else names
         found = [tokenize(self.network.vocabulary, text, name) for text, name in zip(texts, names, strict=True)]
-        max_length = max_tokens(self.network)
-        for ids, name in zip(found, names, strict=True):
-            if len(ids) > max_length:
-                size = len(ids) + 2  # with begin and end tokens
-                remedy = (
-                    f"shorten it, or load a model with rotary positions with max_length={size} (bionemo analysis: "
-                    f"--longest {size})"
-                )
-                raise too_long_error(name, len(ids), max_length, remedy)
+        length, name = max(zip(map(len, found), names, strict=True), key=lambda pair: pair[0], default=(0, ""))
+        if length > (max_length := max_tokens(self.network)):
+            size = length + 2  # with begin and end tokens
+            remedy = (
+                f"shorten it, or load a model with rotary positions with max_length={size} (bionemo analysis: "
+                f"--longest {size})"
+            )
+            raise too_long_error(name, length, max_length, remedy)
         return found
 
     def _per_sequence(self, texts: Sequence[str], name: str) -> Floats:

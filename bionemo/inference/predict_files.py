@@ -110,11 +110,8 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
             long and `long_sequences` is `error`.
     """
     data, outputs = prediction.data, prediction.outputs
-    if data.long_sequences == "error" and isinstance(model.network.vocabulary, Alphabet):  # a token for each letter
-        long = np.flatnonzero(prediction.records.lengths > max_tokens(model.network))
-        for record in prediction.records.read(long[0], long[0] + 1) if len(long) else ():
-            name, max_length = f"{record.id} (record {long[0]:,})", max_tokens(model.network)
-            raise too_long_error(name, len(record.text), max_length, SET_POLICY)
+    if isinstance(model.network.vocabulary, Alphabet):
+        _check_lengths(prediction, model)
     if prediction.file_format == "csv" and (per_token := [name for name in outputs if name in PER_TOKEN]):
         raise UserError(
             f"a CSV file cannot hold {', '.join(per_token)}, which have a row per token: write .parquet or .npz"
@@ -133,6 +130,24 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
         log.warning("%s holds parts of another prediction: they are removed (other %s)", directory, reason)
         remove_owned(directory, KIND, NAMES)
     create_owned(directory, KIND, prediction.identity)
+
+
+def _check_lengths(prediction: Prediction, model: TrainedModel) -> None:
+    """Report proteins that are too long, which have a token for each letter, before any is computed."""
+    lengths, max_length = prediction.records.lengths, max_tokens(model.network)
+    long = np.flatnonzero(lengths > max_length)
+    for record in prediction.records.read(long[0], long[0] + 1) if len(long) else ():
+        name = f"{record.id} (record {long[0]:,})"
+        if prediction.data.long_sequences == "error":
+            raise too_long_error(name, len(record.text), max_length, SET_POLICY)
+        remedy = f"; model.data.max_length={lengths.max() + 2} accepts all" if model.network.rotary else ""
+        _note_long(name, len(long), max_length, prediction.data.long_sequences, remedy)
+
+
+def _note_long(name: str, count: int, max_length: int, policy: str, remedy: str = "") -> None:
+    action = {"truncate": "truncated", "split": "split into pieces", "drop": "dropped"}[policy]
+    more = f" and {count - 1:,} more" if count > 1 else ""
+    log.warning("%s%s: more than %d tokens, %s%s", name, more, max_length, action, remedy)
 
 
 def _refuse_existing(prediction: Prediction) -> None:
@@ -189,10 +204,8 @@ def _compute_part(prediction: Prediction, model: TrainedModel, number: int, whic
     names = [f"{record.id} (record {number:,})" for number, record in zip(which, records, strict=True)]
     ids = [tokenize(model.network.vocabulary, record.text, name) for record, name in zip(records, names, strict=True)]
     fitted = apply_policy(ids, names, max_length, data.long_sequences)
-    if fitted.long and data.long_sequences != "error":
-        action = {"truncate": "truncated", "split": "split into pieces", "drop": "dropped"}[data.long_sequences]
-        more = f" and {len(fitted.long) - 1} more" if len(fitted.long) > 1 else ""
-        log.warning("%s%s: more than %d tokens, %s", names[fitted.long[0]], more, max_length, action)
+    if fitted.long and not isinstance(model.network.vocabulary, Alphabet):
+        _note_long(names[fitted.long[0]], len(fitted.long), max_length, data.long_sequences)
     limits = BatchLimits(data.tokens_per_batch, data.batch_size)
     generated = decodings(prediction.task)
     computed = [name for name in prediction.outputs if name not in GENERATED]

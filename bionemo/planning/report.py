@@ -277,7 +277,7 @@ def _time(plan: Plan) -> Iterator[str]:
         read += " without padding"
     speed = _tokens_per_second(plan.profiler, plan.layout, plan.duration)
     parts = ", ".join(f"{name} {value:.3g}" for name, value in asdict(plan.duration).items() if value)
-    yield "time, an estimate; measured steps on one H100 or H200 took 1 to 2 times as long"
+    yield "time, an estimate; on one H100 or H200, steps took 1.0 (650M parameters) to 2.0 (8M) times as long"
     yield f"  {useful:.3g} FLOPs per step" + (f", {computed:.3g} computed" if computed > useful * 1.01 else "")
     yield f"  {seconds:.3g} s per step ({parts}), {speed:,.0f} {read} per second, MFU {plan.mfu:.0%}"
     if plan.steps:
@@ -299,6 +299,7 @@ def _comparison(plan: Plan, show_all: bool) -> Iterator[str]:
             f"  {'sharded' if layout.sharded else 'whole':9}  {'none' if layout.recompute == 'none' else 'full':9}"
             f"{each.memory / _GIB:6.1f} GiB  {'yes' if each.fits else 'no':4}{each.speed / plan.requested.speed:7.2f}"
             f"{largest_micro_batch(plan.profiler, layout, plan.device):21}"
+            f"{'  requested' if layout == plan.layout else ''}"
         )
     if len(shown) < len(plan.choices):
         yield f"  {len(fitting)} of {len(plan.choices)} fit; --all lists all of them"
@@ -308,7 +309,7 @@ def _comparison(plan: Plan, show_all: bool) -> Iterator[str]:
     elif not plan.advice:
         yield "the requested layout is the fastest that fits"
     elif plan.requested.fits and plan.best.speed < 1.02 * plan.requested.speed:
-        yield "the requested layout is as fast as any that fits"
+        yield "no layout that fits is faster than the requested layout by 2 % or more"
     else:
         yield f"recommended overrides: {' '.join(plan.advice)}"
 

@@ -8,7 +8,9 @@ import pytest
 from tests.inference.samples import go, same, sequences
 
 
-@pytest.mark.parametrize("kind", ["csv", "named.csv", "molecules.csv", "prepared.csv", "tsv", "v1.csv", "shards"])
+@pytest.mark.parametrize(
+    "kind", ["csv", "named.csv", "molecules.csv", "upper.csv", "prepared.csv", "tsv", "v1.csv", "shards"]
+)
 def test_input_formats_are_equivalent(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
     go(model, fasta, tmp_path / "one.npz")
     rows = list(enumerate(sequences()))
@@ -21,6 +23,8 @@ def test_input_formats_are_equivalent(kind: str, model: Path, fasta: Path, tmp_p
             overrides = ["model.data.data_fields_map.sequence=letters", "model.data.data_fields_map.id=protein"]
         case "molecules.csv":
             path.write_text("zinc_id,smiles\n" + "".join(f"p{n},{text}\n" for n, text in rows))
+        case "upper.csv":
+            path.write_text("id,SMILES,label\n" + "".join(f"p{n},{text},1\n" for n, text in rows))
         case "prepared.csv":
             path.write_text("record_id,record_name,sequence\n" + "".join(f"{n},p{n},{text}\n" for n, text in rows))
         case "tsv":

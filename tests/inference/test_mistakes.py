@@ -26,7 +26,7 @@ def mistake(model: Path, data: Path, output: Path, *overrides: str) -> str:
         ("x.fasta", ">a\nMKT\n>b\n123\n", "b (record 1) contains no letter of the vocabulary ('123')"),
         ("x.csv", "id,sequence\na,MKT\nb,\n", "a record without a sequence|b (record 1) is empty"),
         ("x.csv", "id,sequence\na,\nb,\n", "a record without a sequence|a (record 0) is empty"),
-        ("x.csv", "id,seq\na,MKT\n", "has no column 'sequence', but 'id', 'seq': set its name"),
+        ("x.csv", "id,letters\na,MKT\n", "has no column 'sequence', but 'id', 'letters': set "),
         ("x.csv", "id,sequence\n", "contains no records after its 1 header line"),
         ("x.fasta", "id,sequence\na,MKT\n", "text before the first '>': is this a FASTA file?"),
         ("x.fasta", ">a\nMKT>b\nMKT\n", "x.fasta:2: a '>' within a sequence: put a line end before the record"),

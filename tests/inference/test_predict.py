@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bionemo.predict` writes what the model computes, independent of batches and processes."""
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_long_sequences(
     go(model, fasta, tmp_path / "x.npz", ALL, f"model.data.long_sequences={policy}")
     found, ours = np.load(tmp_path / "x.npz"), bionemo.load(model)
     texts = sequences()
-    assert "p6 (record 6): more than 94 tokens" in capsys.readouterr().err
+    assert "p6 (record 6) and 1 more: more than 94 tokens" in capsys.readouterr().err
     if policy == "drop":
         kept = [n for n, length in enumerate(LENGTHS) if length <= 94]
         assert found["id"].tolist() == [f"p{n}" for n in kept]
@@ -99,6 +100,17 @@ def test_long_sequences(
     surprise = np.log(ours.pseudo_perplexity(pieces)) @ np.array([67, 67, 66]) / 200
     np.testing.assert_allclose(found["pseudo_perplexity"][8], np.exp(surprise), rtol=1e-5)
     assert np.array_equal(found["embeddings"][0], ours.embed(texts[:1])[0])
+
+
+def test_max_length(model: Path, fasta: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    go(model, fasta, tmp_path / "x.npz", ALL)
+    [limit] = re.findall(r"p6 .record 6. and 1 more: .* truncated; ([\w.]+=\d+) accepts all", capsys.readouterr().err)
+    assert limit == f"model.data.max_length={max(LENGTHS) + 2}"
+    go(model, fasta, tmp_path / "whole.npz", ALL, limit)
+    assert capsys.readouterr().err == ""
+    found, longer = np.load(tmp_path / "whole.npz"), bionemo.load(model, max_length=max(LENGTHS) + 2)
+    assert np.array_equal(found["embeddings"], longer.embed(sequences()))
+    assert found["tokens"].tolist() == list(LENGTHS)
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "nemo"])

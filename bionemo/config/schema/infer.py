@@ -84,6 +84,7 @@ class InferDataConfig:
     index_mapping_dir: str | None  # directory of index files; None: in the user's cache
     batch_size: Dimension  # maximum number of sequences per batch; does not change the results
     tokens_per_batch: TokenCount  # maximum number of tokens per batch
+    max_length: TokenCount | None  # tokens of a sequence; more than in training needs rotary positions
     long_sequences: Literal["truncate", "split", "drop", "error"]  # longer than the model's maximum length
     output_fname: str  # "": name of the first input file with another extension, in the current directory
     output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl"] | None  # None: by output_fname

@@ -105,8 +105,9 @@ def run_contacts(
     outputs = [(output / f"{name}.csv", output / f"{name}.png") for name in names]
     files.refuse_existing([path for pair in outputs for path in pair], overwrite)
     known_maps = _read_maps(maps, names) if maps else None
-    model, precisions = load_model(), []
-    for record in records:  # check all before the first is computed
+    model = load_model()
+    precisions: dict[int, list[list[float]]] = {contacts.SEPARATION: [], contacts.LONG_RANGE: []}
+    for record in sorted(records, key=_length, reverse=True):  # check all before the first is computed
         tokenize_protein(model, record["sequence"], record["id"])
     with progress_bar("predicting contacts", len(records), "proteins") as advance:
         for number, (record, name) in enumerate(zip(records, names, strict=True)):
@@ -114,8 +115,9 @@ def run_contacts(
             known = None
             if known_maps is not None:
                 known = contacts.check_contact_map(known_maps[number], len(predicted), f"the map {name}.npy")
-                if np.triu(known == 1, contacts.LONG_RANGE).any():
-                    precisions.append([contacts.precision(predicted, known), contacts.precision(predicted, known, 5)])
+                for nearest, found in precisions.items():
+                    if np.triu(known == 1, nearest).any():
+                        found.append([contacts.precision(predicted, known, part, nearest) for part in (1, 5)])
             table, plot = outputs[number]
             with files.staged_file(table) as file, files.staged_file(plot) as plot_file:
                 i, j = np.triu_indices(len(predicted), 1)
@@ -124,14 +126,14 @@ def run_contacts(
                 plot_contacts(plot_file, predicted, record["id"], known)
             advance(1)
     print(f"{len(records):,} contact maps: {output}")
-    if precisions:
-        top, fifth = np.mean(precisions, axis=0)
-        print(
-            f"precision of the most likely contacts between residues at least {contacts.LONG_RANGE} apart: first L "
-            f"{top:.4f}, first L/5 {fifth:.4f} (L: length of the protein; {len(precisions):,} proteins)"
-        )
-    elif known_maps is not None:
-        print(f"precision unknown: no map has contacts between residues at least {contacts.LONG_RANGE} apart")
+    if known_maps is not None:
+        print("precision of the most likely contacts (L: length of the protein)")
+        for nearest, found in precisions.items():
+            result = f"unknown, no map has contacts at least {nearest} apart"
+            if found:
+                top, fifth = np.mean(found, axis=0)
+                result = f"first L {top:.4f}, first L/5 {fifth:.4f} ({len(found):,} proteins)"
+            print(f"  residues at least {nearest:2} apart: {result}")
 
 
 def run_contacts_fit(load_model: LoadModel, *, input_path: Path, maps: Path, output: Path, overwrite: bool) -> None:
@@ -186,7 +188,7 @@ def _embed(
         raise UserError(f"{path}: no header has {color}=...: name another key, or add --table")
     model = load_model()
     max_length = max_tokens(model.network)
-    for record in records:  # check all before the first is computed
+    for record in sorted(records, key=_length, reverse=True):  # check all before the first is computed
         count = len(tokenize(model.network.vocabulary, record["sequence"], record["id"]))
         if count > max_length:
             remedy = "embed the file with `bionemo predict`, which can truncate it, and use its .npz file"
@@ -230,6 +232,10 @@ def _file_names(records: list[dict[str, str]], path: Path) -> list[str]:
     if invalid := [name for name, count in Counter(names).items() if count > 1 or not name]:
         raise UserError(f"{path}: several records would be written as {invalid[0]!r}: give each a different id")
     return names
+
+
+def _length(record: dict[str, str]) -> int:
+    return len(record["sequence"])
 
 
 def _read_maps(directory: Path, names: list[str]) -> list[np.ndarray]:

@@ -26,7 +26,7 @@ from bionemo.interop.huggingface.contacts import ContactHead
 from bionemo.megatron.attention import PackedAttention, PackedSequences, apply_rotary
 
 SEPARATION = 6  # minimum |i - j| of the pairs that the regression is fitted to
-LONG_RANGE = 24  # minimum |i - j| of long-range pairs, on which precision is reported
+LONG_RANGE = 24  # minimum |i - j| of long-range pairs
 _INVERSE_L1 = 0.15  # inverse strength of the L1 penalty, as chosen by the authors (facebookresearch/esm, issue 249)
 
 

@@ -3,6 +3,7 @@
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -200,10 +201,20 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
         n = np.arange(len(text))
         np.save(maps / f"{name}.npy", (n[:, None] + n) % 7 == 0)
     output = run("contacts", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "out")
-    assert output.startswith(
-        "3 contact maps: out\nprecision of the most likely contacts between residues at least 24 apart: first L 0."
+    assert re.fullmatch(
+        r"3 contact maps: out\nprecision of the most likely contacts \(L: length of the protein\)\n"
+        r"  residues at least  6 apart: first L 0\.\d{4}, first L/5 \d\.\d{4} \(2 proteins\)\n"
+        r"  residues at least 24 apart: first L 0\.\d{4}, first L/5 \d\.\d{4} \(1 proteins\)\n",
+        output,
     )
-    assert output.endswith("; 1 proteins)\n")
+    (tmp_path / "zeros").mkdir()
+    for file in maps.iterdir():
+        np.save(tmp_path / "zeros" / file.name, np.zeros_like(np.load(file)))
+    output_without = run("contacts", "--model", path, "--input", "x.fasta", "--maps", "zeros", "--output", "none")
+    assert output_without.endswith(
+        "  residues at least  6 apart: unknown, no map has contacts at least 6 apart\n"
+        "  residues at least 24 apart: unknown, no map has contacts at least 24 apart\n"
+    )
     names = ("a_b", "short", "sp|P1|ONE")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         f"{name}.{ending}" for name in names for ending in ("csv", "png")
@@ -233,6 +244,7 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
         (">a/b\nMK\n>a_b\nMK\n", [], "x: several records would be written as 'a_b': give each a different id"),
         (">..\nMK\n", [], "x: several records would be written as ''"),
         (">a\nMK\n>b\n" + "A" * 95 + "\n", [], "b has 95 residues, but the model accepts at most 94"),
+        (">a\n" + "A" * 95 + "\n>b\n" + "A" * 96 + "\n", [], "b has 96 residues, but the model accepts at most 94"),
         (">a\nMK\n", ["--head", "none"], "none cannot be read"),
         (">a\nMK\n", ["--maps", "d"], "d/a.npy cannot be read (No such file or directory): each record needs a map"),
         (">b\nMK\n", ["--maps", "maps"], "the map b.npy is of shape (3, 3), its sequence has 2 residues"),

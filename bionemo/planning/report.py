@@ -307,9 +307,9 @@ def _comparison(plan: Plan, show_all: bool) -> Iterator[str]:
         smaller = "" if plan.automatic else " or model.micro_batch_size"
         yield f"no layout fits: use more or larger GPUs, or a smaller model{smaller}"
     elif not plan.advice:
-        yield "the requested layout is the fastest that fits"
+        yield "recommended: the requested layout, the fastest that fits"
     elif plan.requested.fits and plan.best.speed < 1.02 * plan.requested.speed:
-        yield "no layout that fits is faster than the requested layout by 2 % or more"
+        yield "recommended: the requested layout; no other that fits is faster by 2 % or more"
     else:
         yield f"recommended overrides: {' '.join(plan.advice)}"
 

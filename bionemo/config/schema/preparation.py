@@ -91,9 +91,9 @@ class ZincJob(PreparationConfig):
 
     source: str  # a file that lists URLs, a directory of SMILES files, or one such file
     max_smiles_length: TokenCount  # longer molecules are left out
-    train_size: PositiveInt  # molecules per shard
-    val_size: NonNegativeInt  # molecules of the validation set
-    test_size: NonNegativeInt  # molecules of the test set
+    train_size: PositiveInt  # molecules per training shard
+    val_size: NonNegativeInt  # molecules per validation shard
+    test_size: NonNegativeInt  # molecules per test shard
     seed: Seed  # of the division
     on_invalid: Strictness  # SMILES that RDKit cannot parse
     on_duplicate: Literal["skip", "keep", "error"]  # molecules with the same canonical SMILES

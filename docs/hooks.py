@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
+from jupyter_client.connect import ConnectionFileMixin
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -38,6 +39,11 @@ _PREPARATIONS = {"text": ["source=FILE", "vocab_file=FILE", "merge_file=FILE"], 
 _MOST_DEFAULTS = 3  # values of a key in the table
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)#]+)(#[^)]*)?\)")
 _SUBCOMMANDS = {"evaluate": ["compare", "average"]}  # those that the help text of the command does not list
+
+
+def on_startup(**_: Any) -> None:
+    """Connect the tutorials with their kernels through Unix sockets; over TCP, each kernel writes a warning."""
+    ConnectionFileMixin.transport.default_value = "ipc"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

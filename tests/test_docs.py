@@ -27,8 +27,8 @@ from tests.conftest import ROOT
 pytest.importorskip("mkdocs")
 
 
-def build(site: Path, root: Path = ROOT, execute: bool = False) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "EXECUTE_TUTORIALS": str(execute).lower(), "NO_MKDOCS_2_WARNING": "1"}
+def build(site: Path, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "EXECUTE_TUTORIALS": "false", "NO_MKDOCS_2_WARNING": "1"}
     environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)

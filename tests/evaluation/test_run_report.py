@@ -17,7 +17,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from bionemo.evaluation import run_report
 from bionemo.evaluation.event_files import Scalars, downsample, join, read_events
-from bionemo.evaluation.run_report import RunReport, open_runs, render_runs, watch
+from bionemo.evaluation.run_files import open_runs
+from bionemo.evaluation.run_report import RunReport, render_runs, watch
 from tests.support.runs import config, run, train
 
 pytest.importorskip("bokeh")

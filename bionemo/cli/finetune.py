@@ -29,7 +29,7 @@ _SPEC = CommandSpec(
         "do_training=False model.data.task_name=all model.data.preprocessed_data_path=data/FLIP",
         "do_training=False model.data.preprocessing.source=downloads/FLIP model.data.preprocessed_data_path=data/FLIP",
         "model.restore_encoder_path=esm2.nemo model.data.preprocessed_data_path=data/FLIP",
-        "model.restore_encoder_path=RUN/checkpoints/esm2-8M-last trainer.max_epochs=5 exp_manager.exp_dir=results",
+        "model.restore_encoder_path=RUN/checkpoints/NAME-last trainer.max_epochs=5 exp_manager.exp_dir=results",
         "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.freeze_layers=-2",
         "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.restore_head_path=RUN/head.safetensors",
         "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.peft.enabled=True",

@@ -80,8 +80,6 @@ def open_saved_model(path: str | Path) -> tuple[Path, Model]:
         UserError: if it does not exist or is damaged.
     """
     path = Path(path).expanduser()
-    if not path.exists():
-        raise UserError(f"{path}: there is no such checkpoint, .nemo archive or Hugging Face directory")
     return path, open_model(path)
 
 

@@ -80,8 +80,10 @@ def open_model(path: Path) -> Model:
     """Open a checkpoint, a `.nemo` archive or a Hugging Face directory.
 
     Raises:
-        UserError: if it cannot be read, or lacks the configuration of its model.
+        UserError: if it does not exist, cannot be read, or lacks the configuration of its model.
     """
+    if not path.exists():
+        raise UserError(f"{path}: there is no such checkpoint, .nemo archive or Hugging Face directory")
     file_format = detect_format(path)
     if file_format == NEMO:
         archive = nemo_archive.read(path)

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from bionemo.checkpoint import load_manifest
+from bionemo.checkpoint import list_complete, load_manifest
 from bionemo.common.console import notify
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
@@ -95,7 +95,7 @@ def _warn_of_slow_attention(cfg: RunConfig) -> None:
 
 @rank_zero_only
 def print_result(cfg: RunConfig, trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path) -> None:
-    """Print the last step, the validation loss and reference losses to compare it with."""
+    """Print the last step, the validation loss with reference losses, and where the files are."""
     if trainer.global_step < trainer.max_steps and not trainer.should_stop and cfg.trainer.epochs is None:
         notify(
             f"the training data ended before trainer.max_steps={trainer.max_steps}: set "
@@ -105,7 +105,11 @@ def print_result(cfg: RunConfig, trainer: pl.Trainer, reference_losses: dict[str
     losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())
     _print_and_log(", ".join([_format_step(trainer), *(f"{name} {value:.4f}" for name, value in losses)]))
     has_curve = (directory / loss_curve.FILE_NAME).exists()  # not before the first validation or logged step
-    _print_and_log(f"logs{', checkpoints and the loss curve' if has_curve else ' and checkpoints'} are in {directory}")
+    newest = next(iter(list_complete(directory / "checkpoints")), None)
+    _print_and_log(
+        f"logs{', checkpoints and the loss curve' if has_curve else ' and checkpoints'} are in {directory}"
+        + (f"; the newest checkpoint is {newest.relative_to(directory)}" if newest else "")
+    )
 
 
 @rank_zero_only

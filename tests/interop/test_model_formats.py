@@ -84,3 +84,9 @@ def test_a_subclass_does_not_inherit_a_description(name: str, to: str | None, tm
     with pytest.raises(UserError, match=r"test_model_formats\.Derived' ha(s|ve) no (\.nemo|Hugging Face) format"):
         convert(tmp_path / "model", tmp_path / name, to)
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["none", "none.nemo"])
+def test_a_missing_source_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{name}: there is no such checkpoint"):
+        convert(tmp_path / name, tmp_path / ("x" if name.endswith(".nemo") else "x.nemo"))

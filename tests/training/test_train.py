@@ -154,7 +154,11 @@ def test_console_output(seed_run: Done) -> None:
     hint = "note: the run ends during the warm-up, at a low learning rate (trainer.max_steps=20, "
     assert sum(line.startswith(f"{hint}model.optim.sched.warmup_steps=500)") for line in seed_run.console) == 1
     assert "residue frequencies alone" in seed_run.console[-2]
-    assert seed_run.console[-1] == f"logs, checkpoints and the loss curve are in {seed_run.directory}"
+    [newest] = (seed_run.directory / "checkpoints").glob("*-last")
+    assert seed_run.console[-1] == (
+        f"logs, checkpoints and the loss curve are in {seed_run.directory}; the newest checkpoint is "
+        f"checkpoints/{newest.name}"
+    )
 
 
 HEADER = "record_id,record_name,sequence_length,sequence\n"

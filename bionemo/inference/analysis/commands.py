@@ -125,14 +125,14 @@ def run_contacts(
                 np.savetxt(file, pairs, fmt="%d,%d,%.6g", header="i,j,probability", comments="")
                 plot_contacts(plot_file, predicted, record["id"], known)
             advance(1)
-    print(f"{len(records):,} contact maps: {output}")
+    print(f"{_count(len(records), 'contact map')}: {output}")
     if known_maps is not None:
         print("precision of the most likely contacts (L: length of the protein)")
         for nearest, found in precisions.items():
             result = f"unknown, no map has contacts at least {nearest} apart"
             if found:
                 top, fifth = np.mean(found, axis=0)
-                result = f"first L {top:.4f}, first L/5 {fifth:.4f} ({len(found):,} proteins)"
+                result = f"first L {top:.4f}, first L/5 {fifth:.4f} ({_count(len(found), 'protein')})"
             print(f"  residues at least {nearest:2} apart: {result}")
 
 
@@ -232,6 +232,10 @@ def _file_names(records: list[dict[str, str]], path: Path) -> list[str]:
     if invalid := [name for name, count in Counter(names).items() if count > 1 or not name]:
         raise UserError(f"{path}: several records would be written as {invalid[0]!r}: give each a different id")
     return names
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _length(record: dict[str, str]) -> int:

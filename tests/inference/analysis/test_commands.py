@@ -204,7 +204,7 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
     assert re.fullmatch(
         r"3 contact maps: out\nprecision of the most likely contacts \(L: length of the protein\)\n"
         r"  residues at least  6 apart: first L 0\.\d{4}, first L/5 \d\.\d{4} \(2 proteins\)\n"
-        r"  residues at least 24 apart: first L 0\.\d{4}, first L/5 \d\.\d{4} \(1 proteins\)\n",
+        r"  residues at least 24 apart: first L 0\.\d{4}, first L/5 \d\.\d{4} \(1 protein\)\n",
         output,
     )
     (tmp_path / "zeros").mkdir()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
-from jupyter_client.connect import ConnectionFileMixin
+from jupyter_client.manager import KernelManager
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -42,8 +42,8 @@ _SUBCOMMANDS = {"evaluate": ["compare", "average"]}  # those that the help text 
 
 
 def on_startup(**_: Any) -> None:
-    """Connect the tutorials with their kernels through Unix sockets; over TCP, each kernel writes a warning."""
-    ConnectionFileMixin.transport.default_value = "ipc"
+    """Encrypt the connections to the kernels that execute the tutorials; otherwise each kernel writes a warning."""
+    KernelManager.transport_encryption.default_value = "auto"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -174,7 +174,7 @@ def test_inspect_and_verify(
     [
         (["convert", "{last}", "{tmp}/other"], "a checkpoint needs no conversion between layouts"),
         (["convert", "{tmp}/none.nemo", "{tmp}/other"], "none.nemo"),
-        (["convert", "{tmp}/none", "{tmp}/x.nemo"], "manifest.json is missing"),
+        (["convert", "{tmp}/none", "{tmp}/x.nemo"], "none: there is no such checkpoint"),
         (["average", "{tmp}/mean", "{last}"], "at least two checkpoints"),
         (["average", "{last}", "{last}", "{last}"], "exists: choose another output"),
         (["inspect", "{tmp}"], "manifest.json is missing"),

@@ -235,7 +235,7 @@ def test_initial_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["restore_from_path=nowhere"], "restore_from_path=nowhere: this directory does not exist"),
+        (["restore_from_path=nowhere"], "nowhere: there is no such checkpoint"),
         (["restore_from_path=x.nemo"], "x.nemo: there is no such checkpoint"),
         (["restore_from_path={first}", "exp_manager.exp_dir={new}", "model.num_layers=1"], "not part of this model"),
         (["model.hidden_size=64"], "has shape [128, 32] and should have shape [128, 64]"),

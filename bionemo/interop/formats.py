@@ -95,11 +95,11 @@ def _describe_directory(path: Path, names: set[str]) -> str:
         )
     if "checkpoints" in names or ".bionemo-run.json" in names:
         return "is the directory of a run that has no complete checkpoint: give another model, or resume the run"
-    models = [each.parent for pattern in ("*", "*/*") for each in path.glob(f"{pattern}/{CONFIG}")]
-    models += [*path.glob("*.nemo"), *path.glob("*/*.nemo")]
-    if models:
+    patterns = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}", "*.nemo", "*/*.nemo")
+    if models := [each for pattern in patterns for each in path.glob(pattern) if each.parent.name != "blobs"]:
         newest = max(models, key=lambda each: each.stat().st_mtime)
-        return f"is not a model, but holds {len(models)}; the newest is {newest}: give the path of one"
+        found = newest if newest.suffix == ".nemo" else newest.parent
+        return f"is not a model: give the path of one in it, such as {found}"
     for name in filter(str.isprintable, sorted(names)[:_MAX_FILES]):
         if (path / name).is_file() and (text := _describe_file(path / name)):
             return f"has no {CONFIG}; its {name} is {text}"
@@ -152,7 +152,10 @@ def _describe_pickle(path: Path, pickled: bytes) -> str:
             f"facebook/{published[1]} --local-dir DIRECTORY and give that"
         )
     if b"sentence_encoder" in pickled:
-        return "a weight file of fair-esm: convert it with convert_esm.py of the repository of transformers 4, or " + _SAVE
+        return (
+            "a weight file of fair-esm: convert it with convert_esm.py of the repository of transformers 4, or "
+            + _SAVE
+        )
     if b"pytorch-lightning_version" in pickled:
         return f"a checkpoint of PyTorch Lightning, which can run code when it is read: {_SAVE}"
     return f"a file of torch.save, which can run code when it is read: {_SAVE}"

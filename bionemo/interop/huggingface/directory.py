@@ -235,7 +235,7 @@ def _module(name: str) -> str:
 
 def _unsupported(what: str, attribute: str, value: object, class_names: object = None) -> UserError:
     supported = ", ".join(dict.fromkeys(getattr(each, attribute) for each in known_formats("hugging_face")))
-    of_class = f" (architectures: {str(class_names)[:100]!r})" if class_names else ""
+    of_class = f"; its class is {str(class_names[0])[:100]!r}" if isinstance(class_names, list) and class_names else ""
     return UserError(f"{what} {str(value)[:100]!r} has no Hugging Face format here; supported: {supported}{of_class}")
 
 

@@ -98,8 +98,8 @@ def _describe_directory(path: Path, names: set[str]) -> str:
     patterns = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}", "*.nemo", "*/*.nemo")
     if models := [each for pattern in patterns for each in path.glob(pattern) if each.parent.name != "blobs"]:
         newest = max(models, key=lambda each: each.stat().st_mtime)
-        found = newest if newest.suffix == ".nemo" else newest.parent
-        return f"is not a model: give the path of one in it, such as {found}"
+        model = newest if newest.suffix == ".nemo" else newest.parent
+        return f"is not a model: give the path of one in it, such as {model}"
     for name in filter(str.isprintable, sorted(names)[:_MAX_FILES]):
         if (path / name).is_file() and (text := _describe_file(path / name)):
             return f"has no {CONFIG}; its {name} is {text}"

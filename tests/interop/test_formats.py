@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not a model, or is one of another program, is named with what to do, by every command, without unpickling."""
+"""What is no model, or one of another program, is named with what to do, by every command, without unpickling."""
 
 import io
 import json
@@ -93,7 +93,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "head.safetensors", lambda path: save_file({"a": torch.ones(1)}, path),
         "is the head of a fine-tuning run: bionemo analysis label --head",
     ),
-    "keras": ("tf_model.h5", lambda path: path.write_bytes(b"\x89HDF\r\n"), "is an HDF5 file, such as weights of Tens"),
+    "keras": ("tf_model.h5", lambda path: path.write_bytes(b"\x89HDF\r\n"), "is an HDF5 file, such as weights"),
     "flax": ("flax_model.msgpack", lambda path: path.write_bytes(b"\x81"), "is weights of Flax: save the model as a"),
     "onnx": ("x.onnx", lambda path: path.write_bytes(b"\x08"), "is an ONNX model: save the model as a directory"),
     "gguf": ("x.gguf", lambda path: path.write_bytes(b"GGUF" + struct.pack("<I", 3)), "is a GGUF file of llama.cpp"),
@@ -101,7 +101,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "x.safetensors", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
         "is a pointer of Git LFS instead of the file: run git lfs pull",
     ),
-    "text": ("x.fasta", lambda path: path.write_text(">a\nMKT\n"), "is not a checkpoint, a .nemo archive or a Hugging"),
+    "text": ("x.fasta", lambda path: path.write_text(">a\nMKT\n"), "is not a checkpoint, a .nemo archive or a"),
     "fifo": ("x", os.mkfifo, "cannot be read: it is not a regular file"),
     "nothing": ("x", lambda path: None, ": there is no such checkpoint, .nemo archive or Hugging Face directory"),
     "empty": ("x", Path.mkdir, "is not a checkpoint, a .nemo archive or a Hugging Face directory: give the path of a"),
@@ -160,15 +160,15 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         bionemo.load(newest / "tensors-0.safetensors")
     for path in (newest.parent).iterdir():
         (path / "manifest.json").unlink()
-    with pytest.raises(UserError, match="is the directory of a run that has no complete checkpoint: give another model"):
+    with pytest.raises(UserError, match="is the directory of a run that has no complete checkpoint: give"):
         bionemo.load(newest.parent.parent)
-    with pytest.raises(UserError, match="manifest.json is missing"):  # a damaged checkpoint remains one
+    with pytest.raises(UserError, match=r"manifest\.json is missing"):  # a damaged checkpoint remains one
         bionemo.load(newest)
 
 
 def test_a_directory_with_one_file(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "esm2_t6_8M_UR50D.pt")
-    with pytest.raises(UserError, match=r"has no config.json; its esm2_t6_8M_UR50D.pt is a weight file of fair-esm: get"):
+    with pytest.raises(UserError, match=r"has no config\.json; its esm2_t6_8M_UR50D\.pt is a weight file of fair-esm"):
         bionemo.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "esm"}))
     with pytest.raises(UserError, match=r"vocab.txt is one file of a model: give its directory"):

@@ -145,8 +145,8 @@ def test_training_starts_with_the_same_frequencies(tmp_path: Path) -> None:
     two = [*overrides, override[1], "model.tensor_model_parallel_size=2"]
     ended = run_on_ranks(tmp_path / "two", *two, ranks=2)
     assert [status for status, _ in ended] == [0, 0], ended
-    first, second = (bionemo.load(last_checkpoint(tmp_path / name), "cpu").logits(SEQUENCES) for name in ("one", "two"))
-    np.testing.assert_allclose(first[0], second[0], atol=1e-3)
+    first, second = (bionemo.load(last_checkpoint(tmp_path / name), "cpu") for name in ("one", "two"))
+    np.testing.assert_allclose(first.logits(SEQUENCES)[0], second.logits(SEQUENCES)[0], atol=1e-3)
     status, lines = run(tmp_path / "three", *overrides, "model.rotary_frequencies=[1.0]")
     assert status == 1
     assert lines[-1] == "error: model.rotary_frequencies has 1 numbers, expected 16"

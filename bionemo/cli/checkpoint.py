@@ -67,15 +67,14 @@ def _inspect(arguments: Namespace) -> None:
 
 
 def _verify(arguments: Namespace) -> None:
-    from bionemo.checkpoint import find_damage
-    from bionemo.checkpoint.manifest import MANIFEST
+    from bionemo.checkpoint import find_damage, is_checkpoint
 
     bad = 0
     for path in arguments.paths:
-        alone = not path.is_dir() or (path / MANIFEST).exists()
-        found = [path] if alone else sorted(part for part in path.iterdir() if part.is_dir())
-        if not found:
-            raise UserError(f"{path} contains no checkpoint")
+        found = sorted(part for part in path.glob("*") if part.is_dir())
+        if not any(map(is_checkpoint, found)):
+            _require_checkpoint(path)
+            found = [path]
         for checkpoint in found:
             problem = find_damage(checkpoint)
             bad += bool(problem)
@@ -91,8 +90,18 @@ def _convert(arguments: Namespace) -> None:
     print(f"{arguments.target} written")
 
 
+def _require_checkpoint(path: Path) -> None:
+    from bionemo.interop.formats import CHECKPOINT, detect_format, require_model
+
+    require_model(path)
+    if detect_format(path) != CHECKPOINT:
+        raise UserError(f"{path} is not a checkpoint: convert it first with bionemo checkpoint convert")
+
+
 def _average(arguments: Namespace) -> None:
     from bionemo.checkpoint.tools import average
 
+    for path in arguments.inputs:
+        _require_checkpoint(path)
     average(arguments.output, arguments.inputs)
     print(f"{arguments.output}: average of {len(arguments.inputs)} checkpoints; use it with restore_from_path")

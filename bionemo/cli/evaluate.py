@@ -21,7 +21,7 @@ examples
   bionemo evaluate esm2.nemo --suite flip --data FLIP --output results/esm2 --fine-tuning
   bionemo evaluate esm2.nemo --suite suites.yaml --output results/esm2
   bionemo evaluate compare results/esm2 results/esm2-hf --output comparison.html
-  bionemo evaluate average ProteinGym/Spearman_per_assay.csv --models "ESM2 (650M)" ESM-1b
+  bionemo evaluate average ProteinGym/DMS_substitutions_Spearman_DMS_level.csv --models "ESM2 (650M)" ESM-1b
 
 suites.yaml is a list of suites with their data and settings:
   - {suite: proteingym, data: ProteinGym, method: wild-type-marginal}
@@ -114,7 +114,9 @@ def _compare() -> None:
 def _average() -> None:
     """Print the averages of published results."""
     parser = ArgumentParser(
-        "bionemo evaluate average", description="Average published results over assays as ProteinGym does."
+        "bionemo evaluate average",
+        description="Average published results over assays as ProteinGym does. The number after +- is the standard "
+        "error of the average; ProteinGym publishes that of the difference to the best model.",
     )
     parser.add_argument("file", type=Path, help="table of ProteinGym with a row per assay and a column per model")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="columns (default: all)")

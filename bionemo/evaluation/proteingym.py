@@ -23,6 +23,8 @@ from bionemo.evaluation.proteingym_files import (
     REFERENCE,
     Assay,
     average_assays,
+    error_of_difference,
+    find_file,
     read_assay,
     read_published,
     read_reference,
@@ -129,7 +131,7 @@ class ProteinGym(Suite):
         for name, value, choices in (("method", self.method, METHODS), ("window", self.window, WINDOW_TYPES)):
             if value not in choices:
                 raise UserError(f"{name}={value!r} is unknown: choose from {', '.join(choices)}")
-        reference = self.data / REFERENCE
+        reference = find_file(self.data, REFERENCE) or self.data / REFERENCE[0]
         assays = read_reference(reference)
         folders = [
             folder
@@ -146,13 +148,17 @@ class ProteinGym(Suite):
             Assay(task["task"], "", task["uniprot"], task["taxon"], "", task["selection"], task["depth"])
             for task in results
         ]
-        averages = {}
-        for metric in METRICS:
-            found = ((task["task"], task["metrics"][metric]) for task in results)
-            values = {name: math.nan if value is None else value for name, value in found}
-            averages[metric] = average_assays(values, assays)._asdict()
-        path = self.data / PUBLISHED
-        published = _average_published(path, {assay.name for assay in assays}) if path.exists() else {}
+        values = {
+            metric: {task["task"]: math.nan if (x := task["metrics"][metric]) is None else x for task in results}
+            for metric in METRICS
+        }
+        averages = {metric: average_assays(each, assays)._asdict() for metric, each in values.items()}
+        path = find_file(self.data, PUBLISHED)
+        published, best = _average_published(path, set(values["spearman"])) if path else ({}, None)
+        if best:
+            name, of_best = best
+            averages["spearman"]["error_of_difference"] = error_of_difference(values["spearman"], of_best, assays)
+            return {"averages": averages, "published": published, "best": name}
         return {"averages": averages, "published": published}
 
     @staticmethod
@@ -171,8 +177,9 @@ class ProteinGym(Suite):
         results = {name: each["results"] for name, each in sections.items()}
         return [
             "<p>Spearman's rho between scores and measurements, averaged over assays, UniProt ids and selection "
-            "types, with the standard error of a bootstrap over UniProt ids. Published models: averages over the "
-            "same assays.</p>",
+            "types. Published models: averages over the same assays. The number after ± is the standard error of the "
+            "average, by bootstrap over UniProt ids within each selection type. ProteinGym publishes a smaller one: "
+            "that of the difference to the best model, here the best published one.</p>",
             _spearman_table(sections),
             "<p>All metrics, averaged in the same way.</p>",
             _metrics_table(sections),
@@ -183,15 +190,21 @@ class ProteinGym(Suite):
         ]
 
 
-def _average_published(path: Path, names: set[str]) -> dict[str, dict[str, Any]]:
-    """Average the published results of the models that have one for each of these assays."""
+def _average_published(path: Path, names: set[str]) -> tuple[dict[str, dict[str, Any]], tuple[str, Any] | None]:
+    """Average the published results of the models that have one for each of these assays.
+
+    Also return the name of the best of these models and its results.
+    """
     assays, models = read_published(path)
-    found = {}
-    for model, values in models.items():
-        known = {name: value for name, value in values.items() if name in names}
-        if known.keys() == names:
-            found[model] = average_assays(known, assays)._asdict()
-    return found
+    known = {model: {name: x for name, x in values.items() if name in names} for model, values in models.items()}
+    complete = {model: values for model, values in known.items() if values.keys() == names}
+    if not complete:
+        return {}, None
+    found = {model: average_assays(values, assays)._asdict() for model, values in complete.items()}
+    best = max(found, key=lambda model: found[model]["overall"])
+    for model, values in complete.items():
+        found[model]["error_of_difference"] = error_of_difference(values, complete[best], assays)
+    return found, (best, complete[best])
 
 
 _Sections = Mapping[str, Mapping[str, Any]]
@@ -206,14 +219,18 @@ def _spearman_table(sections: _Sections) -> str:
     published = next(iter(sections.values()))["summary"]["published"] if same else {}
     best = sorted(published.items(), key=lambda row: -(row[1]["overall"] or 0))[:_MOST]
     rows = sorted([*own.items(), *best], key=lambda row: -(row[1]["overall"] or 0))
+    best_of_all = next(iter(sections.values()))["summary"].get("best") if same else None
+    title = [f"ProteinGym's SE, of the difference to {best_of_all}"] if best_of_all else []
     groups = [
         (group, name)
         for group in ("selection", "depth", "taxon")
         for name in sorted({name for each in own.values() for name in each[group]})
     ]
+    titles = [*title, *(name if group != "depth" else f"{name} depth" for group, name in groups)]
     return html_table(
-        ["model", "all", *(name if group != "depth" else f"{name} depth" for group, name in groups)],
+        ["model", "all ± SE of the average", *titles],
         ([name, format_number(each["overall"], each["error"]),
+          *[format_number(each.get("error_of_difference")) for _ in title],
           *(format_number(each[group].get(key)) for group, key in groups)] for name, each in rows),
         own,
     )  # fmt: skip

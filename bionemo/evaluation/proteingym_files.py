@@ -21,8 +21,10 @@ from bionemo.evaluation.tasks import Problems, is_file_name
 from bionemo.inference.analysis.variant_files import parse_scores
 from bionemo.inference.analysis.variants import Mutation, index_of, parse_mutations
 
-REFERENCE = "DMS_substitutions.csv"
-PUBLISHED = "Spearman_per_assay.csv"
+# Paths below the folder of the data: as downloaded, and in a copy of ProteinGym's repository.
+REFERENCE = ("DMS_substitutions.csv", "reference_files/DMS_substitutions.csv")
+_LEVEL = "DMS_substitutions_Spearman_DMS_level.csv"
+PUBLISHED = (_LEVEL, "Spearman_per_assay.csv", f"benchmarks/DMS_zero_shot/substitutions/Spearman/{_LEVEL}")
 ASSAYS = "DMS_ProteinGym_substitutions"  # folder of the assay files in the distributed archive
 _BOOTSTRAP = 10_000  # resampled benchmarks
 _PUBLISHED_COLUMNS = {"DMS ID", "Number of Mutants", "Selection Type", "UniProt ID", "MSA_Neff_L_category", "Taxon"}
@@ -49,6 +51,11 @@ class Averages(NamedTuple):
     selection: dict[str, float]  # for each selection type: mean over UniProt ids of the mean over assays
     depth: dict[str, float]  # the same for each depth of the alignment
     taxon: dict[str, float]  # the same for each taxon
+
+
+def find_file(folder: Path, names: Iterable[str]) -> Path | None:
+    """Return the first of several paths below a folder that exists."""
+    return next((folder / name for name in names if (folder / name).exists()), None)
 
 
 def read_reference(path: Path) -> list[Assay]:
@@ -185,6 +192,15 @@ def average_assays(values: Mapping[str, float], assays: Iterable[Assay], seed: i
         {kind: float(means.mean()) for kind, means in _means(used, values, lambda assay: assay.depth).items()},
         {kind: float(means.mean()) for kind, means in _means(used, values, lambda assay: assay.taxon).items()},
     )
+
+
+def error_of_difference(values: Mapping[str, float], best: Mapping[str, float], assays: Iterable[Assay]) -> float:
+    """Return the standard error that ProteinGym publishes: that of the difference to the best model.
+
+    It is smaller than that of the average, because assays that are difficult for one model are so for another; it is 0
+    for the best model. Arguments as in `average_assays`; `best` has the values of the best model.
+    """
+    return average_assays({name: value - best[name] for name, value in values.items()}, assays).error
 
 
 def _means(assays: Iterable[Assay], values: Mapping[str, float], key: Any) -> dict[str, NDArray[np.float64]]:

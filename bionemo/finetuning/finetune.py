@@ -31,7 +31,7 @@ from bionemo.inference.load import open_saved_model, read_config, read_vocabular
 from bionemo.interop.convert import Model
 from bionemo.megatron.precision import Precision
 from bionemo.megatron.sharded_state_dict import load_weights
-from bionemo.models.language_model import load_model_class
+from bionemo.models.language_model import load_model_class, remove_missing_head
 from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.identity import check_same_function
 from bionemo.training.module import TrainingModule
@@ -90,6 +90,7 @@ def _build(
     )  # fmt: skip
     task_type = cfg.model.data.task_type
     encoder = model_class(model, vocabulary)
+    remove_missing_head(encoder, saved.weights)
     return FineTunedModel(encoder, make_head, saved.weights, task_type, trainable, sample, head_weights)
 
 

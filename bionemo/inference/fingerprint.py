@@ -12,7 +12,7 @@ from bionemo.checkpoint.tensors import checksum_bytes
 from bionemo.config.schema import InferDataConfig, TaskConfig
 from bionemo.data.shards.index import FileState
 from bionemo.inference.outputs import InferenceModel
-from bionemo.interop.convert import CHECKPOINT, detect_format
+from bionemo.interop.formats import CHECKPOINT, detect_format
 from bionemo.tokenizers import Vocabulary
 
 _FORMAT = 1  # increase it when a code change alters the results or the format of partial results

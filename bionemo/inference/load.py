@@ -17,7 +17,7 @@ from bionemo.interop.shape_check import check_plain_values, quote_error
 from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
 from bionemo.megatron.sharding import materialize, parameter_shards
-from bionemo.models.language_model import LanguageModel, load_model_class
+from bionemo.models.language_model import LanguageModel, load_model_class, remove_missing_head
 from bionemo.tokenizers import Vocabulary, load_tokenizer
 
 # Keys of a saved configuration that depend on where the model ran or that only pretraining reads, and their values
@@ -36,7 +36,7 @@ _CONVERTED = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "activation",
     "layernorm_epsilon", "make_vocab_size_divisible_by", "seq_length", "encoder_seq_length",
     "max_position_embeddings", "embedding_token_dropout", "embedding_layer_norm",
-    "share_decoder_tokens_head_embeddings",
+    "share_decoder_tokens_head_embeddings", "rotary_frequencies",
 )  # fmt: skip
 _CONVERTED_TOKENIZER = ("vocab_file", "merge_file", "num_sentinel_tokens")
 _LENGTHS = (
@@ -66,6 +66,7 @@ def load(
         device = "cuda" if use_gpu("auto") else "cpu"
     path, saved = open_saved_model(path)
     model = build_network(saved, path, longest if max_length is None else max_length)
+    remove_missing_head(model, saved.weights)
     # before the memory for the configured sizes is allocated
     check_weight_shapes(parameter_shards(model), saved.weights)
     materialize(model, torch.device(device))

@@ -31,7 +31,7 @@ from bionemo.inference.progress import no_progress
 from bionemo.megatron.precision import resolve_precision
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.models.encoder_decoder import EncoderDecoder
-from bionemo.models.language_model import LanguageModel
+from bionemo.models.language_model import LanguageModel, MissingHead
 from bionemo.tokenizers import SmilesTokenizer
 
 Floats = NDArray[np.float32]
@@ -86,6 +86,8 @@ class InferenceModel:
                 raise UserError(f"{name_of_class} has no begin token: use the mean over tokens (embeddings)")
             if name in ("logits", "pseudo_perplexity") and isinstance(self.network, EncoderDecoder):
                 raise UserError(f"{name} is not available for encoder-decoder models ({name_of_class})")
+            if name in ("logits", "pseudo_perplexity") and isinstance(self.network.lm_head, MissingHead):
+                raise self.network.lm_head.error()
 
     def compute(
         self, sequences: Sequence[Ids], wanted: Sequence[str], limits: BatchLimits = DEFAULT_LIMITS,

@@ -9,11 +9,10 @@ from bionemo.checkpoint import WEIGHTS, Checkpoint, MergedLoRA, TensorsInMemory,
 from bionemo.common.errors import UserError
 from bionemo.config.saved_model import add_defaults
 from bionemo.interop import model_card, nemo_archive
+from bionemo.interop.formats import CHECKPOINT, HUGGING_FACE, NEMO, detect_format, require_model
 from bionemo.interop.huggingface import directory as huggingface
 from bionemo.interop.huggingface.contacts import ContactHead, check_contact_head
 from bionemo.interop.nemo_models import get_nemo_model
-
-CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
 
 
 class Model(NamedTuple):
@@ -82,8 +81,7 @@ def open_model(path: Path) -> Model:
     Raises:
         UserError: if it does not exist, cannot be read, or lacks the configuration of its model.
     """
-    if not path.exists():
-        raise UserError(f"{path}: there is no such checkpoint, .nemo archive or Hugging Face directory")
+    require_model(path)
     file_format = detect_format(path)
     if file_format == NEMO:
         archive = nemo_archive.read(path)
@@ -129,10 +127,3 @@ def describe(path: Path, every_tensor: bool = False) -> str:
         "hidden size": str(model.config.get("hidden_size", "unknown")),
     }
     return tools.format_description(lines, shapes if every_tensor else {})
-
-
-def detect_format(path: Path) -> str:
-    """Return the format of a path, CHECKPOINT, NEMO or HUGGING_FACE, from its suffix or its content."""
-    if path.suffix == ".nemo":
-        return NEMO
-    return HUGGING_FACE if huggingface.is_directory(path) else CHECKPOINT

@@ -30,7 +30,7 @@ from bionemo.interop.merge_ranks import check_weights, merge_ranks
 from bionemo.interop.nemo_models import NemoModel, get_nemo_model
 from bionemo.interop.safe_load import load_settings, load_tensors
 from bionemo.interop.safe_tar import BLOCK, Member, open_tar
-from bionemo.interop.weight_names import head_size
+from bionemo.interop.weight_names import rotary_frequencies
 
 CONFIG, WEIGHTS, CARD = "model_config.yaml", "model_weights.ckpt", "model_card.md"
 _RANK = re.compile(r"(?:[mt]p_rank_([0-9]{2})(?:_pp_rank_([0-9]{3}))?/)?model_weights\.ckpt")
@@ -115,9 +115,7 @@ def to_nemo_names(model: NemoModel, config: Mapping[str, Any], weights: Mapping[
         copies = [copy for copy, original in model.names.copies.items() if original in weight.theirs]
         state |= {model.prefix + name: weights[ours] for name in (*weight.theirs, *copies)}
     if model.rotary:
-        size = head_size(config)
-        frequencies = 1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)
-        state["model.language_model.rotary_pos_emb.inv_freq"] = frequencies
+        state["model.language_model.rotary_pos_emb.inv_freq"] = rotary_frequencies(config)
     return state
 
 

@@ -14,7 +14,9 @@ MAX_SIZE, MAX_LAYERS = 1 << 20, 1000
 def check_shapes(expected: Mapping[str, Shape], found: Mapping[str, Sequence[int]]) -> None:
     """Raise a UserError if weights are missing or unknown, or a shape is not that of the configuration."""
     if missing := [name for name in expected if name not in found]:
-        raise UserError(f"{len(missing)} weights are missing: {format_names(missing)}")
+        without_head = all(name.startswith("lm_head.") for name in missing)
+        reason = ": the language-model head, which this format needs" if without_head else ""
+        raise UserError(f"{len(missing)} weights are missing: {format_names(missing)}{reason}")
     if unknown := [name for name in found if name not in expected]:
         raise UserError(f"{len(unknown)} weights are unknown: {format_names(unknown)}")
     for name, shape in expected.items():

@@ -16,7 +16,7 @@ from torch import Tensor
 from bionemo.common.errors import UserError
 from bionemo.interop.shape_check import MAX_LAYERS, Shape, get_size
 
-MULTIPLE = "make_vocab_size_divisible_by"
+MULTIPLE, FREQUENCIES = "make_vocab_size_divisible_by", "rotary_frequencies"
 # Our module -> shapes of its weight and bias. H: hidden size, P: heads x head size, D: 2P, Q: 3P, F: feed-forward
 # size, L: positions, V: padded vocabulary. Lower case marks the dimension that tensor parallelism divides.
 _SHAPES = {
@@ -170,6 +170,14 @@ def head_size(config: Mapping[str, Any]) -> int:
     if config.get("kv_channels") is not None:
         return get_size(config, "kv_channels")
     return max(1, get_size(config, "hidden_size") // get_size(config, "num_attention_heads"))
+
+
+def rotary_frequencies(config: Mapping[str, Any]) -> Tensor:
+    """Return the angle per position of each pair of channels, [d / 2] fp32 for the head size d (Su et al. 2021)."""
+    if config.get(FREQUENCIES) is not None:
+        return torch.tensor(config[FREQUENCIES], dtype=torch.float32)
+    size = head_size(config)
+    return 1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)
 
 
 def _stack(item: tuple[str, str]) -> str:

@@ -4,6 +4,7 @@
 Shapes: T query tokens, S key tokens, H heads of this rank, d head size, N sequences.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import accumulate
@@ -264,12 +265,23 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
     return out
 
 
-def rotary_cos_sin(positions_T: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of position / 10000^(2i/d), each [T, 1, d]; the d/2 angles are repeated.
+def rotary_cos_sin(
+    positions_T: Tensor, head_size: int, frequencies: Sequence[float] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of the angles of each position, each [T, 1, d]; the d/2 angles are repeated.
 
     They are computed in fp32 and returned in the dtype of queries and keys. All layers share them.
+
+    Args:
+        positions_T: positions, counted from 0.
+        head_size: d.
+        frequencies: d/2 angles per position; None: 1 / 10000^(2i/d).
     """
-    exponents = torch.arange(0, head_size, 2, device=positions_T.device, dtype=torch.float32) / head_size
-    angles = torch.outer(positions_T.float(), 1.0 / 10000.0**exponents)
+    if frequencies is None:
+        exponents = torch.arange(0, head_size, 2, device=positions_T.device, dtype=torch.float32) / head_size
+        inverse = 1.0 / 10000.0**exponents
+    else:
+        inverse = torch.tensor(frequencies, device=positions_T.device, dtype=torch.float32)
+    angles = torch.outer(positions_T.float(), inverse)
     angles_T1d = torch.cat((angles, angles), dim=-1)[:, None, :]
     return cast_for_autocast(angles_T1d.cos()), cast_for_autocast(angles_T1d.sin())

@@ -85,6 +85,11 @@ def check_weight_shapes(shards: dict[nn.Parameter, ParameterShard], saved: Tenso
     else:
         if groups.pipeline_size() == 1 and (extra := shapes.keys() - {shard.name for shard in shards.values()}):
             difference = f"{min(extra)} is not part of this model"
+    if difference.startswith("lm_head.") and not any(name.startswith("lm_head.") for name in shapes):
+        raise UserError(
+            f"{saved.path} holds an encoder without its language-model head: it has embeddings and can be fine-tuned; "
+            "pretraining needs the pretrained model"
+        )
     if difference:
         raise UserError(
             f"the weights of {saved.path} belong to another model ({difference}): set model.* to the values of that "

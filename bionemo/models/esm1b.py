@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bionemo.config.schema import ESM1bConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.models.encoder import MaskedLanguageModel, token_dropout
-from bionemo.models.hugging_face_esm import ESM1B_EMBEDDINGS, REQUIRED, esm_architecture
+from bionemo.models.hugging_face_esm import ESM1B_EMBEDDINGS, POOLER, REQUIRED, esm_architecture
 from bionemo.tokenizers import Alphabet
 
 
@@ -45,7 +45,7 @@ class ESM1b(MaskedLanguageModel):
         "ESM-1b", "absolute", ESM1B_EMBEDDINGS,
         config={"position_embedding_type": "learned_absolute"}, required=REQUIRED,
         flags={"embedding_token_dropout": "token_dropout", "embedding_layer_norm": "emb_layer_norm_before"},
-        ignored=(r"embeddings\.position_ids",),
+        ignored=(r"embeddings\.position_ids", POOLER),
     )  # fmt: skip
     config: ESM1bConfig
     position_embeddings: OffsetPositionEmbedding

@@ -3,13 +3,15 @@
 
 from torch import Tensor
 
+from bionemo.common.errors import UserError
 from bionemo.config.schema import ESM2nvConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.interop.nemo_models import NemoModel
 from bionemo.interop.weight_names import WeightNames
 from bionemo.models import nemo_names
 from bionemo.models.encoder import MaskedLanguageModel, token_dropout
-from bionemo.models.hugging_face_esm import EMBEDDINGS, REQUIRED, esm_architecture
+from bionemo.models.hugging_face_esm import EMBEDDINGS, POOLER, REQUIRED, esm_architecture
+from bionemo.tokenizers import Vocabulary
 from bionemo.tokenizers.alphabet import esm2nv
 
 
@@ -34,10 +36,16 @@ class ESM2nv(MaskedLanguageModel):
         required=REQUIRED | {"rope_theta": 10000.0, "emb_layer_norm_before": False},
         flags={"embedding_token_dropout": "token_dropout"},
         # published files still contain a position table, which transformers do not use
-        ignored=(r".*rotary_embeddings\.inv_freq", r"embeddings\.position_(ids|embeddings\.weight)"),
+        ignored=(r"embeddings\.position_(ids|embeddings\.weight)", POOLER),
         inverse_frequencies="esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq",
     )  # fmt: skip
     config: ESM2nvConfig
+
+    def __init__(self, config: ESM2nvConfig, vocabulary: Vocabulary) -> None:
+        frequencies, pairs = config.rotary_frequencies, config.head_size // 2
+        if frequencies is not None and len(frequencies) != pairs:
+            raise UserError(f"model.rotary_frequencies has {len(frequencies)} numbers, expected {pairs}")
+        super().__init__(config, vocabulary)
 
     def embed(self, batch: PackedBatch, keys_T: Tensor | None) -> Tensor:
         """Return word embeddings with token dropout, [T, D]."""

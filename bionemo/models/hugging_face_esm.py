@@ -38,10 +38,12 @@ _HEAD_AND_LAYERS = {
     "lm_head.bias": "lm_head.bias",
     **module_names(_LAYER, "encoder.layers.{}.", "esm.encoder.layer.{}."),
 }
-REQUIRED = {  # other values give the weights another meaning
-    "hidden_act": "gelu", "is_folding_model": False, "is_decoder": False, "add_cross_attention": False,
+REQUIRED = {  # other values give the weights another meaning; transformers ignore hidden_act
+    "is_folding_model": False, "is_decoder": False, "add_cross_attention": False,
     "tie_word_embeddings": True,
 }  # fmt: skip
+
+POOLER = r"pooler\..*"  # of EsmModel, after the last layer
 
 
 def _read_settings(title: str, settings: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +51,10 @@ def _read_settings(title: str, settings: Mapping[str, Any], _: Mapping[str, Any]
     ids = {"vocab_size": vocabulary.vocab_size, "mask_token_id": vocabulary.mask_id, "pad_token_id": vocabulary.pad_id}
     for key, value in ids.items():
         if (found := settings.get(key)) != value:
-            raise UserError(f"{key} is {str(found)[:50]!r}; in {title}'s vocabulary it is {value}")
+            raise UserError(
+                f"{key} is {str(found)[:50]!r}; in {title}'s vocabulary it is {value}, and other vocabularies are not "
+                "supported"
+            )
     length = max(get_size(settings, "max_position_embeddings") - _FIRST_POSITION, 1)
     return {"activation": "gelu", "max_position_embeddings": length}
 

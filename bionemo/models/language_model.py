@@ -6,11 +6,13 @@ Shapes: T tokens of a packed batch, D hidden size, M target positions, V vocabul
 
 import math
 import zlib
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from bionemo.checkpoint import WEIGHTS, TensorSource
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ModelConfig
 from bionemo.config.targets import import_target
@@ -95,11 +97,12 @@ class LanguageModel(Trainable):
         keys_T = token_dropout_keys(batch.dropout_keys, batch.segment_ids, batch.position_ids) if drops else None
         head_size = self.transformer_config.kv_channels
         assert head_size is not None
+        frequencies = getattr(self.config, "rotary_frequencies", None)
         sequences = PackedSequences(
             lengths=batch.lengths,
             cu_seqlens=batch.cu_seqlens,
             max_length=batch.max_length,
-            rotary=rotary_cos_sin(batch.position_ids, head_size) if self.rotary else None,
+            rotary=rotary_cos_sin(batch.position_ids, head_size, frequencies) if self.rotary else None,
             dropout_keys=keys_T,
         )
         if not self.pre_process:
@@ -164,6 +167,32 @@ class LanguageModel(Trainable):
                 generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{shard.name}".encode()))
                 whole = torch.empty(shard.shape).normal_(0.0, scale, generator=generator)
                 parameter.copy_(shard.slice_of(whole, parameter))
+
+
+class MissingHead(nn.Module):
+    """Replaces the head of a network of which only the encoder was saved."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def forward(self, *_: Any) -> Tensor:
+        """Raise a UserError, see `error`."""
+        raise self.error()
+
+    def error(self) -> UserError:
+        """Return the error about an output that needs the head."""
+        return UserError(
+            f"{self.path} holds an encoder without its language-model head: it has embeddings and can be fine-tuned; "
+            "logits, losses and scores of variants need the pretrained model"
+        )
+
+
+def remove_missing_head(network: LanguageModel, weights: TensorSource) -> None:
+    """Replace the head of a network whose saved weights contain none."""
+    has_weights = any(name.startswith("lm_head.") for name, _ in network.named_parameters())
+    if has_weights and not any(name.startswith("lm_head.") for name in weights.shapes(WEIGHTS)):
+        network.lm_head = MissingHead(weights.path)
 
 
 def load_model_class(target: str) -> type[LanguageModel]:

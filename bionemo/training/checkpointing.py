@@ -31,6 +31,7 @@ from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.interop.convert import export_nemo
 from bionemo.interop.nemo_models import find_nemo_model
 from bionemo.interop.shape_check import check_shapes
+from bionemo.models.language_model import MissingHead
 from bionemo.models.trainable import Trainable
 from bionemo.training.patches import ignore_sigterm_after_training, stop_training
 from bionemo.training.rank_consistency import max_at_logged_steps
@@ -77,6 +78,10 @@ class CheckpointCallback(pl.Callback):
         key = "always_save_nemo" if self.config.always_save_nemo else "save_nemo_on_train_end"
         config = asdict(model.config)
         if not (self._is_enabled(trainer) and getattr(self.config, key)) or (names := find_nemo_model(config)) is None:
+            return
+        if any(isinstance(module, MissingHead) for module in model.modules()):
+            log.warning("no .nemo file is written, because the model has no language-model head: use the checkpoint")
+            self._archive = None
             return
         source = TensorsInMemory(self.directory, dict(model.named_parameters()))
         weights: TensorSource = MergedLoRA(source) if "task" in model.identity else source

@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 _DEFAULTS = {"normalization": "layernorm", "transformer_block_type": "pre_ln"}  # meaning of null
 _MAX_LISTED = 6  # differences in a message
+_LONGEST = 4000  # characters of an override, which is to be copied
 
 
 def check_same_model(saved: dict[str, Any], model: Trainable) -> None:
@@ -58,7 +59,7 @@ def check_same_function(source: object, saved: Mapping[str, Any], config: Mappin
                 changed.remove(difference)
     if changed:
         listed = ", ".join(f"model.{key} was {_format(old)} and is now {_format(new)}" for key, old, new in changed)
-        overrides = " ".join(f"model.{key}={_format(old)}" for key, old, _ in changed)
+        overrides = " ".join(f"model.{key}={_format(old, _LONGEST)}" for key, old, _ in changed)
         raise UserError(
             f"with this configuration the weights of {source} compute another function: {listed}; set {overrides}, or "
             "start without these weights (in another exp_manager.exp_dir, or without restore_from_path)"
@@ -126,7 +127,8 @@ def _format_tokens(value: Any) -> str:
     return f"{len(value)} tokens ({' '.join(map(str, value[:8]))} ...)" if isinstance(value, list) else _format(value)
 
 
-def _format(value: Any) -> str:
+def _format(value: Any, length: int = 80) -> str:
     """Format a value as in an override, shortened."""
-    text = "null" if value is None else str(value)[:80]
+    text = f"[{','.join(map(str, value))}]" if isinstance(value, list) else "null" if value is None else str(value)
+    text = text[:length]
     return text if text.isprintable() else repr(text)

@@ -16,7 +16,7 @@ from bionemo.checkpoint.state_schema import find_missing_entry
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
 from bionemo.interop.convert import open_model
-from bionemo.interop.huggingface import directory as huggingface
+from bionemo.interop.formats import CHECKPOINT, detect_format
 from bionemo.interop.run_files import read_run_id
 from bionemo.models.trainable import Trainable
 from bionemo.training.identity import log_changed_settings
@@ -40,8 +40,8 @@ def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
     """
     config = cfg.exp_manager
     if named := config.resume_from_checkpoint or cfg.model.resume_from_checkpoint:
-        if not Path(named).is_dir():
-            raise UserError(f"resume_from_checkpoint={named}: this checkpoint directory does not exist")
+        if detect_format(Path(named)) != CHECKPOINT:
+            raise UserError(f"{named} is not a checkpoint: set restore_from_path instead of resume_from_checkpoint")
         checkpoint.check(Path(named))
         return Path(named)
     if not config.resume_if_exists:
@@ -129,27 +129,17 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     """
     if path is None:
         return None
-    weights = _open_weights(path)
+    if detect_format(Path(path)) == CHECKPOINT:
+        checkpoint.check(Path(path))
+        weights: TensorSource = checkpoint.Checkpoint(Path(path))
+    else:
+        weights = open_model(Path(path)).weights
     learned = weights.shapes(WEIGHTS).get(_POSITION_EMBEDDINGS)
     if positions is None or learned is None or learned[0] == positions:
         return weights
     change = f"{'repeated' if learned[0] < positions else 'truncated'} to model.max_position_embeddings={positions}"
     log.warning("%s has %d learned positions, %s", path, learned[0], change)
     return ResizedPositions(weights, positions)
-
-
-def _open_weights(path: str) -> TensorSource:
-    if path.endswith(".nemo"):
-        return open_model(Path(path)).weights
-    if not Path(path).is_dir():
-        raise UserError(
-            f"restore_from_path={path}: this directory does not exist; set a .nemo file or a checkpoint, "
-            "e.g. RUN/checkpoints/NAME-last"
-        )
-    if huggingface.is_directory(Path(path)):
-        return huggingface.HuggingFaceModel(Path(path))
-    checkpoint.check(Path(path))
-    return checkpoint.Checkpoint(Path(path))
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,17 @@ import pytest
 import bionemo
 from bionemo.cli.evaluate import main
 from bionemo.common.errors import UserError
-from bionemo.evaluation.proteingym_files import Assay, average_assays, read_assay, read_reference
+from bionemo.evaluation.proteingym_files import (
+    Assay,
+    average_assays,
+    error_of_difference,
+    read_assay,
+    read_published,
+    read_reference,
+)
 from bionemo.evaluation.tasks import Problems
 from bionemo.inference.analysis.variants import score_variants
+from tests.conftest import ROOT
 from tests.support import evaluation
 from tests.support.evaluation import read_section
 from tests.support.huggingface import theirs
@@ -198,3 +206,57 @@ def test_published_results_are_averaged(tmp_path: Path, capsys: pytest.CaptureFi
         with pytest.raises(SystemExit):
             main()
     assert "has no model 'C': choose some of Model A, Model B" in capsys.readouterr().err
+
+
+def test_error_of_the_difference_by_hand() -> None:
+    """Two ids, whose differences to the best model are 0.2 and 0.4: the mean of two draws is 0.2, 0.3 or 0.4."""
+    assays = [Assay(name, "", name, "Human", "", "Activity", "Low") for name in ("P", "Q")]
+    best = {"P": 0.9, "Q": 0.3}
+    assert error_of_difference({"P": 0.7, "Q": -0.1}, best, assays) == pytest.approx(math.sqrt(0.005), rel=0.05)
+    assert error_of_difference(best, best, assays) == 0
+    assert average_assays(best, assays).error == pytest.approx(math.sqrt(0.045), rel=0.05)  # 0.9, 0.6 or 0.3
+
+
+@pytest.mark.parametrize("folder", [".", "repository"])
+def test_files_with_the_names_of_proteingym(folder: str, model: Path, tmp_path: Path) -> None:
+    """As downloaded, and as in ProteinGym's repository; the page names both standard errors."""
+    data = tmp_path / "data"
+    data.mkdir()
+    write_suite(data, 4)
+    header = ["DMS ID", "Weak", "Strong", "Number of Mutants", "Selection Type", "UniProt ID", "MSA_Neff_L_category",
+              "Taxon"]  # fmt: skip
+    rows = [(f"P{n // 2}_{n}", 0.1, 0.4 + 0.1 * n, 9, KINDS[n % 5], f"P{n // 2}", "Low", "Human") for n in range(4)]
+    published = data / "DMS_substitutions_Spearman_DMS_level.csv"
+    write_csv(published, [header, *rows])
+    if folder == "repository":
+        scores, references = data / "benchmarks/DMS_zero_shot/substitutions/Spearman", data / "reference_files"
+        assays = [(data / "DMS_ProteinGym_substitutions", file) for file in data.glob("P*.csv")]
+        for place, file in [*assays, (scores, published), (references, data / "DMS_substitutions.csv")]:
+            place.mkdir(parents=True, exist_ok=True)
+            file.rename(place / file.name)
+    summary = evaluate(model, data, tmp_path / "results")["summary"]
+    assert summary["best"] == "Strong"
+    assert summary["published"]["Strong"]["error_of_difference"] == 0
+    assert summary["averages"]["spearman"]["error_of_difference"] > 0
+    page = (tmp_path / "results" / "report.html").read_text()
+    assert "all ± SE of the average" in page
+    assert "ProteinGym&#x27;s SE, of the difference to Strong" in page
+    assert "standard error of the average, by bootstrap over UniProt ids" in page
+
+
+@pytest.mark.slow
+def test_published_standard_errors_are_reproduced() -> None:
+    """Values of Summary_performance_DMS_substitutions_Spearman.csv in ProteinGym v1.3."""
+    path = ROOT.parent / "shared" / "data" / "proteingym" / "Spearman_per_assay.csv"
+    if not path.exists():
+        pytest.skip("the published results are not here")
+    published = {
+        "AIDO Protein-RAG (16B)": (0.518, 0.0), "VenusREM": (0.518, 0.005), "ProSST (K=2048)": (0.507, 0.006),
+        "GEMME": (0.455, 0.009), "ESM2 (650M)": (0.414, 0.012), "ESM-1b": (0.394, 0.011), "ESM2 (8M)": (0.226, 0.015),
+        "Unirep": (0.19, 0.016),
+    }  # fmt: skip
+    assays, models = read_published(path)
+    best = models["AIDO Protein-RAG (16B)"]
+    for name, (mean, error) in published.items():
+        assert average_assays(models[name], assays).overall == pytest.approx(mean, abs=6e-4)
+        assert error_of_difference(models[name], best, assays) == pytest.approx(error, abs=6e-4)

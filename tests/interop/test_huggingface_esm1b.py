@@ -174,7 +174,6 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"max_position_embeddings": 90}, f"{TABLE} has shape (100, 32), expected (90, 32)"),
     ({"max_position_embeddings": 2}, f"{TABLE} has shape (100, 32), expected (3, 32)"),
     ({"vocab_size": 35}, "vocab_size is '35'; in ESM-1b's vocabulary it is 33"),
-    ({"hidden_act": "relu"}, "hidden_act in its config.json is 'relu'; only gelu is supported"),
     ({"is_decoder": True}, "is_decoder in its config.json is 'True'; only False is supported"),
     ({"num_hidden_layers": "2"}, "num_hidden_layers in its configuration is not an integer from 1 to 1000"),
 ]

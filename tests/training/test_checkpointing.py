@@ -183,7 +183,7 @@ def test_resuming_from_a_given_checkpoint(tmp_path: Path, key: str) -> None:
     train(config(tmp_path / "second", f"{key}={at_4}"))
     assert list(logged(tmp_path / "second", "reduced_train_loss")) == [5, 6, 7, 8]
     assert fingerprint(tmp_path / "second") == fingerprint(tmp_path / "first")
-    with pytest.raises(UserError, match="this checkpoint directory does not exist"):
+    with pytest.raises(UserError, match="nowhere: there is no such checkpoint"):
         train(config(tmp_path / "third", f"{key}=nowhere"))
     assert not (tmp_path / "third").exists()
 
@@ -235,11 +235,11 @@ def test_initial_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["restore_from_path=nowhere"], "restore_from_path=nowhere: this directory does not exist"),
+        (["restore_from_path=nowhere"], "nowhere: there is no such checkpoint"),
         (["restore_from_path=x.nemo"], "x.nemo: there is no such checkpoint"),
         (["restore_from_path={first}", "exp_manager.exp_dir={new}", "model.num_layers=1"], "not part of this model"),
         (["model.hidden_size=64"], "has shape [128, 32] and should have shape [128, 64]"),
-        (["restore_from_path={empty}", "exp_manager.exp_dir={new}"], "manifest.json is missing"),
+        (["restore_from_path={empty}", "exp_manager.exp_dir={new}"], "is not a checkpoint, a .nemo archive or"),
     ],
     ids=["missing", "nemo", "other model", "resume other model", "no checkpoint"],
 )  # fmt: skip

@@ -185,6 +185,9 @@ class ESM2nvConfig(EncoderConfig):
     position_embedding_type: Literal["rope"]  # kind of positions of this model class
     embedding_token_dropout: bool  # scale embeddings by the fraction of tokens that are not masked
     mask_token_id: NonNegativeInt  # id of <mask>
+    #: angle per position of each pair of channels, if the weights were trained or saved with others than
+    #: 1 / 10000^(2i / head size), such as frequencies rounded to bf16
+    rotary_frequencies: list[PositiveFloat] | None = None
 
 
 @dataclass(kw_only=True)

@@ -11,13 +11,13 @@ Reading executes nothing that a directory contains: only JSON and safetensors fi
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from bionemo.checkpoint import Piece, TensorSource
@@ -26,41 +26,27 @@ from bionemo.checkpoint.source import read_block
 from bionemo.checkpoint.tensors import write as write_tensors
 from bionemo.checkpoint.tensors import write_text
 from bionemo.common.errors import UserError
-from bionemo.common.regular import load_json, require_regular
 from bionemo.interop import model_card
+from bionemo.interop.formats import CONFIG
 from bionemo.interop.huggingface.architecture import Architecture
 from bionemo.interop.huggingface.contacts import ContactHead, contact_shapes, to_contact_head, to_pieces
+from bionemo.interop.huggingface.files import WEIGHTS, StoredTensor, open_tensors, read_json
 from bionemo.interop.model_formats import format_of, known_formats
-from bionemo.interop.shape_check import MAX_LAYERS, Shape, check_shapes, format_names, get_size, quote_error
-from bionemo.interop.weight_names import head_size
+from bionemo.interop.shape_check import MAX_LAYERS, Shape, check_shapes, format_names, get_size
+from bionemo.interop.weight_names import FREQUENCIES, rotary_frequencies
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+log = logging.getLogger(__name__)
 CARD = "README.md"
 _WRITTEN = r"README\.md|(config|tokenizer_config|vocab)\.json|(vocab|merges)\.txt|model\.safetensors"
-_SHARD = re.compile(r"[\w-][\w.-]*\.safetensors")  # no separators, so no file outside the directory is opened
-_MAX_JSON = 1 << 24  # bytes; the index of the largest models takes a tenth of that
 _GROUP = "weights/"
+_FREQUENCIES = "rotary_embeddings.inv_freq"  # end of the names of rotary frequencies
+_ROUNDING = 1e-6  # relative difference of frequencies that were computed in fp32
 _OLD_KINDS = {"gamma": "weight", "beta": "bias"}  # names of layer norm weights in old versions of transformers
 
 
 def is_directory(path: Path) -> bool:
     """Return whether a path is a directory of a Hugging Face model."""
     return (path / CONFIG).is_file()
-
-
-class _StoredTensor(NamedTuple):
-    file: Any  # opened by safetensors
-    name: str
-
-    def read(self) -> Tensor:
-        tensor: Tensor = self.file.get_tensor(self.name)
-        return tensor
-
-    def shape(self) -> list[int]:
-        return list(self.file.get_slice(self.name).get_shape())
-
-    def dtype(self) -> str:
-        return str(self.file.get_slice(self.name).get_dtype())
 
 
 class HuggingFaceModel:
@@ -82,12 +68,12 @@ class HuggingFaceModel:
         self.path = path
         self.contact_head: ContactHead | None = None
         try:
-            settings = _load_json(path / CONFIG)
+            settings = read_json(path / CONFIG)
             self.architecture = _find_readable(settings)
             self.config, self.vocab_size = self.architecture.to_config(settings)
             self.config |= self.architecture.read_tokenizer(path)
             self._weights = self.architecture.names.weights(self.config, self.vocab_size)
-            self._stored = self._check_tensors()
+            self._stored = self._check_tensors(settings.get("architectures"))
         except UserError as error:
             raise UserError(f"{path} cannot be opened: {error}") from error
         except OSError as error:
@@ -103,31 +89,51 @@ class HuggingFaceModel:
         weight = self._weights[name.removeprefix(_GROUP)]
         return read_block(weight.to_ours(lambda theirs: self._stored[theirs].read()), offset, shape)
 
-    def _check_tensors(self) -> dict[str, _StoredTensor]:
-        """Find the tensors of all files, check them, and read the contact head."""
-        names, architecture = self.architecture.names, self.architecture
-        expected = {name: shape for weight in self._weights.values() for name, shape in weight.their_shapes().items()}
-        stored: dict[str, _StoredTensor] = {}
-        copies: dict[str, _StoredTensor] = {}
-        for file in _weight_files(self.path):
-            try:
-                require_regular(self.path / file)
-                opened = safe_open(self.path / file, framework="pt")
-            except Exception as error:  # safetensors raises various types for malformed files
-                raise UserError(f"its {file} cannot be read ({quote_error(error)})") from error
-            for name in list(opened.keys()):
-                module, _, kind = name.rpartition(".")
-                bare = f"{module}.{_OLD_KINDS.get(kind, kind)}".removeprefix(architecture.prefix)
-                if any(re.fullmatch(pattern, bare) for pattern in architecture.ignored):
-                    continue
+    def _find_tensors(self, class_names: object) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+        """Return the weights and the copies of weights of all files, and read the rotary frequencies.
+
+        Modules of other classes than the language model, such as a classifier, are left out. `class_names` is the
+        entry `architectures` of config.json.
+        """
+        names, architecture, expected = self.architecture.names, self.architecture, self._expected()
+        contact = contact_shapes(architecture.contact_head, self.config)
+        modules = {_module(name.removeprefix(architecture.prefix)) for name in (*expected, *names.copies, *contact)}
+        is_language_model = class_names == [architecture.class_name]
+        stored: dict[str, StoredTensor] = {}
+        copies: dict[str, StoredTensor] = {}
+        frequencies: list[Tensor] = []
+        others: set[str] = set()
+        for name, tensor in open_tensors(self.path):
+            module, _, kind = name.rpartition(".")
+            bare = f"{module}.{_OLD_KINDS.get(kind, kind)}".removeprefix(architecture.prefix)
+            if architecture.inverse_frequencies and bare.endswith(_FREQUENCIES):
+                frequencies.append(tensor.read().float())
+            elif any(re.fullmatch(pattern, bare) for pattern in architecture.ignored):
+                continue
+            elif not is_language_model and _module(bare) not in modules:
+                others.add(_module(bare))
+            else:
                 found = copies if bare in names.copies else stored
                 full = bare if found is copies or bare in expected else architecture.prefix + bare
                 if full in found:
                     raise UserError(f"it contains {format_names([full])} twice")
-                found[full] = _StoredTensor(opened, name)
+                found[full] = tensor
+        self._read_frequencies(frequencies)
+        if others:
+            log.warning("%s: the weights of %s are not used", self.path, format_names(sorted(others)))
+        return stored, copies
+
+    def _check_tensors(self, class_names: object) -> dict[str, StoredTensor]:
+        """Find the tensors of all files, check them, and read the contact head."""
+        names, architecture = self.architecture.names, self.architecture
+        stored, copies = self._find_tensors(class_names)
         contact = contact_shapes(architecture.contact_head, self.config)
         contact_tensors = {name: stored.pop(name) for name in contact if name in stored}
-        check_shapes(expected, {name: tensor.shape() for name, tensor in stored.items()})
+        head = {name for name in self._expected() if not name.startswith(architecture.prefix)}
+        if head and {_module(name) for name in head}.isdisjoint(map(_module, (*stored, *copies))):
+            self._weights = {ours: weight for ours, weight in self._weights.items() if weight.theirs[0] not in head}
+            log.warning("%s has no language-model head: only its embeddings can be used", self.path)
+        check_shapes(self._expected(), {name: tensor.shape() for name, tensor in stored.items()})
         for name, tensor in stored.items():
             if tensor.dtype() not in ("F32", "F16", "BF16"):
                 raise UserError(f"{name} is of type {tensor.dtype()}; supported are F32, F16 and BF16")
@@ -142,6 +148,24 @@ class HuggingFaceModel:
             if weight.any():  # `write` writes zeros for a model without contact regression
                 self.contact_head = to_contact_head(weight, bias)
         return stored
+
+    def _expected(self) -> dict[str, Shape]:
+        return {name: shape for weight in self._weights.values() for name, shape in weight.their_shapes().items()}
+
+    def _read_frequencies(self, stored: list[Tensor]) -> None:
+        """Keep rotary frequencies that differ from the exact ones: transformers use the stored ones.
+
+        A file saved in half precision has rounded frequencies, one tensor for each layer (transformers 4) or a single
+        one (5).
+        """
+        exact = rotary_frequencies(self.config)
+        for each in stored:
+            if each.shape != exact.shape or not bool((each.isfinite() & (each > 0)).all()):
+                raise UserError(f"its rotary frequencies are not {len(exact)} positive numbers")
+            if not torch.equal(each, stored[0]):
+                raise UserError("its layers have different rotary frequencies, which are not supported")
+        if stored and not torch.allclose(stored[0], exact, rtol=_ROUNDING, atol=0):
+            self.config[FREQUENCIES] = stored[0].tolist()
 
 
 def write(
@@ -176,7 +200,7 @@ def write(
             settings["torch_dtype"] = str(dtype).removeprefix("torch.")
         pieces = [Piece.whole(name, tensor) for name, tensor in tensors.items()]
         pieces += to_pieces(contact_shapes(architecture.contact_head, config), contact_head, dtype or torch.float32)
-        pieces += _inverse_frequencies(architecture.inverse_frequencies, config, dtype or torch.float32)
+        pieces += _inverse_frequencies(architecture.inverse_frequencies, config)
         texts = {CONFIG: json.dumps(settings, indent=2) + "\n", **architecture.write_tokenizer(config)}
         name = architecture.class_name
         usage = f"from transformers import {name}\n\nmodel = {name}.from_pretrained({path.name!r})"
@@ -198,57 +222,33 @@ def write(
         delete(new, _WRITTEN)
 
 
-def _inverse_frequencies(pattern: str, config: Mapping[str, Any], dtype: torch.dtype) -> list[Piece]:
-    """Return the rotary frequencies of each layer."""
-    size = head_size(config)
-    values = (1.0 / 10000 ** (torch.arange(0, size, 2).float() / size)).to(dtype)
+def _inverse_frequencies(pattern: str, config: Mapping[str, Any]) -> list[Piece]:
+    """Return the rotary frequencies of each layer, always in fp32: rounded ones would change the function."""
     layers = range(get_size(config, "num_layers", MAX_LAYERS)) if pattern else ()
-    return [Piece.whole(pattern.format(layer), values) for layer in layers]
+    return [Piece.whole(pattern.format(layer), rotary_frequencies(config)) for layer in layers]
 
 
-def _unsupported(what: str, attribute: str, value: object) -> UserError:
+def _module(name: str) -> str:
+    """Return the first part of a name, such as `lm_head`."""
+    return name.partition(".")[0]
+
+
+def _unsupported(what: str, attribute: str, value: object, class_names: object = None) -> UserError:
     supported = ", ".join(dict.fromkeys(getattr(each, attribute) for each in known_formats("hugging_face")))
-    return UserError(f"{what} {str(value)[:100]!r} has no Hugging Face format here; supported: {supported}")
+    of_class = f"; its class is {str(class_names[0])[:100]!r}" if isinstance(class_names, list) and class_names else ""
+    return UserError(f"{what} {str(value)[:100]!r} has no Hugging Face format here; supported: {supported}{of_class}")
 
 
 def _find_readable(settings: Mapping[str, Any]) -> Architecture:
+    if settings.get("quantization_config") is not None:
+        raise UserError("its weights are quantized: save the model without quantization_config, in bf16 or fp32")
     model_type = settings.get("model_type")
     positions = settings.get("position_embedding_type", "absolute")  # the default of transformers
     found: list[Architecture] = [each for each in known_formats("hugging_face") if each.model_type == model_type]
     if not found:
-        raise _unsupported("the model_type", "model_type", model_type)
+        raise _unsupported("the model_type", "model_type", model_type, settings.get("architectures"))
     for architecture in found:
         if architecture.position_type in ("", positions):
             return architecture
     supported = " and ".join(architecture.position_type for architecture in found)
     raise UserError(f"position_embedding_type is {str(positions)[:50]!r}; supported are {supported}")
-
-
-def _weight_files(path: Path) -> list[str]:
-    if (path / WEIGHTS).is_file():
-        return [WEIGHTS]
-    if (path / INDEX).is_file():
-        shards = _load_json(path / INDEX).get("weight_map")
-        names = list(shards.values()) if isinstance(shards, dict) else []
-        if not names or not all(isinstance(name, str) and _SHARD.fullmatch(name) for name in names):
-            raise UserError(f"its {INDEX} does not name safetensors files")
-        for name in sorted(set(names)):
-            if not (path / name).is_file():
-                raise UserError(f"{name}, which its {INDEX} names, is missing")
-        return sorted(set(names))
-    if pickled := sorted(path.glob("pytorch_model*.bin*")):
-        raise UserError(
-            f"{pickled[0].name} is a pickle, which can run code when it is read: if you trust it, open the model with "
-            f"transformers and call save_pretrained, which writes {WEIGHTS}"
-        )
-    raise UserError(f"it contains neither {WEIGHTS} nor {INDEX}")
-
-
-def _load_json(path: Path) -> dict[str, Any]:
-    try:
-        settings = load_json(path, _MAX_JSON)
-    except ValueError as error:
-        raise UserError(f"its {path.name} cannot be read as JSON ({quote_error(error)})") from error
-    if not isinstance(settings, dict):
-        raise UserError(f"its {path.name} is not a JSON object")
-    return settings

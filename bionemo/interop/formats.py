@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognition of a trained model by its files, without reading its weights.
+
+Other formats are recognized by their content too, and nothing is unpickled, so that an error says what a path is and
+what to do.
+"""
+
+import json
+import re
+import zipfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from bionemo.checkpoint import is_checkpoint, list_complete
+from bionemo.common.errors import UserError
+from bionemo.common.regular import open_regular
+
+CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
+CONFIG, ADAPTERS = "config.json", "adapter_config.json"
+_UNKNOWN = "not a checkpoint, a .nemo archive or a Hugging Face directory: give the path of a model"
+_SAVE = f"save the model as a directory with {CONFIG} and model.safetensors (save_pretrained of transformers)"
+_MERGE = "merge them into the model with peft (merge_and_unload, then save_pretrained) and give the new directory"
+_FAIR_ESM = re.compile(r"(esm(?:2|1b|1v)_t\d+_\w+?)(-contact-regression)?\.pt")  # published names
+_MAX_PICKLE = 1 << 22  # bytes; names of weights are at the beginning
+_MAX_FILES = 100  # of a directory that are described
+_NEMO_PARTS = {"model_config.yaml", "model_weights.ckpt"}
+_TEXTS = {  # suffix -> description
+    ".onnx": "an ONNX model", ".msgpack": "weights of Flax", ".pb": "a model of TensorFlow",
+}  # fmt: skip
+_MAGIC = {  # first bytes -> description
+    b"\x89HDF": "an HDF5 file, such as weights of TensorFlow", b"GGUF": "a GGUF file of llama.cpp",
+}  # fmt: skip
+_ARCHIVES = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+
+
+def detect_format(path: Path) -> str:
+    """Return the format of a trained model: CHECKPOINT, NEMO or HUGGING_FACE.
+
+    Raises:
+        UserError: if there is nothing at the path, or something else; says what it is and what to do.
+    """
+    if path.suffix == ".nemo" and not path.is_dir():
+        return NEMO
+    if is_checkpoint(path) or (path / "index.json").is_file():  # even a damaged one
+        return CHECKPOINT
+    require_model(path)
+    try:
+        if not path.is_dir():
+            raise UserError(f"{path} is {_describe_file(path) or _UNKNOWN}")
+        names = {each.name for each in path.iterdir()}
+        if ADAPTERS in names:
+            raise UserError(f"{path} {_describe_adapters(path, names)}")
+        if CONFIG in names:
+            return HUGGING_FACE
+        raise UserError(f"{path} {_describe_directory(path, names)}")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def require_model(path: Path) -> None:
+    """Raise a UserError if there is nothing at a path."""
+    if not path.exists():
+        is_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path))
+        hint = f"; a model of the Hugging Face hub is downloaded first: hf download {path} --local-dir DIRECTORY"
+        text = f"{path}: there is no such checkpoint, .nemo archive or Hugging Face directory"
+        raise UserError(text + (hint if is_id else ""))
+
+
+def _describe_adapters(path: Path, names: Iterable[str]) -> str:
+    if CONFIG in names:
+        return f"holds adapters of peft ({ADAPTERS}) beside its model, which are not applied here: {_MERGE}"
+    base = None
+    with suppress(OSError, ValueError, AttributeError), open_regular(path / ADAPTERS) as file:
+        base = json.loads(file.read(1 << 20)).get("base_model_name_or_path")
+    of_model = f" of {base[:100]!r}" if isinstance(base, str) else ""
+    return f"holds adapters of peft ({ADAPTERS}){of_model} without the model: {_MERGE}"
+
+
+def _describe_directory(path: Path, names: set[str]) -> str:
+    if {"context", "weights"} <= names or any(name.endswith(".distcp") for name in names):
+        return (
+            "is a distributed checkpoint of Megatron, as NeMo 2 and BioNeMo 2 write it: export it there to Hugging "
+            "Face (nemo.lightning.io.export_ckpt with target 'hf') and give the new directory"
+        )
+    if names >= _NEMO_PARTS or ("model_config.yaml" in names and any("_rank_" in name for name in names)):
+        return f"is an unpacked .nemo archive: pack it with tar -cf NAME.nemo -C {path} ."
+    runs = [path, path / "checkpoints", *sorted(path.glob("*/checkpoints")), *sorted(path.glob("*/*/checkpoints"))]
+    if found := list_complete(*runs):
+        return f"is not a checkpoint, but the directory of a run; its newest checkpoint is {found[0]}: give that path"
+    if "head.safetensors" in names:
+        return (
+            f"holds the head of a fine-tuning run, not a model: bionemo analysis label --head {path}/head.safetensors "
+            "predicts with it"
+        )
+    if "checkpoints" in names or ".bionemo-run.json" in names:
+        return "is the directory of a run that has no complete checkpoint: give another model, or resume the run"
+    patterns = (f"*/{CONFIG}", f"snapshots/*/{CONFIG}", "*.nemo", "*/*.nemo")
+    if models := [each for pattern in patterns for each in path.glob(pattern) if each.parent.name != "blobs"]:
+        newest = max(models, key=lambda each: each.stat().st_mtime)
+        model = newest if newest.suffix == ".nemo" else newest.parent
+        return f"is not a model: give the path of one in it, such as {model}"
+    for name in filter(str.isprintable, sorted(names)[:_MAX_FILES]):
+        if (path / name).is_file() and (text := _describe_file(path / name)):
+            return f"has no {CONFIG}; its {name} is {text}"
+    return f"is {_UNKNOWN}"
+
+
+def _describe_file(path: Path) -> str:
+    """Return what a file is and what to do; "" if it is unknown."""
+    with open_regular(path) as file:
+        head = file.read(512)
+        if head.startswith((b"PK\x03\x04", b"\x80")):
+            return _describe_pickle(path, head + file.read(_MAX_PICKLE))
+    if head.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS instead of the file: run git lfs pull in its repository, or download it again"
+    if head[8:9] == b"{" and path.suffix == ".safetensors":
+        return _describe_safetensors(path)
+    for magic, text in _MAGIC.items():
+        if head.startswith(magic):
+            return f"{text}: {_SAVE}"
+    if path.suffix in _TEXTS:
+        return f"{_TEXTS[path.suffix]}: {_SAVE}"
+    if head[257:262] == b"ustar" or head.startswith(_ARCHIVES):
+        return "an archive: unpack it and give the directory of the model, or name it NAME.nemo if it is one"
+    if (path.parent / CONFIG).is_file() and path.suffix in (".json", ".txt"):
+        return f"one file of a model: give its directory, {path.parent}"
+    return ""
+
+
+def _describe_safetensors(path: Path) -> str:
+    if path.name.startswith("adapter"):
+        return f"a file of adapters, as peft writes it: {_MERGE}"
+    if is_checkpoint(path.parent) or (path.parent / CONFIG).is_file():
+        return f"one file of a model: give its directory, {path.parent}"
+    if path.name == "head.safetensors":
+        return f"the head of a fine-tuning run: bionemo analysis label --head {path} predicts with it"
+    return f"a safetensors file without its {CONFIG}: put both into one directory, the file as model.safetensors"
+
+
+def _describe_pickle(path: Path, pickled: bytes) -> str:
+    if zipfile.is_zipfile(path):
+        with suppress(OSError, RuntimeError, NotImplementedError, zipfile.BadZipFile), zipfile.ZipFile(path) as file:
+            names = [name for name in file.namelist() if name.endswith("data.pkl")]
+            if not names:
+                return "a zip archive: unpack it and give the directory of the model"
+            pickled = file.open(names[0]).read(_MAX_PICKLE)
+    if published := _FAIR_ESM.fullmatch(path.name):
+        kind = "contact regression" if published[2] else "weight"
+        return (
+            f"a {kind} file of fair-esm: get the Hugging Face directory of the same model with hf download "
+            f"facebook/{published[1]} --local-dir DIRECTORY and give that"
+        )
+    if b"sentence_encoder" in pickled:
+        return (
+            "a weight file of fair-esm: convert it with convert_esm.py of the repository of transformers 4, or "
+            + _SAVE
+        )
+    if b"pytorch-lightning_version" in pickled:
+        return f"a checkpoint of PyTorch Lightning, which can run code when it is read: {_SAVE}"
+    return f"a file of torch.save, which can run code when it is read: {_SAVE}"

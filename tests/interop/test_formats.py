@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is no model, or one of another program, is named with what to do, by every command, without unpickling."""
+
+import io
+import json
+import os
+import pickle
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bionemo
+from bionemo.common.errors import UserError
+from bionemo.inference.load import open_saved_model
+from bionemo.interop.convert import convert, describe
+from bionemo.interop.formats import detect_format
+from bionemo.training.resume import find_resume_checkpoint, open_initial_weights
+from tests.conftest import checkpoint_command
+from tests.interop.archives import MARK
+from tests.support.runs import config, last_checkpoint, train
+
+
+class Exploit:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, (f"touch {self.mark}",)
+
+
+def tar(path: Path) -> None:
+    with tarfile.open(path, "w") as archive:
+        archive.addfile(tarfile.TarInfo("x"), io.BytesIO())
+
+
+def unpacked_nemo(path: Path) -> None:
+    path.mkdir()
+    (path / "model_config.yaml").write_text("{}")
+    (path / "model_weights.ckpt").write_bytes(b"x")
+
+
+def distributed(path: Path) -> None:
+    (path / "context").mkdir(parents=True)
+    (path / "weights").mkdir()
+    (path / "weights" / "__0_0.distcp").write_bytes(b"x")
+
+
+FAIR = {"args": None, "model": {"encoder.sentence_encoder.embed_tokens.weight": torch.ones(2)}}
+LEGACY = {"_use_new_zipfile_serialization": False}
+KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "fair-esm": (
+        "esm2_t6_8M_UR50D.pt", lambda path: torch.save({"model": {}}, path),
+        "is a weight file of fair-esm: get the Hugging Face directory of the same model with hf download "
+        "facebook/esm2_t6_8M_UR50D --local-dir DIRECTORY and give that",
+    ),
+    "fair-esm contacts": (
+        "esm1b_t33_650M_UR50S-contact-regression.pt", lambda path: torch.save({"model": {}}, path),
+        "is a contact regression file of fair-esm: get the Hugging Face directory of the same model with hf download "
+        "facebook/esm1b_t33_650M_UR50S --local-dir DIRECTORY",
+    ),
+    "own fair-esm": ("mine.pt", lambda path: torch.save(FAIR, path), "is a weight file of fair-esm: convert it with"),
+    "old fair-esm": (
+        "mine.pt", lambda path: torch.save(FAIR, path, **LEGACY), "is a weight file of fair-esm: convert it with"
+    ),
+    "lightning": (
+        "last.ckpt", lambda path: torch.save({"pytorch-lightning_version": "2"}, path),
+        "is a checkpoint of PyTorch Lightning, which can run code when it is read: save the model as a directory",
+    ),
+    "torch": ("x.bin", lambda path: torch.save({}, path), "is a file of torch.save, which can run code when"),
+    "pickle": (
+        "x.pkl", lambda path: path.write_bytes(pickle.dumps(Exploit(path.parent.parent / MARK))),
+        "is a file of torch.save, which can run code when it is read: save the model as a directory with config.json",
+    ),
+    "zip": ("x.zip", lambda path: zipfile.ZipFile(path, "w").close(), "is not a checkpoint, a .nemo archive or"),
+    "filled zip": ("x.zip", lambda path: zipfile.ZipFile(path, "w").writestr("a", "b"), "is a zip archive: unpack it"),
+    "tar": ("x.tar", tar, "is an archive: unpack it and give the directory of the model, or name it NAME.nemo"),
+    "gzip": ("x.tar.gz", lambda path: path.write_bytes(b"\x1f\x8b\x08"), "is an archive: unpack it"),
+    "safetensors": (
+        "x.safetensors", lambda path: save_file({"a": torch.ones(1)}, path),
+        "is a safetensors file without its config.json: put both into one directory, the file as model.safetensors",
+    ),
+    "adapters": (
+        "adapter_model.safetensors", lambda path: save_file({"a": torch.ones(1)}, path),
+        "is a file of adapters, as peft writes it: merge them into the model with peft (merge_and_unload",
+    ),
+    "head": (
+        "head.safetensors", lambda path: save_file({"a": torch.ones(1)}, path),
+        "is the head of a fine-tuning run: bionemo analysis label --head",
+    ),
+    "keras": ("tf_model.h5", lambda path: path.write_bytes(b"\x89HDF\r\n"), "is an HDF5 file, such as weights"),
+    "flax": ("flax_model.msgpack", lambda path: path.write_bytes(b"\x81"), "is weights of Flax: save the model as a"),
+    "onnx": ("x.onnx", lambda path: path.write_bytes(b"\x08"), "is an ONNX model: save the model as a directory"),
+    "gguf": ("x.gguf", lambda path: path.write_bytes(b"GGUF" + struct.pack("<I", 3)), "is a GGUF file of llama.cpp"),
+    "pointer": (
+        "x.safetensors", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
+        "is a pointer of Git LFS instead of the file: run git lfs pull",
+    ),
+    "text": ("x.fasta", lambda path: path.write_text(">a\nMKT\n"), "is not a checkpoint, a .nemo archive or a"),
+    "fifo": ("x", os.mkfifo, "cannot be read: it is not a regular file"),
+    "nothing": ("x", lambda path: None, ": there is no such checkpoint, .nemo archive or Hugging Face directory"),
+    "empty": ("x", Path.mkdir, "is not a checkpoint, a .nemo archive or a Hugging Face directory: give the path of a"),
+    "bionemo 2": (
+        "x", distributed, "is a distributed checkpoint of Megatron, as NeMo 2 and BioNeMo 2 write it: export it there"
+    ),
+    "unpacked": ("x", unpacked_nemo, "is an unpacked .nemo archive: pack it with tar -cf NAME.nemo -C"),
+    "unpacked with suffix": ("x.nemo", unpacked_nemo, "is an unpacked .nemo archive: pack it with tar -cf NAME.nemo"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("sentinel")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message of the function that recognizes formats is that of every way to open a model."""
+    (tmp_path / "files").mkdir()
+    name, write, message = KINDS[kind]
+    path = tmp_path / "files" / name
+    write(path)
+    with pytest.raises(UserError) as caught:
+        detect_format(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}")
+    assert message in text
+    assert text.isprintable()
+    assert not any(wrong in text for wrong in ("remove", "needs no conversion"))
+    for use in (bionemo.load, open_saved_model, describe, open_initial_weights,
+                lambda path: convert(Path(path), tmp_path / "ours")):  # fmt: skip
+        with pytest.raises(UserError) as again:
+            use(path if use is describe else str(path))
+        assert str(again.value) == text
+    for command in (["inspect", path], ["verify", path], ["average", tmp_path / "z", path, path]):
+        assert checkpoint_command(monkeypatch, *command) == 1
+        assert capsys.readouterr().err == f"error: {text}\n"
+    cfg = config(tmp_path / "run", f"exp_manager.resume_from_checkpoint={path}")
+    with pytest.raises(UserError) as again:
+        find_resume_checkpoint(cfg, tmp_path, tmp_path)
+    assert str(again.value) == text
+
+
+def test_names_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="is downloaded first: hf download facebook/esm2_t6_8M_UR50D --local-dir DIR"):
+        bionemo.load("facebook/esm2_t6_8M_UR50D")
+
+
+def test_files_of_a_run(tmp_path: Path) -> None:
+    """The newest checkpoint is named, for the run, its directory of checkpoints, and a directory of runs."""
+    train(config(tmp_path / "name" / "run"))
+    newest = last_checkpoint(tmp_path / "name" / "run")
+    for path in (newest.parent.parent, newest.parent, tmp_path / "name", tmp_path):
+        with pytest.raises(UserError) as caught:
+            bionemo.load(path)
+        assert str(caught.value).endswith(f"the directory of a run; its newest checkpoint is {newest}: give that path")
+    with pytest.raises(UserError, match=r"tensors-0.safetensors is one file of a model: give its directory, .*-last$"):
+        bionemo.load(newest / "tensors-0.safetensors")
+    for path in (newest.parent).iterdir():
+        (path / "manifest.json").unlink()
+    with pytest.raises(UserError, match="is the directory of a run that has no complete checkpoint: give"):
+        bionemo.load(newest.parent.parent)
+    with pytest.raises(UserError, match=r"manifest\.json is missing"):  # a damaged checkpoint remains one
+        bionemo.load(newest)
+
+
+def test_a_directory_with_one_file(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "esm2_t6_8M_UR50D.pt")
+    with pytest.raises(UserError, match=r"has no config\.json; its esm2_t6_8M_UR50D\.pt is a weight file of fair-esm"):
+        bionemo.load(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "esm"}))
+    with pytest.raises(UserError, match=r"vocab.txt is one file of a model: give its directory"):
+        (tmp_path / "vocab.txt").write_text("A")
+        bionemo.load(tmp_path / "vocab.txt")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,11 @@ _MAX_GAP = 30  # residues at a TER within a chain, for chains of fewer residues
 _FORCE_FIELDS = {"H": "HSD HSE HSP HID HIE HIP HIN", "C": "CYX CYM CYN", "D": "ASH", "E": "GLH", "K": "LYN LYP LSN",
                  "R": "ARN", "Y": "TYM"}  # fmt: skip
 _FOUR_CHARACTERS = np.array(
-    "ARGN ASPH ASPP CYS1 CYS2 CYSH GLUH GLUP HIS1 HIS2 HISA HISB HISD HISE HISH HISP LYSH LYSN".split(), "S4"
-)
+    ["ARGN", "ASPH", "ASPP", "CYS1", "CYS2", "CYSH", "GLUH", "GLUP", "HIS1", "HIS2", "HISA", "HISB", "HISD", "HISE",
+     "HISH", "HISP", "LYSH", "LYSN"], "S4",
+)  # fmt: skip
+# chain and number of a residue that was not observed, and of the first residue that is in a database
+_START = re.compile(rb"^(?:REMARK 465 +(?:\d+ +)?\w+|DBREF1? +.{4}) ([!-~]) +(-?\d+)", re.MULTILINE)
 _DIGITS = np.frombuffer(b"0123456789-+. ", np.uint8)
 _LETTERS = {name: letter for letter, names in _FORCE_FIELDS.items() for name in names.split()}
 # gemmi gives the first of several letters, and another parent of pyroglutamate than the component dictionary
@@ -64,12 +67,28 @@ class Polymer:
         residues: the observed residues, in the order of the file.
         sequence: one letter for each residue of the sequence in the file (entity_poly_seq, SEQRES); None: it has none.
         is_numbered: whether the numbers of the residues are positions in this sequence.
+        start: number of the first residue of the sequence, by REMARK 465 and DBREF; 1 if the file does not say.
     """
 
     name: str
     residues: list[Residue]
     sequence: str | None
     is_numbered: bool
+    start: int
+
+
+class _Content(NamedTuple):
+    """A parsed file.
+
+    Attributes:
+        structure: all atoms.
+        sequences: names of the residues of each sequence, by entity (mmCIF) or chain (PDB).
+        starts: lowest number of residues in the REMARK 465 and DBREF records of a chain.
+    """
+
+    structure: "gemmi.Structure"
+    sequences: dict[str, list[str]]
+    starts: dict[str, int]
 
 
 def strip_suffix(path: Path) -> str | None:
@@ -95,22 +114,23 @@ def read_polymer(path: Path, chain: str | None) -> Polymer:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
     try:
-        structure, sequences = _parse(content, path.name)
-        model = structure[0]
-    except (UserError, MemoryError):
+        found = _parse(content, path.name)
+        model = found.structure[0]
+    except MemoryError:
         raise
     except Exception as error:  # the libraries raise errors of many types for damaged files
         message = " ".join(str(error).split())
         raise UserError(f"{path} is not a valid structure file ({type(error).__name__}: {message})") from error
+    # without names of chains, those of CHARMM's segments
+    segments = {residue.segment for part in model for residue in part} if any(not part.name for part in model) else ()
     parts: dict[str, list[list[gemmi.Residue]]] = {}
     for part in model:
-        for name, residues in groupby(part, lambda residue, name=part.name: name or residue.segment):  # type: ignore[misc]
-            parts.setdefault(name, []).append(list(residues))
-    by_chain = structure.input_format == gemmi.CoorFormat.Pdb
+        for segment, residues in groupby(part, lambda residue: residue.segment if len(segments) > 1 else ""):
+            parts.setdefault(part.name or segment, []).append(list(residues))
     for name in parts if chain is None else parts.keys() & {chain}:
-        if polymer := _find_polymer(name, parts[name], sequences, by_chain):
+        if polymer := _find_polymer(name, parts[name], found):
             return polymer
-    if not (names := [name for name in parts if _find_polymer(name, parts[name], sequences, by_chain)]):
+    if not (names := [name for name in parts if _find_polymer(name, parts[name], found)]):
         raise UserError(f"{path} has no residues of a protein: remove the file")
     authors = next(
         (part.name for part in model if chain in {residue.subchain for residue in part} - {part.name}), None
@@ -119,11 +139,8 @@ def read_polymer(path: Path, chain: str | None) -> Polymer:
     raise UserError(f"{path} has no protein chain {chain!r}, but {', '.join(names)}: rename the file{hint}")
 
 
-def _parse(content: bytes, name: str) -> tuple["gemmi.Structure", dict[str, list[str]]]:
-    """Return the structure, and the names of the residues in each sequence, by entity (mmCIF) or chain (PDB).
-
-    The content decides about the format.
-    """
+def _parse(content: bytes, name: str) -> _Content:
+    """Parse a file in the format that its content has."""
     import gemmi
 
     if content[:2] == b"\x1f\x8b":
@@ -135,12 +152,15 @@ def _parse(content: bytes, name: str) -> tuple["gemmi.Structure", dict[str, list
     if re.match(rb"(\xef\xbb\xbf)?(\s+|#[^\n]*)*data_", content, re.IGNORECASE) or "cif" in name.lower():
         document = gemmi.cif.read_string(content)
         return _read_mmcif(next((block for block in document if block.find_values("_atom_site.Cartn_x")), document[0]))
-    if not re.search(rb"^(ATOM  |HETATM)", content, re.MULTILINE):
+    if not (first := re.search(rb"^(ATOM  |HETATM)", content, re.MULTILINE)):
         raise ValueError("it has neither a CIF data block nor ATOM records")
     content = _prepare_pdb(re.split(rb"^ENDMDL", content, maxsplit=1, flags=re.MULTILINE)[0])
     # without columns 77 to 80: element and charge, in old files part of a line number
     structure = gemmi.read_pdb_string(content, max_line_length=76, split_chain_on_ter=True)
-    return structure, {entity.name: list(entity.full_sequence) for entity in structure.entities}
+    starts: dict[str, int] = {}
+    for chain, number in _START.findall(content[: first.start()]):
+        starts[chain.decode()] = min(int(number), starts.get(chain.decode(), int(number)))
+    return _Content(structure, {entity.name: list(entity.full_sequence) for entity in structure.entities}, starts)
 
 
 def _prepare_pdb(content: bytes) -> bytes:
@@ -170,7 +190,7 @@ def _prepare_pdb(content: bytes) -> bytes:
     return text.tobytes()
 
 
-def _read_mmcif(block: "gemmi.cif.Block") -> tuple["gemmi.Structure", dict[str, list[str]]]:
+def _read_mmcif(block: "gemmi.cif.Block") -> _Content:
     import gemmi
 
     structure = gemmi.make_structure_from_block(block)
@@ -182,7 +202,8 @@ def _read_mmcif(block: "gemmi.cif.Block") -> tuple["gemmi.Structure", dict[str, 
     for entity, names in found.items():
         if sorted(names) != list(range(1, len(names) + 1)):
             raise ValueError(f"the residues of entity {entity} are not numbered from 1")
-    return structure, {entity: [names[number] for number in sorted(names)] for entity, names in found.items()}
+    sequences = {entity: [names[number] for number in sorted(names)] for entity, names in found.items()}
+    return _Content(structure, sequences, {})
 
 
 def _decode_binary_cif(content: bytes) -> "gemmi.cif.Block":
@@ -202,12 +223,12 @@ def _decode_binary_cif(content: bytes) -> "gemmi.cif.Block":
     return block
 
 
-def _find_polymer(
-    name: str, parts: list[list["gemmi.Residue"]], sequences: dict[str, list[str]], by_chain: bool
-) -> Polymer | None:
+def _find_polymer(name: str, parts: list[list["gemmi.Residue"]], file: _Content) -> Polymer | None:
     """Return the protein of a chain; None if it has none."""
+    import gemmi
+
     labelled = [residue for part in parts for residue in part
-                if residue.label_seq is not None and residue.entity_id in sequences]  # fmt: skip
+                if residue.label_seq is not None and residue.entity_id in file.sequences]  # fmt: skip
     if labelled:
         subchains: dict[str, list[gemmi.Residue]] = {}
         for residue in labelled:
@@ -220,8 +241,9 @@ def _find_polymer(
         return None
     linked = [False, *(_are_linked(*pair) for pair in pairwise(sites))]
     residues = [_observe(*each, bool(labelled)) for each in zip(sites, linked, strict=True)]
-    names = sequences.get(name if by_chain else sites[0][0].entity_id)
-    return Polymer(name, residues, "".join(map(letter_of, names)) if names else None, bool(labelled))
+    names = file.sequences.get(name if file.structure.input_format == gemmi.CoorFormat.Pdb else sites[0][0].entity_id)
+    sequence = "".join(map(letter_of, names)) if names else None
+    return Polymer(name, residues, sequence, bool(labelled), file.starts.get(name, 1))
 
 
 def _group(residues: Iterable["gemmi.Residue"], key: Callable[["gemmi.Residue"], Any]) -> list["Site"]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.evaluation.structure_files import Residue, read_polymer
+from bionemo.evaluation.structure_files import Polymer, Residue, read_polymer
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -61,12 +61,12 @@ def read_chain(path: Path, chain: str | None = None, sequence: str | None = None
     """
     polymer = read_polymer(path, chain)
     positions = np.array([residue.position for residue in polymer.residues], np.float32)
-    own = polymer.sequence if sequence is None else None
+    own = polymer.sequence if sequence in (None, polymer.sequence) else None
     if (full := own or sequence) is None:
         return Chain("".join(residue.letters[0] for residue in polymer.residues), positions)
     full = full.upper()
     try:
-        places = _place_residues(polymer.residues, full, own is not None and polymer.is_numbered)
+        places = _place_residues(polymer, full, own is not None)
     except ValueError as error:
         remedy = "correct the file, or give the sequence in sequences.fasta" if own else "correct the given sequence"
         raise UserError(f"{path}, chain {polymer.name}: {error}: {remedy}") from error
@@ -75,20 +75,22 @@ def read_chain(path: Path, chain: str | None = None, sequence: str | None = None
     return Chain(full, placed)
 
 
-def _place_residues(residues: Sequence[Residue], sequence: str, is_numbered: bool) -> Integers:
-    """Return the positions [r] of the observed residues in the sequence, from 0.
+def _place_residues(polymer: Polymer, sequence: str, is_own: bool) -> Integers:
+    """Return the positions [r] of the observed residues in a sequence, that of the file if `is_own`, from 0.
 
-    The numbers decide: they are positions if `is_numbered`, or have a constant difference to them. Otherwise,
-    stretches of bonded residues are aligned without gaps or mismatches, other than X.
+    The numbers decide: they are positions, or have a constant difference to them. Otherwise, stretches of bonded
+    residues are aligned without gaps or mismatches, other than X.
 
     Raises:
         ValueError: if a residue does not fit, or several alignments are as good.
     """
+    residues, is_numbered = polymer.residues, polymer.is_numbered and is_own
     numbers = np.array([residue.number for residue in residues])
     width = max(len(residue.letters) for residue in residues)
     letters = np.array([list(residue.letters.ljust(width, residue.letters[0]).encode()) for residue in residues]).T
     text = np.frombuffer(sequence.encode("ascii", "replace"), np.uint8)
-    first, is_increasing = int(numbers[0]) - 1, bool((np.diff(numbers) > 0).all())
+    first = int(numbers[0]) - min(polymer.start if is_own else 1, int(numbers[0]))
+    is_increasing = bool((np.diff(numbers) > 0).all())
     steps = numbers - numbers[0] if is_increasing or is_numbered else np.arange(len(numbers))
 
     def compare(shift: int) -> NDArray[np.bool_]:
@@ -103,7 +105,7 @@ def _place_residues(residues: Sequence[Residue], sequence: str, is_numbered: boo
             return steps + shifts[0]
         if shifts:
             raise ValueError(f"the observed residues fit the sequence at {len(shifts)} positions")
-    if not is_numbered and (places := _align_stretches(residues, numbers, letters, text)) is not None:
+    if not is_numbered and (places := _align_stretches(residues, first, letters, text)) is not None:
         return places
     shifts = [first, *(() if is_numbered else range(-int(steps[-1]), len(text)))]
     shift = max(shifts, key=lambda each: compare(each).sum() + np.argmin(compare(each)))  # matches, first mismatch
@@ -126,8 +128,10 @@ def _look_up(text: Bytes, places: Integers) -> Bytes:
     return np.append(text, np.uint8(0))[np.where((places >= 0) & (places < len(text)), places, len(text))]
 
 
-def _align_stretches(residues: Sequence[Residue], numbers: Integers, letters: Bytes, text: Bytes) -> Integers | None:
+def _align_stretches(residues: Sequence[Residue], first: int, letters: Bytes, text: Bytes) -> Integers | None:
     """Align stretches of bonded residues in their order, with the fewest jumps that the numbers do not have.
+
+    `first` is the most likely position of the first residue.
 
     Returns:
         Positions [r], or None if the stretches do not fit.
@@ -144,7 +148,7 @@ def _align_stretches(residues: Sequence[Residue], numbers: Integers, letters: By
             return None
         is_linked = bool(begin) and residues[begin].linked
         windows = np.lib.stride_tricks.sliding_window_view(text, end - begin)
-        jump = int(numbers[begin] - numbers[begin - 1]) if begin else int(numbers[0])
+        jump = residues[begin].number - residues[begin - 1].number if begin else first + 1
         options = []
         for start in np.flatnonzero(_fit(letters[:, begin:end], windows).all(-1)).tolist():
             found = []

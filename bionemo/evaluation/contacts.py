@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 from bionemo.common.errors import UserError
 from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.evaluation.html import format_number, html_table
-from bionemo.evaluation.structures import MMCIF, PDB, read_chain
-from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult, is_file_name
+from bionemo.evaluation.structure_files import strip_suffix
+from bionemo.evaluation.structures import Chain, read_chain
+from bionemo.evaluation.tasks import LeftOut, Problems, Result, Suite, Task, TaskResult, is_file_name
 from bionemo.inference.analysis.contacts import fit_contact_head, precision, predict_contacts
 from bionemo.inference.analysis.files import read_fasta
 from bionemo.inference.model import TrainedModel
@@ -27,7 +28,8 @@ RANGES: dict[str, tuple[int, int | None]] = {"long": (24, None), "medium": (12, 
 _DIVISORS = {"P@L": 1, "P@L/2": 2, "P@L/5": 5}
 METRICS = [f"{name} {label}" for name in RANGES for label in _DIVISORS]
 _FIT, _SEQUENCES = "fit", "sequences.fasta"
-_CHAIN = re.compile(r"\d\w{3}_(\w+)", re.ASCII)  # a PDB id and a chain
+# a PDB id of 4 or 12 characters and a chain; suffixes of PDB-REDO and PDBe, such as `final`, are longer
+_CHAIN = re.compile(r"(?:\d\w{3}|pdb\d\w{3}|pdb_\w{8})_(\w{1,4})", re.ASCII | re.IGNORECASE)
 _BYTES = 640  # of a structure file for each residue, about
 
 
@@ -52,7 +54,7 @@ class _FittedHead:
                     f"{model.path} has no contact head: put about 20 structures, to which one is fitted, into a "
                     f"folder {_FIT!r} in the data directory"
                 )
-            chains = [read_chain(path, _chain_of(path)) for path in self.files]
+            chains = [_read(path) for path in self.files]
             maps = [chain.contacts() for chain in chains]
             self._head = fit_contact_head(model, [chain.sequence for chain in chains], maps)
         return self._head
@@ -68,8 +70,8 @@ class StructureTask(Task):
 
     @property
     def name(self) -> str:
-        """Name of the file without its suffix."""
-        return self.path.stem
+        """Name of the file without its suffixes."""
+        return strip_suffix(self.path) or self.path.name
 
     @property
     def files(self) -> list[Path]:
@@ -89,7 +91,7 @@ class StructureTask(Task):
     def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
         """Predict the contacts, see `Task`."""
         head = self.head.get(model)
-        chain = read_chain(self.path, _chain_of(self.path), self.sequence)
+        chain = _read(self.path, self.sequence)
         predicted, known = predict_contacts(model, chain.sequence, head, str(self.path)), chain.contacts()
         values = {
             f"{name} {label}": precision(predicted, known, divisor, *limits)
@@ -100,18 +102,27 @@ class StructureTask(Task):
         return TaskResult(values, {"length": len(chain.sequence)})
 
 
-def _chain_of(path: Path) -> str | None:
-    found = _CHAIN.fullmatch(path.stem)
-    return found[1] if found else None
+def _read(path: Path, sequence: str | None = None) -> Chain:
+    """Read the chain that the name of a file names.
+
+    Raises:
+        LeftOut: if it has no C-beta atoms.
+        UserError: as in `read_chain`.
+    """
+    found = _CHAIN.fullmatch(strip_suffix(path) or "")
+    chain = read_chain(path, found[1] if found else None, sequence)
+    if not chain.has_side_chains:
+        raise LeftOut(f"{path} has no C-beta atoms, such as a C-alpha trace")
+    return chain
 
 
 @dataclass(frozen=True)
 class Contacts(Suite):
-    """All structures in `data`: `NAME.cif`, `NAME.mmcif`, `NAME.pdb` or `NAME.ent`.
+    """All structures in `data`: `NAME.cif`, `.mmcif`, `.bcif`, `.pdb` or `.ent`, which may be compressed with gzip.
 
     The chain is the first protein, or X in a file named like `1abc_X.cif`. `sequences.fasta` may contain the full
-    sequence of a chain, with the name of its file. For a model without a contact head, one is fitted to the structures
-    in `data/fit`.
+    sequence of a chain, with the name of its file. C-alpha traces are left out. For a model without a contact head,
+    one is fitted to the structures in `data/fit`.
     """
 
     name: ClassVar[str] = "contacts"
@@ -122,19 +133,19 @@ class Contacts(Suite):
         paths, fasta = _find_structures(self.data), self.data / _SEQUENCES
         if not paths:
             raise UserError(
-                f"{self.data} has no structures: put files {', '.join('*' + end for end in MMCIF + PDB)} there"
+                f"{self.data} has no structures: put files *.cif, *.mmcif, *.pdb, *.ent there (or *.bcif; also *.gz)"
             )
-        names = [path.stem for path in paths]
-        for path in paths:
-            if not is_file_name(path.stem):
+        names = [strip_suffix(path) or "" for path in paths]
+        for path, name in zip(paths, names, strict=True):
+            if not is_file_name(name):
                 raise UserError(f"{path}: its name is not a file name of letters, digits, '_', '-' and '.'")
-            if names.count(path.stem) > 1:
-                raise UserError(f"{self.data} has several structures named {path.stem}: remove all but one")
+            if names.count(name) > 1:
+                raise UserError(f"{self.data} has several structures named {name}: remove all but one")
         sequences = {record["id"]: record["sequence"] for record in read_fasta(fasta)} if fasta.exists() else {}
         if unknown := sequences.keys() - set(names):
             raise UserError(f"{fasta}: there is no structure named {min(unknown)}: remove it")
         head = _FittedHead(_find_structures(self.data / _FIT))
-        return [StructureTask(path, sequences.get(path.stem), head) for path in paths]
+        return [StructureTask(path, sequences.get(name), head) for path, name in zip(paths, names, strict=True)]
 
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return mean, standard error and number of structures of each metric, see `Suite`."""
@@ -183,7 +194,7 @@ class Contacts(Suite):
 def _find_structures(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
-    return sorted(path for path in directory.iterdir() if path.suffix.lower() in MMCIF + PDB)
+    return sorted(path for path in directory.iterdir() if strip_suffix(path) is not None)
 
 
 def _value(result: Result, metric: str) -> float:

@@ -27,7 +27,7 @@ _MAX_REPORT = 1 << 28  # bytes
 Report = dict[str, Any]
 """The content of report.json: `model`, `precision`, `versions` and `suites`. Each suite has its `suite`, `data`,
 `settings` and `summary`, the `results` of its tasks with the checksums of their files, a `checksum` of all files, the
-names of the tasks that `failed`, and the number of `faulty_rows`."""
+names of the tasks that `failed`, why tasks were `left_out`, and the number of `faulty_rows`."""
 
 
 def write_report(
@@ -56,6 +56,7 @@ def write_report(
             "summary": suite.summarize([result for result in found if "metrics" in result]),
             "checksum": digest({result["task"]: result["files"] for result in found}),
             "failed": [result["task"] for result in found if "error" in result],
+            "left_out": [result["left_out"] for result in found if "left_out" in result],
             "faulty_rows": sum(result["problems"] for result in found),
             "results": found,
         }
@@ -131,13 +132,16 @@ def _left_out(model: str, section: Mapping[str, Any]) -> list[str]:
     messages = [
         f"{result['task']}: {text}"
         for result in section["results"]
-        for text in (result.get("error"), *result["messages"])
+        for text in (result.get("error"), result.get("left_out"), *result["messages"])
         if text
     ]
     if not messages:
         return []
     items = "".join(f"<li>{escape(text)}</li>" for text in messages)
-    counts = f"{len(section['failed']):,} tasks failed, {section['faulty_rows']:,} faulty rows were left out"
+    counts = (
+        f"{len(section['failed']):,} tasks failed, {len(section.get('left_out', ())):,} tasks and "
+        f"{section['faulty_rows']:,} faulty rows were left out"
+    )
     return [f"<p>{escape(model)}: {counts}.</p><ul>{items}</ul>"]
 
 
@@ -146,8 +150,9 @@ def describe_report(report: Report, output: Path) -> list[str]:
     lines: list[str] = []
     for name, section in report["suites"].items():
         lines += SUITES[section["suite"]].describe(section["summary"])
-        failed, faulty = len(section["failed"]), section["faulty_rows"]
+        failed, skipped, faulty = len(section["failed"]), section["left_out"], section["faulty_rows"]
         left_out = f", {failed:,} failed" if failed else ""
+        left_out += f", {len(skipped):,} left out ({'; '.join(skipped)})" if skipped else ""
         left_out += f", {faulty:,} faulty rows left out" if faulty else ""
-        lines.append(f"{name}: {len(section['results']) - failed:,} tasks{left_out}")
+        lines.append(f"{name}: {len(section['results']) - failed - len(skipped):,} tasks{left_out}")
     return [*lines, f"report: {output / PAGE_NAME}"]

@@ -20,7 +20,7 @@ from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned, identity_of, write_atomic
 from bionemo.common.redaction import redact_text
 from bionemo.common.regular import load_json
-from bionemo.evaluation.tasks import Problems, Result, Suite, Task
+from bionemo.evaluation.tasks import LeftOut, Problems, Result, Suite, Task
 from bionemo.inference.fingerprint import digest, model_fingerprint
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.progress import Advance
@@ -141,6 +141,8 @@ class Results:
         result: Result = {"task": task.name, "identity": self._identity(name), "files": self._file_checksums(task)}
         try:
             found = task.run(self._model, problems, advance)
+        except LeftOut as reason:
+            result |= {"left_out": redact_text(str(reason))}
         except UserError as error:
             if not self._keep_going:
                 raise

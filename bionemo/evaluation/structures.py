@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protein chains in mmCIF and PDB files, read with Biotite. Shape: n residues."""
+"""Protein chains: sequence, positions and contacts. Shapes: n residues of the sequence, r observed residues."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bionemo.common.errors import UserError, optional_dependency
-
-if TYPE_CHECKING:
-    from biotite.structure import AtomArray
+from bionemo.common.errors import UserError
+from bionemo.evaluation.structure_files import Polymer, Residue, read_polymer
 
 Floats = NDArray[np.float32]
-MMCIF, PDB = (".cif", ".mmcif"), (".pdb", ".ent")
+Integers = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 CONTACT = 8.0  # angstroms between C-beta atoms, as in CASP
+_X = ord("X")
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +31,12 @@ class Chain:
     sequence: str
     positions: Floats
 
+    @property
+    def has_side_chains(self) -> bool:
+        """Whether C-beta atoms were observed, or all residues are glycine: a C-alpha trace has none."""
+        others = np.array([letter != "G" for letter in self.sequence])
+        return not others.any() or not np.isnan(self.positions[others]).all()
+
     def contacts(self) -> Floats:
         """Return the contact map [n, n]: 1 for positions less than 8 angstroms apart, 0 for others, nan if unknown."""
         from scipy.spatial.distance import cdist
@@ -43,113 +48,126 @@ class Chain:
 def read_chain(path: Path, chain: str | None = None, sequence: str | None = None) -> Chain:
     """Read a chain of the first model of a structure.
 
-    The sequence of an mmCIF file includes residues that were not observed (`entity_poly_seq`). A PDB file has only the
-    observed ones, unless `sequence` is given.
+    Its sequence is that in the file (`entity_poly_seq` of mmCIF, SEQRES of PDB), which includes residues that were not
+    observed; without, that of the observed residues. A modified residue has the letter of its parent, or X.
 
     Args:
-        path: an mmCIF or PDB file.
+        path: an mmCIF, BinaryCIF or PDB file, which may be compressed with gzip.
         chain: name of the chain, as authors name it; None: the first protein.
-        sequence: full sequence of the chain; residue 1 is its first letter.
+        sequence: full sequence of the chain, instead of that in the file.
 
     Raises:
         UserError: if the file cannot be read, has no such chain, or the chain does not match the sequence.
     """
-    atoms, full = _read_atoms(path)
-    parts, name = _select_chain(atoms, chain, path)
-    where = f"{path}, chain {name}"
-    residues = [(int(part.res_id[0]), _letter(part.res_name[0]), _position(part)) for part in parts]
-    if sequence is None and full:
-        sequence = full.get(str(parts[0].label_entity_id[0]))
-    if sequence is None:
-        return Chain("".join(letter for _, letter, _ in residues), np.array([each for *_, each in residues]))
-    positions = np.full((len(sequence), 3), np.nan, np.float32)
-    for number, letter, position in residues:
-        expected = sequence[number - 1] if 1 <= number <= len(sequence) else None
-        if expected is None:
-            raise UserError(f"{where}: residue {number} is not in the sequence of {len(sequence)} residues")
-        if letter != expected and "X" not in (letter, expected):
-            raise UserError(f"{where}: residue {number} is {letter}, but {expected} in the sequence")
-        positions[number - 1] = position
-    return Chain(sequence, positions)
-
-
-def _read_atoms(path: Path) -> tuple["AtomArray", dict[str, str]]:
-    """Return the atoms of the first model, and for mmCIF the sequence of each entity."""
-    with optional_dependency("evaluate", "a structure"):
-        from biotite.structure.io import pdb, pdbx
+    polymer = read_polymer(path, chain)
+    positions = np.array([residue.position for residue in polymer.residues], np.float32)
+    own = polymer.sequence if sequence in (None, polymer.sequence) else None
+    if (full := own or sequence) is None:
+        return Chain("".join(residue.letters[0] for residue in polymer.residues), positions)
+    full = full.upper()
     try:
-        if path.suffix.lower() in PDB:
-            return pdb.PDBFile.read(path).get_structure(model=1), {}
-        file = pdbx.CIFFile.read(path)
-        fields = ["auth_asym_id", "label_entity_id"]
-        atoms = pdbx.get_structure(file, model=1, extra_fields=fields, use_author_fields=False)
-        return atoms[atoms.res_id > 0], _read_sequences(file.block)  # others, such as ligands, have no number
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
-    except Exception as error:  # Biotite raises errors of many types for damaged files
-        message = " ".join(str(error).split())
-        raise UserError(f"{path} is not a valid structure file ({type(error).__name__}: {message})") from error
+        places = _place_residues(polymer, full, own is not None)
+    except ValueError as error:
+        remedy = "correct the file, or give the sequence in sequences.fasta" if own else "correct the given sequence"
+        raise UserError(f"{path}, chain {polymer.name}: {error}: {remedy}") from error
+    placed = np.full((len(full), 3), np.nan, np.float32)
+    placed[places] = positions
+    return Chain(full, placed)
 
 
-def _read_sequences(block: Any) -> dict[str, str]:
-    """Return the sequence of each entity; of alternative residues at a position, the first."""
-    if "entity_poly_seq" not in block:
-        return {}
-    table = block["entity_poly_seq"]
-    found: dict[str, dict[int, str]] = {}
-    for entity, number, residue in zip(
-        *(table[key].as_array(str) for key in ("entity_id", "num", "mon_id")), strict=True
-    ):
-        found.setdefault(str(entity), {}).setdefault(int(number), _letter(residue))
-    for entity, letters in found.items():
-        if sorted(letters) != list(range(1, len(letters) + 1)):
-            raise ValueError(f"the residues of entity {entity} are not numbered from 1")
-    return {entity: "".join(letters[number] for number in sorted(letters)) for entity, letters in found.items()}
+def _place_residues(polymer: Polymer, sequence: str, is_own: bool) -> Integers:
+    """Return the positions [r] of the observed residues in a sequence, that of the file if `is_own`, from 0.
+
+    The numbers decide: they are positions, or have a constant difference to them. Otherwise, stretches of bonded
+    residues are aligned without gaps or mismatches, other than X.
+
+    Raises:
+        ValueError: if a residue does not fit, or several alignments are as good.
+    """
+    residues, is_numbered = polymer.residues, polymer.is_numbered and is_own
+    numbers = np.array([residue.number for residue in residues])
+    width = max(len(residue.letters) for residue in residues)
+    letters = np.array([list(residue.letters.ljust(width, residue.letters[0]).encode()) for residue in residues]).T
+    text = np.frombuffer(sequence.encode("ascii", "replace"), np.uint8)
+    first = int(numbers[0]) - min(polymer.start if is_own else 1, int(numbers[0]))
+    is_increasing = bool((np.diff(numbers) > 0).all())
+    steps = numbers - numbers[0] if is_increasing or is_numbered else np.arange(len(numbers))
+
+    def compare(shift: int) -> NDArray[np.bool_]:
+        return _fit(letters, _look_up(text, steps + shift))
+
+    if is_numbered or is_increasing:
+        if compare(first).all():
+            return steps + first
+        within = range(0 if is_numbered else len(text) - int(steps[-1]))
+        shifts = [shift for shift in within if compare(shift).all()]
+        if len(shifts) == 1:
+            return steps + shifts[0]
+        if shifts:
+            raise ValueError(f"the observed residues fit the sequence at {len(shifts)} positions")
+    if not is_numbered and (places := _align_stretches(residues, first, letters, text)) is not None:
+        return places
+    shifts = [first, *(() if is_numbered else range(-int(steps[-1]), len(text)))]
+    shift = max(shifts, key=lambda each: compare(each).sum() + np.argmin(compare(each)))  # matches, first mismatch
+    wrong = int(np.argmin(compare(shift)))
+    residue, place = residues[wrong], int(steps[wrong]) + shift
+    name = f"residue {residue.number}{residue.insertion}"
+    if not 0 <= place < len(text):
+        raise ValueError(f"{name} is not in the sequence of {len(text)} residues")
+    raise ValueError(f"{name} is {residue.letters[0]}, but {sequence[place]} in the sequence (position {place + 1})")
 
 
-def _select_chain(atoms: "AtomArray", chain: str | None, path: Path) -> tuple[list["AtomArray"], str]:
-    """Return the residues of a protein chain and its name."""
-    chains: dict[str, dict[tuple[int, str], AtomArray]] = {}
-    for residue in _split_residues(atoms):
-        if "CA" in residue.atom_name and _is_amino_acid(residue.res_name[0]):
-            place = int(residue.res_id[0]), str(residue.ins_code[0])
-            # of alternative residues at a place, the first
-            chains.setdefault(_chain_name(residue), {}).setdefault(place, residue)
-    if not chains:
-        raise UserError(f"{path} has no residues of a protein: remove the file")
-    name = next(iter(chains)) if chain is None else chain
-    if name not in chains:
-        raise UserError(f"{path} has no protein chain {name!r}, but {', '.join(chains)}: rename the file")
-    return list(chains[name].values()), name
+def _fit(letters: Bytes, text: Bytes) -> NDArray[np.bool_]:
+    """Return whether letters [alternatives, r] are those of a text [..., r]; X is unknown."""
+    same: NDArray[np.bool_] = (letters.reshape(len(letters), *[1] * (text.ndim - 1), -1) == text).any(0)
+    return same | (text == _X) | (letters == _X).any(0)
 
 
-def _split_residues(atoms: "AtomArray") -> Iterator["AtomArray"]:
-    from biotite.structure import get_residue_starts
-
-    return (atoms[first:end] for first, end in pairwise([*get_residue_starts(atoms), len(atoms)]))
-
-
-def _chain_name(residue: "AtomArray") -> str:
-    """Return the name that the authors gave to the chain."""
-    is_mmcif = "auth_asym_id" in residue.get_annotation_categories()
-    return str((residue.auth_asym_id if is_mmcif else residue.chain_id)[0])
+def _look_up(text: Bytes, places: Integers) -> Bytes:
+    """Return the letters at these positions, 0 outside of the text."""
+    return np.append(text, np.uint8(0))[np.where((places >= 0) & (places < len(text)), places, len(text))]
 
 
-def _position(residue: "AtomArray") -> Floats:
-    """Return the coordinates [3] of C-beta, of C-alpha for glycine; nan if they are unknown."""
-    atom = "CA" if residue.res_name[0] == "GLY" else "CB"
-    found: Floats = residue.coord[residue.atom_name == atom]
-    return found[0] if len(found) else np.full(3, np.nan, np.float32)
+def _align_stretches(residues: Sequence[Residue], first: int, letters: Bytes, text: Bytes) -> Integers | None:
+    """Align stretches of bonded residues in their order, with the fewest jumps that the numbers do not have.
 
+    `first` is the most likely position of the first residue.
 
-def _letter(residue: str) -> str:
-    """Return the letter of a residue; for a modified one, that of its parent; X if it is unknown."""
-    from biotite.structure.info import one_letter_code
+    Returns:
+        Positions [r], or None if the stretches do not fit.
 
-    return (one_letter_code(residue) or "X").upper()
-
-
-def _is_amino_acid(residue: str) -> bool:
-    from biotite.structure.info import one_letter_code
-
-    return one_letter_code(residue) is not None
+    Raises:
+        ValueError: if several alignments have the fewest jumps.
+    """
+    # a residue that was formed from several, such as a chromophore, may have one letter and the numbers of all
+    ends = [end for end, (one, other) in enumerate(pairwise(residues), 1) if not other.linked
+            or (other.number > one.number + 1 and "X" in one.letters + other.letters)]  # fmt: skip
+    best = [(0, 1, [-1])]  # for each place of the latest stretch: cost, number of alignments, positions
+    for begin, end in pairwise([0, *ends, len(residues)]):
+        if end - begin > len(text):
+            return None
+        is_linked = bool(begin) and residues[begin].linked
+        windows = np.lib.stride_tricks.sliding_window_view(text, end - begin)
+        jump = residues[begin].number - residues[begin - 1].number if begin else first + 1
+        options = []
+        for start in np.flatnonzero(_fit(letters[:, begin:end], windows).all(-1)).tolist():
+            found = []
+            for cost, ways, places in best:
+                step = start - places[-1]
+                if step > 0 and not (is_linked and step not in (1, jump)):
+                    found.append(
+                        (cost + (step != 1 if is_linked else (2 if begin else 1) * (step != jump)), ways, places)
+                    )
+            if found:
+                cost = min(each[0] for each in found)
+                cheapest = [each for each in found if each[0] == cost]
+                places = [*cheapest[0][2], *range(start, start + end - begin)]
+                options.append((cost, sum(ways for _, ways, _ in cheapest), places))
+        if not options:
+            return None
+        best = options
+    cost = min(each[0] for each in best)
+    cheapest = [each for each in best if each[0] == cost]
+    if sum(ways for _, ways, _ in cheapest) > 1:
+        raise ValueError("the observed residues fit the sequence in several ways")
+    return np.array(cheapest[0][2][1:])

@@ -17,6 +17,10 @@ _MAX_LISTED = 20  # problems in a result
 _FILE_NAME = re.compile(r"[\w-][\w.-]*", re.ASCII)
 
 
+class LeftOut(Exception):
+    """A task that is left out, counted and named, because it has nothing to evaluate; the message says why."""
+
+
 @dataclass
 class Problems:
     """Faulty rows of input files: the first one ends the task, unless `keep_going`.
@@ -101,6 +105,7 @@ class Task(ABC):
             advance: called with the part of the cost that was finished since the last call.
 
         Raises:
+            LeftOut: if there is nothing to evaluate.
             UserError: if the model or the files cannot be used.
         """
 

@@ -120,7 +120,7 @@ class LabelledTask(Task):
     def _train_heads(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], dict[str, Any]]:
         """Return the test metrics of each seed, the number of truncated sequences, and notes about the data."""
         data = self.config.model.data
-        splits, classes, notes = read_splits(data, "model.data", SPLITS, molecules=self.vocabulary is SmilesTokenizer)
+        splits, classes, notes = read_splits(data, "model.data", SPLITS, model.network.vocabulary)
         if self.input == FROZEN:  # once for each data set
             notify(*notes)
         if self.input == ONE_HOT:

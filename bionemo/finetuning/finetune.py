@@ -35,7 +35,6 @@ from bionemo.interop.convert import Model, open_model
 from bionemo.megatron.precision import Precision
 from bionemo.megatron.sharded_state_dict import load_weights
 from bionemo.models.language_model import load_model_class
-from bionemo.tokenizers import SmilesTokenizer
 from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.identity import check_same_function
 from bionemo.training.module import TrainingModule
@@ -57,9 +56,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     check_same_function(path, saved.config, asdict(model))
     names = ["train", "val", *(["test"] if cfg.do_testing else [])]
     vocabulary = read_vocabulary(model_class, model, saved, path)
-    splits, classes, notes = read_splits(
-        cfg.model.data, "model.data", names, molecules=isinstance(vocabulary, SmilesTokenizer)
-    )
+    splits, classes, notes = read_splits(cfg.model.data, "model.data", names, vocabulary)
     notify(*notes)
     labelled = LabelledData(splits, cfg.model.data.task_type, model_class)
     weights = checksum_weights(iterate_weights(saved.weights))

@@ -34,7 +34,6 @@ from bionemo.inference.progress import progress_bar
 from bionemo.interop.nemo import make_directories
 from bionemo.megatron.finite import all_finite
 from bionemo.megatron.gpu import use_gpu
-from bionemo.tokenizers import SmilesTokenizer
 from bionemo.training.schedules import build_schedule
 
 log = logging.getLogger(__name__)
@@ -78,9 +77,7 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
     path, saved = open_saved_model(str(config.restore_encoder_path))
     network = build_network(saved, path, config.seq_length)
     names = ["train", "val", *(["test"] if cfg.do_testing else [])]
-    splits, classes, notes = read_splits(
-        data, "model.data", names, molecules=isinstance(network.vocabulary, SmilesTokenizer)
-    )
+    splits, classes, notes = read_splits(data, "model.data", names, network.vocabulary)
     notify(*notes)
     device = "cuda" if use_gpu(cfg.trainer.accelerator) else "cpu"
     model = load_network(network, saved, path, device, str(cfg.trainer.precision))

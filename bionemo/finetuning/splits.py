@@ -15,24 +15,28 @@ _VALUES = {  # of a column of splits, in lower case
     "test": "test", "testing": "test",
 }  # fmt: skip
 _NAME = re.compile(r"(.*[\s_-])?(split|set|subset|partition|fold)s?([\s_-].*)?", re.IGNORECASE)
+_EXAMINED = 1000  # rows in which a split must occur
 _FLIP_VALIDATION = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
 
 def split_columns(table: Table, used: Collection[str] = ()) -> dict[str, list[str] | None]:
     """Return the columns that divide the rows, besides the `used` ones: the split of each row by column name.
 
-    A column counts if all of its cells are `train`, `val` (also `valid`, `validation`, `dev`) or `test`, two of them
-    or more. As in FLIP, rows of `train` with True in a column `validation` are in `val`. The value is None for a
-    column that has the name of such a column, but other cells.
+    A column counts if all of its cells are `train`, `val` (also `valid`, `validation`, `dev`), `test` or missing, and
+    at least two splits occur. As in FLIP, rows of `train` with True in a column `validation` are in `val`. The split
+    of a row with a missing cell is "". The value is None for a column that has the name of such a column, but other
+    cells.
     """
     found: dict[str, list[str] | None] = {}
     for number, name in enumerate(table.columns):
         if name in used or not table.rows:
             continue
-        if table.rows[0][number].strip().lower() in _VALUES:
-            splits = [_VALUES.get(row[number].strip().lower(), "") for row in table.rows]
-            if "train" in splits and "" not in splits and len({*splits}) > 1:
-                found[name] = _with_validation(table, splits)
+        cells = {row[number] for row in table.rows[:_EXAMINED]}
+        if any(cell.strip().lower() in _VALUES for cell in cells):
+            splits = [_VALUES.get(row[number].strip().lower()) for row in table.rows]
+            known = ["" if is_missing(row[number]) else split for row, split in zip(table.rows, splits, strict=True)]
+            if "train" in known and len({*known} - {"", None}) > 1 and None not in known:
+                found[name] = _with_validation(table, [split or "" for split in known])
                 continue
         if _NAME.fullmatch(name.strip()):
             found[name] = None
@@ -66,6 +70,7 @@ def choose_column(table: Table, used: Collection[str], mode: str) -> tuple[list[
         elif name == chosen:
             counts = Counter(splits)
             text = f"divides the rows: {', '.join(f'{counts[each]:,} {each}' for each in ('train', 'val', 'test'))}"
+            text += f"; {counts['']:,} without a split are left out" if counts[""] else ""
         else:
             text = f"is not used, but {chosen!r}" if chosen else f"is not used: model.data.split={mode}"
         notes.append(f"{table.path}: column {name!r} {text}")

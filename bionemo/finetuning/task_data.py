@@ -27,6 +27,7 @@ from bionemo.data.table import (
     single_column,
 )
 from bionemo.finetuning.splits import Row, choose_column, divide_at_random
+from bionemo.tokenizers import SmilesTokenizer, Vocabulary
 
 IGNORED = -1  # class of residues without a label
 _MAX_SHOWN = 8  # labels in an error message
@@ -84,7 +85,10 @@ class TaskData(NamedTuple):
 
 
 def read_splits(
-    config: DownstreamDataConfig | DownstreamDatasetConfig, key: str, names: Sequence[str], molecules: bool = False
+    config: DownstreamDataConfig | DownstreamDatasetConfig,
+    key: str,
+    names: Sequence[str],
+    vocabulary: Vocabulary | None = None,
 ) -> TaskData:
     """Read the splits `names` of a task, of which the first is `train`.
 
@@ -94,7 +98,7 @@ def read_splits(
         config: configuration of the data; a directory with a file for each split, or one file that is divided.
         key: configuration key of `config` in error messages.
         names: the splits.
-        molecules: the sequences are SMILES.
+        vocabulary: vocabulary of the model, from which it follows whether the sequences are molecules.
 
     Raises:
         UserError: if a file is missing or invalid, or has labels that the training split does not have.
@@ -107,7 +111,7 @@ def read_splits(
     split, on_invalid = "auto", "skip"
     if isinstance(config, DownstreamDataConfig):
         split, on_invalid = config.split, config.on_invalid
-    path = Path(config.dataset_path)
+    path, molecules = Path(config.dataset_path), vocabulary if isinstance(vocabulary, SmilesTokenizer) else None
     notes: list[str] = []
     if path.is_file():
         table = read_table(path)
@@ -121,7 +125,7 @@ def read_splits(
             paths = shard_paths(path, name, getattr(config.dataset, name), ".csv")
             examples[name] = read_examples([read_table(each) for each in paths], columns, notes)
             if molecules:
-                examples[name], _ = _check_molecules(examples[name], columns, on_invalid, notes)
+                examples[name], _ = _check_molecules(examples[name], columns, on_invalid, molecules, notes)
     classes: tuple[str, ...] = ()
     if columns.task_type != "regression":
         classes = find_classes(examples["train"], columns, config.target_sizes[0] if config.target_sizes else None)
@@ -129,14 +133,15 @@ def read_splits(
 
 
 def _divide(
-    table: Table, examples: list[Example], columns: TaskColumns, split: str, on_invalid: str, molecules: bool,
+    table: Table, examples: list[Example], columns: TaskColumns, split: str, on_invalid: str,
+    molecules: SmilesTokenizer | None,
     notes: list[str],
 ) -> dict[str, list[Example]]:  # fmt: skip
     """Divide the examples of a table: by one of its columns, by scaffold, or at random."""
     if split == "scaffold" and not molecules:
         raise UserError(f"{columns.key}.split=scaffold needs molecules: set it to random")
     if molecules:
-        examples, keys = _check_molecules(examples, columns, on_invalid, notes)
+        examples, keys = _check_molecules(examples, columns, on_invalid, molecules, notes)
     else:
         keys = ["".join(example.text.split()).upper().rstrip("*") for example in examples]
     is_class = columns.task_type == "classification"
@@ -166,30 +171,35 @@ def _divide(
 
 
 def _check_molecules(
-    examples: list[Example], columns: TaskColumns, policy: str, notes: list[str]
+    examples: list[Example], columns: TaskColumns, policy: str, vocabulary: SmilesTokenizer, notes: list[str]
 ) -> tuple[list[Example], list[str]]:
-    """Apply the policy for SMILES that RDKit cannot parse: `skip`, `keep` or `error`.
+    """Apply the policy for SMILES that RDKit cannot parse or that have no known token: `skip`, `keep` or `error`.
 
     Returns:
         The examples that are used, and the canonical SMILES of each, or its text if RDKit cannot parse it.
 
     Raises:
-        UserError: if the policy is `error` and a SMILES is invalid.
+        UserError: if the policy is `error` and there are such SMILES.
     """
-    molecules = [parse_smiles(example.text) for example in examples]
-    invalid = [example for example, molecule in zip(examples, molecules, strict=True) if not molecule]
-    if invalid:
-        problem = (
-            f"RDKit cannot read {len(invalid):,} of {len(examples):,} SMILES (the first is {invalid[0].location}, "
-            f"{shorten(invalid[0].text)})"
-        )
-        if policy == "error":
-            raise UserError(f"{problem}: correct them, or set {columns.key}.on_invalid to skip or keep")
-        notes.append(f"{problem}; {'their rows are left out' if policy == 'skip' else 'they are used unchanged'}")
+    keys = [write_canonical(molecule) if (molecule := parse_smiles(each.text)) else "" for each in examples]
+    unknown = [
+        bool(key and (vocabulary.encode(example.text) == vocabulary.unk_id).all())
+        for example, key in zip(examples, keys, strict=True)
+    ]
+    for problem, wrong in (
+        ("cannot be read by RDKit", [not key for key in keys]),
+        ("have no token of the vocabulary", unknown),
+    ):
+        if found := [example for example, is_wrong in zip(examples, wrong, strict=True) if is_wrong]:
+            first = f"the first is {found[0].location}, {shorten(found[0].text)}"
+            text = f"{len(found):,} of {len(examples):,} SMILES {problem} ({first})"
+            if policy == "error":
+                raise UserError(f"{text}: correct them, or set {columns.key}.on_invalid to skip or keep")
+            notes.append(f"{text}: {'their rows are left out' if policy == 'skip' else 'they are used unchanged'}")
     kept = [
-        (example, write_canonical(molecule) if molecule else example.text)
-        for example, molecule in zip(examples, molecules, strict=True)
-        if molecule or policy == "keep"
+        (example, key or example.text)
+        for example, key, is_unknown in zip(examples, keys, unknown, strict=True)
+        if policy == "keep" or (key and not is_unknown)
     ]
     return [example for example, _ in kept], [key for _, key in kept]
 

@@ -23,7 +23,7 @@ from bionemo.finetuning.task_data import read_splits
 from bionemo.inference.batching import BatchLimits
 from bionemo.inference.model import TrainedModel
 from bionemo.models.language_model import load_model_class
-from bionemo.tokenizers import SmilesTokenizer, load_tokenizer
+from bionemo.tokenizers import load_tokenizer
 
 _KEY = "model.dwnstr_task_validation.dataset"
 _HEAD = HeadConfig(cnn_dim=32, hidden_layer_size=[256, 128], dropout=0.25)  # as in v1
@@ -46,9 +46,7 @@ class DownstreamValidation(pl.Callback):
                 "model.pipeline_model_parallel_size=1, and tensor_model_parallel_size instead"
             )
         vocabulary = load_tokenizer(load_model_class(cfg.model._target_).tokenizer, cfg.model.tokenizer)
-        self.splits, self.classes, notes = read_splits(
-            self.config, _KEY, ["train", "test"], molecules=isinstance(vocabulary, SmilesTokenizer)
-        )
+        self.splits, self.classes, notes = read_splits(self.config, _KEY, ["train", "test"], vocabulary)
         notify(*notes)
         target = self.config.target_column
         self.target = target if isinstance(target, str) else target[0]

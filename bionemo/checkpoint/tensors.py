@@ -128,6 +128,15 @@ def checksum_bytes(data: bytes) -> str:
     return xxhash.xxh3_128(data).hexdigest()
 
 
+def checksum_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Return a checksum of the names, shapes and fp32 values of weights; it depends neither on order nor on format."""
+    lines = []
+    for name, values in weights:
+        numbers = values.detach().float().cpu().contiguous().numpy()
+        lines.append(f"{name} {list(values.shape)} {xxhash.xxh3_128_hexdigest(numbers.data)}")
+    return checksum_bytes("\n".join(sorted(lines)).encode())
+
+
 def checksum_file(path: Path) -> str:
     """Return the checksum of a file."""
     digest, chunk = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))

@@ -94,7 +94,7 @@ def _label(
     overwrite: bool,
 ) -> None:  # fmt: skip
     """Apply the head of a fine-tuning run to new sequences. It is here because inference may not import finetuning."""
-    from bionemo.finetuning.load_head import predict_labels, read_records, read_trained_head
+    from bionemo.finetuning.load_head import check_encoder, predict_labels, read_records, read_trained_head
     from bionemo.inference.analysis.commands import EMBEDDING_BATCH
     from bionemo.inference.analysis.files import refuse_existing, staged_file, write_table
     from bionemo.inference.batching import note_unknown_tokens
@@ -108,6 +108,7 @@ def _label(
         except UserError as error:
             remedy = "" if path else f"; {head} was trained with this model: give another path with --model"
             raise UserError(f"{error}{remedy}") from error
+        check_encoder(trained, model.path, model.weights_checksum)
         model.ids(sequences, [f"{input_path}: {name}" for name in ids])  # reports errors before anything is computed
         if note := note_unknown_tokens(model.network.vocabulary, sequences):
             print(f"note: {input_path}: {note}", file=sys.stderr)

@@ -3,6 +3,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import uuid
@@ -161,3 +162,12 @@ def remove_owned(path: Path, kind: str, names: str) -> None:
     (path / MARKER).unlink()
     with suppress(OSError):  # the directory contains other files
         path.rmdir()
+
+
+def without_nan(value: Any) -> Any:
+    """Replace nan, which JSON does not have, by null."""
+    if isinstance(value, dict):
+        return {key: without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,6 +2,9 @@
 """Small CSV files, read as a whole: labelled sequences, variants, annotations of proteins, raw data of tasks."""
 
 import csv
+import math
+from collections import Counter
+from collections.abc import Iterable
 from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -12,6 +15,45 @@ from bionemo.common.regular import require_regular
 # usual names of the column of the sequences, in lower case
 SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
 _MAX_LISTED = 8  # columns in a message
+# Missing values in lower case, as pandas, R, Excel, C libraries and databases write them.
+_MISSING = frozenset((
+    "", "nan", "-nan", "1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>",
+    "none", "null", "(null)", "[null]", "\\n",
+))  # fmt: skip
+# Sodium, and the class of samples without a property: no program writes missing values in this way.
+_NOT_MISSING = ("Na", "none")
+
+
+def is_missing(cell: str) -> bool:
+    """Return whether a cell has no value: it is empty, or NaN, NA, N/A, null or None; see `_MISSING`."""
+    text = cell.strip()
+    return text.lower() in _MISSING and text not in _NOT_MISSING
+
+
+def describe_missing(cells: Iterable[str]) -> str:
+    """Return how often each missing value occurs, such as `8 empty, 4 NaN`."""
+    return ", ".join(f"{count:,} {text}" for text, count in Counter(cell.strip() or "empty" for cell in cells).items())
+
+
+def parse_number(cell: str) -> float | None:
+    """Return the number in a cell, which may be infinite, or None if it is not a number."""
+    try:
+        number = float(cell)
+    except ValueError:
+        return None
+    return None if math.isnan(number) or "_" in cell else number  # Python reads 1_000 as 1000
+
+
+def single_column(key: str, value: str | list[str] | None) -> str | None:
+    """Return the only column that a configuration key names, None without one.
+
+    Raises:
+        UserError: if there are several.
+    """
+    names = [value] if isinstance(value, str) else value or []
+    if len(names) > 1:
+        raise UserError(f"{key}={names}: only one target is supported: start a run for each")
+    return names[0] if names else None
 
 
 class Table(NamedTuple):
@@ -38,7 +80,7 @@ class Table(NamedTuple):
 
 
 def read_table(path: Path) -> Table:
-    """Read a .tsv or CSV file with a header. Empty lines are skipped, and there may be no rows.
+    """Read a .tsv or CSV file with a header. Lines without any text are skipped, and there may be no rows.
 
     Raises:
         UserError: if the file cannot be read, or the header and a row have different numbers of columns.
@@ -46,7 +88,7 @@ def read_table(path: Path) -> Table:
     try:
         require_regular(path)
         with path.open("rb") as file:
-            return parse_table(file, path, "\t" if path.suffix == ".tsv" else ",")
+            return parse_table(file, path, "\t" if path.suffix.lower() == ".tsv" else ",")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
 
@@ -57,7 +99,9 @@ def parse_table(file: BinaryIO, path: Path | str, separator: str) -> Table:
     try:
         reader = csv.reader(TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=separator, strict=True)
         columns = next(reader, [])
-        for row in filter(None, reader):
+        for row in reader:
+            if not any(map(str.strip, row)):
+                continue
             location = f"{path}:{reader.line_num}"
             if len(row) > len(columns):
                 raise UserError(

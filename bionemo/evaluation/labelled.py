@@ -5,6 +5,7 @@ Data, heads and hyperparameters are those of `bionemo finetune`; each result is 
 """
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bionemo.common.console import notify
 from bionemo.common.errors import UserError, signal_name
 from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.common.launcher_environment import without_launcher
@@ -44,7 +46,7 @@ _FINE_TUNING = (
     "model.encoder_frozen=False", "model.encoder_lr_scale=0.3", "model.finetuning_optim.lr=3e-4",
     "trainer.max_epochs=3",
 )  # fmt: skip
-_SHOWN = {"accuracy": "accuracy (%)", "mse": "MSE", "spearman": "Spearman"}
+_SHOWN = {"accuracy": "accuracy (%)", "mse": "MSE", "spearman": "Spearman", "roc_auc": "ROC-AUC"}
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,17 @@ class LabelledTask(Task):
         if self.input == FINE_TUNED:
             seed_metrics = self._fine_tune(model, advance)
         else:
-            seed_metrics, details["truncated"] = self._train_heads(model, advance)
+            seed_metrics, more = self._train_heads(model, advance)
+            details |= more
         metrics = {name: float(np.mean([each[name] for each in seed_metrics])) for name in seed_metrics[0]}
         return TaskResult(metrics, {**details, "seeds": seed_metrics})
 
-    def _train_heads(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], int]:
-        """Return the test metrics of each seed, and the number of truncated sequences."""
+    def _train_heads(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], dict[str, Any]]:
+        """Return the test metrics of each seed, the number of truncated sequences, and notes about the data."""
         data = self.config.model.data
-        splits, classes = read_splits(data, "model.data", SPLITS)
+        splits, classes, notes = read_splits(data, "model.data", SPLITS, model.network.vocabulary)
+        if self.input == FROZEN:  # once for each data set
+            notify(*notes)
         if self.input == ONE_HOT:
             model = OneHotModel(model)
         seed_metrics: list[dict[str, float]] = []
@@ -136,7 +141,7 @@ class LabelledTask(Task):
                 )
                 seed_metrics.append(evaluate(trained.head, features["test"]))
                 progress.add(0.5 / len(SEEDS))
-        return seed_metrics, truncated
+        return seed_metrics, {"truncated": truncated, "notes": notes}
 
     def _features(
         self, model: TrainedModel, splits: Mapping[str, Split], directory: Path,
@@ -161,8 +166,8 @@ class LabelledTask(Task):
                 _finetune(model, self.config_name, output / "head", *common)
                 head = f"model.restore_head_path={output / 'head' / 'head.safetensors'}"
                 report = _finetune(model, self.config_name, output / "whole", *common, head, *_FINE_TUNING)
-            names = [name for name in report if name.startswith("test_")]
-            seed_metrics.append({name.removeprefix("test_"): float(report[name]) for name in names})
+            tested = {name.removeprefix("test_"): each for name, each in report.items() if name.startswith("test_")}
+            seed_metrics.append({name: math.nan if each is None else float(each) for name, each in tested.items()})
             advance(self.cost // len(SEEDS))
         return seed_metrics
 
@@ -271,7 +276,8 @@ class LabelledSuite(Suite):
         lines = [[name, *(_format(row.get(column)) for column in columns)] for name, row in rows.items()]
         for name, values in published.items():
             cells = [
-                f"{values[data]:g}" if data in values and metric != "spearman" else "" for data, metric in columns
+                f"{values[data]:g}" if data in values and metric in ("accuracy", "mse") else ""
+                for data, metric in columns
             ]
             if any(cells):
                 lines.append([f"{name} (BioNeMo v1)", *cells])
@@ -279,20 +285,23 @@ class LabelledSuite(Suite):
         return [
             "<p>Test split; mean and standard deviation of three seeds. A head is trained on the frozen model, on the "
             "same architecture with random weights, and on one-hot tokens.</p>",
-            *_describe_truncation(sections),
+            *_describe_limits(sections),
             html_table(header, lines, list(sections)),
             to_svg(_plot(rows)),
         ]
 
 
-def _describe_truncation(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a paragraph for each model that reads only the beginning of some sequences."""
+def _describe_limits(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a paragraph for each model that reads only the beginning of some sequences, and notes about the data."""
     parts = []
     for name, section in sections.items():
         counts = {each["dataset"]: each["truncated"] for each in section["results"] if each.get("truncated")}
         if counts:
             listed = ", ".join(f"{dataset} {count:,}" for dataset, count in counts.items())
             parts.append(f"<p>Number of sequences that are truncated to the length of {escape(name)}: {listed}.</p>")
+    results = [each for section in sections.values() for each in section["results"]]
+    notes = dict.fromkeys(note for each in results for note in each.get("notes", []))
+    parts += [f"<p>{escape(note)}.</p>" for note in notes]
     return parts
 
 

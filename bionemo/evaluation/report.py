@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
-from bionemo.common.files import write_atomic
+from bionemo.common.files import without_nan, write_atomic
 from bionemo.common.redaction import redact_text
 from bionemo.common.regular import load_json
 from bionemo.common.version import __version__
 from bionemo.evaluation.html import html_page
-from bionemo.evaluation.runner import without_nan
 from bionemo.evaluation.suites import SUITES
 from bionemo.evaluation.tasks import Result, Suite
 from bionemo.inference.fingerprint import digest

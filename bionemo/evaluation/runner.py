@@ -8,7 +8,6 @@ evaluation continues where it ended, with any number of processes.
 import csv
 import io
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import xxhash
 
 from bionemo.common.errors import UserError
-from bionemo.common.files import create_owned, identity_of, write_atomic
+from bionemo.common.files import create_owned, identity_of, without_nan, write_atomic
 from bionemo.common.redaction import redact_text
 from bionemo.common.regular import load_json
 from bionemo.evaluation.tasks import LeftOut, Problems, Result, Suite, Task
@@ -55,7 +54,8 @@ class Results:
         self.tasks = {f"{name}/{task.name}": task for name, suite in suites.items() for task in suite.tasks()}
         self._suites = {name: suite.name for name, suite in suites.items()}
         network = model.network
-        model_digest = model_fingerprint(model.path, network.config.max_position_embeddings, network.vocabulary)
+        positions = network.config.max_position_embeddings
+        model_digest = model_fingerprint(model.weights_checksum, positions, network.vocabulary)
         self._model_identity = {"model": model_digest, "precision": model.precision.name}
         self._checksums: dict[Path, str] = {}
 
@@ -184,12 +184,3 @@ def _to_csv(rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
-
-
-def without_nan(value: Any) -> Any:
-    """Replace nan, which JSON does not have, by null."""
-    if isinstance(value, dict):
-        return {key: without_nan(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

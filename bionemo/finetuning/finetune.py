@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 from bionemo import checkpoint
+from bionemo.checkpoint.tensors import checksum_weights
+from bionemo.checkpoint.tools import iterate_weights
+from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.config.check import check_config, divide_batch
 from bionemo.config.schema import DownstreamConfig, LocalConfig, ModelConfig, RunConfig
@@ -22,13 +25,13 @@ from bionemo.data.collate import Collator
 from bionemo.data.data_module import SequenceData
 from bionemo.finetuning.dataset import LabelledData, get_targets
 from bionemo.finetuning.heads import Head, head_factory
-from bionemo.finetuning.load_head import read_trained_head
+from bionemo.finetuning.load_head import check_encoder, read_trained_head
 from bionemo.finetuning.model import FineTunedModel, TrainableParts, loss_function
-from bionemo.finetuning.results import Results, check_results, run_fingerprint, write_results
-from bionemo.finetuning.task_data import read_splits
+from bionemo.finetuning.results import Encoder, Results, check_results, run_fingerprint, write_results
+from bionemo.finetuning.task_data import class_name, read_splits
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import open_saved_model, read_config, read_vocabulary
-from bionemo.interop.convert import Model
+from bionemo.interop.convert import Model, open_model
 from bionemo.megatron.precision import Precision
 from bionemo.megatron.sharded_state_dict import load_weights
 from bionemo.models.language_model import load_model_class, remove_missing_head
@@ -52,14 +55,16 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     model = _model_config(cfg, read_config(model_class, saved.config, path, cfg.model.seq_length))
     check_same_function(path, saved.config, asdict(model))
     names = ["train", "val", *(["test"] if cfg.do_testing else [])]
-    splits, classes = read_splits(cfg.model.data, "model.data", names)
-    labelled = LabelledData(splits, cfg.model.data.task_type, model_class)
     vocabulary = read_vocabulary(model_class, model, saved, path)
+    splits, classes, notes = read_splits(cfg.model.data, "model.data", names, vocabulary)
+    notify(*notes)
+    labelled = LabelledData(splits, cfg.model.data.task_type, model_class)
+    weights = checksum_weights(iterate_weights(saved.weights))
     make_head = head_factory(cfg.model.downstream_task, cfg.model.data.task_type, model.hidden_size, len(classes))
-    head_weights = _load_head_weights(cfg.model.restore_head_path, make_head, classes)
+    head_weights = _load_head_weights(cfg.model.restore_head_path, make_head, classes, path, weights)
     run = _run_config(cfg, model, len(splits["train"].texts))
-    encoder = model_fingerprint(path, model.max_position_embeddings, vocabulary)
-    fingerprint = run_fingerprint(cfg, encoder, splits)
+    identity = model_fingerprint(weights, model.max_position_embeddings, vocabulary)
+    fingerprint = run_fingerprint(cfg, identity, splits)
     check_results(directory, fingerprint)
 
     def set_up(trainer: pl.Trainer, precision: Precision, start: Path | None) -> TrainingSetup:
@@ -95,9 +100,9 @@ def _build(
 
 
 def _load_head_weights(
-    path: str | None, make_head: Callable[[], Head], classes: tuple[str, ...]
+    path: str | None, make_head: Callable[[], Head], classes: tuple[str, ...], encoder: Path, weights: str
 ) -> dict[str, Tensor] | None:
-    """Load the weights of the head of a linear probe; None if no path is set.
+    """Load the weights of the head of a linear probe of an encoder with these weights; None if no path is set.
 
     Fine-tuning from a trained head distorts the pretrained features less than from a random one (Kumar et al. 2022,
     "Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution", LP-FT).
@@ -108,11 +113,12 @@ def _load_head_weights(
     expected, found = (
         {name: weight.shape for name, weight in head.state_dict().items()} for head in (make_head(), trained.head)
     )
-    if trained.classes != classes or expected != found:
+    if tuple(map(class_name, trained.classes)) != classes or expected != found:
         raise UserError(
             f"model.restore_head_path={path}: it predicts {', '.join(trained.classes[:8]) or 'a number'}, or has "
             "another size: use the head of a run on this task and this model, with the same model.downstream_task"
         )
+    check_encoder(trained, encoder, weights)
     return trained.head.state_dict()
 
 
@@ -168,11 +174,20 @@ class ReportCallback(pl.Callback):
         self.history: list[dict[str, float]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the history."""
-        return {"history": self.history}
+        """Return the history and the fingerprint."""
+        return {"history": self.history, "run": self.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the history."""
+        """Restore the history; checkpoints of earlier versions have no fingerprint.
+
+        Raises:
+            UserError: if the checkpoint belongs to a run with another model, other labels or another head.
+        """
+        if state_dict.get("run", self.fingerprint) != self.fingerprint:
+            raise UserError(
+                f"{self.directory} has checkpoints of a run with another pretrained model, other labels or another "
+                "head: choose another exp_manager.exp_dir"
+            )
         self.history = state_dict["history"]
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
@@ -200,7 +215,8 @@ class ReportCallback(pl.Callback):
         head = sum(parameter.numel() for parameter in model.head.parameters() if parameter.requires_grad)
         total = sum(sizes.values())
         details = {"parameters": total, "parameters_that_learn": trainable, "parameters_of_the_head": head}
-        results = Results(path, model.head, best, self.history, test, self.fingerprint, details)
+        encoder = Encoder(path, checksum_weights(iterate_weights(open_model(path).weights)))
+        results = Results(encoder, model.head, best, self.history, test, self.fingerprint, details)
         write_results(results, self.cfg, self.directory, self.classes)
 
     def _load_best(self, trainer: pl.Trainer, module: Any, checkpoints: CheckpointCallback) -> tuple[Path, int]:

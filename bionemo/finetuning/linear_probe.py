@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned, remove_owned
 from bionemo.common.random_stream import purpose_key, sample_keys
@@ -23,12 +24,12 @@ from bionemo.config.schema import DownstreamConfig, OptimConfig
 from bionemo.finetuning import metrics
 from bionemo.finetuning.features import FeatureBatch, Features, compute_features, iterate_batches
 from bionemo.finetuning.heads import Head, head_factory
-from bionemo.finetuning.results import Results, check_results, print_line, run_fingerprint, write_results
+from bionemo.finetuning.results import Encoder, Results, check_results, print_line, run_fingerprint, write_results
 from bionemo.finetuning.task_data import IGNORED, read_splits
 from bionemo.finetuning.variants import read_wild_type
 from bionemo.inference.batching import BatchLimits, max_tokens
 from bionemo.inference.fingerprint import model_fingerprint
-from bionemo.inference.load import load
+from bionemo.inference.load import build_network, load_network, open_saved_model
 from bionemo.inference.progress import progress_bar
 from bionemo.interop.nemo import make_directories
 from bionemo.megatron.finite import all_finite
@@ -73,15 +74,16 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
     config, data = cfg.model, cfg.model.data
     if not cfg.trainer.max_epochs or cfg.trainer.max_epochs < 1:
         raise UserError(f"trainer.max_epochs={cfg.trainer.max_epochs}: expected 1 or more to train a head")
-    splits, classes = read_splits(data, "model.data", ["train", "val", *(["test"] if cfg.do_testing else [])])
-    gpu = use_gpu(cfg.trainer.accelerator)
-    model = load(
-        str(config.restore_encoder_path), "cuda" if gpu else "cpu", str(cfg.trainer.precision), config.seq_length
-    )
-    network = model.network
-    encoder = model_fingerprint(model.path, network.config.max_position_embeddings, network.vocabulary)
+    path, saved = open_saved_model(str(config.restore_encoder_path))
+    network = build_network(saved, path, config.seq_length)
+    names = ["train", "val", *(["test"] if cfg.do_testing else [])]
+    splits, classes, notes = read_splits(data, "model.data", names, network.vocabulary)
+    notify(*notes)
+    device = "cuda" if use_gpu(cfg.trainer.accelerator) else "cpu"
+    model = load_network(network, saved, path, device, str(cfg.trainer.precision))
+    identity = model_fingerprint(model.weights_checksum, network.config.max_position_embeddings, network.vocabulary)
     wild_type = None if data.wild_type is None else read_wild_type(data.wild_type)
-    fingerprint = run_fingerprint(cfg, encoder, splits, wild_type)
+    fingerprint = run_fingerprint(cfg, identity, splits, wild_type)
     if check_results(directory, fingerprint):
         print_line(f"{cfg.name}: {directory} already contains the results of this run")
         return
@@ -103,7 +105,8 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
             make_head, features["train"], features["val"], probe_config(cfg, config.seed), model.device, _print_epoch
         )
         test = predict(trained.head, features["test"]) if "test" in features else None
-        results = Results(model.path, trained.head, trained.best, trained.history, test, fingerprint)
+        encoder = Encoder(model.path, model.weights_checksum)
+        results = Results(encoder, trained.head, trained.best, trained.history, test, fingerprint)
         write_results(results, cfg, directory, classes, wild_type)
 
 
@@ -196,7 +199,8 @@ def _train(
             totals += torch.stack((loss.detach(), loss.new_full((), count)))
         epoch_metrics = {"epoch": float(epoch), "train_loss": float(totals[0] / totals[1].clamp_min(1))}
         if val is not None:
-            epoch_metrics |= {f"val_{name}": value for name, value in evaluate(head, val).items()}
+            found = metrics.compute_metrics(*predict(head, val), ranking=False)
+            epoch_metrics |= {f"val_{name}": value for name, value in found.items()}
         _check_finite(head, epoch, epoch_metrics["train_loss"], epoch_metrics.get("val_loss", 0.0))
         result.history.append(epoch_metrics)
         on_epoch(epoch_metrics)

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
@@ -20,6 +21,7 @@ from bionemo.inference.analysis.files import is_fasta, read_fasta, read_nonempty
 from bionemo.inference.batching import DEFAULT_LIMITS
 from bionemo.inference.input_records import ID_COLUMNS
 from bionemo.inference.model import TrainedModel
+from bionemo.megatron.finite import all_finite
 
 
 class TrainedHead(NamedTuple):
@@ -29,13 +31,14 @@ class TrainedHead(NamedTuple):
     classes: tuple[str, ...]  # names of the classes; () for regression
     encoder: Path  # path of the model that the head was trained with
     wild_type: str | None = None  # if the head predicts labels of variants of one protein
+    encoder_weights: str | None = None  # checksum of the weights of that model; None in older files
 
 
 def read_trained_head(path: Path) -> TrainedHead:
     """Read a head; its architecture follows from the shapes of its weights.
 
     Raises:
-        UserError: if the file cannot be read or is not a head.
+        UserError: if the file cannot be read, is not a head, or has weights that are not finite.
     """
     try:
         require_regular(path)
@@ -43,7 +46,9 @@ def read_trained_head(path: Path) -> TrainedHead:
             task = json.loads((file.metadata() or {})["task"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         classes, encoder = tuple(map(str, task["classes"])), Path(str(task["encoder"]))
-        wild_type = str(found) if (found := task.get("wild_type")) is not None else None
+        wild_type, encoder_weights = (
+            None if task.get(name) is None else str(task[name]) for name in ("wild_type", "encoder_weights")
+        )
         head = _build_head(weights, max(len(classes), 1))
         head.load_state_dict(weights)
     except OSError as error:
@@ -53,7 +58,24 @@ def read_trained_head(path: Path) -> TrainedHead:
             f"{path} is not the head of a fine-tuning run ({str(error).splitlines()[0][:80]}): give "
             "RUN/head.safetensors"
         ) from error
-    return TrainedHead(head.eval(), classes, encoder, wild_type)
+    if not all_finite(weights.values()):
+        raise UserError(f"{path} has weights that are not finite: train the head again")
+    return TrainedHead(head.eval(), classes, encoder, wild_type, encoder_weights)
+
+
+def check_encoder(trained: TrainedHead, path: Path, weights: str) -> None:
+    """Check that a head was trained with the model at `path`, whose weights have this checksum.
+
+    Raises:
+        UserError: if it was trained with another one.
+    """
+    if trained.encoder_weights is None:
+        notify(f"the head does not store which weights it was trained with: check that {path} has them")
+    elif trained.encoder_weights != weights:
+        raise UserError(
+            f"{path} has other weights than the model that the head was trained with ({trained.encoder}): use that "
+            "model, or train a head for this one"
+        )
 
 
 def _build_head(weights: dict[str, Tensor], outputs: int) -> Head:
@@ -94,8 +116,8 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequence[st
     The second item of each pair is the probability, or "".
 
     Raises:
-        UserError: if the model cannot read a sequence, its hidden size is not that of the head, or a sequence is not a
-            variant of the wild type.
+        UserError: if the model cannot read a sequence, its hidden size is not that of the head, a sequence is not a
+            variant of the wild type, or a prediction is not finite.
     """
     head, device = trained.head.to(model.device), model.device
     hidden_size = len(head.mean) - len(trained.wild_type or "")
@@ -108,7 +130,7 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequence[st
         vectors = model.hiddens(texts)
         lengths = [len(each) for each in vectors]
         vectors_RD = torch.cat([torch.from_numpy(each) for each in vectors]).to(device)  # R residues, D hidden size
-        classes = head(vectors_RD, lengths).argmax(1).split(lengths)
+        classes = _check_finite(model, head(vectors_RD, lengths)).argmax(1).split(lengths)
         return [("".join(trained.classes[number] for number in each.tolist()), "") for each in classes]
     if trained.wild_type is None:
         vectors_ND = model.embed(texts)
@@ -116,9 +138,15 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequence[st
         names = [f"sequence {number:,}" for number in range(len(texts))]
         found = compute_variant_vectors(model, trained.wild_type, model.ids(texts), names, DEFAULT_LIMITS)
         vectors_ND = np.concatenate([*found])
-    predictions = head(torch.from_numpy(vectors_ND).to(device), [1] * len(texts))
+    predictions = _check_finite(model, head(torch.from_numpy(vectors_ND).to(device), [1] * len(texts)))
     if not trained.classes:
         return [(f"{value:.7g}", "") for value in predictions.squeeze(1).tolist()]
     best = predictions.softmax(1).max(1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [(trained.classes[number], f"{probability:.4f}") for number, probability in pairs]
+
+
+def _check_finite(model: TrainedModel, predictions_RC: Tensor) -> Tensor:
+    if not all_finite([predictions_RC]):
+        raise UserError(f"{model.path}: predictions are not finite: use --precision=32, or other weights of the model")
+    return predictions_RC

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss and metrics of predictions, by torchmetrics; R rows, C classes."""
+"""Loss and metrics of predictions; R rows, C classes."""
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from torchmetrics.functional.classification import (
     multiclass_f1_score,
 )
 
-CLASSIFICATION_METRICS = "accuracy", "balanced_accuracy", "f1"
+CLASSIFICATION_METRICS = "accuracy", "balanced_accuracy", "f1", "roc_auc"
 REGRESSION_METRICS = "mse", "rmse", "spearman", "pearson", "r2"
 
 
@@ -22,25 +24,51 @@ def summed_loss(predictions_RC: Tensor, targets_R: Tensor) -> Tensor:
     return F.mse_loss(predictions_RC.squeeze(1).float(), targets_R, reduction="sum")
 
 
-def compute_metrics(predictions_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
-    """Return the mean loss, and the metrics of classes or numbers."""
+def compute_metrics(predictions_RC: Tensor, targets_R: Tensor, ranking: bool = True) -> dict[str, float]:
+    """Return the mean loss, and the metrics of classes or numbers; see `classification_metrics`."""
     loss = float(summed_loss(predictions_RC, targets_R)) / max(len(targets_R), 1)
     if targets_R.dtype == torch.int64:
-        return {"loss": loss, **classification_metrics(predictions_RC, targets_R)}
+        return {"loss": loss, **classification_metrics(predictions_RC, targets_R, ranking)}
     return {"loss": loss, **regression_metrics(predictions_RC.squeeze(1), targets_R)}
 
 
-def classification_metrics(logits_RC: Tensor, targets_R: Tensor) -> dict[str, float]:
-    """Return accuracy in percent, as in v1, its mean over classes, and the mean F1; {} without rows."""
+def classification_metrics(logits_RC: Tensor, targets_R: Tensor, ranking: bool = True) -> dict[str, float]:
+    """Return accuracy in percent, as in v1, its mean over classes, mean F1, and area under the ROC curve.
+
+    Balanced accuracy and area are means over the classes of the targets, each against all others, and nan if there is
+    only one class. The area takes more time than all others, and is left out without `ranking`. {} without rows.
+    """
     if not len(targets_R):
         return {}
     classes = logits_RC.shape[1]
-    found = {
+    found: dict[str, Tensor | float] = {
         "accuracy": 100 * multiclass_accuracy(logits_RC, targets_R, classes, average="micro"),
-        "balanced_accuracy": 100 * multiclass_accuracy(logits_RC, targets_R, classes, average="macro"),
+        "balanced_accuracy": math.nan,
         "f1": multiclass_f1_score(logits_RC, targets_R, classes, average="macro"),
     }
+    present = targets_R.unique()
+    if ranking:
+        found["roc_auc"] = math.nan
+    if len(present) > 1:
+        recalls_C = multiclass_accuracy(logits_RC, targets_R, classes, average="none")
+        found["balanced_accuracy"] = 100 * recalls_C[present].mean()
+    if ranking and len(present) > 1:
+        # log-odds have the order of the probabilities, which would be rounded to 1
+        scores_RC = logits_RC.double().log_softmax(1)
+        scores_RC -= (-scores_RC.exp()).clamp_min(-1).log1p() if classes > 2 else scores_RC.flip(1)
+        areas = [roc_auc(scores_RC[:, each], targets_R == each) for each in present.tolist()]
+        found["roc_auc"] = sum(areas) / len(areas)
     return {name: float(value) for name, value in found.items()}
+
+
+def roc_auc(scores_R: Tensor, is_class_R: Tensor) -> float:
+    """Return the area under the ROC curve: the share of pairs of a member and another row in the right order.
+
+    A pair with equal scores counts half. Both kinds of rows must be present.
+    """
+    members, others = (scores_R[rows].sort().values for rows in (is_class_R, ~is_class_R))
+    lower = torch.searchsorted(others, members) + torch.searchsorted(others, members, right=True)
+    return float(lower.double().mean()) / (2 * len(others))
 
 
 def regression_metrics(predictions_R: Tensor, targets_R: Tensor) -> dict[str, float]:

@@ -15,13 +15,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from bionemo.common.errors import UserError
-from bionemo.common.files import write_atomic
+from bionemo.common.files import without_nan, write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning import metrics
 from bionemo.finetuning.heads import Head
 from bionemo.finetuning.task_data import Split
 from bionemo.inference.fingerprint import digest
+from bionemo.megatron.finite import all_finite
 
 HEAD, REPORT, PLOT = "head.safetensors", "report.json", "report.png"  # written in this order
 _RUN = "run"  # key of the run's fingerprint in the metadata of the head and in the report
@@ -32,10 +33,17 @@ _FINETUNING_SETTINGS = ("seq_length", "encoder_frozen", "freeze_layers", "peft",
 _MAX_CLASSES = 20  # number of classes whose names fit beside a plot
 
 
+class Encoder(NamedTuple):
+    """The model that computes the input of a head."""
+
+    path: Path
+    weights: str  # checksum
+
+
 class Results(NamedTuple):
     """Results of a run."""
 
-    encoder: Path  # path of the model that computes the head's input
+    encoder: Encoder
     head: Head
     best: int  # number of its epoch or validation in the history, from 1; 0 without a history
     history: Sequence[Mapping[str, float]]  # `epoch`, `train_loss` and validation metrics of each epoch or validation
@@ -111,25 +119,31 @@ def write_results(
     """
     history = results.history
     report: dict[str, Any] = {
-        "name": cfg.name, "encoder": str(results.encoder), _RUN: results.fingerprint, **results.details,
+        "name": cfg.name, "encoder": str(results.encoder.path), _RUN: results.fingerprint, **results.details,
     }  # fmt: skip
     if results.best:
         best = history[results.best - 1]
         report["epoch"] = best["epoch"]
         report |= {name: value for name, value in best.items() if name.startswith("val_")}
     test_metrics: dict[str, float] = {}
+    if not all_finite(results.head.parameters()):
+        raise UserError("the weights of the head are not finite: lower the learning rate (optim.lr)")
     if results.test:
         test_metrics = {f"test_{name}": value for name, value in metrics.compute_metrics(*results.test).items()}
+        if classes and len(found := results.test[1].unique()) == 1:
+            only = f"all labels of the test split are {classes[int(found)]!r}"
+            print_line(f"note: {only}: balanced accuracy and area under the ROC curve are not defined")
     task = {
         "classes": list(classes), "task_type": cfg.model.data.task_type, "wild_type": wild_type,
-        "encoder": redact_text(str(results.encoder.absolute())), _RUN: results.fingerprint,
+        "encoder": redact_text(str(results.encoder.path.absolute())), "encoder_weights": results.encoder.weights,
+        _RUN: results.fingerprint,
     }  # fmt: skip
     # A single metadata entry: safetensors writes several in random order, and the file must be reproducible.
     write_atomic(directory / HEAD, save(results.head.state_dict(), {"task": json.dumps(task)}))
     report = redact_tree(report | test_metrics)
     if classes and results.test:
         report["confusion"] = metrics.confusion_matrix(*results.test)
-    text = json.dumps({**report, "classes": list(classes), "epochs": list(history)}, indent=1)
+    text = json.dumps(without_nan({**report, "classes": list(classes), "epochs": list(history)}), indent=1)
     write_atomic(directory / REPORT, text + "\n")
     problem = ""
     try:

@@ -10,16 +10,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bionemo.common.errors import UserError
-from bionemo.data.table import SEQUENCE_COLUMNS, Table, read_table
+from bionemo.data.table import SEQUENCE_COLUMNS, Table, is_missing, parse_number, read_table, single_column
+from bionemo.finetuning.splits import split_columns
 
 CONFIG = "downstream_table"
 _TARGETS = ("label", "labels", "target", "class", "score", "fitness", "value", "y")
-_IDS = ("id", "name", "entry", "accession", "record_id", "record_name", "index", "")
+_IDS = ("id", "name", "entry", "accession", "record_id", "record_name", "mol_id", "compound id", "index", "")
 _SEQUENCE_KEY, _TARGET_KEY = "model.data.sequence_column", "model.data.target_column"
 _TYPE_KEY = "model.data.task_type"
 _PLAIN = re.compile(r"[\w .:;,()\[\]%/+*#@&|<>=~!?^-]+")  # no quotes, backslashes and `${`
 _EXAMINED = 1000  # rows
 _MAX_CLASSES = 10  # whole numbers with at most so many values are classes
+_MAX_DIGITS = 15  # of a number; longer labels of digits are classes of residues
+# Numbers as other programs and people write them: bounds, decimal commas, thousands separators, units.
+_NEARLY_NUMBER = re.compile(
+    r"[<>≤≥=~≈]+\s*[-+−]?\.?\d.*|−\.?\d.*|[-+]?\d*,\d+.*|[-+]?\d{1,3}([' ]\d{3})+([.,]\d+)?|"
+    r"[-+]?\d*\.?\d+\s*(%|±.*|[pnumµμ]?M)"
+)
 
 
 def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
@@ -81,26 +88,70 @@ def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str], str]
     for name in (sequence, target):
         if not _PLAIN.fullmatch(name):  # Hydra would interpret the name
             raise UserError(f"{table.path}: the name of the column {name[:40]!r} has special characters: rename it")
-    sequences, labels = (table.column(name, "correct it")[:_EXAMINED] for name in (sequence, target))
-    task_type = given.get(_TYPE_KEY) or find_task_type(sequences, labels)
+    sequences, labels = (table.column(name, "correct it") for name in (sequence, target))
+    task_type = given.get(_TYPE_KEY) or find_task_type(sequences, labels, table.locations)
     found = {_SEQUENCE_KEY: sequence, _TARGET_KEY: target, _TYPE_KEY: task_type}
     return found, f"sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
 
 
-def find_task_type(sequences: Sequence[str], labels: Sequence[str]) -> str:
-    """Return the type of a task: labels as long as their sequences are classes of residues, numbers a regression.
+def find_task_type(sequences: Sequence[str], labels: Sequence[str], locations: Sequence[str]) -> str:
+    """Return the type of a task from all of its labels except missing ones.
 
-    Whole numbers with few different values are classes.
+    Whole numbers with at most _MAX_CLASSES different values are classes, other numbers a regression. Labels as long as
+    their sequences are classes of residues, other texts classes of sequences.
+
+    Args:
+        sequences: N sequences.
+        labels: their labels.
+        locations: file and line of each label, for messages.
+
+    Raises:
+        UserError: if there are no labels, or if a label is not a number but most different ones are.
     """
-    same_lengths = all(len(label) == len(text) for text, label in zip(sequences, labels, strict=True))
-    if same_lengths and max(map(len, labels)) > 1:
-        return "token-level-classification"
-    try:
-        numbers = {float(label) for label in labels}
-    except ValueError:
-        return "classification"
-    classes = len(numbers) <= _MAX_CLASSES and all(number.is_integer() for number in numbers)
-    return "classification" if classes else "regression"
+    found = [
+        (text.strip(), label.strip(), location)
+        for text, label, location in zip(sequences, labels, locations, strict=True)
+        if not is_missing(label)
+    ]
+    if not found:
+        raise UserError(f"{locations[0].rpartition(':')[0]}: all labels are missing: set {_TARGET_KEY}")
+    numbers = {label: parse_number(label) for _, label, _ in found}
+    values = {number for number in numbers.values() if number is not None}
+    texts = {label for label, number in numbers.items() if number is None}
+    if not texts:
+        if _are_residue_digits(found):
+            return "token-level-classification"
+        is_class = len(values) <= _MAX_CLASSES and all(value.is_integer() for value in values)
+        return "classification" if is_class else "regression"
+    nearly = sum(_NEARLY_NUMBER.fullmatch(text) is not None for text in texts)
+    if len(values) + nearly > len(texts) - nearly:
+        label, location = next((label, location) for _, label, location in found if label in texts)
+        raise UserError(
+            f"{location}: the label {label[:30]!r} is not a number with a decimal point, as most labels are: correct "
+            f"it, leave the cell empty, or set {_TYPE_KEY}=classification"
+        )
+    return "token-level-classification" if _are_residue_labels(found) else "classification"
+
+
+def _are_residue_labels(found: Sequence[tuple[str, str, str]]) -> bool:
+    """Return whether most texts are as long as their sequences.
+
+    If all sequences have the same length, all texts must have it, and they must not be a few classes.
+    """
+    same = sum(len(text) == len(label) > 1 for text, label, _ in found)
+    if len({len(text) for text, *_ in found}) > 1:
+        return 2 * same > len(found)
+    different = len({label for _, label, _ in found})
+    return same == len(found) and (different > _MAX_CLASSES or 2 * different > len(found))
+
+
+def _are_residue_digits(found: Sequence[tuple[str, str, str]]) -> bool:
+    """Return whether most labels consist of digits, one for each residue; no number has leading zeros."""
+    same = [label for text, label, _ in found if label.isdecimal() and len(text) == len(label)]
+    sizes = {len(label) for label in same}
+    if 2 * len(same) <= len(found) or max(sizes) < 2:
+        return False
+    return len(sizes) > 1 or max(sizes) > _MAX_DIGITS or any(label[0] == "0" for label in same)
 
 
 def _first_file(path: Path) -> Path:
@@ -126,7 +177,8 @@ def find_sequences(table: Table) -> str | None:
 
 
 def _find_target(table: Table, sequence: str) -> str | None:
-    others = [name for name in table.columns if name != sequence]
+    ignored = {sequence, *split_columns(table), "validation"}
+    others = [name for name in table.columns if name not in ignored]
     for candidates in (
         [name for name in others if name.strip().lower() in _TARGETS],
         [name for name in others if name.strip().lower() not in _IDS],
@@ -137,8 +189,14 @@ def _find_target(table: Table, sequence: str) -> str | None:
 
 
 def _given(given: Mapping[str, str], key: str) -> str:
-    """Return a value of the command line without quotes and brackets."""
-    return given.get(key, "").strip("[]'\"")
+    """Return the only column in a value of the command line, without quotes and brackets; "" if it is not given.
+
+    Raises:
+        UserError: if there are several columns.
+    """
+    text = given.get(key, "")
+    names = text.strip("[]").split(",") if text.startswith("[") else [text]
+    return single_column(key, [name.strip(" '\"") for name in names]) or ""
 
 
 def _quote(value: str) -> str:

@@ -2,23 +2,37 @@
 """Labelled sequences from CSV files: a sequence, its label or labels, and optionally a mask of labelled residues."""
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, shorten
 from bionemo.config.schema.data import TaskType
 from bionemo.config.schema.downstream import DownstreamDataConfig
 from bionemo.config.schema.model import DownstreamDatasetConfig
+from bionemo.data.molecules.scaffolds import divide_by_scaffold
+from bionemo.data.molecules.smiles import parse_smiles, write_canonical
 from bionemo.data.shards.ranges import shard_paths
-from bionemo.data.table import incomplete_row, read_table
+from bionemo.data.table import (
+    Table,
+    describe_missing,
+    incomplete_row,
+    is_missing,
+    parse_number,
+    read_table,
+    single_column,
+)
+from bionemo.finetuning.splits import Row, choose_column, divide_at_random
+from bionemo.tokenizers import SmilesTokenizer, Vocabulary
 
 IGNORED = -1  # class of residues without a label
 _MAX_SHOWN = 8  # labels in an error message
+_WHOLE_NUMBER = re.compile(r"[+-]?\d{1,15}\.0*(e[+-]?0+)?", re.ASCII | re.IGNORECASE)  # with decimals
+_MAX_NUMBER = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -30,6 +44,11 @@ class TaskColumns:
     target: str  # column of the labels
     mask: str | None = None  # column of strings of 1 (residue has a label) and 0; None: all residues have one
     key: str = "model.data"  # configuration key of the task, for messages
+
+    def lacks_label(self, row: "Example") -> bool:
+        """Return whether the label of a row is missing; `NA` are labels of a sequence of two residues."""
+        per_residue = self.task_type == "token-level-classification"
+        return is_missing(row.target) and not (row.target and per_residue and len(row.target) == len(row.text))
 
 
 class Example(NamedTuple):
@@ -57,89 +76,182 @@ class Split:
     locations: list[str]  # file and line of each sequence, for messages
 
 
-def read_splits(
-    config: DownstreamDataConfig | DownstreamDatasetConfig, key: str, names: Sequence[str]
-) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Read the splits `names` of a task, of which the first is `train`; `key` is that of `config` in error messages.
+class TaskData(NamedTuple):
+    """The data of a task."""
 
-    Returns:
-        The splits by name, and the names of the classes, () for regression.
+    splits: dict[str, Split]  # splits by name
+    classes: tuple[str, ...]  # names of the classes, () for regression
+    notes: list[str]  # for the user: what was left out, and how the rows were divided
+
+
+def read_splits(
+    config: DownstreamDataConfig | DownstreamDatasetConfig,
+    key: str,
+    names: Sequence[str],
+    vocabulary: Vocabulary | None = None,
+) -> TaskData:
+    """Read the splits `names` of a task, of which the first is `train`.
+
+    Rows without a label are left out.
+
+    Args:
+        config: configuration of the data; a directory with a file for each split, or one file that is divided.
+        key: configuration key of `config` in error messages.
+        names: the splits.
+        vocabulary: vocabulary of the model, from which it follows whether the sequences are molecules.
 
     Raises:
         UserError: if a file is missing or invalid, or has labels that the training split does not have.
     """
-    target = _single(f"{key}.target_column", config.target_column)
+    target = single_column(f"{key}.target_column", config.target_column)
     if target is None:
         raise UserError(f"{key}.target_column is empty: set it to the column of the labels")
-    mask = _single(f"{key}.mask_column", config.mask_column)
+    mask = single_column(f"{key}.mask_column", config.mask_column)
     columns = TaskColumns(config.task_type, config.sequence_column, target, mask, key)
-    path = Path(config.dataset_path)
+    split, on_invalid = "auto", "skip"
+    if isinstance(config, DownstreamDataConfig):
+        split, on_invalid = config.split, config.on_invalid
+    path, molecules = Path(config.dataset_path), vocabulary if isinstance(vocabulary, SmilesTokenizer) else None
+    notes: list[str] = []
     if path.is_file():
-        divided = divide(read_examples([path], columns))
+        table = read_table(path)
+        divided = _divide(table, read_examples([table], columns, notes), columns, split, on_invalid, molecules, notes)
         examples = {name: divided[name] for name in names}
     else:
-        files = {name: shard_paths(path, name, getattr(config.dataset, name), ".csv") for name in names}
-        examples = {name: read_examples(paths, columns) for name, paths in files.items()}
+        if split != "auto":
+            raise UserError(f"{key}.split={split}: {path} is divided already: remove the key, or give one file")
+        examples = {}
+        for name in names:
+            paths = shard_paths(path, name, getattr(config.dataset, name), ".csv")
+            examples[name] = read_examples([read_table(each) for each in paths], columns, notes)
+            if molecules:
+                examples[name], _ = _check_molecules(examples[name], columns, on_invalid, molecules, notes)
     classes: tuple[str, ...] = ()
     if columns.task_type != "regression":
         classes = find_classes(examples["train"], columns, config.target_sizes[0] if config.target_sizes else None)
-    return {name: encode(each, columns, classes) for name, each in examples.items()}, classes
+    return TaskData({name: encode(each, columns, classes) for name, each in examples.items()}, classes, notes)
 
 
-def divide(examples: Sequence[Example]) -> dict[str, list[Example]]:
-    """Divide examples at random: a tenth for validation, a tenth for the test, the rest for training.
+def _divide(
+    table: Table, examples: list[Example], columns: TaskColumns, split: str, on_invalid: str,
+    molecules: SmilesTokenizer | None,
+    notes: list[str],
+) -> dict[str, list[Example]]:  # fmt: skip
+    """Divide the examples of a table: by one of its columns, by scaffold, or at random."""
+    if split == "scaffold" and not molecules:
+        raise UserError(f"{columns.key}.split=scaffold needs molecules: set it to random")
+    if molecules:
+        examples, keys = _check_molecules(examples, columns, on_invalid, molecules, notes)
+    else:
+        keys = ["".join(example.text.split()).upper().rstrip("*") for example in examples]
+    is_class = columns.task_type == "classification"
+    rows = [
+        Row(example.text, key, example.target if is_class else "") for example, key in zip(examples, keys, strict=True)
+    ]
+    used = {columns.sequence, columns.target, columns.mask or columns.target}
+    given, column_notes = choose_column(table, used, split)
+    notes += column_notes
+    if given is not None:
+        by_location = dict(zip(table.locations, given, strict=True))
+        found = [by_location[example.location] for example in examples]
+        if lacking := {"val", "test"} - {*found}:
+            notes.append(f"{table.path}: a tenth of the training rows is used as {' and '.join(sorted(lacking))}")
+            training = [number for number, name in enumerate(found) if name == "train"]
+            drawn = divide_at_random([rows[number] for number in training], str(table.path))
+            for number, name in zip(training, drawn, strict=True):
+                found[number] = name if name in lacking else "train"
+    elif split == "scaffold":
+        found = divide_by_scaffold([row.text for row in rows], 0.1, 0.1)
+    else:
+        found = divide_at_random(rows, str(table.path))
+    return {
+        name: [example for example, each in zip(examples, found, strict=True) if each == name]
+        for name in ("train", "val", "test")
+    }
 
-    Equal sequences are in the same split. The result depends on the sequences only, not on their order.
+
+def _check_molecules(
+    examples: list[Example], columns: TaskColumns, policy: str, vocabulary: SmilesTokenizer, notes: list[str]
+) -> tuple[list[Example], list[str]]:
+    """Apply the policy for SMILES that RDKit cannot parse or that have no known token: `skip`, `keep` or `error`.
+
+    Returns:
+        The examples that are used, and the canonical SMILES of each, or its text if RDKit cannot parse it.
 
     Raises:
-        UserError: if there are fewer than 10 different sequences.
+        UserError: if the policy is `error` and there are such SMILES.
     """
-    texts = sorted({example.text for example in examples}, key=lambda text: blake2b(text.encode()).digest())
-    if len(texts) < 10:
-        raise UserError(
-            f"{examples[0].location.rpartition(':')[0]} has {len(texts)} different sequences: give 10 or more"
-        )
-    tenth = len(texts) // 10
-    names = dict.fromkeys(texts, "train") | dict.fromkeys(texts[:tenth], "val")
-    names |= dict.fromkeys(texts[tenth : 2 * tenth], "test")
-    splits: dict[str, list[Example]] = {"train": [], "val": [], "test": []}
-    for example in examples:
-        splits[names[example.text]].append(example)
-    return splits
+    keys = [write_canonical(molecule) if (molecule := parse_smiles(each.text)) else "" for each in examples]
+    unknown = [
+        bool(key and (vocabulary.encode(example.text) == vocabulary.unk_id).all())
+        for example, key in zip(examples, keys, strict=True)
+    ]
+    for problem, wrong in (
+        ("cannot be read by RDKit", [not key for key in keys]),
+        ("have no token of the vocabulary", unknown),
+    ):
+        if found := [example for example, is_wrong in zip(examples, wrong, strict=True) if is_wrong]:
+            first = f"the first is {found[0].location}, {shorten(found[0].text)}"
+            text = f"{len(found):,} of {len(examples):,} SMILES {problem} ({first})"
+            if policy == "error":
+                raise UserError(f"{text}: correct them, or set {columns.key}.on_invalid to skip or keep")
+            notes.append(f"{text}: {'their rows are left out' if policy == 'skip' else 'they are used unchanged'}")
+    kept = [
+        (example, key or example.text)
+        for example, key, is_unknown in zip(examples, keys, unknown, strict=True)
+        if policy == "keep" or (key and not is_unknown)
+    ]
+    return [example for example, _ in kept], [key for _, key in kept]
 
 
-def _single(key: str, value: str | list[str] | None) -> str | None:
-    names = [value] if isinstance(value, str) else value or []
-    if len(names) > 1:
-        raise UserError(f"{key}={names}: only one target is supported: start a run for each")
-    return names[0] if names else None
-
-
-def read_examples(paths: Sequence[Path], columns: TaskColumns) -> list[Example]:
-    """Read the files of a split.
+def read_examples(tables: Sequence[Table], columns: TaskColumns, notes: list[str]) -> list[Example]:
+    """Return the rows of a split that have a label; append a note about the others to `notes`.
 
     Raises:
-        UserError: if a file or a column is missing, a file has no rows, a row is incomplete, or the numbers of labels
-            and residues differ.
+        UserError: if a column is missing, a table has no rows or no labels, a row is incomplete, or the numbers of
+            labels and residues differ.
     """
-    return [example for path in paths for example in _read_file(path, columns)]
+    rows = [row for table in tables for row in _read_rows(table, columns)]
+    missing = [row.target for row in rows if columns.lacks_label(row)]
+    path = f"{tables[0].path}{f' and {len(tables) - 1:,} more files' if tables[1:] else ''}"
+    problem = f"{path}: {len(missing):,} of {len(rows):,} rows have no label in column {columns.target!r}"
+    if len(missing) == len(rows):
+        raise UserError(f"{problem}: set {columns.key}.target_column to a column with labels")
+    if missing:
+        notes.append(f"{problem} ({describe_missing(missing)}): left out")
+    return [row for row in rows if not columns.lacks_label(row)]
 
 
-def _read_file(path: Path, columns: TaskColumns) -> Iterator[Example]:
-    table = read_table(path)
+def _read_rows(table: Table, columns: TaskColumns) -> list[Example]:
     names = {"sequence_column": columns.sequence, "target_column": columns.target, "mask_column": columns.mask}
     wanted = {key: name for key, name in names.items() if name}
     cells = [table.column(name, f"set {columns.key}.{key}") for key, name in wanted.items()]
     if not table.rows:
-        raise UserError(f"{path} has no examples: check the files of the dataset")
+        raise UserError(f"{table.path} has no examples: check the files of the dataset")
+    examples = []
     for location, *row in zip(table.locations, *cells, strict=True):
         text, target, *mask = (cell.strip() for cell in row)
-        if not (text and target and all(mask)):
-            raise UserError(f"{location}: {incomplete_row([*wanted.values()])}")
         example = Example(location, text, target, mask[0] if mask else None)
-        if columns.task_type == "token-level-classification":
-            _check_residues(example)
-        yield example
+        if not columns.lacks_label(example):
+            is_peptide = text.isalpha() and text.isupper()  # such as NA
+            if not all(mask) or (is_missing(text) and not is_peptide):
+                raise UserError(f"{location}: {incomplete_row([*wanted.values()])}")
+            if columns.task_type == "token-level-classification":
+                _check_residues(example)
+            elif columns.task_type == "classification":
+                example = example._replace(target=class_name(target))
+        examples.append(example)
+    return examples
+
+
+def class_name(label: str) -> str:
+    """Return the same name for spellings of a class that depend on the program that wrote the file.
+
+    A whole number has no decimals (`1.0` is `1`), and truth values are `True` and `False`.
+    """
+    if label.lower() in ("true", "false"):
+        return label.capitalize()
+    return str(int(float(label))) if _WHOLE_NUMBER.fullmatch(label) else label
 
 
 def _check_residues(example: Example) -> None:
@@ -190,13 +302,14 @@ def encode(examples: Sequence[Example], columns: TaskColumns, classes: Sequence[
 
 def _encode_target(example: Example, task_type: TaskType, numbers: dict[str, int]) -> np.ndarray:
     if task_type == "regression":
-        try:
-            value = float(example.target)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(f"{example.location}: the target is {example.target[:30]!r}, expected a number")
-        return np.array(value, np.float32)
+        number = parse_number(example.target)
+        value = np.array(math.nan if number is None or abs(number) > _MAX_NUMBER else number, np.float32)
+        if not np.isfinite(value):
+            raise UserError(
+                f"{example.location}: the target is {example.target[:30]!r}, expected a number with a decimal point: "
+                "correct it, or leave the cell empty, which leaves out the row"
+            )
+        return value
     if task_type == "classification":
         _check_labels(example, {example.target}, numbers)
         return np.array(numbers[example.target], np.int64)

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
 from bionemo.config.schema.downstream import HeadConfig
@@ -21,6 +22,8 @@ from bionemo.finetuning.metrics import CLASSIFICATION_METRICS, REGRESSION_METRIC
 from bionemo.finetuning.task_data import read_splits
 from bionemo.inference.batching import BatchLimits
 from bionemo.inference.model import TrainedModel
+from bionemo.models.language_model import load_model_class
+from bionemo.tokenizers import load_tokenizer
 
 _KEY = "model.dwnstr_task_validation.dataset"
 _HEAD = HeadConfig(cnn_dim=32, hidden_layer_size=[256, 128], dropout=0.25)  # as in v1
@@ -42,7 +45,9 @@ class DownstreamValidation(pl.Callback):
                 "model.dwnstr_task_validation.enabled=True does not support pipeline parallelism: set "
                 "model.pipeline_model_parallel_size=1, and tensor_model_parallel_size instead"
             )
-        self.splits, self.classes = read_splits(self.config, _KEY, ["train", "test"])
+        vocabulary = load_tokenizer(load_model_class(cfg.model._target_).tokenizer, cfg.model.tokenizer)
+        self.splits, self.classes, notes = read_splits(self.config, _KEY, ["train", "test"], vocabulary)
+        notify(*notes)
         target = self.config.target_column
         self.target = target if isinstance(target, str) else target[0]
         names = REGRESSION_METRICS if self.config.task_type == "regression" else CLASSIFICATION_METRICS

@@ -7,15 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bionemo.checkpoint.manifest import MANIFEST
 from bionemo.checkpoint.tensors import checksum_bytes
 from bionemo.config.schema import InferDataConfig, TaskConfig
 from bionemo.data.shards.index import FileState
 from bionemo.inference.outputs import InferenceModel
-from bionemo.interop.formats import CHECKPOINT, detect_format
 from bionemo.tokenizers import Vocabulary
 
-_FORMAT = 1  # increase it when a code change alters the results or the format of partial results
+_FORMAT = 2  # increase it when a code change alters the results or the format of partial results
 # Settings that cannot change the result, or that are part of the fingerprint of the model (max_length). All others are
 # part of the fingerprint.
 _IGNORED_DATA = (
@@ -40,26 +38,21 @@ def prediction_fingerprint(
     return {
         "format": _FORMAT,
         "settings": digest([task_settings, data_settings, precision]),
-        "model": model_fingerprint(model.path, model.network.config.max_position_embeddings, model.network.vocabulary),
+        "model": model_fingerprint(
+            model.weights_checksum, model.network.config.max_position_embeddings, model.network.vocabulary
+        ),
         "input": digest([[path.suffix.lower(), FileState.of(path)] for path in paths]),
     }
 
 
-def model_fingerprint(path: Path, positions: int, vocabulary: Vocabulary) -> str:
-    """Return a digest of a trained model: verified checkpoint, `.nemo` archive or Hugging Face directory.
+def model_fingerprint(weights: str, positions: int, vocabulary: Vocabulary) -> str:
+    """Return a digest of a trained model, which depends neither on its path nor on its format.
 
-    `positions` is the maximum number of tokens of a sequence.
-
-    Raises:
-        OSError: if a file cannot be read.
+    Args:
+        weights: checksum of the weights.
+        positions: maximum number of tokens of a sequence.
+        vocabulary: the vocabulary.
     """
-    if detect_format(path) == CHECKPOINT:  # its manifest holds the checksums of all files, which loading has verified
-        weights: Any = checksum_bytes((path / MANIFEST).read_bytes())
-    elif path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
-        weights = [[str(file.relative_to(path)), FileState.of(file)] for file in files]
-    else:
-        weights = FileState.of(path)
     return digest([weights, positions, vocabulary.identity])
 
 

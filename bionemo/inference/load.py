@@ -65,13 +65,18 @@ def load(
     if device is None:
         device = "cuda" if use_gpu("auto") else "cpu"
     path, saved = open_saved_model(path)
-    model = build_network(saved, path, longest if max_length is None else max_length)
-    remove_missing_head(model, saved.weights)
+    network = build_network(saved, path, longest if max_length is None else max_length)
+    return load_network(network, saved, path, device, precision)
+
+
+def load_network(network: LanguageModel, saved: Model, path: Path, device: str, precision: str) -> TrainedModel:
+    """Load the weights of a saved model into the network that `build_network` has built from it; see `load`."""
+    remove_missing_head(network, saved.weights)
     # before the memory for the configured sizes is allocated
-    check_weight_shapes(parameter_shards(model), saved.weights)
-    materialize(model, torch.device(device))
-    load_weights(parameter_shards(model), saved.weights)
-    return TrainedModel(model.eval().requires_grad_(False), path, precision, saved.contact_head)
+    check_weight_shapes(parameter_shards(network), saved.weights)
+    materialize(network, torch.device(device))
+    load_weights(parameter_shards(network), saved.weights)
+    return TrainedModel(network.eval().requires_grad_(False), path, precision, saved.contact_head)
 
 
 def open_saved_model(path: str | Path) -> tuple[Path, Model]:

@@ -6,6 +6,7 @@ Shapes: N sequences, n tokens of one without begin and end, T tokens of a batch 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bionemo.checkpoint.tensors import checksum_weights
 from bionemo.common.errors import UserError
 from bionemo.data.batch import PackedBatch
 from bionemo.inference.batching import (
@@ -29,6 +31,7 @@ from bionemo.inference.batching import (
 )
 from bionemo.inference.progress import no_progress
 from bionemo.megatron.precision import resolve_precision
+from bionemo.megatron.sharding import parameter_shards
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.models.language_model import LanguageModel, MissingHead
@@ -58,6 +61,11 @@ class InferenceModel:
     ) -> None:
         self.network, self.path, self.contact_head = network, path, contact_head
         self.precision = resolve_precision(precision, gpu=self.device.type == "cuda")
+
+    @cached_property
+    def weights_checksum(self) -> str:
+        """Checksum of the weights; equal for files of all formats with the same weights."""
+        return checksum_weights((shard.name, each) for each, shard in parameter_shards(self.network).items())
 
     @property
     def device(self) -> torch.device:

@@ -2,12 +2,15 @@
 """Prepare the MoleculeNet tasks ESOL, FreeSolv and Lipophilicity as `<task>/{train,val,test}/x000.csv`."""
 
 import io
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import MoleculeNetJob, SplitSizes
+from bionemo.data.molecules.scaffolds import divide_by_scaffold
 from bionemo.data.table import parse_table
 from bionemo.preparation.download import RefusedError, locate
 from bionemo.preparation.inputs import read_input
@@ -21,7 +24,9 @@ _V1_TASKS = {"delaney-processed": "delaney-processed.csv", "SAMPL": "SAMPL.csv"}
 
 
 def prepare(job: MoleculeNetJob) -> None:
-    """Shuffle the rows of each task and distribute them, unchanged, to validation, test and training.
+    """Distribute the rows of each task, unchanged, to validation, test and training, at random or by scaffold.
+
+    Rows of the same molecule are in the same split.
 
     Raises:
         UserError: if a task is unknown, a file cannot be read or downloaded, a SMILES is invalid and its policy is
@@ -35,7 +40,8 @@ def prepare(job: MoleculeNetJob) -> None:
     for task in tasks:
         if task not in files:
             raise UserError(f"task_name={task} is not known: choose {', '.join(FILES)} or all")
-    parameters = result_parameters(job, "task_name")
+    # data sets prepared before the option existed were divided at random
+    parameters = result_parameters(job, "task_name", *([] if job.split == "scaffold" else ["split"]))
     if is_url(job.source):
         parameters["source"] = redact_url(job.source)
     for task in tasks:
@@ -81,23 +87,47 @@ def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutpu
         )
     column = names.index("smiles")
     kept: list[list[str]] = []
+    molecules: list[str] = []  # canonical SMILES of each
     for location, row in zip(table.locations, table.rows, strict=True):
         counts.read += 1
-        if canonical_smiles(row[column]) is not None:
+        if (canonical := canonical_smiles(row[column])) is not None:
             kept.append(row)
+            molecules.append(canonical)
         elif job.on_invalid == "skip":
             counts.drop("invalid SMILES")
         else:
             raise UserError(
                 f"{location}: RDKit cannot read the SMILES {row[column]!r}: correct it, or set on_invalid=skip"
             )
+    sizes = split_sizes(
+        len(kept), SplitSizes(val_size=job.val_size, test_size=job.test_size, seed=job.seed, num_csv_files=1)
+    )
+    divided = _by_scaffold(kept, column, sizes) if job.split == "scaffold" else _at_random(molecules, sizes, job.seed)
+    for split, rows in divided.items():
+        if rows:
+            counts.written += output.write_csv(f"{split}/x000.csv", table.columns, (kept[row] for row in rows))
 
-    order = np.arange(len(kept))
-    np.random.default_rng(job.seed).shuffle(order)
-    begin = 0
-    sizes = SplitSizes(val_size=job.val_size, test_size=job.test_size, seed=job.seed, num_csv_files=1)
-    for split, size in split_sizes(len(kept), sizes).items():
-        if size:
-            rows_of_split = (kept[index] for index in order[begin : begin + size])
-            counts.written += output.write_csv(f"{split}/x000.csv", table.columns, rows_of_split)
-        begin += size
+
+def _at_random(molecules: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[str, list[int]]:
+    """Divide the rows of these molecules at random, as BioNeMo v1 does, but rows of the same molecule together.
+
+    A split has at least its size, up to the last split, which has the remaining rows.
+    """
+    order = np.arange(len(molecules))
+    np.random.default_rng(seed).shuffle(order)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for row in order.tolist():
+        groups[molecules[row]].append(row)
+    ends = np.cumsum([*sizes.values()])
+    splits: dict[str, list[int]] = {split: [] for split in sizes}
+    placed = 0
+    for group in groups.values():
+        splits[list(sizes)[int(np.searchsorted(ends, placed, "right"))]] += group
+        placed += len(group)
+    return splits
+
+
+def _by_scaffold(rows: Sequence[Sequence[str]], column: int, sizes: Mapping[str, int]) -> dict[str, list[int]]:
+    shares = [sizes[split] / len(rows) for split in ("val", "test")]
+    found = divide_by_scaffold([row[column].strip() for row in rows], *shares)
+    return {split: [row for row, each in enumerate(found) if each == split] for split in sizes}

@@ -11,6 +11,7 @@ from scipy import special
 from torch import nn
 
 from bionemo.config.schema import SchedConfig
+from bionemo.data.table import read_table
 from bionemo.finetuning import linear_probe
 from bionemo.finetuning.features import Features
 from bionemo.finetuning.heads import TokenHead
@@ -30,7 +31,7 @@ def masked(path: Path, hidden: str) -> Features:
         )
     path.write_text("\n".join(rows))
     columns = TaskColumns("token-level-classification", "sequence", "label", "in_loss")
-    split = encode(read_examples([path], columns), columns, ("C", "E", "H"))
+    split = encode(read_examples([read_table(path)], columns, []), columns, ("C", "E", "H"))
     lengths = np.array([len(text) for text in split.texts])
     vectors = rng.standard_normal((int(lengths.sum()), 8)).astype(np.float32)
     return Features(vectors, np.concatenate(split.targets), lengths)

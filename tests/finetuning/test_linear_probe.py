@@ -136,6 +136,33 @@ def test_metrics_equal_those_of_other_libraries() -> None:
     assert figures["r2"] == pytest.approx(reference.r2_score(x + y, x), rel=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1, 1000])
+@pytest.mark.parametrize("classes", [2, 5])
+def test_area_under_the_roc_curve(classes: int, scale: float) -> None:
+    """Probabilities that fp32 rounds to 1 keep their order; a class without rows does not count."""
+    generator = torch.Generator().manual_seed(0)
+    logits, targets = torch.randn(300, 5, generator=generator).double(), torch.randint(classes, (300,))
+    logits[torch.arange(300), targets] += 0.7
+    logits = logits[:, :classes].round(decimals=2)  # some scores are equal
+    chances = logits.softmax(1)
+    expected = [reference.roc_auc_score(targets == each, chances[:, each]) for each in range(classes)]
+    padded = torch.cat([logits, torch.full((300, 1), -1e4, dtype=torch.float64)], 1)
+    for given in (logits, padded) if scale == 1 else (logits,):
+        found = metrics.classification_metrics(given * scale, targets)
+        if scale == 1:
+            assert found["roc_auc"] == pytest.approx(np.mean(expected), abs=1e-6)
+        elif classes == 2:
+            assert found["roc_auc"] == pytest.approx(expected[0], abs=1e-6)  # probabilities are 0 and 1
+        recall = reference.recall_score(targets, given.argmax(1), labels=range(classes), average="macro")
+        assert found["balanced_accuracy"] == pytest.approx(100 * recall, rel=1e-5)
+
+
+def test_one_class_has_no_balanced_accuracy() -> None:
+    found = metrics.classification_metrics(torch.tensor([[2.0, 1.0], [0.0, 3.0]]), torch.zeros(2, dtype=torch.int64))
+    assert found["accuracy"] == 50
+    assert np.isnan([found["balanced_accuracy"], found["roc_auc"]]).all()
+
+
 # with a model
 
 

@@ -3,7 +3,6 @@
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning.table_arguments import replace_table_arguments
-from bionemo.finetuning.task_data import Example, divide
 
 
 def table(path: Path, text: str) -> Path:
@@ -80,20 +78,6 @@ def test_mistakes_are_one_line(text: str | None, message: str, tmp_path: Path) -
         replace_table_arguments([f"data={path}", "model=x.nemo"])
     with pytest.raises(UserError, match=r"model=PATH needs data=PATH"):
         replace_table_arguments(["model=x.nemo"])
-
-
-def test_rows_are_divided_by_sequence() -> None:
-    texts = [f"M{number % 100}" for number in range(200)]
-    examples = [Example(f"x.csv:{number}", text, "1", None) for number, text in enumerate(texts, 2)]
-    splits = divide(examples)
-    assert {name: len(part) for name, part in splits.items()} == {"train": 160, "val": 20, "test": 20}
-    owners = {text: name for name, part in splits.items() for text in {example.text for example in part}}
-    assert Counter(owners.values()) == {"train": 80, "val": 10, "test": 10}  # no sequence is in two splits
-    assert len(owners) == 100
-    backwards = divide(examples[::-1])
-    assert {name: {*part} for name, part in splits.items()} == {name: {*part} for name, part in backwards.items()}
-    with pytest.raises(UserError, match=r"x.csv has 9 different sequences: give 10 or more"):
-        divide(examples[:9])
 
 
 def test_a_table_and_a_model_suffice(

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 
 from bionemo.common.errors import UserError
-from bionemo.finetuning.task_data import IGNORED, TaskColumns, encode, find_classes, read_examples
+from bionemo.data.table import read_table
+from bionemo.finetuning.task_data import IGNORED, Example, TaskColumns, encode, find_classes
+from bionemo.finetuning.task_data import read_examples as read_tables
 
 TOKENS = TaskColumns("token-level-classification", "sequence", "3state", "resolved")
 CLASSES = TaskColumns("classification", "sequence", "label")
 NUMBERS = TaskColumns("regression", "sequence", "target")
+
+
+def read_examples(paths: list[Path], columns: TaskColumns) -> list[Example]:
+    return read_tables([read_table(path) for path in paths], columns, [])
 
 
 def written(path: Path, text: str) -> list[Path]:
@@ -55,14 +61,17 @@ def test_several_files_are_one_split(tmp_path: Path) -> None:
         (TOKENS, "sequence,3state,resolved\nMK,HHH,11\n", "x.csv:2: 3 labels for 2 residues: each needs one"),
         (TOKENS, "sequence,3state,resolved\nMK,HH,1\n", "x.csv:2: 1 digits in the mask for 2 residues"),
         (TOKENS, "sequence,3state,resolved\nMK,HH,12\n", "x.csv:2: the mask has '2', expected 1"),
-        (TOKENS, "sequence,3state,resolved\nMK,HH,11\nMKT,,\n", "x.csv:3: the row is incomplete"),
-        (TOKENS, "sequence,3state,resolved\nMK,HH,11\nMKT, ,111\n", "x.csv:3: the row is incomplete"),
+        (TOKENS, "sequence,3state,resolved\nMK,HH,11\nMKT,HHH,\n", "x.csv:3: the row is incomplete"),
+        (TOKENS, "sequence,3state,resolved\nMK,HH,11\nNaN,HHH,111\n", "x.csv:3: the row is incomplete"),
+        (CLASSES, "sequence,label\nMK,NA\nMT,\n", "x.csv: 2 of 2 rows have no label in column 'label'"),
         (CLASSES, "sequence,label\nMK\n", "x.csv:2: the row is incomplete: fill in sequence, label"),
         (CLASSES, "sequence,label\nMK,Cell, membrane\n", "x.csv:2: 3 cells under 2 columns: put cells that contain"),
         (CLASSES, 'sequence,label\nMK,"a\nMT,b\n', "x.csv is not a valid CSV file"),
         (CLASSES, "sequence,label,label\nMK,a,b\n", "x.csv has 2 columns 'label': remove all but one"),
         (NUMBERS, "sequence,target\nMK,high\n", "x.csv:2: the target is 'high', expected a number"),
         (NUMBERS, "sequence,target\nMK,inf\n", "x.csv:2: the target is 'inf', expected a number"),
+        (NUMBERS, "sequence,target\nMK,1e39\n", "x.csv:2: the target is '1e39', expected a number"),
+        (NUMBERS, "sequence,target\nMK,1_000\n", "x.csv:2: the target is '1_000', expected a number"),
     ],
 )
 def test_inconsistent_files(columns: TaskColumns, text: str, message: str, tmp_path: Path) -> None:

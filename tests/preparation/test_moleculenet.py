@@ -12,6 +12,7 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import MoleculeNetJob
+from bionemo.data.molecules.scaffolds import divide_by_scaffold
 from bionemo.preparation.manifest import Manifest, verify
 from bionemo.preparation.moleculenet import prepare
 from tests.conftest import ROOT
@@ -53,6 +54,35 @@ def test_each_split_holds_its_rows_unchanged(tmp_path: Path) -> None:
         header, rows = read(tmp_path / "out" / "FreeSolv" / split / "x000.csv")
         assert header == HEADER and rows == [ROWS[index] for index in indices], split
     assert verify(tmp_path / "out" / "FreeSolv") == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_a_molecule_are_in_one_split(seed: int, tmp_path: Path) -> None:
+    """Each molecule is written from either end; other rows stay where they are without repetitions."""
+    rows = [[f"C{'C' * number}O", str(number)] for number in range(20)]
+    rows += [[text[::-1], value] for text, value in rows[::2]]
+    table(tmp_path / "in" / "ESOL.csv", ["smiles", "y"], rows)
+    prepare(job(tmp_path / "in", tmp_path / "out", task_name="ESOL", seed=seed))
+    found = {split: read(tmp_path / "out" / "ESOL" / split / "x000.csv")[1] for split in ("val", "test", "train")}
+    assert sorted(row for each in found.values() for row in each) == sorted(rows)
+    lengths = [{row[1] for row in each} for each in found.values()]
+    assert len(set.union(*lengths)) == sum(map(len, lengths)) == 20
+    assert len(found["val"]) in (4, 5) and len(found["test"]) in (7, 8, 9)
+
+
+def test_scaffolds(tmp_path: Path) -> None:
+    rings = ["c1ccccc1", "C1CCCC1", "c1ccncc1", "c1ccoc1", "C1CC1", ""]
+    rows = [[f"{'C' * (1 + n)}{rings[n * n % 6]}", str(n)] for n in range(40)]
+    table(tmp_path / "in" / "ESOL.csv", ["smiles", "y"], rows)
+    prepare(job(tmp_path / "in", tmp_path / "out", task_name="ESOL", val_size=0.1, test_size=0.1, split="scaffold"))
+    expected = divide_by_scaffold([row[0] for row in rows], 0.1, 0.1)
+    for split in ("train", "val", "test"):
+        path = tmp_path / "out" / "ESOL" / split / "x000.csv"
+        assert read(path)[1] == [row for row, each in zip(rows, expected, strict=True) if each == split]
+    manifest = Manifest.read(tmp_path / "out" / "ESOL")
+    assert manifest is not None and manifest.parameters["split"] == "scaffold"
+    with pytest.raises(UserError, match="split"):
+        prepare(job(tmp_path / "in", tmp_path / "out", task_name="ESOL", val_size=0.1, test_size=0.1))
 
 
 def test_all_tasks_by_either_name_of_their_file(tmp_path: Path) -> None:

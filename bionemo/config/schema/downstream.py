@@ -26,7 +26,7 @@ class DownstreamDataConfig:
     task_name: str | list[str]  # a list, or all, only to prepare data
     task_type: TaskType  # a class per residue, a class per sequence, or a number per sequence
     preprocessed_data_path: str  # directory with a directory per task
-    #: directory of the task, or one CSV file, of which a tenth is the validation set and a tenth the test set
+    #: directory of the task, or one CSV file, which is divided
     dataset_path: str
     dataset: DatasetConfig  # files of each split
     sequence_column: str  # column of the sequences
@@ -37,6 +37,10 @@ class DownstreamDataConfig:
     emb_batch_size: Dimension  # maximum number of sequences embedded together
     shuffle: bool  # shuffle the sequences in every epoch
     preprocessing: PreparationConfig | None  # settings of the preparation
+    #: of one file, by groups of equal sequences: auto uses a column of train, val and test, otherwise random;
+    #: scaffold: molecules by Bemis-Murcko scaffold
+    split: Literal["auto", "random", "scaffold"] = "auto"
+    on_invalid: Literal["skip", "keep", "error"] = "skip"  # SMILES that RDKit cannot parse
 
 
 @dataclass(kw_only=True)

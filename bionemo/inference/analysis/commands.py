@@ -99,13 +99,15 @@ def run_contacts(
     """Predict the contacts of each protein."""
     from bionemo.inference.analysis.plots import plot_contacts
 
-    contact_head = contacts.read_contact_head(head) if head else None
+    contact_head, weights = contacts.read_contact_head(head) if head else (None, None)
     records = files.read_fasta(input_path)
     names = _file_names(records, input_path)
     outputs = [(output / f"{name}.csv", output / f"{name}.png") for name in names]
     files.refuse_existing([path for pair in outputs for path in pair], overwrite)
     known_maps = _read_maps(maps, names) if maps else None
     model = load_model()
+    if weights is not None and weights != model.weights_checksum:
+        raise UserError(f"{model.path} has other weights than the model of {head}: fit a contact head for this model")
     precisions: dict[int, list[list[float]]] = {contacts.SEPARATION: [], contacts.LONG_RANGE: []}
     for record in sorted(records, key=_length, reverse=True):  # check all before the first is computed
         tokenize_protein(model, record["sequence"], record["id"])
@@ -144,7 +146,7 @@ def run_contacts_fit(load_model: LoadModel, *, input_path: Path, maps: Path, out
     model = load_model()
     with progress_bar("computing attention", len(records), "proteins") as advance:
         head = contacts.fit_contact_head(model, [record["sequence"] for record in records], known_maps, advance)
-    contacts.write_contact_head(output, head)
+    contacts.write_contact_head(output, head, model.weights_checksum)
     used = sum(weight != 0 for weight in head["weight"])
     print(f"{used} of {len(head['weight'])} attention heads have a weight: {output}")
 

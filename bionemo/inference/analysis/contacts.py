@@ -198,18 +198,18 @@ def _head_tensors(model: TrainedModel, head: ContactHead | None) -> tuple[Tensor
     return torch.tensor(head["weight"], device=model.device).view(layers, heads), float(head["bias"])
 
 
-def write_contact_head(path: Path, head: ContactHead) -> None:
-    """Write a head as JSON: {"weight": [one for each attention head], "bias": number}.
+def write_contact_head(path: Path, head: ContactHead, weights: str) -> None:
+    """Write a head as JSON: {"weight": [one for each attention head], "bias": number, "model_weights": checksum}.
 
     Raises:
         UserError: if the file cannot be written.
     """
     with staged_file(path) as file:
-        file.write_text(json.dumps({"weight": list(head["weight"]), "bias": head["bias"]}) + "\n")
+        file.write_text(json.dumps({**head, "model_weights": weights}) + "\n")
 
 
-def read_contact_head(path: Path) -> ContactHead:
-    """Read a head written by `write_contact_head`.
+def read_contact_head(path: Path) -> tuple[ContactHead, str | None]:
+    """Read a head written by `write_contact_head`, and the checksum of its model's weights (older files: None).
 
     Raises:
         UserError: if the file is missing or invalid.
@@ -217,10 +217,11 @@ def read_contact_head(path: Path) -> ContactHead:
     try:
         head = json.loads(path.read_text())
         numbers = np.array([*head["weight"], head["bias"]], np.float64)
+        weights = head.get("model_weights")
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise UserError(f'{path} is not a contact head, {{"weight": [numbers], "bias": number}}') from error
     if not np.isfinite(numbers).all():
         raise UserError(f"{path} holds a number that is not finite: fit the head again")
-    return {"weight": numbers[:-1].tolist(), "bias": float(numbers[-1])}
+    return {"weight": numbers[:-1].tolist(), "bias": float(numbers[-1])}, weights

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bionemo.common.figures import new_figure, plain, to_png
+from bionemo.data.table import is_missing
 from bionemo.inference.analysis.variant_files import Scores
 from bionemo.inference.analysis.variants import AMINO_ACIDS
 from bionemo.inference.outputs import Floats
@@ -72,7 +73,7 @@ def plot_map(path: Path, points_N2: Floats, colors: Sequence[str] | None = None,
     size, (x, y) = float(np.clip(2000 / len(points_N2), 1, 20)), points_N2.T
     if colors is None:
         axes.scatter(x, y, s=size, color="tab:blue", linewidths=0)
-    elif (numbers := _numbers(colors)) is not None:
+    elif (numbers := _numbers(colors := ["" if is_missing(color) else color for color in colors])) is not None:
         image = axes.scatter(x, y, s=size, c=numbers, cmap="viridis", linewidths=0, plotnonfinite=False)
         figure.colorbar(image, label=plain(name))
     else:

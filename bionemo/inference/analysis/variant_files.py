@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.data.table import Table
+from bionemo.data.table import Table, is_missing, parse_number
 from bionemo.inference.analysis.files import is_fasta, read_fasta, read_nonempty_table
 from bionemo.inference.analysis.variants import index_of, parse_mutations
 from bionemo.inference.outputs import Floats
 
 Scores = NDArray[np.float64]
 _FASTA_COLUMNS = ["index", "name", "variant", "score"]
-_MISSING = ("", "na", "nan")
 
 
 def read_variants(path: Path) -> tuple[Table, list[str] | None]:
@@ -71,17 +70,15 @@ def _mutate(sequence: str, variant: str, offset: int, name: str, revert: bool = 
 
 
 def parse_scores(table: Table, cells: Sequence[str], advice: str) -> Scores:
-    """Return measured scores, fp64, nan for cells that are empty, `NA` or `nan`; `advice` ends the error message.
+    """Return measured scores, fp64, nan for missing ones (see `is_missing`); `advice` ends the error message.
 
     Raises:
         UserError: if a cell is not a number; names its row.
     """
-    values = []
-    for cell, location in zip(cells, table.locations, strict=True):
-        try:
-            values.append(math.nan if cell.strip().lower() in _MISSING else float(cell))
-        except ValueError as error:
-            raise UserError(f"{location}: the score {cell!r} is not a number: {advice}") from error
+    values = [math.nan if is_missing(cell) else parse_number(cell) for cell in cells]
+    if None in values:
+        row = values.index(None)
+        raise UserError(f"{table.locations[row]}: the score {cells[row]!r} is not a number: {advice}")
     return np.array(values, np.float64)
 
 

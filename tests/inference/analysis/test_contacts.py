@@ -142,8 +142,8 @@ def test_precision_counts_long_range_pairs_only() -> None:
 
 def test_saving_and_loading_a_head(tmp_path: Path, model: TrainedModel) -> None:
     assert model.contact_head is not None
-    write_contact_head(tmp_path / "new" / "head.json", model.contact_head)
-    assert read_contact_head(tmp_path / "new" / "head.json") == model.contact_head
+    write_contact_head(tmp_path / "new" / "head.json", model.contact_head, "checksum")
+    assert read_contact_head(tmp_path / "new" / "head.json") == (model.contact_head, "checksum")
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["head.json"]
 
 

@@ -25,6 +25,7 @@ from bionemo.inference.batching import BatchLimits, max_tokens, tokenize, too_lo
 from bionemo.inference.fingerprint import digest
 from bionemo.inference.generation import decodings, generate
 from bionemo.inference.input_records import Records
+from bionemo.inference.letters import LetterCounts
 from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_pieces
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import GENERATED, PER_TOKEN
@@ -32,11 +33,12 @@ from bionemo.inference.part_files import COMPLETE, KIND, NAMES, count_sequences
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.inference.text_outputs import encode_texts, summarize_molecules
 from bionemo.inference.writers import FORMATS, PredictionResults, write_results
-from bionemo.tokenizers import Alphabet
+from bionemo.tokenizers import Alphabet, SmilesTokenizer
 
 log = logging.getLogger(__name__)
 # Letters of a part with outputs per sequence, with outputs per token, and with generated text.
 _LETTERS = {"sequence": 1 << 20, "token": 1 << 17, "text": 1 << 16}
+_TEXTS = 1 << 12  # molecules that are checked at once
 _POLL_SECONDS = 0.2
 
 
@@ -130,6 +132,19 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
         log.warning("%s holds parts of another prediction: they are removed (other %s)", directory, reason)
         remove_owned(directory, KIND, NAMES)
     create_owned(directory, KIND, prediction.identity)
+
+
+def note_letters(prediction: Prediction, model: TrainedModel) -> None:
+    """Log a note about letters of the input that the model does not know, see `LetterCounts`."""
+    records, counts = prediction.records, LetterCounts(model.network.vocabulary)
+    if isinstance(model.network.vocabulary, Alphabet):
+        for letters, lengths in records.letters():
+            counts.add_letters(letters, lengths)
+    elif isinstance(model.network.vocabulary, SmilesTokenizer):
+        for first in range(0, len(records), _TEXTS):
+            counts.add([record.text for record in records.read(first, min(first + _TEXTS, len(records)))])
+    if note := counts.note(lambda number: next(records.read(number, number + 1)).id):
+        log.warning("%s: %s", records.paths[0], note)
 
 
 def _check_lengths(prediction: Prediction, model: TrainedModel) -> None:

@@ -2,7 +2,6 @@
 """Load the head of a fine-tuning run and predict labels with it."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 

@@ -16,6 +16,7 @@ from bionemo.config.schema.downstream import DownstreamDataConfig
 from bionemo.config.schema.model import DownstreamDatasetConfig
 from bionemo.data.shards.ranges import shard_paths
 from bionemo.data.table import incomplete_row, read_table
+from bionemo.tokenizers.residues import trim
 
 IGNORED = -1  # class of residues without a label
 _MAX_SHOWN = 8  # labels in an error message
@@ -144,7 +145,7 @@ def _read_file(path: Path, columns: TaskColumns) -> Iterator[Example]:
 
 def _check_residues(example: Example) -> None:
     """Check that each residue has one label and one digit of the mask."""
-    residues = len(example.text)
+    residues = len(trim(example.text.encode()))
     for name, text in (("labels", example.target), ("digits in the mask", example.mask)):
         if text is not None and len(text) != residues:
             raise UserError(f"{example.location}: {len(text):,} {name} for {residues:,} residues: each needs one")

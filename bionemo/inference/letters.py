@@ -49,7 +49,9 @@ class LetterCounts:
             texts = [text.strip() for text in texts]
             ids, lengths = self._vocabulary.encode_all(texts)
             affected = np.unique(_owners(np.flatnonzero(ids == self._vocabulary.unk_id), lengths)).tolist()
-            unknown = [(number, token) for number in affected for token in self._vocabulary.find_unknown(texts[number])]
+            unknown = [
+                (number, token) for number in affected for token in self._vocabulary.find_unknown(texts[number])
+            ]
             self._count(_UNKNOWN, [number for number, _ in unknown], [token for _, token in unknown])
             self._letters += len(ids)
             self._sequences += len(texts)
@@ -77,30 +79,26 @@ class LetterCounts:
 
     def note(self, name_of: Callable[[int], str]) -> str | None:
         """Return a note in one line, None if there is nothing to note; `name_of` returns the name of a sequence."""
-        notes = []
-        if affected := self._affected[_UNKNOWN]:
-            proteins, count = isinstance(self._vocabulary, Alphabet), self._found[_UNKNOWN].total()
-            noun, kind = ("letters", "proteins") if proteins else ("tokens", "SMILES")
-            other = f": the model reads {kind}" if count >= _MANY * self._letters else ""
-            notes.append(
-                f"{count:,} of {self._letters:,} {noun}, in {affected:,} of {self._sequences:,} sequences, are unknown "
-                f"to the model and each read as an unknown {noun[:-1]} ({self._list(_UNKNOWN)}; the first in "
-                f"{name_of(self._first[_UNKNOWN])}){other}"
-            )
-        for kind, problem in (
-            (_LOWER, "lower-case letters are read as residues"),
-            (_GAP, "gaps are read as gaps, not as residues: remove them from aligned sequences"),
-            (_STOP, "sequences end in '*', a stop codon unknown to the model, which is dropped"),
-        ):
-            if affected := self._affected[kind]:
-                where = f" (in {affected:,} of {self._sequences:,} sequences, the first {name_of(self._first[kind])})"
-                notes.append(f"{self._found[kind].total():,} {problem}{where}")
+        is_protein = isinstance(self._vocabulary, Alphabet)
+        unknown = "letters unknown to the model, each read as an unknown residue"
+        kinds = {
+            _UNKNOWN: unknown if is_protein else "tokens unknown to the model",
+            _LOWER: "lower-case letters, read as residues",
+            _GAP: "gaps, read as gaps and not as residues (remove them from aligned sequences)",
+            _STOP: "'*' at the end, a stop codon unknown to the model, dropped",
+        }
+        notes = [self._describe(kind, problem, name_of) for kind, problem in kinds.items() if self._affected[kind]]
+        if notes and self._found[_UNKNOWN].total() >= _MANY * self._letters:
+            notes.append(f"the model reads {'proteins' if is_protein else 'SMILES'}")
         return "; ".join(notes) or None
 
-    def _list(self, kind: str) -> str:
+    def _describe(self, kind: str, problem: str, name_of: Callable[[int], str]) -> str:
         found = self._found[kind]
-        more = f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
-        return ", ".join(f"{letter!r} {count:,}" for letter, count in found.most_common(_SHOWN)) + more
+        listed = ", ".join(f"{letter!r} {count:,}" for letter, count in found.most_common(_SHOWN))
+        letters = listed + (f" and {len(found) - _SHOWN:,} other" if len(found) > _SHOWN else "")
+        counts = letters if kind in (_UNKNOWN, _GAP) else f"{found.total():,}"
+        where = f"in {self._affected[kind]:,} of {self._sequences:,} sequences, the first {name_of(self._first[kind])}"
+        return f"{problem}: {counts} ({where})"
 
 
 def _owners(places: NDArray[np.int64], lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -108,10 +106,10 @@ def _owners(places: NDArray[np.int64], lengths: NDArray[np.integer[Any]]) -> NDA
     return np.searchsorted(lengths.cumsum(), places, side="right")
 
 
-def note_letters(vocabulary: Vocabulary, texts: Sequence[str], names: Sequence[str]) -> None:
-    """Log a note about all sequences of a command, see `LetterCounts`; `names` are their names in messages."""
+def note_letters(vocabulary: Vocabulary, sequences: Sequence[tuple[str, str]]) -> None:
+    """Log a note about the letters of all sequences of a command, see `LetterCounts`; pairs of text and name."""
     counts = LetterCounts(vocabulary)
-    for first in range(0, len(texts), _BATCH):
-        counts.add(texts[first : first + _BATCH])
-    if note := counts.note(lambda number: names[number]):
+    for first in range(0, len(sequences), _BATCH):
+        counts.add([text for text, _ in sequences[first : first + _BATCH]])
+    if note := counts.note(lambda number: sequences[number][1]):
         log.warning(note)

@@ -16,7 +16,7 @@ from bionemo.inference.generation import generate, reconstruction, sampling
 from bionemo.inference.letters import note_letters
 from bionemo.inference.outputs import Floats, InferenceModel, check_generates
 
-Sequences = Sequence[str] | Sequence[Ids]
+Sequences = Sequence[str | Ids]
 """Texts, or token ids as `TrainedModel.ids` returns them, for example with some replaced by `vocabulary.mask_id`."""
 
 
@@ -107,21 +107,21 @@ class TrainedModel(InferenceModel):
         return generate(self, self.ids(texts), sampling(config))
 
     def ids(self, texts: Sequences, names: Sequence[str] | None = None) -> list[Ids]:
-        """Tokenize sequences, without begin and end tokens; `names` are for messages. Token ids are returned unchanged.
+        """Tokenize sequences, without begin and end tokens; `names` are for messages. Token ids remain unchanged.
 
-        Letters that the model does not know are noted once for all sequences.
+        Letters that the model does not know are logged, once for all sequences.
 
         Raises:
             UserError: if one is empty, too long or invalid.
         """
         names = [f"sequence {n}" for n in range(len(texts))] if names is None else names
-        vocabulary = self.network.vocabulary
-        found = [
-            tokenize(vocabulary, text, name) if isinstance(text, str) else text
-            for text, name in zip(texts, names, strict=True)
-        ]
-        given = [(text, name) for text, name in zip(texts, names, strict=True) if isinstance(text, str)]
-        note_letters(vocabulary, [text for text, _ in given], [name for _, name in given])
+        found: list[Ids] = []
+        given: list[tuple[str, str]] = []
+        for text, name in zip(texts, names, strict=True):
+            if isinstance(text, str):
+                given.append((text, name))
+            found.append(tokenize(self.network.vocabulary, text, name) if isinstance(text, str) else text)
+        note_letters(self.network.vocabulary, given)
         length, name = max(zip(map(len, found), names, strict=True), key=lambda pair: pair[0], default=(0, ""))
         if length > (max_length := max_tokens(self.network)):
             size = length + 2  # with begin and end tokens

@@ -49,6 +49,6 @@ def check_special_tokens(text: bytes, name: str) -> None:
     """Raise a UserError if a protein contains a special token such as `<mask>`, whose letters would be residues."""
     if token := _SPECIAL_TOKEN.search(text):
         raise UserError(
-            f"{name} contains {token[0].decode(errors='replace')[:20]!r}: special tokens are not read from text; write "
-            "X for an unknown residue, or mask token ids in Python (vocabulary.mask_id)"
+            f"{name} contains {token[0].decode(errors='replace')[:20]!r}: special tokens are not read from text; "
+            "write X for an unknown residue, or mask token ids in Python (vocabulary.mask_id)"
         )

@@ -51,5 +51,6 @@ def test_sequences_of_another_kind_are_noted(
     go(model, tmp_path / "x.smi", tmp_path / "molecules.npz")
     # O and C are amino acids, in upper and lower case: brackets, bonds and digits are unknown
     error = capsys.readouterr().err
-    assert "x.smi: 7 of 24 letters, in 2 of 2 sequences, are unknown to the model and each read as" in error
-    assert "('1' 4, '(' 1, ')' 1, '=' 1; the first in 0): the model reads proteins" in error
+    assert "x.smi: letters unknown to the model, each read as an unknown residue: '1' 4, '(' 1," in error
+    assert "in 2 of 2 sequences, the first 0)" in error
+    assert "the model reads proteins" in error

@@ -56,7 +56,9 @@ def test_lower_case_letters_are_the_residues_of_upper_case(name: str) -> None:
         assert alphabet.encode(text.lower()).tolist() == alphabet.encode(text.upper()).tolist(), repr(text)
 
 
-@pytest.mark.parametrize("text", ["M<mask>K", "<cls>MK<eos>", "MK<pad>", "M<unk>", "<s>M</s>", "M<extra_id_0>K", "M<MASK>"])
+@pytest.mark.parametrize(
+    "text", ["M<mask>K", "<cls>MK<eos>", "MK<pad>", "M<unk>", "<s>M</s>", "M<extra_id_0>K", "M<MASK>"]
+)
 @pytest.mark.parametrize("name", ["esm1nv", "esm2nv", "prott5nv"])
 def test_special_tokens_in_a_text_are_refused(name: str, text: str) -> None:
     with pytest.raises(UserError, match="special tokens are not read from text"):

@@ -27,7 +27,9 @@ def note_unknown_letters(counts: NDArray[np.int64], alphabet: Alphabet, label: s
     letters = np.flatnonzero(unknown)
     names = " ".join(repr(chr(letter)) for letter in letters[:8])
     part = f" of the first {COUNTED_SEQUENCES:,} sequences" if sequences > COUNTED_SEQUENCES else ""
-    note = f"{label}: {int(unknown.sum()):,} letters{part} are outside the alphabet and become unknown tokens ({names})"
+    note = (
+        f"{label}: {int(unknown.sum()):,} letters{part} are outside the alphabet and become unknown tokens ({names})"
+    )
     return note if len(letters) else ""
 
 

@@ -18,7 +18,6 @@ from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_sha
 from bionemo.tokenizers import Alphabet
 
 
-
 @dataclass(frozen=True)
 class Split:
     """The sequences of a split."""

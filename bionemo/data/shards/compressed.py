@@ -12,7 +12,7 @@ _BEGINNINGS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"\x28\
 
 
 def refuse_compressed(path: Path) -> None:
-    """Raise a UserError if a file is compressed, whatever its name; a file that cannot be read is left to its reader."""
+    """Raise a UserError if a file is compressed, whatever its name. Files that cannot be opened are not checked."""
     try:
         with path.open("rb") as file:
             beginning = file.read(6)

@@ -61,7 +61,7 @@ def run_variants(
     }
     with files.staged_file(output) as file:
         model = load_model()
-        note_letters(model.network.vocabulary, [wild_type], ["the wild type"])
+        note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
         with progress_bar("scoring", len(positions), "residues") as advance:
             scores = score_variants(model, wild_type, mutants, method, offset, table.locations, advance)
         rows = [[*row, score] for row, score in zip(table.rows, _format(scores), strict=True)]
@@ -86,7 +86,7 @@ def run_scan(
     files.refuse_existing([output, plot], overwrite)
     with files.staged_file(output) as file, files.staged_file(plot) as plot_file:
         model = load_model()
-        note_letters(model.network.vocabulary, [wild_type], ["the wild type"])
+        note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
         wild_type = wild_type.upper()
         with progress_bar("scanning", len(wild_type), "residues") as advance:
             scores = scan(model, wild_type, method, advance)
@@ -211,8 +211,7 @@ def _embed(
 
 
 def _note_letters(model: TrainedModel, records: list[dict[str, str]], path: Path) -> None:
-    names = [f"{path}: {record['id']}" for record in records]
-    note_letters(model.network.vocabulary, [record["sequence"] for record in records], names)
+    note_letters(model.network.vocabulary, [(record["sequence"], f"{path}: {record['id']}") for record in records])
 
 
 def _read_colors(path: Path, color: str, ids: list[str], input_path: Path) -> list[str]:

@@ -12,7 +12,7 @@ from bionemo.tokenizers.residues import trim
 
 
 class Protein(NamedTuple):
-    """A protein of n residues: its letters in upper case, the token ids [n] without begin and end, and the model's vocabulary."""
+    """A protein of n residues: letters in upper case, token ids [n] without begin and end, the model's vocabulary."""
 
     letters: str
     ids: Ids

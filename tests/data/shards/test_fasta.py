@@ -13,7 +13,7 @@ from tests.support.sequence_files import open_sequences
 
 @st.composite
 def fasta_files(draw):
-    """Generate records with fixed or varying line widths, blank lines, white space, and LF, CR LF or mixed line ends."""
+    """Generate records with fixed or varying line widths, blank lines, white space, LF, CR LF or mixed line ends."""
     ends = st.sampled_from(draw(st.sampled_from([["\n"], ["\r\n"], ["\n", "\r\n"]])))
     width = draw(st.integers(1, 9))
     even, spaces = draw(st.booleans()), draw(st.booleans())
@@ -25,7 +25,11 @@ def fasta_files(draw):
         at = 0
         while at < len(letters):
             step = width if even else draw(st.integers(1, 9))
-            spaced = draw(st.sampled_from([" ", "\t", " \v"])).join(letters[at : at + step]) if spaces else letters[at : at + step]
+            spaced = (
+                draw(st.sampled_from([" ", "\t", " \v"])).join(letters[at : at + step])
+                if spaces
+                else letters[at : at + step]
+            )
             text += spaced + draw(ends) * (1 if even else draw(st.integers(1, 2)))
             at += step
         records.append((header, letters))

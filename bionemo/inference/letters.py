@@ -77,6 +77,11 @@ class LetterCounts:
         self._affected[kind] += len(affected)
         self._found[kind].update(found)
 
+    @property
+    def unknown(self) -> dict[str, int]:
+        """Number of each letter that the model does not know."""
+        return dict(self._found[_UNKNOWN].most_common())
+
     def note(self, name_of: Callable[[int], str]) -> str | None:
         """Return a note in one line, None if there is nothing to note; `name_of` returns the name of a sequence."""
         is_protein = isinstance(self._vocabulary, Alphabet)

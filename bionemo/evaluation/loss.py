@@ -174,7 +174,7 @@ class IdentityTask(Task):
     def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
         """Search the training data, see `Task`."""
         found = find_identities([record["sequence"] for record in self.records], self.training, advance)
-        unsearched = [self.records[number]["id"] for number in np.flatnonzero(np.isnan(found.values))]
+        unsearched = [self.records[number]["id"] for number in np.flatnonzero(np.isnan(found.values)).tolist()]
         details = {"tool": found.tool, "identities": found.values.tolist(), "not_searched": unsearched}
         return TaskResult({}, details)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequence identity between held-out proteins and training data, to find held-out proteins that the model knows.
 
-Exact copies are found by comparison, because searches miss those of short and repetitive proteins. Peptides are compared
-without gaps. MMseqs2 (Steinegger and Söding 2017) searches for relatives of the others if it is installed. Otherwise,
-training sequences that share k-mers with a protein near one diagonal of the alignment matrix are aligned to it with
-Biotite; this finds fewer distant relatives.
+Exact copies are found by comparison, because searches miss those of short and repetitive proteins. Peptides are
+compared without gaps. MMseqs2 (Steinegger and Söding 2017) searches for relatives of the others if it is installed.
+Otherwise, training sequences that share k-mers with a protein near one diagonal of the alignment matrix are aligned to
+it with Biotite; this finds fewer distant relatives.
 """
 
 import math
@@ -27,6 +27,7 @@ from bionemo.tokenizers.residues import trim
 MIN_IDENTITY = 0.3  # lower identities are reported as 0
 PEPTIDE = 20  # shorter proteins are compared without gaps
 _MIN_CONTAINED = 8  # residues; long proteins contain shorter peptides by chance
+_REPETITIVE = 5  # different residues of a protein of which searches find few copies
 _COVERAGE = 0.8  # of the held-out protein by the alignment
 _MAX_RESIDUES = 100_000_000  # of training data without MMseqs2: 8 bytes of memory each
 _BLOCK = 1 << 25  # bytes of training data that are compared at once
@@ -69,12 +70,12 @@ def find_identities(proteins: Sequence[str], training: Path, advance: Advance) -
     with TemporaryDirectory() as directory:
         source = FastaSource([training], index_mapping_dir=directory)
         _find_copies(texts, source, values)
+        _find_contained(texts, source, values)
         _compare_peptides(texts, source, values)
         rest = [number for number, text in enumerate(texts) if len(text) >= PEPTIDE and values[number] == 0]
         advance(len(texts) - len(rest))
-        program = shutil.which("mmseqs")
         remaining = [texts[number] for number in rest]
-        if program:
+        if program := shutil.which("mmseqs"):
             found, tool = _search_with_mmseqs(program, remaining, training)
             advance(len(rest))
         else:
@@ -94,15 +95,18 @@ def _find_copies(texts: Sequence[bytes], source: FastaSource, values: NDArray[np
             values[wanted.pop(text[start : start + length], [])] += 1  # remains nan
 
 
+def _find_contained(texts: Sequence[bytes], source: FastaSource, values: NDArray[np.float64]) -> None:
+    """Set the values of peptides and repetitive proteins to 1 if a training sequence contains them."""
+    short = [_MIN_CONTAINED <= len(text) < PEPTIDE or len(set(text)) <= _REPETITIVE for text in texts]
+    wanted = np.flatnonzero(np.array(short, bool) & (values == 0)).tolist()
+    for text, _, _ in _read_blocks(source, np.arange(len(source) if wanted else 0)):
+        values[[number for number in wanted if len(texts[number]) >= _MIN_CONTAINED and texts[number] in text]] = 1
+
+
 def _compare_peptides(texts: Sequence[bytes], source: FastaSource, values: NDArray[np.float64]) -> None:
-    """Set the values of peptides, see `Identities`."""
+    """Compare peptides with training peptides without gaps, see `Identities`."""
     peptides = [number for number, text in enumerate(texts) if len(text) < PEPTIDE and values[number] == 0]
-    if not peptides:
-        return
-    contained = [number for number in peptides if len(texts[number]) >= _MIN_CONTAINED]
-    for text, _, _ in _read_blocks(source, np.arange(len(source) if contained else 0)):
-        values[[number for number in contained if texts[number] in text]] = 1
-    similar = np.flatnonzero(source.lengths <= PEPTIDE / _COVERAGE)
+    similar = np.flatnonzero(source.lengths <= (PEPTIDE / _COVERAGE if peptides else 0))
     for text, _, _ in _read_blocks(source, similar):
         letters = np.frombuffer(text, np.uint8)
         for number in peptides:
@@ -148,7 +152,7 @@ def _search_with_mmseqs(program: str, texts: Sequence[bytes], training: Path) ->
             lines = [line.strip() for line in [*done.stdout.splitlines(), *done.stderr.splitlines()] if line.strip()]
             message = "; ".join(lines[-3:]) or "no message"
             raise UserError(f"mmseqs easy-search of {training} failed with status {done.returncode}: {message}")
-        for line in result.read_text().splitlines() if done else ():
+        for line in result.read_text().splitlines():
             number, identity = line.split("\t")
             values[int(number)] = max(values[int(number)], float(identity))
     version = subprocess.run([program, "version"], capture_output=True, text=True, check=False).stdout.strip()

@@ -32,7 +32,7 @@ from bionemo.inference.outputs import GENERATED, PER_TOKEN
 from bionemo.inference.part_files import COMPLETE, KIND, NAMES, count_sequences
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.inference.text_outputs import encode_texts, summarize_molecules
-from bionemo.inference.writers import FORMATS, PredictionResults, write_results
+from bionemo.inference.writers import BY_ID, FORMATS, PredictionResults, check_ids, write_results
 from bionemo.tokenizers import Alphabet, SmilesTokenizer
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ class Prediction:
         """Path of the output file."""
         if self.data.output_fname:
             return Path(self.data.output_fname).expanduser().absolute()
-        return Path.cwd() / f"{self.records.paths[0].stem}.{self.data.output_format or FORMATS[0]}"
+        suffix = (self.data.output_format or FORMATS[0]).removesuffix("_by_id")
+        return Path.cwd() / f"{self.records.paths[0].stem}.{suffix}"
 
     @property
     def file_format(self) -> str:
@@ -71,7 +72,7 @@ class Prediction:
             UserError: if it is not one of FORMATS.
         """
         name = self.data.output_format or self.output.suffix.removeprefix(".")
-        if name not in FORMATS:
+        if not self.data.output_format and name not in FORMATS:
             raise UserError(
                 f"model.data.output_fname={self.data.output_fname} does not end in one of .{', .'.join(FORMATS)}: "
                 "change it, or set model.data.output_format"
@@ -118,6 +119,8 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
         raise UserError(
             f"a CSV file cannot hold {', '.join(per_token)}, which have a row per token: write .parquet or .npz"
         )
+    if prediction.file_format == BY_ID:
+        check_ids(prediction.records, outputs)
     if data.long_sequences == "split" and (generated := [name for name in outputs if name in GENERATED]):
         raise UserError(
             f"{generated[0]} is not available for pieces of sequences: set model.data.long_sequences to truncate, "

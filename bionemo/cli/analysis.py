@@ -4,7 +4,6 @@
 Imports that load torch are in functions: `--help` must be fast.
 """
 
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from functools import partial
@@ -97,7 +96,6 @@ def _label(
     from bionemo.finetuning.load_head import check_encoder, predict_labels, read_records, read_trained_head
     from bionemo.inference.analysis.commands import EMBEDDING_BATCH
     from bionemo.inference.analysis.files import refuse_existing, staged_file, write_table
-    from bionemo.inference.batching import note_unknown_tokens
     from bionemo.inference.progress import progress_bar
 
     refuse_existing([output], overwrite)
@@ -109,13 +107,11 @@ def _label(
             remedy = "" if path else f"; {head} was trained with this model: give another path with --model"
             raise UserError(f"{error}{remedy}") from error
         check_encoder(trained, model.path, model.weights_checksum)
-        model.ids(sequences, [f"{input_path}: {name}" for name in ids])  # reports errors before anything is computed
-        if note := note_unknown_tokens(model.network.vocabulary, sequences):
-            print(f"note: {input_path}: {note}", file=sys.stderr)
+        tokens = model.ids(sequences, [f"{input_path}: {name}" for name in ids])  # errors before anything is computed
         with progress_bar("predicting", len(ids), "sequences") as advance:
             for first in range(0, len(ids), EMBEDDING_BATCH):
                 batch = slice(first, first + EMBEDDING_BATCH)
-                labels = predict_labels(model, trained, sequences[batch])
+                labels = predict_labels(model, trained, tokens[batch])
                 rows += [[name, *label] for name, label in zip(ids[batch], labels, strict=True)]
                 advance(len(labels))
         columns = ["id", "prediction", "probability"]

@@ -66,9 +66,10 @@ def predict(cfg: InferConfig) -> None:
 
     from bionemo.inference.fingerprint import prediction_fingerprint
     from bionemo.inference.generation import decodings
-    from bionemo.inference.input_records import Records
+    from bionemo.inference.input_records import Records, find_files
     from bionemo.inference.load import load
     from bionemo.inference.predict_files import Prediction
+    from bionemo.tokenizers import Alphabet
 
     log_to_console()
     task, data, process = cfg.model.downstream_task, cfg.model.data, launched_process()
@@ -84,9 +85,11 @@ def predict(cfg: InferConfig) -> None:
             torch.set_num_threads(max(torch.get_num_threads() // processes, 1))
 
         decodings(task)  # checks the settings before any file is read
-        records, precision = Records(data), str(cfg.trainer.precision)
+        find_files(data)  # before the model is loaded, which takes longer
+        precision = str(cfg.trainer.precision)
         model = load(task.restore_from_path, f"cuda:{local_rank}" if gpus else "cpu", precision, data.max_length)
         model.check_outputs(task.outputs)
+        records = Records(data, isinstance(model.network.vocabulary, Alphabet))
         identity = prediction_fingerprint(task, data, precision, records.paths, model)
         prediction = Prediction(records, task, data, identity)
     ranks = cfg.trainer.num_nodes * devices
@@ -104,13 +107,10 @@ def _predict_first_rank(
 ) -> None:
     """Create the directory of the parts, compute the parts of rank 0, and merge all parts."""
     from bionemo.inference import predict_files
-    from bionemo.inference.batching import note_unknown_tokens
     from bionemo.inference.progress import progress_bar
 
     predict_files.prepare_directory(prediction, model)
-    texts = (record.text for record in prediction.records.read(0, len(prediction.records)))
-    if note := note_unknown_tokens(model.network.vocabulary, texts):
-        log.warning("%s: %s", prediction.records.paths[0], note)
+    predict_files.note_letters(prediction, model)
     try:
         with spawn_local_workers(processes) as check_workers:
             with progress_bar(prediction.output.name, len(prediction.records), "sequences") as advance:

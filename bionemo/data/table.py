@@ -11,6 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
+from bionemo.data.shards.compressed import refuse_compressed
 
 # usual names of the column of the sequences, in lower case
 SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
@@ -87,6 +88,7 @@ def read_table(path: Path) -> Table:
     """
     try:
         require_regular(path)
+        refuse_compressed(path)
         with path.open("rb") as file:
             return parse_table(file, path, "\t" if path.suffix.lower() == ".tsv" else ",")
     except OSError as error:

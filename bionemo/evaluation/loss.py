@@ -5,8 +5,10 @@ Shapes: N sequences, n residues of one.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,13 +19,15 @@ from bionemo.common.errors import UserError
 from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.proteins.masking import ResidueMasker
+from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.evaluation.html import format_number, html_table
-from bionemo.evaluation.similarity import MIN_IDENTITY, find_identities
+from bionemo.evaluation.similarity import MIN_IDENTITY, PEPTIDE, find_identities
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.inference.analysis.files import read_fasta
 from bionemo.inference.analysis.protein import masked_network, tokenize_protein
 from bionemo.inference.analysis.windows import predict_residues
 from bionemo.inference.batching import Ids, add_special_tokens, max_tokens
+from bionemo.inference.letters import LetterCounts
 from bionemo.inference.long_sequences import apply_policy
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.progress import Advance
@@ -35,6 +39,7 @@ _LENGTHS = (0, 128, 256, 512, 1024)
 _IDENTITIES = (0.0, MIN_IDENTITY, 0.5, 0.9)
 _IDENTITY_TASK = "identity"
 _MOST = 30  # families in the page
+_LISTED = 10  # names in a line
 _SEED = 0  # of the masks
 
 Record = Mapping[str, str]
@@ -80,6 +85,8 @@ class LossTask(Task):
                 name = f"{self.path}, sequence {number} ({record['id']})"
                 proteins.append(tokenize_protein(model, record["sequence"], name, any_length=True).ids)
                 known.append(number - 1)
+        counts = LetterCounts(model.network.vocabulary)
+        counts.add([record["sequence"] for record in self.records])
         compute = _pseudo_losses if self.method == "pseudo-perplexity" else _masked_losses
         losses, targets = compute(model, proteins, known, advance)
         advance(self.cost - sum(map(len, proteins)))
@@ -88,7 +95,7 @@ class LossTask(Task):
             for number, loss, count in zip(known, losses, targets, strict=True)
         ]
         metrics = {"loss": float(losses.sum() / targets.sum()) if rows else math.nan}
-        return TaskResult(metrics, {"sequences": rows})
+        return TaskResult(metrics, {"sequences": rows, "unknown_letters": counts.unknown})
 
 
 def _masked_losses(
@@ -167,7 +174,9 @@ class IdentityTask(Task):
     def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
         """Search the training data, see `Task`."""
         found = find_identities([record["sequence"] for record in self.records], self.training, advance)
-        return TaskResult({}, {"tool": found.tool, "identities": found.values.tolist()})
+        unsearched = [self.records[number]["id"] for number in np.flatnonzero(np.isnan(found.values)).tolist()]
+        details = {"tool": found.tool, "identities": found.values.tolist(), "not_searched": unsearched}
+        return TaskResult({}, details)
 
 
 @dataclass(frozen=True)
@@ -194,6 +203,9 @@ class Loss(Suite):
         if self.method not in METHODS:
             raise UserError(f"method={self.method!r} is unknown: choose from {', '.join(METHODS)}")
         path, training, size = self._path, self.data / _TRAIN, METHODS[self.method]
+        for name in (_TEST, _TRAIN):
+            if not (self.data / name).exists():
+                refuse_compressed(self.data / f"{name}.gz")
         records = read_fasta(path)
         found: list[Task] = [
             LossTask(path, first, records[first : first + size], self.method) for first in range(0, len(records), size)
@@ -205,7 +217,8 @@ class Loss(Suite):
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return loss and perplexity of all sequences and of groups, see `Suite`."""
         records = read_fasta(self._path)
-        rows = [row for each in results if "sequences" in each for row in each["sequences"]]
+        losses = [each for each in results if "sequences" in each]
+        rows = [row for each in losses for row in each["sequences"]]
         search = next((each for each in results if each["task"] == _IDENTITY_TASK), None)
         for row in rows:
             record = records[row["number"]]
@@ -216,13 +229,16 @@ class Loss(Suite):
             "all": _statistics(rows),
             "lengths": _by_interval(rows, "length", _LENGTHS, str),
             "families": {name: _statistics([row for row in rows if row["family"] == name]) for name in families},
+            "unknown_letters": dict(sum((Counter(each["unknown_letters"]) for each in losses), Counter[str]())),
         }
         if search:
+            searched = [row for row in rows if row["identity"] is not None]
             summary |= {
                 "search": search["tool"],
-                "identities": _by_interval(rows, "identity", _IDENTITIES, lambda value: f"{value:.0%}"),
+                "not_searched": search["not_searched"],
+                "identities": _by_interval(searched, "identity", _IDENTITIES, lambda value: f"{value:.0%}"),
                 "without": {
-                    f"{limit:.0%}": _statistics([row for row in rows if row["identity"] < limit])
+                    f"{limit:.0%}": _statistics([row for row in searched if row["identity"] < limit])
                     for limit in _IDENTITIES[1:]
                 },
             }
@@ -233,12 +249,18 @@ class Loss(Suite):
         """Return the loss of all sequences, and without relatives in the training data; see `Suite`."""
         whole = summary["all"]
         lines = [f"loss {_format(whole)}, perplexity {format_number(whole['perplexity'])}"]
+        if letters := summary["unknown_letters"]:
+            listed = ", ".join(f"{letter!r} {count:,}" for letter, count in letters.items())
+            lines.append(f"letters unknown to the model, each read as an unknown residue: {listed}")
+        searched = sum(each["sequences"] for each in summary.get("identities", {}).values())
         for limit, found in summary.get("without", {}).items():
-            count = whole["sequences"] - found["sequences"]
+            count = searched - found["sequences"]
             lines.append(
                 f"{count:,} of {whole['sequences']:,} sequences have a relative with at least {limit} identity in the "
                 f"training data; loss without them {_format(found)}"
             )
+        if names := summary.get("not_searched"):
+            lines.append(f"not searched, because they have too few known residues: {_list_names(names)}")
         return lines
 
     @staticmethod
@@ -261,9 +283,11 @@ class Loss(Suite):
             parts += ["<h3>By family</h3>", _group_table(summaries, "families")]
         if searched := {name: each for name, each in summaries.items() if "without" in each}:
             tools = ", ".join(dict.fromkeys(each["search"] for each in searched.values()))
+            names = next(iter(searched.values())).get("not_searched")  # reports of earlier versions have none
+            unsearched = escape(f" Not searched, with too few known residues: {_list_names(names)}.") if names else ""
             parts += [
                 f"<h3>By identity to the training data</h3><p>Highest identity of a local alignment that covers 80 % "
-                f"of the protein ({plain(tools)}).</p>",
+                f"of the protein ({plain(tools)}); below {PEPTIDE} residues, without gaps.{unsearched}</p>",
                 _group_table(searched, "identities"),
                 "<p>Without the proteins that have a relative with at least this identity.</p>",
                 _group_table(searched, "without"),
@@ -294,6 +318,11 @@ def _by_interval(rows: Rows, key: str, edges: Sequence[float], label: Any) -> di
             name = f"below {label(high)}" if low == 0 else f"{label(low)} or more"
             found[name if low == 0 or high == math.inf else f"{label(low)} to {label(high)}"] = _statistics(part)
     return found
+
+
+def _list_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def _format(found: Mapping[str, Any]) -> str:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequence identity between held-out proteins and training data, to find held-out proteins that the model knows.
 
-MMseqs2 (Steinegger and Söding 2017) searches if it is installed. Otherwise, training sequences that share k-mers with
-a protein near one diagonal of the alignment matrix are aligned to it with Biotite; this finds fewer distant relatives.
+Exact copies are found by comparison, because searches miss those of short and repetitive proteins. Peptides are
+compared without gaps. MMseqs2 (Steinegger and Söding 2017) searches for relatives of the others if it is installed.
+Otherwise, training sequences that share k-mers with a protein near one diagonal of the alignment matrix are aligned to
+it with Biotite; this finds fewer distant relatives.
 """
 
+import math
+import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,19 +22,29 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError, optional_dependency
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.inference.progress import Advance
+from bionemo.tokenizers.residues import trim
 
 MIN_IDENTITY = 0.3  # lower identities are reported as 0
+PEPTIDE = 20  # shorter proteins are compared without gaps
+_MIN_CONTAINED = 8  # residues; long proteins contain shorter peptides by chance
+_REPETITIVE = 5  # different residues of a protein of which searches find few copies
 _COVERAGE = 0.8  # of the held-out protein by the alignment
 _MAX_RESIDUES = 100_000_000  # of training data without MMseqs2: 8 bytes of memory each
+_BLOCK = 1 << 25  # bytes of training data that are compared at once
 _K, _BAND, _MIN_SHARED, _CANDIDATES = 4, 16, 2, 8
 _GAPS = (-11, -1)
+_KNOWN = re.compile(rb"[ACDEFGHIKLMNPQRSTVWY]")
+_SEED = re.compile(rb"[ACDEFGHIKLMNPQRSTVWY]{%d}" % _K)
 
 
 class Identities(NamedTuple):
     """Highest identity of each held-out protein to a training sequence.
 
     Attributes:
-        values: share of identical columns of a local alignment that covers 80 % of the protein; 0 if below 0.3.
+        values: share of identical columns of a local alignment that covers 80 % of the protein; 0 if below 0.3; nan if
+            the protein has too few known residues to be searched. Of a peptide: 1 if it has 8 or more residues and a
+            training sequence contains it, else the share of residues that equal those of a training peptide, without
+            gaps.
         tool: program and version.
     """
 
@@ -42,70 +56,135 @@ def find_identities(proteins: Sequence[str], training: Path, advance: Advance) -
     """Search the training sequences for relatives of each protein.
 
     Args:
-        proteins: held-out proteins.
+        proteins: held-out proteins; upper and lower case are the same.
         training: FASTA file.
         advance: called with the number of finished proteins.
 
     Raises:
         UserError: if the search is not possible, or fails.
     """
-    if program := shutil.which("mmseqs"):
-        found = _search_with_mmseqs(program, proteins, training)
-        advance(len(proteins))
-        return found
-    return _search_k_mers(proteins, training, advance)
+    texts = [trim("".join(text.split()).encode()).upper() for text in proteins]
+    values = np.array(
+        [0.0 if (_SEED if len(text) >= PEPTIDE else _KNOWN).search(text) else math.nan for text in texts]
+    )
+    with TemporaryDirectory() as directory:
+        source = FastaSource([training], index_mapping_dir=directory)
+        _find_copies(texts, source, values)
+        _find_contained(texts, source, values)
+        _compare_peptides(texts, source, values)
+        rest = [number for number, text in enumerate(texts) if len(text) >= PEPTIDE and values[number] == 0]
+        advance(len(texts) - len(rest))
+        remaining = [texts[number] for number in rest]
+        if program := shutil.which("mmseqs"):
+            found, tool = _search_with_mmseqs(program, remaining, training)
+            advance(len(rest))
+        else:
+            found, tool = _search_k_mers(remaining, source, training, advance)
+        values[rest] = found
+    return Identities(np.where(values < MIN_IDENTITY, 0, values), tool)
 
 
-def _search_with_mmseqs(program: str, proteins: Sequence[str], training: Path) -> Identities:
+def _find_copies(texts: Sequence[bytes], source: FastaSource, values: NDArray[np.float64]) -> None:
+    """Set the values of proteins that are training sequences to 1."""
+    wanted: dict[bytes, list[int]] = {}
+    for number, text in enumerate(texts):
+        wanted.setdefault(text, []).append(number)
+    records = np.flatnonzero(np.isin(source.lengths, [len(text) for text in texts]))
+    for text, starts, lengths in _read_blocks(source, records):
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            values[wanted.pop(text[start : start + length], [])] += 1  # remains nan
+
+
+def _find_contained(texts: Sequence[bytes], source: FastaSource, values: NDArray[np.float64]) -> None:
+    """Set the values of peptides and repetitive proteins to 1 if a training sequence contains them."""
+    short = [_MIN_CONTAINED <= len(text) < PEPTIDE or len(set(text)) <= _REPETITIVE for text in texts]
+    wanted = np.flatnonzero(np.array(short, bool) & (values == 0)).tolist()
+    for text, _, _ in _read_blocks(source, np.arange(len(source) if wanted else 0)):
+        values[[number for number in wanted if len(texts[number]) >= _MIN_CONTAINED and texts[number] in text]] = 1
+
+
+def _compare_peptides(texts: Sequence[bytes], source: FastaSource, values: NDArray[np.float64]) -> None:
+    """Compare peptides with training peptides without gaps, see `Identities`."""
+    peptides = [number for number, text in enumerate(texts) if len(text) < PEPTIDE and values[number] == 0]
+    similar = np.flatnonzero(source.lengths <= (PEPTIDE / _COVERAGE if peptides else 0))
+    for text, _, _ in _read_blocks(source, similar):
+        letters = np.frombuffer(text, np.uint8)
+        for number in peptides:
+            equal = np.zeros(len(letters) - PEPTIDE, np.uint8)
+            for place, letter in enumerate(texts[number]):
+                if letter != ord("X"):
+                    equal += letters[place : place + len(equal)] == letter
+            values[number] = max(values[number], int(equal.max(initial=0)) / len(texts[number]))
+
+
+def _read_blocks(
+    source: FastaSource, records: NDArray[np.int64]
+) -> Iterator[tuple[bytes, NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield training sequences in upper case, PEPTIDE zeros around each, their starts and lengths."""
+    ends = (source.lengths[records] + PEPTIDE).cumsum(dtype=np.int64)
+    first = 0
+    while first < len(records):
+        last = max(first + 1, int(np.searchsorted(ends, (ends[first - 1] if first else 0) + _BLOCK, "right")))
+        lengths = source.lengths[records[first:last]].astype(np.int64)
+        starts = (lengths + PEPTIDE).cumsum() - lengths
+        letters = np.zeros(int(starts[-1] + lengths[-1]) + PEPTIDE, np.uint8)
+        source.gather(records[first:last], np.zeros_like(lengths), lengths, letters, starts)
+        yield letters.tobytes().upper(), starts, lengths
+        first = last
+
+
+def _search_with_mmseqs(program: str, texts: Sequence[bytes], training: Path) -> tuple[NDArray[np.float64], str]:
+    values = np.zeros(len(texts))
     with TemporaryDirectory() as directory:
         query, result = Path(directory) / "query.fasta", Path(directory) / "result"
-        query.write_text("".join(f">{number}\n{each}\n" for number, each in enumerate(proteins)))
+        query.write_bytes(b"".join(b">%d\n%s\n" % pair for pair in enumerate(texts)))
+        # `-e inf`: an E-value measures significance, which depends on the size of the training data, not identity
         options = {
             "--min-seq-id": MIN_IDENTITY, "-c": _COVERAGE, "--cov-mode": 2, "--alignment-mode": 3, "-s": 7.5,
-            "--format-output": "query,fident",
+            "-e": "inf", "--mask": 0, "--comp-bias-corr": 0, "--format-output": "query,fident",
         }  # fmt: skip
         flags = [str(word) for option in options.items() for word in option]
         command = [program, "easy-search", str(query), str(training.absolute()), str(result), directory, *flags]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
+        done = (
+            subprocess.run(command, capture_output=True, text=True, errors="replace", check=False) if texts else None
+        )
+        if done and done.returncode:
             lines = [line.strip() for line in [*done.stdout.splitlines(), *done.stderr.splitlines()] if line.strip()]
             message = "; ".join(lines[-3:]) or "no message"
             raise UserError(f"mmseqs easy-search of {training} failed with status {done.returncode}: {message}")
-        values = np.zeros(len(proteins))
         for line in result.read_text().splitlines():
             number, identity = line.split("\t")
             values[int(number)] = max(values[int(number)], float(identity))
     version = subprocess.run([program, "version"], capture_output=True, text=True, check=False).stdout.strip()
-    return Identities(values, f"MMseqs2 {version}")
+    return values, f"MMseqs2 {version}"
 
 
-def _search_k_mers(proteins: Sequence[str], training: Path, advance: Advance) -> Identities:
+def _search_k_mers(
+    texts: Sequence[bytes], source: FastaSource, training: Path, advance: Advance
+) -> tuple[NDArray[np.float64], str]:
     with optional_dependency("evaluate", "without MMseqs2, a comparison with training data"):
         from biotite import __version__ as version
         from biotite.sequence import ProteinSequence
         from biotite.sequence.align import KmerTable, SubstitutionMatrix
 
-    def convert(text: str) -> Any:
-        letters = text.upper().encode("ascii", "replace")
-        return ProteinSequence("".join(chr(each) if chr(each) in known else "X" for each in letters))
+    def convert(text: bytes) -> Any:
+        letters = text.decode("ascii", "replace")
+        return ProteinSequence("".join(each if each in known else "X" for each in letters))
 
     known = set(ProteinSequence.alphabet.get_symbols())
-    with TemporaryDirectory() as directory:
-        source = FastaSource([training], index_mapping_dir=directory)
-        if (residues := int(source.lengths.sum())) > _MAX_RESIDUES:
-            raise UserError(f"{training} has {residues:,} residues: install MMseqs2, which searches large files")
-        references = [convert("".join(source.fields(number)["sequence"].split())) for number in range(len(source))]
-    table = KmerTable.from_sequences(_K, [each for each in references if len(each) >= _K],
-                                     [i for i, each in enumerate(references) if len(each) >= _K])  # fmt: skip
+    if (residues := int(source.lengths.sum())) > _MAX_RESIDUES:
+        raise UserError(f"{training} has {residues:,} residues: install MMseqs2, which searches large files")
+    references = [convert(source.text(number).upper().encode()) for number in range(len(source))]
+    long = [number for number, each in enumerate(references) if len(each) >= _K]
+    table = KmerTable.from_sequences(_K, [references[number] for number in long], long)
     matrix = SubstitutionMatrix.std_protein_matrix()
-    values = np.zeros(len(proteins))
-    for number, text in enumerate(proteins):
+    values = np.zeros(len(texts))
+    for number, text in enumerate(texts):
         protein = convert(text)
-        if len(protein) >= _K:
-            for candidate in _find_candidates(table.match(protein)):
-                values[number] = max(values[number], _identity(protein, references[candidate], matrix))
+        for candidate in _find_candidates(table.match(protein)):
+            values[number] = max(values[number], _identity(protein, references[candidate], matrix))
         advance(1)
-    return Identities(np.where(values < MIN_IDENTITY, 0, values), f"k-mers, Biotite {version}")
+    return values, f"k-mers, Biotite {version}"
 
 
 def _find_candidates(matches: NDArray[np.uint32]) -> list[int]:

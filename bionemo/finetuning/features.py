@@ -17,6 +17,7 @@ from bionemo.common.files import replacing
 from bionemo.finetuning.task_data import IGNORED, Split, TaskType
 from bionemo.finetuning.variants import compute_variant_vectors
 from bionemo.inference.batching import BatchLimits, Ids, max_tokens, tokenize
+from bionemo.inference.letters import note_letters
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.tokenizers import Vocabulary
@@ -47,18 +48,18 @@ class Features:
 
 
 def tokenize_split(split: Split, task_type: TaskType, vocabulary: Vocabulary) -> list[Ids]:
-    """Tokenize the N sequences of a split, without begin and end tokens.
+    """Tokenize the N sequences of a split, without begin and end tokens; letters that are unknown are logged.
 
     Raises:
         UserError: for an invalid sequence, or one whose letters have labels but are not single tokens.
     """
-    named = zip(split.texts, split.locations, strict=True)
+    named = list(zip(split.texts, split.locations, strict=True))
     found = [tokenize(vocabulary, text, f"{location}: the sequence") for text, location in named]
+    note_letters(vocabulary, named)
     if task_type == "token-level-classification":
-        for text, location, ids in zip(split.texts, split.locations, found, strict=True):
-            if len(text) != len(ids):
-                problem = f"{len(text):,} letters and {len(ids):,} tokens"
-                raise UserError(f"{location}: the sequence has {problem}: remove spaces")
+        for target, location, ids in zip(split.targets, split.locations, found, strict=True):
+            if len(target) != len(ids):
+                raise UserError(f"{location}: the sequence has {len(target):,} labels and {len(ids):,} tokens")
     return found
 
 

@@ -2,7 +2,6 @@
 """Load the head of a fine-tuning run and predict labels with it."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from bionemo.finetuning.variants import compute_variant_vectors
 from bionemo.inference.analysis.files import is_fasta, read_fasta, read_nonempty_table
 from bionemo.inference.batching import DEFAULT_LIMITS
 from bionemo.inference.input_records import ID_COLUMNS
-from bionemo.inference.model import TrainedModel
+from bionemo.inference.model import Sequences, TrainedModel
 from bionemo.megatron.finite import all_finite
 
 
@@ -110,7 +109,7 @@ def read_records(path: Path) -> tuple[list[str], list[str]]:
 
 
 @torch.no_grad()
-def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequence[str]) -> list[tuple[str, str]]:
+def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) -> list[tuple[str, str]]:
     """Predict for each sequence: a string of classes, one per residue; or a class and its probability; or a number.
 
     The second item of each pair is the probability, or "".

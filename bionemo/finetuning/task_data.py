@@ -28,6 +28,7 @@ from bionemo.data.table import (
 )
 from bionemo.finetuning.splits import Row, choose_column, divide_at_random
 from bionemo.tokenizers import SmilesTokenizer, Vocabulary
+from bionemo.tokenizers.residues import trim
 
 IGNORED = -1  # class of residues without a label
 _MAX_SHOWN = 8  # labels in an error message
@@ -143,7 +144,7 @@ def _divide(
     if molecules:
         examples, keys = _check_molecules(examples, columns, on_invalid, molecules, notes)
     else:
-        keys = ["".join(example.text.split()).upper().rstrip("*") for example in examples]
+        keys = [trim(example.text.encode()).decode().upper() for example in examples]
     is_class = columns.task_type == "classification"
     rows = [
         Row(example.text, key, example.target if is_class else "") for example, key in zip(examples, keys, strict=True)
@@ -256,7 +257,7 @@ def class_name(label: str) -> str:
 
 def _check_residues(example: Example) -> None:
     """Check that each residue has one label and one digit of the mask."""
-    residues = len(example.text)
+    residues = len(trim(example.text.encode()))
     for name, text in (("labels", example.target), ("digits in the mask", example.mask)):
         if text is not None and len(text) != residues:
             raise UserError(f"{example.location}: {len(text):,} {name} for {residues:,} residues: each needs one")

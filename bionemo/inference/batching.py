@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenization for inference (one token per residue or atom) and batches of bounded size."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +12,9 @@ from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import CompactBatch, PackedTokens
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import Alphabet, TokenTable, Vocabulary
+from bionemo.tokenizers.residues import check_letters, trim
 
 Ids = NDArray[np.integer[Any]]
-_SAMPLED = 100  # sequences
-_MANY_UNKNOWN = 0.2  # share of the tokens
 _NONE = np.zeros(0, np.int64)
 
 
@@ -39,13 +36,15 @@ _CPU_ACTIVATION = 16 << 20
 def tokenize(vocabulary: Vocabulary, text: str, name: str) -> Ids:
     """Return the token ids of a text, without begin and end tokens; `name` identifies the text in errors.
 
-    Each letter of a protein is one token, also if it is unknown. White space is ignored.
+    Each letter of a protein is one token, also if it is unknown. White space and `*` at the end are ignored.
 
     Raises:
-        UserError: if the text is empty or has no known token.
+        UserError: if the text is empty, has no known token, or is a protein with a special token or other than ASCII
+            letters.
     """
     if isinstance(vocabulary, Alphabet):  # in training, a run of unknown letters is one token
-        letters = "".join(text.split()).encode("ascii", "replace")
+        letters = trim("".join(text.split()).encode())
+        check_letters(letters, name)
         ids: Ids = vocabulary.table[np.frombuffer(letters, np.uint8)]
     else:
         ids = vocabulary.encode(text.strip())
@@ -55,23 +54,6 @@ def tokenize(vocabulary: Vocabulary, text: str, name: str) -> Ids:
         shown = repr(text.strip()[:30])
         raise UserError(f"{name} contains no letter of the vocabulary ({shown}): check that it is a sequence")
     return ids
-
-
-def note_unknown_tokens(vocabulary: Vocabulary, texts: Iterable[str]) -> str | None:
-    """Return a note if at least a fifth of the tokens of the first sequences is unknown to a model, else None."""
-    if not isinstance(vocabulary, TokenTable):
-        return None
-    sample = []
-    for text in islice(texts, _SAMPLED):
-        with suppress(UserError):  # reported later, with the name of the sequence
-            sample.append(tokenize(vocabulary, text, "a sequence"))
-    unknown = float(np.mean(np.concatenate(sample) == vocabulary.unk_id)) if sample else 0.0
-    if unknown < _MANY_UNKNOWN:
-        return None
-    expected = "proteins in upper case" if isinstance(vocabulary, Alphabet) else "SMILES"
-    return (
-        f"{unknown:.0%} of the tokens of the first {len(sample):,} sequences are unknown: the model reads {expected}"
-    )
 
 
 def max_tokens(model: LanguageModel) -> int:

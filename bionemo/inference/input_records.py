@@ -3,19 +3,22 @@
 
 import csv
 from collections.abc import Iterator
-from itertools import groupby, islice
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import InferDataConfig
 from bionemo.config.schema.data import CsvFieldsConfig
+from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.shards.index_store import user_cache
 from bionemo.data.shards.ranges import expand_range
+from bionemo.data.shards.source import read_prefixes
 from bionemo.data.table import SEQUENCE_COLUMNS
 
 FASTA = (".fasta", ".fa", ".faa", ".fas")
@@ -37,22 +40,19 @@ class Records:
 
     Attributes:
         paths: the files, in the order in which they are read.
-        lengths: int32 [n], number of letters of each record.
+        lengths: int32 [n], number of letters of each record; of proteins, without white space and `*` at the end.
+
+    Args:
+        config: `model.data`.
+        proteins: whether the sequences of CSV files are proteins; those of FASTA files are.
 
     Raises:
         UserError: if a file is missing, of an unknown format or unreadable.
     """
 
-    def __init__(self, config: InferDataConfig) -> None:
-        names = [config.dataset_path] if isinstance(config.dataset_path, str) else config.dataset_path
-        paths = [path for name in names for path in _expand(name)]
-        if not paths:
-            raise UserError(
-                "model.data.dataset_path names no file: set it to a file, a range such as x[000..004].csv, or a list"
-            )
-        sort = config.data_impl_kwargs.csv_fields_mmap.sort_dataset_paths and not _all_fasta(config, paths)
-        self.paths = sorted(paths) if sort else paths
-        self._sources = _open_sources(config, self.paths)
+    def __init__(self, config: InferDataConfig, proteins: bool = True) -> None:
+        self.paths = find_files(config)
+        self._sources = _open_sources(config, self.paths, proteins)
         self._bounds = np.cumsum([0, *map(len, self._sources)])
         self.lengths: np.ndarray = np.concatenate([source.lengths for source in self._sources])
         if not len(self.lengths):
@@ -61,12 +61,33 @@ class Records:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def letters(self, size: int = 1 << 22) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int32]]]:
+        """Yield the letters of all records, uint8, in parts of about `size` bytes, and the lengths of the records."""
+        for source in self._sources:
+            ends = source.lengths.cumsum(dtype=np.int64)
+            edges = [*np.searchsorted(ends, np.arange(0, int(ends[-1]), size)), len(ends)]
+            for first, last in pairwise(edges):
+                yield read_prefixes(source, np.arange(first, last))[0], source.lengths[first:last]
+
     def read(self, first: int, last: int) -> Iterator[Record]:
         """Yield records [first, last); the name of a record without one is its number."""
         for number in range(first, last):
             source = int(np.searchsorted(self._bounds, number, "right")) - 1
             fields = self._sources[source].fields(number - int(self._bounds[source]))
             yield Record(fields.get("id") or str(number), fields["sequence"])
+
+
+def find_files(config: InferDataConfig) -> list[Path]:
+    """Return the files in the order in which they are read. Errors as in `Records`, of names and headers."""
+    names = [config.dataset_path] if isinstance(config.dataset_path, str) else config.dataset_path
+    paths = [path for name in names for path in _expand(name)]
+    if not paths:
+        raise UserError(
+            "model.data.dataset_path names no file: set it to a file, a range such as x[000..004].csv, or a list"
+        )
+    sort = config.data_impl_kwargs.csv_fields_mmap.sort_dataset_paths and not _all_fasta(config, paths)
+    _text_formats(config, paths)
+    return sorted(paths) if sort else paths
 
 
 def _expand(name: str) -> list[Path]:
@@ -77,6 +98,7 @@ def _expand(name: str) -> list[Path]:
         if not each.is_file():
             problem = "is a directory: name files in it, as in x[000..004].csv" if each.is_dir() else "is missing"
             raise UserError(f"{each} {problem} (model.data.dataset_path)")
+        refuse_compressed(each)
     return paths
 
 
@@ -86,28 +108,35 @@ class _TextFormat(NamedTuple):
     header_lines: int
 
 
-def _open_sources(config: InferDataConfig, paths: list[Path]) -> list[CsvSource | FastaSource]:
+def _open_sources(config: InferDataConfig, paths: list[Path], proteins: bool) -> list[CsvSource | FastaSource]:
     """Open the files: each text file by its own header, consecutive files of the same format as one source."""
-    endings = {path.suffix.lower() for path in paths}
-    index_directory = config.index_mapping_dir or user_cache()
+    reader, index_directory = config.data_impl_kwargs.csv_fields_mmap, config.index_mapping_dir or user_cache()
     if _all_fasta(config, paths):
         return [FastaSource(paths, index_mapping_dir=index_directory)]
+    return [
+        CsvSource(
+            [path for path, _ in group], columns=text_format.columns, separator=text_format.separator,
+            header_lines=text_format.header_lines, newline=reader.newline_int, proteins=proteins,
+            index_mapping_dir=index_directory, workers=reader.workers or None,
+        )
+        for text_format, group in groupby(
+            zip(paths, _text_formats(config, paths), strict=True), lambda pair: pair[1]
+        )
+    ]  # fmt: skip
+
+
+def _text_formats(config: InferDataConfig, paths: list[Path]) -> list[_TextFormat]:
+    """Return the format of each text file; [] if the files are FASTA files."""
+    if _all_fasta(config, paths):
+        return []
+    endings = {path.suffix.lower() for path in paths}
     if not (config.data_impl or endings <= {*_CSV} or endings <= {*_SMILES}):
         known = ", ".join(FASTA + _CSV + _SMILES)
         raise UserError(
             f"{paths[0]}: unknown file format, expected {known}, all of one kind: rename the files, or set "
             "model.data.data_impl to csv_fields_mmap or fasta_fields_mmap"
         )
-    reader = config.data_impl_kwargs.csv_fields_mmap
-    formats = [_text_format(path, config, reader) for path in paths]
-    return [
-        CsvSource(
-            [path for path, _ in group], columns=text_format.columns, separator=text_format.separator,
-            header_lines=text_format.header_lines, newline=reader.newline_int,
-            index_mapping_dir=index_directory, workers=reader.workers or None,
-        )
-        for text_format, group in groupby(zip(paths, formats, strict=True), lambda pair: pair[1])
-    ]  # fmt: skip
+    return [_text_format(path, config, config.data_impl_kwargs.csv_fields_mmap) for path in paths]
 
 
 def _all_fasta(config: InferDataConfig, paths: list[Path]) -> bool:

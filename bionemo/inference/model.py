@@ -13,13 +13,17 @@ from bionemo.config.schema import SamplingConfig
 from bionemo.config.schema.infer import SamplingMethod
 from bionemo.inference.batching import Ids, max_tokens, tokenize, too_long_error
 from bionemo.inference.generation import generate, reconstruction, sampling
+from bionemo.inference.letters import note_letters
 from bionemo.inference.outputs import Floats, InferenceModel, check_generates
+
+Sequences = Sequence[str | Ids]
+"""Texts, or token ids as `TrainedModel.ids` returns them, for example with some replaced by `vocabulary.mask_id`."""
 
 
 class TrainedModel(InferenceModel):
     """A trained model, as `bionemo.load` returns it."""
 
-    def embed(self, texts: Sequence[str], pooling: str = "mean") -> Floats:
+    def embed(self, texts: Sequences, pooling: str = "mean") -> Floats:
         """Return one vector for each sequence, [N, D] fp32: the mean over its tokens, or that of its `begin` token.
 
         Raises:
@@ -30,18 +34,18 @@ class TrainedModel(InferenceModel):
             raise UserError(f"pooling={pooling!r} is not one of mean, begin")
         return self._per_sequence(texts, name)
 
-    def hiddens(self, texts: Sequence[str]) -> list[Floats]:
+    def hiddens(self, texts: Sequences) -> list[Floats]:
         """Return a vector for each token except begin and end: N arrays [n, D] fp32. Errors as in `embed`."""
         return self.compute_per_token(self.ids(texts), "hiddens")
 
-    def logits(self, texts: Sequence[str]) -> list[Floats]:
+    def logits(self, texts: Sequences) -> list[Floats]:
         """Return the logits at each token: N arrays [n, V] fp32. Those of a causal model predict the next token.
 
         Errors as in `embed`; also for encoder-decoder models.
         """
         return self.compute_per_token(self.ids(texts), "logits")
 
-    def pseudo_perplexity(self, texts: Sequence[str]) -> Floats:
+    def pseudo_perplexity(self, texts: Sequences) -> Floats:
         """Return the pseudo-perplexity, [N] fp32: exp(-1/n sum_i log p(x_i | all other tokens)), in n forward passes.
 
         Salazar et al. 2020, "Masked Language Model Scoring", equation 3. For a causal model it is the perplexity
@@ -102,14 +106,22 @@ class TrainedModel(InferenceModel):
         check_generates(self.network, "samples")
         return generate(self, self.ids(texts), sampling(config))
 
-    def ids(self, texts: Sequence[str], names: Sequence[str] | None = None) -> list[Ids]:
-        """Tokenize sequences, without begin and end tokens; `names` are for messages.
+    def ids(self, texts: Sequences, names: Sequence[str] | None = None) -> list[Ids]:
+        """Tokenize sequences, without begin and end tokens; `names` are for messages. Token ids remain unchanged.
+
+        Letters that the model does not know are logged, once for all sequences.
 
         Raises:
             UserError: if one is empty, too long or invalid.
         """
         names = [f"sequence {n}" for n in range(len(texts))] if names is None else names
-        found = [tokenize(self.network.vocabulary, text, name) for text, name in zip(texts, names, strict=True)]
+        found: list[Ids] = []
+        given: list[tuple[str, str]] = []
+        for text, name in zip(texts, names, strict=True):
+            if isinstance(text, str):
+                given.append((text, name))
+            found.append(tokenize(self.network.vocabulary, text, name) if isinstance(text, str) else text)
+        note_letters(self.network.vocabulary, given)
         length, name = max(zip(map(len, found), names, strict=True), key=lambda pair: pair[0], default=(0, ""))
         if length > (max_length := max_tokens(self.network)):
             size = length + 2  # with begin and end tokens
@@ -120,7 +132,7 @@ class TrainedModel(InferenceModel):
             raise too_long_error(name, length, max_length, remedy)
         return found
 
-    def _per_sequence(self, texts: Sequence[str], name: str) -> Floats:
+    def _per_sequence(self, texts: Sequences, name: str) -> Floats:
         found = [columns[name] for columns in self.compute(self.ids(texts), [name])]
         if found:
             return np.concatenate(found)

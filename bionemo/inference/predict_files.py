@@ -25,18 +25,20 @@ from bionemo.inference.batching import BatchLimits, max_tokens, tokenize, too_lo
 from bionemo.inference.fingerprint import digest
 from bionemo.inference.generation import decodings, generate
 from bionemo.inference.input_records import Records
+from bionemo.inference.letters import LetterCounts
 from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_pieces
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import GENERATED, PER_TOKEN
 from bionemo.inference.part_files import COMPLETE, KIND, NAMES, count_sequences
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.inference.text_outputs import encode_texts, summarize_molecules
-from bionemo.inference.writers import FORMATS, PredictionResults, write_results
-from bionemo.tokenizers import Alphabet
+from bionemo.inference.writers import BY_ID, FORMATS, PredictionResults, check_ids, write_results
+from bionemo.tokenizers import Alphabet, SmilesTokenizer
 
 log = logging.getLogger(__name__)
 # Letters of a part with outputs per sequence, with outputs per token, and with generated text.
 _LETTERS = {"sequence": 1 << 20, "token": 1 << 17, "text": 1 << 16}
+_TEXTS = 1 << 12  # molecules that are checked at once
 _POLL_SECONDS = 0.2
 
 
@@ -59,7 +61,8 @@ class Prediction:
         """Path of the output file."""
         if self.data.output_fname:
             return Path(self.data.output_fname).expanduser().absolute()
-        return Path.cwd() / f"{self.records.paths[0].stem}.{self.data.output_format or FORMATS[0]}"
+        suffix = (self.data.output_format or FORMATS[0]).removesuffix("_by_id")
+        return Path.cwd() / f"{self.records.paths[0].stem}.{suffix}"
 
     @property
     def file_format(self) -> str:
@@ -69,7 +72,7 @@ class Prediction:
             UserError: if it is not one of FORMATS.
         """
         name = self.data.output_format or self.output.suffix.removeprefix(".")
-        if name not in FORMATS:
+        if not self.data.output_format and name not in FORMATS:
             raise UserError(
                 f"model.data.output_fname={self.data.output_fname} does not end in one of .{', .'.join(FORMATS)}: "
                 "change it, or set model.data.output_format"
@@ -116,6 +119,8 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
         raise UserError(
             f"a CSV file cannot hold {', '.join(per_token)}, which have a row per token: write .parquet or .npz"
         )
+    if prediction.file_format == BY_ID:
+        check_ids(prediction.records, outputs)
     if data.long_sequences == "split" and (generated := [name for name in outputs if name in GENERATED]):
         raise UserError(
             f"{generated[0]} is not available for pieces of sequences: set model.data.long_sequences to truncate, "
@@ -130,6 +135,19 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
         log.warning("%s holds parts of another prediction: they are removed (other %s)", directory, reason)
         remove_owned(directory, KIND, NAMES)
     create_owned(directory, KIND, prediction.identity)
+
+
+def note_letters(prediction: Prediction, model: TrainedModel) -> None:
+    """Log a note about letters of the input that the model does not know, see `LetterCounts`."""
+    records, counts = prediction.records, LetterCounts(model.network.vocabulary)
+    if isinstance(model.network.vocabulary, Alphabet):
+        for letters, lengths in records.letters():
+            counts.add_letters(letters, lengths)
+    elif isinstance(model.network.vocabulary, SmilesTokenizer):
+        for first in range(0, len(records), _TEXTS):
+            counts.add([record.text for record in records.read(first, min(first + _TEXTS, len(records)))])
+    if note := counts.note(lambda number: next(records.read(number, number + 1)).id):
+        log.warning("%s: %s", records.paths[0], note)
 
 
 def _check_lengths(prediction: Prediction, model: TrainedModel) -> None:

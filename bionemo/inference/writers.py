@@ -6,6 +6,7 @@
     .parquet       a row for each sequence, lists for vectors and samples
     .csv           a row for each sequence, a column for each number or text
     .pkl           v1's format: a list of dictionaries, hiddens [n, D] in each
+    h5_by_id       a .h5 file with a data set for each id: [D] for outputs per sequence, [n, D] for outputs per token
 
 N sequences. All formats except .pt and .pkl are written part by part, in bounded memory.
 """
@@ -13,7 +14,7 @@ N sequences. All formats except .pt and .pkl are written part by part, in bounde
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ import torch
 from numpy.lib import format as npy
 from safetensors import safe_open
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
 from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS
 from bionemo.inference.deferred_errors import defer_errors
@@ -34,6 +36,7 @@ from bionemo.inference.part_files import COMPLETE
 from bionemo.inference.text_outputs import decode_texts
 
 FORMATS = ("npz", "h5", "pt", "csv", "parquet", "pkl")
+BY_ID = "h5_by_id"
 
 
 class ResultPart(NamedTuple):
@@ -163,6 +166,46 @@ def _h5(path: Path, results: PredictionResults) -> None:
             dataset.attrs["description"] = ARRAY_DESCRIPTIONS[name]
 
 
+def check_ids(records: Records, outputs: Sequence[str]) -> None:
+    """Check that a .h5 file can have a data set for each id.
+
+    Raises:
+        UserError: if two data sets would have the same name, or there are several outputs.
+    """
+    if len(outputs) > 1 or set(outputs) & {*GENERATED}:
+        raise UserError(
+            f"output_format={BY_ID} holds one array for each id, not {', '.join(outputs)}: set one of embeddings, "
+            "begin, hiddens, logits and pseudo_perplexity in model.downstream_task.outputs"
+        )
+    numbers: dict[str, int] = {}
+    for number, record in enumerate(records.read(0, len(records))):
+        if (first := numbers.setdefault(_data_set_name(record.id), number)) != number:
+            raise UserError(
+                f"records {first:,} and {number:,} have the same id {record.id[:60]!r}, of which a .h5 file has one "
+                f"data set: give them different ids, or write another format than output_format={BY_ID}"
+            )
+
+
+def _data_set_name(name: str) -> str:
+    """Return the name of the data set of an id: '/' would create groups, '.' is the group itself."""
+    return name.replace("/", "_").replace("\0", "_") if name != "." else "_"
+
+
+def _h5_by_id(path: Path, results: PredictionResults) -> None:
+    import h5py
+
+    (output,) = results.outputs
+    with defer_errors(path) as target, h5py.File(target, "w") as file:
+        file.attrs["description"] = f"{output} of each sequence"
+        for part in results:
+            values = part.columns[output]
+            rows = np.split(values, part.tokens.cumsum()[:-1]) if output in PER_TOKEN else values
+            for record, row in zip(part.records, rows, strict=True):
+                data_set = file.create_dataset(_data_set_name(record.id), data=row)
+                data_set.attrs["original_id"] = record.id  # where bio_embeddings and biotrainer read the id
+            target.raise_error()
+
+
 def _pt(path: Path, results: PredictionResults) -> None:
     numbers = {name: torch.from_numpy(array) for name, array in _index(results).items() if name != "id"}
     arrays = {name: np.concatenate(list(results.column(name))) for name in results.outputs}
@@ -242,5 +285,5 @@ def _pkl(path: Path, results: PredictionResults) -> None:
 
 
 _WRITERS: dict[str, Callable[[Path, PredictionResults], None]] = {
-    "npz": _npz, "h5": _h5, "pt": _pt, "csv": _csv, "parquet": _parquet, "pkl": _pkl,
+    "npz": _npz, "h5": _h5, "pt": _pt, "csv": _csv, "parquet": _parquet, "pkl": _pkl, BY_ID: _h5_by_id,
 }  # fmt: skip

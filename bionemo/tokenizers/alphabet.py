@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.tokenizers.residues import check_special_tokens
 from bionemo.tokenizers.vocabulary import TokenTable
 
 SENTINEL_COUNT = 96  # default of ProtT5nv, as in v1
@@ -18,8 +19,8 @@ _VOCABULARIES = Path(__file__).parent / "vocab"
 class Alphabet(TokenTable):
     """A vocabulary of single letters and special tokens such as `<mask>`. Ids fit one byte.
 
-    The text of a special token is never parsed, because sequences come from untrusted files: `<mask>` in a sequence is
-    six unknown characters.
+    Lower-case letters, with which files mark repeats and insertions, are read as residues. The text of a special token
+    is never parsed, because sequences come from untrusted files: `<mask>` in a sequence is refused.
     """
 
     # whether `encode` drops white space, like Hugging Face's ESM tokenizer, or treats it as unknown
@@ -37,7 +38,7 @@ class Alphabet(TokenTable):
         """Id of every byte, uint8 [256]: `table[letters]` tokenizes packed ASCII."""
         table = np.full(256, self.unk_id, np.uint8)
         for token_id in self.residue_ids:
-            table[ord(self.tokens[token_id])] = token_id
+            table[[ord(self.tokens[token_id]), ord(self.tokens[token_id].lower())]] = token_id
         table.flags.writeable = False
         return table
 
@@ -52,7 +53,11 @@ class Alphabet(TokenTable):
         """Return the ids of one sequence, uint8 [n], without begin and end tokens.
 
         A run of unknown letters becomes one `unk_id`. White space that is skipped ends a run.
+
+        Raises:
+            UserError: if the sequence contains a special token.
         """
+        check_special_tokens(text.encode("utf-8", "replace"), "the sequence")
         parts = [part.encode("utf-8", "replace") for part in (text.split() if self.skips_space else [text])]
         ids = self.table[np.frombuffer(b"".join(parts), np.uint8)]
         starts = np.cumsum([0, *map(len, parts)])[:-1]
@@ -79,7 +84,7 @@ class Alphabet(TokenTable):
 def esm1nv() -> Alphabet:
     """Return the 30 tokens of ESM-1nv, with ids as in BioNeMo v1's sentencepiece model.
 
-    They contain upper-case amino acids, X, B, Z, U and O. Gaps, stops, spaces and lower case are unknown.
+    They contain amino acids, X, B, Z, U and O. Gaps, stops and spaces are unknown.
     """
     return Alphabet.from_file(_VOCABULARIES / "esm1nv.txt", bos="<s>", eos="</s>")
 
@@ -95,6 +100,6 @@ def prott5nv(sentinels: int = SENTINEL_COUNT) -> Alphabet:
 def esm2nv() -> Alphabet:
     """Return the 33 tokens of ESM-2 (Lin et al. 2023), with ids as in the weights on the Hugging Face hub.
 
-    They contain upper-case amino acids, X, B, U, Z, O and the alignment letters `.` and `-`. White space is dropped.
+    They contain amino acids, X, B, U, Z, O and the alignment letters `.` and `-`. White space is dropped.
     """
     return Alphabet.from_file(_VOCABULARIES / "esm2nv.txt", bos="<cls>", eos="<eos>", skips_space=True)

@@ -55,8 +55,7 @@ def notes(directory: Path, split: str = "train", files: str = "x000") -> list[st
         ),
         (
             [*PROTEINS, PROTEINS[0].lower()],
-            "train data: 50 of 2,050 letters are lower case, which the vocabulary does not contain: each run of them "
-            "becomes one unknown token; write the sequences in upper case",
+            "train data: 50 of 2,050 letters are lower case and are read as residues",
         ),
         ([*PROTEINS, "X" * 30, "X"], "train data: 2 of 42 sampled sequences consist of X only: remove them"),
     ],

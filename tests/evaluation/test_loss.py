@@ -221,7 +221,7 @@ def test_the_coverage_of_a_short_match_is_too_low(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(similarity.shutil, "which", lambda _: None)
     proteins = [training + protein, training[:-20], protein, "MKU*", "MK"]
     found = find_identities(proteins, tmp_path / "train.fasta", lambda _: None)
-    assert found.values.tolist() == [0, 1, 0, 0, 0]
+    assert found.values.tolist() == [0, 1, 0, 2 / 3, 1]  # of MKU, two residues equal those of MK
 
 
 @pytest.mark.slow
@@ -286,8 +286,9 @@ def test_an_error_of_mmseqs_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text("#!/bin/sh\necho Can not write to disk\necho Error: search died >&2\nexit 3\n")
     program.chmod(0o755)
     monkeypatch.setattr(similarity.shutil, "which", lambda _: str(program))
+    (tmp_path / "train.fasta").write_text(">a\nMKTAYIAKQRQISFVKSHFSRQ\n")
     with pytest.raises(UserError) as error:
-        find_identities(["MKTAYIAK"], tmp_path / "train.fasta", lambda _: None)
+        find_identities(["MKTAYIAKQRMISFVKSHFSRQ"], tmp_path / "train.fasta", lambda _: None)
     assert str(error.value) == (
         f"mmseqs easy-search of {tmp_path}/train.fasta failed with status 3: Can not write to disk; Error: search died"
     )

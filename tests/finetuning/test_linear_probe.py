@@ -188,7 +188,7 @@ def test_invalid_sequences_are_named_by_file_and_line(model: Path) -> None:
     with pytest.raises(UserError, match=r"^x\.csv:3: the sequence contains no letter of the vocabulary"):
         compute_features(ours, digits, "regression", BatchLimits())
     spaced = Split(["MKT", "M K"], [np.zeros(3, np.int64)] * 2, locations)
-    with pytest.raises(UserError, match=r"^x\.csv:3: the sequence has 3 letters and 2 tokens"):
+    with pytest.raises(UserError, match=r"^x\.csv:3: the sequence has 3 labels and 2 tokens"):
         compute_features(ours, spaced, "token-level-classification", BatchLimits())
 
 

@@ -49,6 +49,8 @@ def test_sequences_of_another_kind_are_noted(
     assert "unknown" not in capsys.readouterr().err
     (tmp_path / "x.smi").write_text("c1ccccc1O\nCC(=O)Oc1ccccc1\n")
     go(model, tmp_path / "x.smi", tmp_path / "molecules.npz")
-    # O and C are amino acids: 5 of the 24 letters are known
-    expected = "79% of the tokens of the first 2 sequences are unknown: the model reads proteins in upper case"
-    assert expected in capsys.readouterr().err
+    # O and C are amino acids, in upper and lower case: brackets, bonds and digits are unknown
+    error = capsys.readouterr().err
+    assert "x.smi: letters unknown to the model, each read as an unknown residue: '1' 4, '(' 1," in error
+    assert "in 2 of 2 sequences, the first 0)" in error
+    assert "the model reads proteins" in error

@@ -13,7 +13,7 @@ import bionemo.tokenizers
 from bionemo.common.errors import UserError
 from bionemo.tokenizers import Alphabet, load_tokenizer
 
-LETTERS = "ACDEFGHIKLMNPQRSTVWYXBUZO" * 2 + ".-*Jjmkt <>?é\t\n\xa0"
+LETTERS = "ACDEFGHIKLMNPQRSTVWYXBUZO" * 2 + ".-*Jjmkt <?é\t\n\xa0"
 
 
 def random_texts(count: int, seed: int) -> list[str]:
@@ -23,7 +23,7 @@ def random_texts(count: int, seed: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("text", "ids"),
-    [("", []), ("mkta", [0]), ("MKJ*-A", [22, 16, 0, 6]), ("M K", [22, 0, 16]), ("M<mask>K", [22, 0, 16])],
+    [("", []), ("mkta", [22, 16, 12, 6]), ("MKJ*-A", [22, 16, 0, 6]), ("M K", [22, 0, 16]), ("jk", [0, 16])],
 )
 def test_esm1nv_ids(text: str, ids: list[int]) -> None:
     assert load_tokenizer("esm1nv").encode(text).tolist() == ids
@@ -42,10 +42,28 @@ def test_esm2nv_agrees_with_hugging_face() -> None:
     transformers = pytest.importorskip("transformers")
     reference = transformers.EsmTokenizer(str(Path(bionemo.tokenizers.__file__).parent / "vocab" / "esm2nv.txt"))
     alphabet = load_tokenizer("esm2nv")
-    for text in ["mkta", "MKJ*-A", " J J ", "J.J-J", "M\tKéé A", *random_texts(300, seed=1)]:
-        assert alphabet.encode(text).tolist() == reference.encode(text, add_special_tokens=False), repr(text)
+    for text in ["MKTA", "MKJ*-A", " J J ", "J.J-J", "M\tKéé A", *random_texts(300, seed=1)]:
+        upper = text.upper()  # lower case is unknown to the reference
+        assert alphabet.encode(upper).tolist() == reference.encode(upper, add_special_tokens=False), repr(text)
     assert alphabet.encode("").size == 0
     assert [alphabet.bos_id, 20, alphabet.eos_id] == reference.encode("M")
+
+
+@pytest.mark.parametrize("name", ["esm1nv", "esm2nv", "prott5nv"])
+def test_lower_case_letters_are_the_residues_of_upper_case(name: str) -> None:
+    alphabet = load_tokenizer(name)
+    for text in random_texts(100, seed=3):
+        assert alphabet.encode(text.lower()).tolist() == alphabet.encode(text.upper()).tolist(), repr(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["M<mask>K", "<cls>MK<eos>", "MK<pad>", "M<unk>", "<s>M</s>", "M<extra_id_0>K", "M<MASK>"]
+)
+@pytest.mark.parametrize("name", ["esm1nv", "esm2nv", "prott5nv"])
+def test_special_tokens_in_a_text_are_refused(name: str, text: str) -> None:
+    with pytest.raises(UserError, match="special tokens are not read from text"):
+        load_tokenizer(name).encode(text)
+    assert load_tokenizer("esm2nv").encode("M<K").tolist() == [20, 3, 15]
 
 
 @pytest.mark.parametrize("name", ["esm1nv", "esm2nv"])

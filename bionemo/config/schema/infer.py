@@ -87,7 +87,8 @@ class InferDataConfig:
     max_length: TokenCount | None  # tokens of a sequence; more than in training needs rotary positions
     long_sequences: Literal["truncate", "split", "drop", "error"]  # longer than the model's maximum length
     output_fname: str  # "": name of the first input file with another extension, in the current directory
-    output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl"] | None  # None: by output_fname
+    # None: by output_fname; h5_by_id: a .h5 file with a data set for each id, as UniProt and bio_embeddings write it
+    output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl", "h5_by_id"] | None
     overwrite: bool  # replace an existing file
 
 

@@ -11,28 +11,25 @@ from bionemo.data.policies import spread_evenly
 from bionemo.data.shards.source import SequenceSource, read_prefixes
 from bionemo.tokenizers import Alphabet
 
-WHITE_SPACE = b" \t\n\v\f\r\x1c\x1d\x1e\x1f"
+COUNTED_SEQUENCES = 200_000  # of which the letters are counted
 _UPPER, _LOWER = list(string.ascii_uppercase.encode()), list(string.ascii_lowercase.encode())
 _SMILES_SYMBOLS = b"()[]=#@+/\\%0123456789"
 _SAMPLED_SEQUENCES, _SAMPLED_LETTERS = 1_000, 256  # examined for sequences of X only
 _MIN_LETTERS = 50  # minimum number of letters for checks of the content
 
 
-def letter_ids(alphabet: Alphabet) -> NDArray[np.uint8]:
-    """Return the token id of every byte, uint8 [256]; white space that the alphabet skips maps to `pad_id`."""
-    table = alphabet.table.copy()
-    if alphabet.skips_space:
-        table[list(WHITE_SPACE)] = alphabet.pad_id
-    return table
+def note_unknown_letters(counts: NDArray[np.int64], alphabet: Alphabet, label: str, sequences: int) -> str:
+    """Return a note about letters outside the alphabet ("" if there are none); `check_content` covers lower case.
 
-
-def note_unknown_letters(counts: NDArray[np.int64], alphabet: Alphabet, label: str) -> str:
-    """Return a note about letters outside the alphabet ("" if there are none); `check_content` covers lower case."""
-    unknown = counts * (letter_ids(alphabet) == alphabet.unk_id)
-    unknown[_LOWER] = 0
+    `counts` contains the occurrences of each byte in the first COUNTED_SEQUENCES of `sequences`, int64 [256].
+    """
+    unknown = counts * (alphabet.table == alphabet.unk_id)
     letters = np.flatnonzero(unknown)
     names = " ".join(repr(chr(letter)) for letter in letters[:8])
-    note = f"{label}: {int(unknown.sum()):,} letters are outside the alphabet and become unknown tokens ({names})"
+    part = f" of the first {COUNTED_SEQUENCES:,} sequences" if sequences > COUNTED_SEQUENCES else ""
+    note = (
+        f"{label}: {int(unknown.sum()):,} letters{part} are outside the alphabet and become unknown tokens ({names})"
+    )
     return note if len(letters) else ""
 
 
@@ -57,11 +54,8 @@ def check_content(source: SequenceSource, counts: NDArray[np.int64], alphabet: A
             "not like proteins"
         )
     lower = int(counts[_LOWER].sum())
-    if lower and (alphabet.table[_LOWER] == alphabet.unk_id).all() and symbols <= 0.05:
-        yield (
-            f"{label}: {lower:,} of {total:,} letters are lower case, which the vocabulary does not contain: each run "
-            "of them becomes one unknown token; write the sequences in upper case"
-        )
+    if lower and symbols <= 0.05:
+        yield f"{label}: {lower:,} of {total:,} letters are lower case and are read as residues"
     records = spread_evenly(np.arange(len(source)), _SAMPLED_SEQUENCES)
     records = records[source.lengths[records] > 0]
     sampled, starts = read_prefixes(source, records, _SAMPLED_LETTERS)

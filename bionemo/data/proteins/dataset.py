@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from bionemo.common.random_stream import RandomBits, draw, integers_below, purpose_key, sample_keys
 from bionemo.data.dataset import TokenSequences
-from bionemo.data.proteins.content_checks import letter_ids
 from bionemo.data.proteins.splits import Split
 from bionemo.tokenizers import Alphabet
 
@@ -26,7 +25,9 @@ class ProteinDataset:
         self.token_counts = np.minimum(split.source.lengths, max_tokens - special) + np.int32(special)
         residues = int(split.source.lengths.sum(dtype=np.int64))
         self.fingerprint: dict[str, Any] = {"training records": len(split.records), "training residues": residues}
-        self._table = letter_ids(alphabet).tobytes()
+        if lower := int(split.letter_counts[ord("a") : ord("z") + 1].sum()):  # unknown in earlier versions
+            self.fingerprint["lower-case letters, which are residues"] = lower
+        self._table = alphabet.table.tobytes()
 
     def read_tokens(
         self, epochs: NDArray[np.int64], records: NDArray[np.int64]
@@ -50,11 +51,11 @@ class ProteinDataset:
         if self.has_bos_eos:
             tokens[starts], tokens[ends - 1] = self.alphabet.bos_id, self.alphabet.eos_id
 
-        space, is_unknown = tokens == self.alphabet.pad_id, tokens == self.alphabet.unk_id
+        is_unknown = tokens == self.alphabet.unk_id
         unknown = np.zeros_like(lengths)
-        if is_unknown.any() or space.any():  # a run of unknown letters is one token, as in BioNeMo v1
+        if is_unknown.any():  # a run of unknown letters is one token, as in BioNeMo v1
             unknown = _count_per_sequence(is_unknown, ends)
-            keep = self.alphabet.collapse_unknown(tokens, starts) & ~space
+            keep = self.alphabet.collapse_unknown(tokens, starts)
             tokens, lengths = tokens[keep], _count_per_sequence(keep, ends)
         return TokenSequences(tokens, lengths), unknown
 

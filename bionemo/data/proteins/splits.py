@@ -11,17 +11,11 @@ from bionemo.config.schema import ProteinDataConfig
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.files import SplitName, cluster_members, split_files
 from bionemo.data.policies import apply_length_policy, drop_empty
-from bionemo.data.proteins.content_checks import (
-    WHITE_SPACE,
-    check_content,
-    note_unknown_letters,
-)
+from bionemo.data.proteins.content_checks import COUNTED_SEQUENCES, check_content, note_unknown_letters
 from bionemo.data.proteins.mock import MockSource
 from bionemo.data.shards.columns import PROTEINS
 from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards, read_prefixes
 from bionemo.tokenizers import Alphabet
-
-_COUNTED_SEQUENCES = 50_000
 
 
 @dataclass(frozen=True)
@@ -30,7 +24,7 @@ class Split:
 
     source: SequenceSource
     records: NDArray[np.int64]  # [k], numbers of the records in use; with `clusters`, numbers of clusters
-    letter_counts: NDArray[np.int64]  # [256], occurrences of each byte in the first 50,000 sequences
+    letter_counts: NDArray[np.int64]  # [256], occurrences of each byte in the first 200,000 sequences
     notes: tuple[str, ...]  # messages for the user
     seed: int  # seed of crops and masks
     crop: bool  # cut long sequences at a random position that changes with the epoch; otherwise keep their beginning
@@ -38,8 +32,10 @@ class Split:
 
     @property
     def letter_frequencies(self) -> NDArray[np.float64]:
-        """Relative frequency of each letter that occurs."""
-        frequencies: NDArray[np.float64] = self.letter_counts[self.letter_counts > 0] / self.letter_counts.sum()
+        """Relative frequency of each letter that occurs; upper and lower case are the same residue."""
+        upper = np.array([ord(chr(letter).upper()) if letter < 128 else letter for letter in range(256)])
+        counts = np.bincount(upper, self.letter_counts)
+        frequencies: NDArray[np.float64] = counts[counts > 0] / counts.sum()
         return frequencies
 
     @property
@@ -77,15 +73,13 @@ def open_split(config: ProteinDataConfig, name: SplitName, max_residues: int, al
     )
     records, empty_note = drop_empty(source.lengths == 0, records, label, "sequences")
     counts = count_letters(source)
-    if counts.sum() == counts[list(WHITE_SPACE)].sum():
-        raise UserError(f"{label}: the sequences contain only white space: check the files and their columns")
     clusters = None
     if members:
         clusters = _open_clusters(config, len(source))
         clusters = clusters.only(records) if len(records) < len(source) else clusters
         records = np.flatnonzero(clusters.counts)
     notes = [
-        *filter(None, (empty_note, long_note, note_unknown_letters(counts, alphabet, label))),
+        *filter(None, (empty_note, long_note, note_unknown_letters(counts, alphabet, label, len(source)))),
         *check_content(source, counts, alphabet, label),
         *duplicate_notes(config, name, files),
     ]
@@ -108,8 +102,8 @@ def _open_clusters(config: ProteinDataConfig, members: int) -> Clusters:
 
 
 def count_letters(source: SequenceSource) -> NDArray[np.int64]:
-    """Return the occurrences of each byte in the first 50,000 sequences, int64 [256]."""
-    total = min(len(source), _COUNTED_SEQUENCES)
+    """Return the occurrences of each byte in the first 200,000 sequences, int64 [256]."""
+    total = min(len(source), COUNTED_SEQUENCES)
     histogram = np.zeros(256, np.int64)
     for start in range(0, total, 4096):
         letters, _ = read_prefixes(source, np.arange(start, min(start + 4096, total)))

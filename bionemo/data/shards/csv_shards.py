@@ -7,7 +7,7 @@ of quotes before it is odd. The sorted offsets of the delimiters give the bounds
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -17,7 +17,9 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import RecordBlock, line_number, read_blocks
 from bionemo.data.shards.index import RecordIndex
+from bionemo.data.shards.proteins import contains_any, trim_records
 from bionemo.data.shards.text_shards import TextShards
+from bionemo.tokenizers.residues import check_letters, trim
 
 _QUOTE, _RETURN = b'"\r'
 _LENGTH_COLUMN = "sequence_length"
@@ -61,6 +63,7 @@ class CsvSource(TextShards):
         separator: one ASCII character between the columns.
         header_lines: lines to skip at the beginning of each file.
         newline: code of the character that ends a record.
+        proteins: whether the sequences are proteins: white space and `*` at the end are not part of them.
         index_mapping_dir: directory for indexes; None: next to the data, or the user's cache if that is read-only.
         workers: number of files to index at a time; None: half of the cores.
 
@@ -76,6 +79,7 @@ class CsvSource(TextShards):
         separator: str = ",",
         header_lines: int = 1,
         newline: int = 10,
+        proteins: bool = False,
         index_mapping_dir: str | Path | None = None,
         workers: int | None = None,
     ) -> None:
@@ -90,21 +94,23 @@ class CsvSource(TextShards):
         for name, column in columns.items():
             if column < 0:
                 raise UserError(f"column {column} of field '{name}' is negative: columns are counted from 0")
+        self._proteins = proteins
         spec = {"format": "csv", **vars(self._dialect), "separator": separator, "newline": newline}
+        spec |= {"proteins": True} if proteins else {}
         super().__init__(paths, spec, index_mapping_dir, workers)
 
     def fields(self, record: int) -> dict[str, str]:
         """Return the named columns of a record."""
         shard, index = self._locate(record)
-        return {
-            name: self._decode(self._cell(shard, index, i)).decode() for i, name in enumerate(self._dialect.fields)
-        }
+        cells = (self._cell(shard, index, i) for i in range(len(self._dialect.fields)))
+        found = dict(zip(self._dialect.fields, (_unquote(cell).decode() for cell in cells), strict=True))
+        return found | ({self._dialect.fields[self._dialect.sequence]: self.text(record)} if self._proteins else {})
 
     def _decode(self, raw: bytes) -> bytes:
-        return raw.replace(b'""', b'"')  # the scanner refuses any other quote in a cell
+        return trim(_unquote(raw)) if self._proteins else _unquote(raw)
 
     def _scan(self, path: Path) -> Iterator[tuple[RecordBlock, RecordIndex]]:
-        scanner, dialect = _Scanner(path, self._dialect), self._dialect
+        scanner, dialect = _Scanner(path, self._dialect, self._decode if self._proteins else None), self._dialect
         for block in read_blocks(path, dialect.whole_records, newline=dialect.newline, limit=_MAX_RECORD_BYTES):
             yield block, scanner.index(block)
         if not scanner.records:
@@ -115,11 +121,12 @@ class CsvSource(TextShards):
 
 
 class _Scanner:
-    """Indexes a file block by block."""
+    """Indexes a file block by block; `decode` converts the cell of a protein to its letters, None: other texts."""
 
-    def __init__(self, path: Path, dialect: Dialect) -> None:
+    def __init__(self, path: Path, dialect: Dialect, decode: Callable[[bytes], bytes] | None) -> None:
         self.path = path
         self.dialect = dialect
+        self.decode = decode
         self.records = 0
         self._header_left = dialect.header_lines
         self._names: list[str] = []
@@ -166,7 +173,22 @@ class _Scanner:
             width = np.where(inside, np.int32(0), letters)
         if not block.closed and len(start):
             self._check_last_line(block, text[start[-1] : stop[-1]].tobytes(), int(start[-1]), int(letters[-1]))
-        return RecordIndex([block.base + begin for begin in offset], length, letters, width, crlf)
+        stops = 0
+        if self.decode is not None:
+            begin = offset[dialect.sequence]
+            end = begin + length[dialect.sequence]
+            self._check_letters(block, begin, end)
+            letters, spaced, stops = trim_records(block, begin, end, letters, self.decode)
+            width = np.where(spaced, np.int32(0), np.minimum(width, letters))
+        return RecordIndex([block.base + begin for begin in offset], length, letters, width, crlf, stops)
+
+    def _check_letters(self, block: RecordBlock, begin: np.ndarray, end: np.ndarray) -> None:
+        """Refuse proteins with special tokens and letters beyond ASCII."""
+        if block.contains(b"<") or not block.data.isascii():
+            text = block.array
+            for i in np.flatnonzero(contains_any((text == ord("<")) | (text >= 128), begin, end)):
+                line = line_number(self.path, block.base + int(begin[i]), self.dialect.newline)
+                check_letters(block.data[begin[i] : end[i]], f"{self.path}:{line}")
 
     def _find_quotes(self, block: RecordBlock) -> np.ndarray:
         """Return the offsets of all quotes, which must enclose whole cells."""
@@ -254,6 +276,10 @@ class _Scanner:
     def _error(self, block: RecordBlock, offset: int, problem: str) -> UserError:
         line = line_number(self.path, block.base + int(offset), self.dialect.newline)
         return UserError(f"{self.path}:{line}: {problem}")
+
+
+def _unquote(raw: bytes) -> bytes:
+    return raw.replace(b'""', b'"')  # the scanner refuses any other quote in a cell
 
 
 def _single_byte(option: str, character: str) -> bytes:

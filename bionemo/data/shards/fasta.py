@@ -10,7 +10,9 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK, RecordBlock, line_number, read_blocks
 from bionemo.data.shards.index import RecordIndex
+from bionemo.data.shards.proteins import trim_records
 from bionemo.data.shards.text_shards import TextShards
+from bionemo.tokenizers.residues import check_letters, trim
 
 _NEWLINE, _RETURN, _MARKER = b"\n\r>"
 MARKER_IN_SEQUENCE = "a '>' within a sequence: put a line end before the record that begins there"
@@ -22,7 +24,7 @@ class FastaSource(TextShards):
     """Records of FASTA files.
 
     A record begins with a line whose first byte is '>'. The rest of that line is the header, whose first word is the
-    id. Line ends (LF or CR LF) and blank lines are not part of the sequence.
+    id. White space, line ends (LF or CR LF), blank lines and `*` at the end are not part of the sequence.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class FastaSource(TextShards):
         return {**entries, "id": name, "sequence": self.text(record)}
 
     def _decode(self, raw: bytes) -> bytes:
-        return raw.translate(None, b"\r\n")
+        return trim(raw)
 
     def _scan(self, path: Path) -> Iterator[tuple[RecordBlock, RecordIndex]]:
         crlf = None
@@ -122,11 +124,16 @@ def _index_block(path: Path, block: RecordBlock, crlf: bool) -> RecordIndex:
 
     header = np.flatnonzero(is_header)
     if (offset := find_marker_in_sequence(text, start, header, scratch)) is not None:
+        line = start[np.searchsorted(start, offset, side="right") - 1]
+        check_letters(text[line : offset + 1].tobytes(), f"{path}:{line_number(path, block.base + offset)}")
         raise error(offset, MARKER_IN_SEQUENCE)
     del scratch  # frees its memory for the arrays below
     next_header = np.append(header[1:], len(start))
     total = np.cumsum(size)
     letters = total[next_header - 1] - total[header]
+    if letters.all():
+        begin, end = start[header + 1], stop[next_header - 1]
+        letters, spaced, stops = trim_records(block, begin, end, letters, trim)
     if not letters.all():
         empty = start[header[np.flatnonzero(letters == 0)[0]]]
         raise error(empty, "a record without a sequence: remove or complete it")
@@ -142,14 +149,15 @@ def _index_block(path: Path, block: RecordBlock, crlf: bool) -> RecordIndex:
         uneven |= inner & (np.broadcast_to(returns, start.shape)[:-1] != crlf)
     width = size[header + 1]
     width[np.searchsorted(header, np.flatnonzero(uneven), side="right") - 1] = 0
+    width = np.where(spaced, 0, np.minimum(width, letters))  # a stop codon is not part of the only line
 
-    begin = start[header + 1]
     return RecordIndex(
         offset=[block.base + start[header] + 1, block.base + begin],
-        length=[(size[header] - 1).astype(np.int32), (stop[next_header - 1] - begin).astype(np.int32)],
+        length=[(size[header] - 1).astype(np.int32), (end - begin).astype(np.int32)],
         letters=letters.astype(np.int32),
         width=width.astype(np.int32),
         crlf=crlf,
+        stops=stops,
     )
 
 

@@ -24,7 +24,7 @@ from bionemo.common.files import replacing
 from bionemo.common.mapped import MappedFile
 from bionemo.data.shards.blocks import RecordBlock
 
-VERSION = 3  # since 2, '>' in a FASTA sequence is an error; since 3, the index contains a hash of the data
+VERSION = 4  # since 2, '>' in a FASTA sequence is an error; 3: a hash of the data; 4: proteins are trimmed
 UNWRAPPED = int(np.iinfo(np.int32).max)
 _SAMPLES = 18  # the beginning, the end, and sixteen between
 _SAMPLE_BYTES = 16 << 10
@@ -99,6 +99,7 @@ class RecordIndex:
     # `wrap` is not 0
     width: np.ndarray
     crlf: bool  # whether lines end in CR LF
+    stops: int = 0  # number of proteins with a stop codon, `*`, at the end, which is not part of the sequence
     wrap: int = 0  # letters per line in the whole shard (UNWRAPPED if each sequence is one line); 0 if they differ
     content: str = ""  # hash of the whole data file, see `ContentHash`; "" if unknown
     # status change times at which the data file was known to have this content; copies of a file have different ones
@@ -125,6 +126,7 @@ class RecordIndex:
             letters=letters,
             width=np.empty(0, np.int32) if wrap else width,
             crlf=any(part.crlf for part in parts),
+            stops=sum(part.stops for part in parts),
             wrap=int(wrap),
         )
 
@@ -142,6 +144,7 @@ def write_index(path: Path, spec: IndexSpec, state: FileState, index: RecordInde
     about = {
         "records": len(index),
         "crlf": index.crlf,
+        "stops": index.stops,
         "wrap": index.wrap,
         "content": index.content,
         "ctimes_ns": index.ctimes_ns[-_MAX_CTIMES:],
@@ -186,8 +189,8 @@ def read_index(path: Path, spec: IndexSpec, state: FileState) -> RecordIndex | N
         *columns, letters, width = arrays
         half = len(columns) // 2
         index = RecordIndex(
-            columns[:half], columns[half:], letters, width, bool(about["crlf"]), int(about["wrap"]),
-            str(about["content"]), tuple(map(int, about["ctimes_ns"])), mapped,
+            columns[:half], columns[half:], letters, width, bool(about["crlf"]), int(about["stops"]),
+            int(about["wrap"]), str(about["content"]), tuple(map(int, about["ctimes_ns"])), mapped,
         )  # fmt: skip
         return index if _is_within(index, state.size, spec["sequence"]) else None
     return None

@@ -14,10 +14,10 @@ from pathlib import Path
 from braceexpand import braceexpand
 
 from bionemo.common.errors import UserError
+from bionemo.data.shards.compressed import COMPRESSED, refuse_compressed
 
 _OPENING = ("_OP_", "(", "[", "<", "{")
 _CLOSING = ("_CL_", ")", "]", ">", "}")
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _MAX_FILES = 100_000  # a typing error such as x[0..99999999] must not fill the memory
 _BOUNDS = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _MAX_LISTED = 10
@@ -28,10 +28,10 @@ def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
     """Expand a shard pattern, or several, into file names in the order of the pattern, with its directory.
 
     Only the last component of a path is expanded; brackets in directory names are literal, as in
-    `/data/run(1)/x000.csv`. An extension such as `.csv` is added to names that do not end with it.
+    `/data/run(1)/x000.csv`. An extension such as `.csv` is added to names that end neither with it nor with `.gz`.
 
     Raises:
-        UserError: if brackets are unbalanced or empty, a file is compressed, or the pattern is empty or not text.
+        UserError: if brackets are unbalanced or empty, or the pattern is empty or not text.
     """
     if isinstance(pattern, Sequence) and not isinstance(pattern, str):
         return [name for each in pattern for name in expand_range(each, extension)]
@@ -48,12 +48,7 @@ def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
         raise UserError(f"the range '{pattern}' expands to more than {_MAX_FILES:,} files: check its bounds")
     # braceexpand keeps the braces of a set with one element; x[0] is the file x0
     stems = [stem.replace("{", "").replace("}", "") for stem in stems]
-    names = [stem if stem.endswith(extension) else stem + extension for stem in stems]
-    for stem in stems:
-        if stem.endswith(_COMPRESSED):
-            raise UserError(
-                f"'{directory}{slash}{stem}' is compressed and cannot be memory-mapped: decompress it first"
-            )
+    names = [stem if stem.endswith((extension, *COMPRESSED)) else stem + extension for stem in stems]
     return [f"{directory}{slash}{each}" for each in names]
 
 
@@ -65,9 +60,13 @@ def shard_paths(
     An absolute pattern replaces the directories; see `expand_range`.
 
     Raises:
-        UserError: if files are missing; lists the first ten of them and the content of the directory.
+        UserError: if files are missing; lists the first ten of them and the content of the directory. If one is
+            compressed.
     """
     paths = [Path(dataset_path, split, name) for name in expand_range(pattern, extension)]
+    for path in paths:
+        if path.suffix in COMPRESSED:
+            refuse_compressed(path)
     missing = [path for path in paths if not path.exists()]
     if missing:
         folder = missing[0].parent

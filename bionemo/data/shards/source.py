@@ -12,7 +12,7 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ShardDataConfig, SplitConfig, UF90Config
 from bionemo.data.files import SplitName, split_files
-from bionemo.data.shards.columns import CsvColumns, SequenceFormat, check_columns
+from bionemo.data.shards.columns import PROTEINS, CsvColumns, SequenceFormat, check_columns
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.shards.index import FileState
@@ -21,7 +21,7 @@ from bionemo.data.shards.index import FileState
 class SequenceSource(Protocol):
     """Random access to numbered sequences."""
 
-    lengths: np.ndarray  # int32 [n], letters (residues, or bytes of text) of each record
+    lengths: np.ndarray  # int32 [n], letters (residues without white space and stop codons, or bytes of text)
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -92,6 +92,7 @@ def open_shards(
         separator=reader.data_sep,
         header_lines=reader.header_lines,
         newline=reader.newline_int,
+        proteins=expected is PROTEINS,
         index_mapping_dir=split.index_mapping_dir,
         workers=reader.workers or None,
     )

@@ -21,8 +21,10 @@ from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import is_local_rank_zero
 from bionemo.common.mapped import MappedFile
 from bionemo.data.shards.blocks import RecordBlock
+from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.data.shards.index import UNWRAPPED, ContentHash, IndexSpec, RecordIndex
 from bionemo.data.shards.index_store import load_index
+from bionemo.tokenizers.residues import note_stops
 
 _log = logging.getLogger(__name__)
 _PROGRESS_BAR_BYTES = 2 << 30  # less is indexed too quickly for a progress bar
@@ -160,6 +162,8 @@ class TextShards(ABC):
         if dos := [path for path, index in zip(self.paths, indexes, strict=True) if index.crlf]:
             more = f" and {len(dos) - 1} more" if len(dos) > 1 else ""
             _log.warning("%s%s: lines end in CR LF (Windows); the CR is ignored", dos[0], more)
+        if stops := sum(index.stops for index in indexes):
+            note_stops(str(self.paths[0]) if len(self.paths) == 1 else f"{len(self.paths):,} files", stops, len(self))
 
     def _open_shard(self, path: Path, progress: Callable[[int], object]) -> "_Shard":
         def build() -> RecordIndex:
@@ -170,6 +174,7 @@ class TextShards(ABC):
                 parts.append(part)
             return replace(RecordIndex.join(parts), content=content.digest())
 
+        refuse_compressed(path)
         try:
             index = load_index(path, self._spec, build, self._index_mapping_dir)
             return _Shard.open(path, index, self._sequence_field)

@@ -18,6 +18,7 @@ from bionemo.inference.analysis.protein import tokenize_protein
 from bionemo.inference.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
 from bionemo.inference.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
 from bionemo.inference.batching import max_tokens, tokenize, too_long_error
+from bionemo.inference.letters import note_letters
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import progress_bar
@@ -60,6 +61,7 @@ def run_variants(
     }
     with files.staged_file(output) as file:
         model = load_model()
+        note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
         with progress_bar("scoring", len(positions), "residues") as advance:
             scores = score_variants(model, wild_type, mutants, method, offset, table.locations, advance)
         rows = [[*row, score] for row, score in zip(table.rows, _format(scores), strict=True)]
@@ -84,6 +86,8 @@ def run_scan(
     files.refuse_existing([output, plot], overwrite)
     with files.staged_file(output) as file, files.staged_file(plot) as plot_file:
         model = load_model()
+        note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
+        wild_type = wild_type.upper()
         with progress_bar("scanning", len(wild_type), "residues") as advance:
             scores = scan(model, wild_type, method, advance)
         numbered = enumerate(zip(wild_type, scores, strict=True), 1 + offset)
@@ -111,6 +115,7 @@ def run_contacts(
     precisions: dict[int, list[list[float]]] = {contacts.SEPARATION: [], contacts.LONG_RANGE: []}
     for record in sorted(records, key=_length, reverse=True):  # check all before the first is computed
         tokenize_protein(model, record["sequence"], record["id"])
+    _note_letters(model, records, input_path)
     with progress_bar("predicting contacts", len(records), "proteins") as advance:
         for number, (record, name) in enumerate(zip(records, names, strict=True)):
             predicted = contacts.predict_contacts(model, record["sequence"], contact_head, record["id"])
@@ -144,6 +149,7 @@ def run_contacts_fit(load_model: LoadModel, *, input_path: Path, maps: Path, out
     records = files.read_fasta(input_path)
     known_maps = _read_maps(maps, _file_names(records, input_path))
     model = load_model()
+    _note_letters(model, records, input_path)
     with progress_bar("computing attention", len(records), "proteins") as advance:
         head = contacts.fit_contact_head(model, [record["sequence"] for record in records], known_maps, advance)
     contacts.write_contact_head(output, head, model.weights_checksum)
@@ -190,19 +196,24 @@ def _embed(
         raise UserError(f"{path}: no header has {color}=...: name another key, or add --table")
     model = load_model()
     max_length = max_tokens(model.network)
-    for record in sorted(records, key=_length, reverse=True):  # check all before the first is computed
-        count = len(tokenize(model.network.vocabulary, record["sequence"], record["id"]))
-        if count > max_length:
-            remedy = "embed the file with `bionemo predict`, which can truncate it, and use its .npz file"
-            raise too_long_error(record["id"], count, max_length, remedy)
+    ids = [tokenize(model.network.vocabulary, record["sequence"], record["id"]) for record in records]
+    longest = max(range(len(ids)), key=lambda number: len(ids[number]))
+    if len(ids[longest]) > max_length:
+        remedy = "embed the file with `bionemo predict`, which can truncate it, and use its .npz file"
+        raise too_long_error(records[longest]["id"], len(ids[longest]), max_length, remedy)
+    _note_letters(model, records, path)
     parts = []
     with progress_bar("embedding", len(records), "sequences") as advance:
         for first in range(0, len(records), EMBEDDING_BATCH):
-            texts = [record["sequence"] for record in records[first : first + EMBEDDING_BATCH]]
-            parts.append(model.embed(texts, pooling))
-            advance(len(texts))
+            batch = ids[first : first + EMBEDDING_BATCH]
+            parts.append(model.embed(batch, pooling))
+            advance(len(batch))
     colors = [record.get(color, "") for record in records] if color else None
     return [record["id"] for record in records], np.concatenate(parts), colors
+
+
+def _note_letters(model: TrainedModel, records: list[dict[str, str]], path: Path) -> None:
+    note_letters(model.network.vocabulary, [(record["sequence"], f"{path}: {record['id']}") for record in records])
 
 
 def _read_colors(path: Path, color: str, ids: list[str], input_path: Path) -> list[str]:

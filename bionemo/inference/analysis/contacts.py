@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from bionemo.common.errors import UserError
 from bionemo.inference.analysis.files import staged_file
 from bionemo.inference.analysis.protein import tokenize_protein
+from bionemo.inference.batching import Ids
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import Advance, no_progress
@@ -55,8 +56,9 @@ def corrected_attention(model: TrainedModel, sequence: str, name: str = "the seq
     Yields:
         [H, n, n] fp32 for each layer, in order.
     """
-    tokens = len(tokenize_protein(model, sequence, name).ids) + 2
-    for q_THd, k_THd, scale in _queries_and_keys(model, sequence):
+    ids = tokenize_protein(model, sequence, name).ids
+    tokens = len(ids) + 2
+    for q_THd, k_THd, scale in _queries_and_keys(model, ids):
         q_HTd, k_HTd = (x[:tokens].transpose(0, 1).float() for x in (q_THd, k_THd))
         inner_Hnn = (q_HTd @ k_HTd.mT * scale).softmax(-1)[:, 1:-1, 1:-1]
         yield average_product_corrected(inner_Hnn + inner_Hnn.mT)
@@ -72,7 +74,7 @@ def average_product_corrected(x_Hnn: Tensor) -> Tensor:
     return x_Hnn - rows * columns / total.clamp_min(torch.finfo(x_Hnn.dtype).tiny)  # the total of a head may be 0
 
 
-def _queries_and_keys(model: TrainedModel, sequence: str) -> list[tuple[Tensor, Tensor, float]]:
+def _queries_and_keys(model: TrainedModel, ids: Ids) -> list[tuple[Tensor, Tensor, float]]:
     """Return the queries and keys [T, H, d] of each layer, after rotary positions, and their scale."""
     found: list[tuple[Tensor, Tensor, float]] = []
 
@@ -87,7 +89,7 @@ def _queries_and_keys(model: TrainedModel, sequence: str) -> list[tuple[Tensor, 
     modules = [module for module in model.network.modules() if isinstance(module, PackedAttention)]
     hooks = [module.register_forward_pre_hook(record, with_kwargs=True) for module in modules]
     try:
-        model.hiddens([sequence])
+        model.hiddens([ids])
     finally:
         for hook in hooks:
             hook.remove()

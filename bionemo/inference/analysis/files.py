@@ -11,8 +11,10 @@ from typing import Any
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
+from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.table import Table, read_table
+from bionemo.tokenizers.residues import trim
 
 
 def read_nonempty_table(path: Path) -> Table:
@@ -35,8 +37,9 @@ def is_fasta(path: Path) -> bool:
     """Return whether a file begins as FASTA files do.
 
     Raises:
-        UserError: if it cannot be read.
+        UserError: if it cannot be read or is compressed.
     """
+    refuse_compressed(path)
     try:
         with path.open("rb") as file:
             return file.read(1 << 12).lstrip(b"\xef\xbb\xbf\r\n")[:1] == b">"
@@ -55,7 +58,6 @@ def read_fasta(path: Path) -> list[dict[str, str]]:
         records = [source.fields(number) for number in range(len(source))]
     for number, record in enumerate(records):
         record["id"] = record["id"] or str(number)
-        record["sequence"] = "".join(record["sequence"].split())
     return records
 
 
@@ -73,9 +75,9 @@ def read_sequence(argument: str) -> str:
         if len(records) != 1:
             raise UserError(f"{path} holds {len(records):,} sequences: give a file with the wild type only")
         return records[0]["sequence"]
-    if not re.fullmatch("[A-Za-z]+", argument):
+    if not re.fullmatch(r"[A-Za-z\s*]+", argument):
         raise UserError(f"{argument[:60]!r} is neither an existing file nor a sequence of letters")
-    return argument
+    return trim("".join(argument.split()).encode()).decode()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Shapes: N sequences, D hidden size.
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,16 @@ def make_reducer(method: str = "umap", neighbors: int = 15, seed: int = 0) -> An
 
 
 def read_embeddings(path: Path, color: str | None = None) -> tuple[list[str], Floats, list[str] | None]:
-    """Read the arrays `id` [N] and `embeddings` [N, D] of a .npz file, and optionally one more [N] for the colors.
+    """Read the arrays `id` [N] and `embeddings` [N, D] of a .npz or .h5 file, and optionally one more [N] for colors.
+
+    A .h5 file may also have a data set [D] for each id, as those of UniProt and bio_embeddings have.
 
     Raises:
         UserError: if the file cannot be read or an array is missing.
     """
     wanted = ("id", "embeddings", *([color] if color else []))
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-            names = set(archive.namelist())
-            arrays = {name: npy.read_array(archive.open(f"{name}.npy")) for name in wanted if f"{name}.npy" in names}
+        arrays = (_read_h5 if path.suffix in (".h5", ".hdf5") else _read_npz)(path, wanted)
         embeddings = arrays.get("embeddings", np.zeros(0)).astype(np.float32)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}): check the path") from error
@@ -80,3 +81,31 @@ def read_embeddings(path: Path, color: str | None = None) -> tuple[list[str], Fl
             raise UserError(f"{path}: {name} is of shape {arrays[name].shape}, id of {arrays['id'].shape}")
     colors = list(map(str, arrays[color].tolist())) if color else None
     return list(map(str, arrays["id"].tolist())), embeddings, colors
+
+
+def _read_npz(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        names = set(archive.namelist())
+        return {name: npy.read_array(archive.open(f"{name}.npy")) for name in wanted if f"{name}.npy" in names}
+
+
+def _read_h5(path: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    """Read the arrays of a .h5 file; of one with a data set for each id, the ids and the stacked data sets.
+
+    Raises:
+        UserError: if the data sets of the ids are not vectors of one size.
+        OSError: if it cannot be read.
+    """
+    import h5py
+
+    with h5py.File(path) as file:
+        if "id" in file and "embeddings" in file:
+            names = [name for name in wanted if name in file]
+            return {name: file[name].asstr()[:] if file[name].dtype.kind == "O" else file[name][:] for name in names}
+        found = {str(item.attrs.get("original_id", name)): item for name, item in file.items()}
+        shapes = {getattr(item, "shape", ()) for item in found.values()}
+        if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+            raise UserError(
+                f"{path} has data sets of the shapes {sorted(shapes)[:4]}: a map needs a vector [D] for each id"
+            )
+        return {"id": np.array([*found]), "embeddings": np.stack([item[:] for item in found.values()])}

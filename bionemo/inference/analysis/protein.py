@@ -8,10 +8,11 @@ from bionemo.inference.batching import Ids, max_tokens, tokenize, too_long_error
 from bionemo.inference.model import TrainedModel
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.tokenizers import Alphabet
+from bionemo.tokenizers.residues import trim
 
 
 class Protein(NamedTuple):
-    """A protein of n residues: its letters, the token ids [n] without begin and end, and the model's vocabulary."""
+    """A protein of n residues: letters in upper case, token ids [n] without begin and end, the model's vocabulary."""
 
     letters: str
     ids: Ids
@@ -33,15 +34,15 @@ def masked_network(model: TrainedModel) -> MaskedLanguageModel:
 def tokenize_protein(
     model: TrainedModel, sequence: str, name: str = "the sequence", any_length: bool = False
 ) -> Protein:
-    """Tokenize a protein, without white space; `name` is its name in error messages.
+    """Tokenize a protein, without white space and `*` at its end; `name` is its name in error messages.
 
     Raises:
         UserError: if the model is not a masked language model, or the sequence is empty, invalid or, unless
             `any_length`, too long.
     """
     network = masked_network(model)
-    letters = "".join(sequence.split())
-    ids, max_length = tokenize(network.vocabulary, letters, name), max_tokens(network)
+    ids, max_length = tokenize(network.vocabulary, sequence, name), max_tokens(network)
+    letters = trim("".join(sequence.split()).encode()).decode().upper()
     if len(ids) > max_length and not any_length:
         remedy = f"cut out a domain, or add --longest {len(ids) + 2} if the model has rotary positions"
         raise too_long_error(name, len(ids), max_length, remedy, "residues")

@@ -54,7 +54,7 @@ def infer_wild_type(
     """
     found = _mutate(sequences[0], variants[0], offset, locations[0], revert=True)
     for sequence, variant, location in zip(sequences, variants, locations, strict=True):
-        if _mutate(found, variant, offset, location) != sequence:
+        if _mutate(found, variant, offset, location).upper() != sequence.upper():
             raise UserError(
                 f"{location}: its sequence is not the wild type with {variant or 'no mutation'}, as inferred from the "
                 "first record: correct one of the two, or give the wild type with --sequence"

@@ -163,7 +163,7 @@ def test_empty_sequences_are_dropped_and_counted(tmp_path: Path) -> None:
     empty = V1.splitlines()[0] + "\n0,a,0,\n1,b,0,\n"
     with pytest.raises(UserError, match="train data: all 2 sequences are empty: check the files and their columns"):
         open_proteins(tmp_path, empty)
-    with pytest.raises(UserError, match="train data: the sequences contain only white space"):
+    with pytest.raises(UserError, match="train data: all 2 sequences are empty"):
         open_proteins(tmp_path, empty.replace("0,\n", "2,  \n"))
 
 

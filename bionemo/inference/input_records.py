@@ -12,17 +12,17 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.config.schema import InferDataConfig
 from bionemo.config.schema.data import CsvFieldsConfig
+from bionemo.data.files import SMILES_EXTENSIONS
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.shards.index_store import user_cache
 from bionemo.data.shards.ranges import expand_range
-from bionemo.data.table import SEQUENCE_COLUMNS
+from bionemo.data.shards.smiles_shards import SmilesSource, open_smiles
+from bionemo.data.table import find_id_column, find_sequence_columns
 
 FASTA = (".fasta", ".fa", ".faa", ".fas")
-_CSV, _SMILES = (".csv", ".tsv"), (".smi", ".smiles")
-
-
-ID_COLUMNS = "id", "zinc_id", "record_name"  # of users, and of our shards
+_CSV = (".csv", ".tsv")
+_MAP = "model.data.data_fields_map"
 
 
 class Record(NamedTuple):
@@ -86,14 +86,17 @@ class _TextFormat(NamedTuple):
     header_lines: int
 
 
-def _open_sources(config: InferDataConfig, paths: list[Path]) -> list[CsvSource | FastaSource]:
+def _open_sources(config: InferDataConfig, paths: list[Path]) -> list[CsvSource | FastaSource | SmilesSource]:
     """Open the files: each text file by its own header, consecutive files of the same format as one source."""
     endings = {path.suffix.lower() for path in paths}
     index_directory = config.index_mapping_dir or user_cache()
     if _all_fasta(config, paths):
         return [FastaSource(paths, index_mapping_dir=index_directory)]
-    if not (config.data_impl or endings <= {*_CSV} or endings <= {*_SMILES}):
-        known = ", ".join(FASTA + _CSV + _SMILES)
+    if not config.data_impl and endings <= {*SMILES_EXTENSIONS}:
+        smiles, name = (config.data_fields_map.get(field) for field in ("sequence", "id"))
+        return [*open_smiles(paths, f"{_MAP}.sequence", smiles, name, index_directory)]
+    if not config.data_impl and not endings <= {*_CSV}:
+        known = ", ".join(FASTA + _CSV + SMILES_EXTENSIONS)
         raise UserError(
             f"{paths[0]}: unknown file format, expected {known}, all of one kind: rename the files, or set "
             "model.data.data_impl to csv_fields_mmap or fasta_fields_mmap"
@@ -117,15 +120,11 @@ def _all_fasta(config: InferDataConfig, paths: list[Path]) -> bool:
 
 def _text_format(path: Path, config: InferDataConfig, reader: CsvFieldsConfig) -> _TextFormat:
     """Return the format of a file: from the configuration if `data_impl` is set, else from its ending and header."""
-    ending, separator = path.suffix.lower(), reader.data_sep
+    separator = reader.data_sep
     if config.data_impl:
         _check_columns(path, config, reader)
         return _TextFormat(reader.data_fields, separator, reader.header_lines)
-    if ending in _SMILES:
-        name_separator = _smiles_separator(path)
-        columns = {"sequence": 0, "id": 1} if name_separator else {"sequence": 0}
-        return _TextFormat(columns, name_separator or "\t", 0)
-    separator = "\t" if ending == ".tsv" else separator
+    separator = "\t" if path.suffix.lower() == ".tsv" else separator
     columns = _find_columns(path, separator, config) if reader.header_lines else reader.data_fields
     return _TextFormat(columns, separator, reader.header_lines)
 
@@ -147,19 +146,17 @@ def _check_columns(path: Path, config: InferDataConfig, reader: CsvFieldsConfig)
 def _find_columns(path: Path, separator: str, config: InferDataConfig) -> dict[str, int]:
     """Find the columns of sequences and, optionally, ids in the header."""
     header, wanted = _read_header(path, separator), _header_name("sequence", config)
-    usual = [name for name in header if name.strip().lower() in SEQUENCE_COLUMNS]
+    usual = find_sequence_columns(header)
     if "sequence" == wanted not in header and len(usual) == 1:
-        wanted = usual[0]
+        wanted = header[usual[0]]
     if wanted not in header:
         raise UserError(
             f"{path} has no column {wanted!r}, but {', '.join(map(repr, header[:8])) or 'no header'}: set "
-            "model.data.data_fields_map.sequence to the column of the sequences"
+            f"{_MAP}.sequence to the column of the sequences"
         )
-    columns = {"sequence": header.index(wanted)}
-    for name in (_header_name("id", config), *ID_COLUMNS):
-        if name in header:
-            columns.setdefault("id", header.index(name))
-    return columns
+    name = _header_name("id", config)
+    number = header.index(name) if name in header else find_id_column(header)
+    return {"sequence": header.index(wanted)} | ({} if number is None else {"id": number})
 
 
 def _header_name(field: str, config: InferDataConfig) -> str:
@@ -174,10 +171,3 @@ def _read_header(path: Path, separator: str, lines: int = 1) -> list[str]:
     except (TypeError, csv.Error):  # a separator that is not one character, a NUL byte, a cell without end
         return []
     return rows[-1] if rows and len(rows) == lines else []
-
-
-def _smiles_separator(path: Path) -> str | None:
-    """Return the separator between a SMILES and its name; None if there are no names."""
-    with path.open("rb") as file:
-        first = file.readline(1 << 16)
-    return next((mark for mark in ("\t", " ") if mark.encode() in first.strip()), None)

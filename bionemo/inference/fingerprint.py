@@ -15,7 +15,7 @@ from bionemo.inference.outputs import InferenceModel
 from bionemo.interop.convert import CHECKPOINT, detect_format
 from bionemo.tokenizers import Vocabulary
 
-_FORMAT = 1  # increase it when a code change alters the results or the format of partial results
+_FORMAT = 2  # increase it when a code change alters the results or the format of partial results
 # Settings that cannot change the result, or that are part of the fingerprint of the model (max_length). All others are
 # part of the fingerprint.
 _IGNORED_DATA = (

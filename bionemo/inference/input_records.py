@@ -26,10 +26,11 @@ _MAP = "model.data.data_fields_map"
 
 
 class Record(NamedTuple):
-    """Name and text of a sequence."""
+    """Name and text of a sequence, and the target with which generated molecules are compared."""
 
     id: str
     text: str
+    target: str | None = None
 
 
 class Records:
@@ -66,7 +67,7 @@ class Records:
         for number in range(first, last):
             source = int(np.searchsorted(self._bounds, number, "right")) - 1
             fields = self._sources[source].fields(number - int(self._bounds[source]))
-            yield Record(fields.get("id") or str(number), fields["sequence"])
+            yield Record(fields.get("id") or str(number), fields["sequence"], fields.get("target"))
 
 
 def _expand(name: str) -> list[Path]:
@@ -156,7 +157,12 @@ def _find_columns(path: Path, separator: str, config: InferDataConfig) -> dict[s
         )
     name = _header_name("id", config)
     number = header.index(name) if name in header else find_id_column(header)
-    return {"sequence": header.index(wanted)} | ({} if number is None else {"id": number})
+    columns = {"sequence": header.index(wanted)} | ({} if number is None else {"id": number})
+    if target := config.data_fields_map.get("target"):
+        if target not in header:
+            raise UserError(f"{path} has no column {target!r}: set {_MAP}.target to the column of the targets")
+        columns["target"] = header.index(target)
+    return columns
 
 
 def _header_name(field: str, config: InferDataConfig) -> str:

@@ -3,7 +3,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError, shorten
 from bionemo.data.dataset import TokenSequences
 from bionemo.data.molecules.reader import BATCH, SmilesReader
-from bionemo.data.molecules.smiles import parse_smiles
+from bionemo.data.molecules.smiles import is_valid
 from bionemo.data.policies import spread_evenly
 from bionemo.tokenizers import SmilesTokenizer
 
@@ -90,15 +90,31 @@ def check_validity(
     """
     sampled = np.setdiff1d(spread_evenly(records, SAMPLED_MOLECULES), long)
     texts = reader.read(sampled)
-    invalid = [(i, side) for i in range(len(sampled)) for side in sides if not parse_smiles(texts[side][i])]
-    if not invalid:
-        return []
+    invalid = [(i, side) for i in range(len(sampled)) for side in sides if not is_valid(texts[side][i])]
+    numbers = [int(sampled[i]) for i, _ in invalid]
     i, side = invalid[0]
-    first = f"(the first is record {sampled[i]:,}, {shorten(texts[side][i])})"
-    problem = f"{label}: RDKit cannot read {len(invalid):,} of {len(sides) * len(sampled):,} SMILES {first}"
+    return [report_invalid(label, numbers, texts[side][i], len(sides) * len(sampled), policy, "model.data.on_invalid")]
+
+
+def report_invalid(label: str, numbers: Sequence[int], first: str, total: int, policy: str, key: str) -> str:
+    """Return a note about SMILES that RDKit rejects.
+
+    Args:
+        label: name of the data.
+        numbers: records of these SMILES.
+        first: the first of these SMILES.
+        total: number of SMILES.
+        policy: `skip`, `keep` or `error`.
+        key: the setting of the policy.
+
+    Raises:
+        UserError: if the policy is `error`.
+    """
+    example = f"(the first is record {numbers[0]:,}, {shorten(first)})"
+    problem = f"{label}: RDKit cannot read {len(numbers):,} of {total:,} SMILES {example}"
     if policy == "error":
-        raise UserError(f"{problem}: correct them, or set model.data.on_invalid to skip or keep")
-    return [f"{problem}; {'their records are dropped' if policy == 'skip' else 'they are used unchanged'}"]
+        raise UserError(f"{problem}: correct them, or set {key} to skip or keep")
+    return f"{problem}; {'their records are dropped' if policy == 'skip' else 'they are used unchanged'}"
 
 
 def count_unknown(sequences: TokenSequences, unk_id: int) -> NDArray[np.int64]:

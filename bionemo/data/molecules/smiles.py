@@ -41,6 +41,17 @@ def parse_smiles(text: str) -> Molecule | None:
     return molecule if molecule and molecule.GetNumAtoms() else None
 
 
+def is_valid(text: str) -> bool:
+    """Return whether RDKit can parse a SMILES, twice as fast as `parse_smiles`."""
+    rdkit = _rdkit()
+    molecule = rdkit.chem.MolFromSmiles(text, rdkit.parse_only)
+    if molecule is None or not molecule.GetNumAtoms():
+        return False
+    # the other operations of RDKit do not fail, except that a few complexes need all of them
+    failed = rdkit.chem.SanitizeMol(molecule, sanitizeOps=rdkit.checks, catchErrors=True)
+    return not failed or parse_smiles(text) is not None
+
+
 def pack(molecule: Molecule) -> bytes:
     """Serialize a molecule: 1 % of the memory, and unpacking takes a third of the time of parsing."""
     return molecule.ToBinary(_rdkit().all_properties)  # non-tetrahedral stereocentres are properties
@@ -182,6 +193,7 @@ class _RDKit(NamedTuple):
     chem: Any
     parse_only: Any
     keep_hydrogens: Any
+    checks: int
     all_properties: int
 
 
@@ -194,7 +206,9 @@ def _rdkit() -> _RDKit:
     parse_only: Any = Chem.SmilesParserParams()
     keep_hydrogens: Any = Chem.SmilesParserParams()
     parse_only.sanitize = parse_only.removeHs = keep_hydrogens.removeHs = False
-    return _RDKit(Chem, parse_only, keep_hydrogens, int(Chem.PropertyPickleOptions.AllProps))
+    operations = Chem.SanitizeFlags
+    checks = operations.SANITIZE_CLEANUP | operations.SANITIZE_PROPERTIES | operations.SANITIZE_KEKULIZE
+    return _RDKit(Chem, parse_only, keep_hydrogens, checks, int(Chem.PropertyPickleOptions.AllProps))
 
 
 def rdkit_version() -> str:

@@ -4,6 +4,7 @@
 Imports that load torch are in functions: `--help` must be fast.
 """
 
+import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from functools import partial
@@ -90,12 +91,14 @@ def _variants(load_model: Any, scan: bool, variants: Path | None, **options: Any
 
 def _label(
     load: Callable[[Path], "TrainedModel"], path: Path | None, head: Path, input_path: Path, output: Path,
-    overwrite: bool,
+    overwrite: bool, on_invalid: str,
 ) -> None:  # fmt: skip
     """Apply the head of a fine-tuning run to new sequences. It is here because inference may not import finetuning."""
+    from bionemo.data.molecules.content_checks import report_invalid
     from bionemo.finetuning.load_head import check_encoder, predict_labels, read_records, read_trained_head
     from bionemo.inference.analysis.commands import EMBEDDING_BATCH
     from bionemo.inference.analysis.files import refuse_existing, staged_file, write_table
+    from bionemo.inference.invalid_molecules import find_invalid
     from bionemo.inference.progress import progress_bar
 
     refuse_existing([output], overwrite)
@@ -107,6 +110,16 @@ def _label(
             remedy = "" if path else f"; {head} was trained with this model: give another path with --model"
             raise UserError(f"{error}{remedy}") from error
         check_encoder(trained, model.path, model.weights_checksum)
+        if invalid := find_invalid(model.network, sequences):
+            problem = report_invalid(
+                str(input_path), invalid, sequences[invalid[0]], len(ids), on_invalid, "--on-invalid"
+            )
+            print(f"note: {problem}", file=sys.stderr)
+            if on_invalid == "skip":
+                kept = [number for number in range(len(ids)) if number not in set(invalid)]
+                ids, sequences = [ids[number] for number in kept], [sequences[number] for number in kept]
+            if not ids:
+                raise UserError(f"{input_path}: no SMILES is left: correct them, or use --on-invalid=keep")
         tokens = model.ids(sequences, [f"{input_path}: {name}" for name in ids])  # errors before anything is computed
         with progress_bar("predicting", len(ids), "sequences") as advance:
             for first in range(0, len(ids), EMBEDDING_BATCH):
@@ -192,6 +205,10 @@ def _parser() -> ArgumentParser:
     )
     add("--head", type=Path, required=True, metavar="FILE", help="RUN/head.safetensors")
     add("--input", dest="input_path", type=Path, required=True, metavar="FILE", help="FASTA, CSV, or .smi")
+    add(
+        "--on-invalid", default="skip", choices=["skip", "keep", "error"],
+        help="SMILES that RDKit cannot parse: leave them out, label them, or stop (%(default)s)",
+    )  # fmt: skip
     table = "table with the columns id, prediction and, for classes, probability"
     add("--output", type=Path, required=True, metavar="CSV", help=table)
     return parser

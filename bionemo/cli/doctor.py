@@ -69,7 +69,10 @@ def describe_machine() -> Iterator[tuple[str, str]]:
         if name not in found:
             yield "missing", f"{name}, for {use}"
     for extra, use in _EXTRAS.items():
-        if any(dependency_problems(requirements, extra)):
+        for problem in (problems := list(dependency_problems(requirements, extra))):
+            if " is installed, but " in problem:
+                yield "problem", problem
+        if problems:
             yield "missing", f"pip install 'bionemo[{extra}]', for {use}"
 
 

@@ -51,7 +51,7 @@ def verify(directories: list[str]) -> None:
     Raises:
         UserError: if files or record counts differ.
     """
-    from bionemo.preparation.manifest import Manifest
+    from bionemo.preparation.manifest import Manifest, describe_other_versions
     from bionemo.preparation.manifest import verify as find_problems
     from bionemo.preparation.progress import progress
 
@@ -68,3 +68,5 @@ def verify(directories: list[str]) -> None:
             raise UserError(f"{directory} differs from its manifest: {'; '.join(problems[:5])}{more}")
         records = sum(tally.written for tally in manifest.tallies.values())
         print(f"{directory}: {len(manifest.files)} files with {records:,} records agree with the manifest")
+        if note := describe_other_versions(manifest):
+            print(f"note: {directory} was {note}")

@@ -12,6 +12,7 @@ from bionemo.data.shards.ranges import shard_paths
 SplitName = Literal["train", "val", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 FASTA_EXTENSIONS = (".fasta", ".fa", ".faa", ".fas")
+SMILES_EXTENSIONS = (".smi", ".smiles", ".ism", ".can", ".cxsmiles")
 
 
 def check_files_exist(config: DataConfig, names: Iterable[SplitName] = ("train", "val")) -> None:
@@ -39,11 +40,12 @@ def split_files(config: ShardDataConfig, name: SplitName) -> list[Path]:
     if split.data_impl == "mock":
         return []
     directory = _directory(config, name)
+    names = [split.range] if isinstance(split.range, str) else split.range
     if split.data_impl == "fasta_fields_mmap":
-        names = [split.range] if isinstance(split.range, str) else split.range
         extension = "" if all(each.endswith(FASTA_EXTENSIONS) for each in names) else ".fasta"
         return shard_paths(directory, name, names, extension)
-    paths = shard_paths(directory, name, split.range, ".csv")
+    is_smiles = all(each.endswith(SMILES_EXTENSIONS) for each in names)
+    paths = shard_paths(directory, name, names, "" if is_smiles else ".csv")
     return sorted(paths) if getattr(split.data_impl_kwargs, split.data_impl).sort_dataset_paths else paths
 
 

@@ -3,18 +3,24 @@
 
 import csv
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
+from bionemo.data.shards.columns import SMILES
 from bionemo.data.shards.compressed import refuse_compressed
 
-# usual names of the column of the sequences, in lower case
-SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
+# usual names of the columns of sequences and ids, in lower case
+SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence")
+_ID_COLUMNS = (
+    "id", "zinc_id", "record_name", "chembl_id", "molecule_chembl_id", "cid", "pubchem_cid", "compound_id", "drug_id",
+    "mol_id", "idnumber", "catalog_id", "compound_name", "molecule_name", "mol_name", "name", "title", "iupac",
+)  # fmt: skip
 _MAX_LISTED = 8  # columns in a message
 # Missing values in lower case, as pandas, R, Excel, C libraries and databases write them.
 _MISSING = frozenset((
@@ -121,6 +127,25 @@ def parse_table(file: BinaryIO, path: Path | str, separator: str) -> Table:
             f"{path} is not a valid CSV file (line {reader.line_num}: {error}): check its quotes, or write it again"
         ) from error
     return Table(path, columns, rows, locations)
+
+
+def find_sequence_columns(titles: Sequence[str]) -> list[int]:
+    """Return the numbers of the columns whose titles are usual for sequences or SMILES."""
+    proteins = [number for number, title in enumerate(titles) if title.strip().lower() in SEQUENCE_COLUMNS]
+    return proteins + find_smiles_columns(titles)
+
+
+def find_smiles_columns(titles: Sequence[str]) -> list[int]:
+    """Return the numbers of the columns whose titles state SMILES; only that of `smiles` if there is one."""
+    names = [title.strip() for title in titles]
+    exact = [number for number, name in enumerate(names) if name.lower() == "smiles"]
+    return exact or [number for number, name in enumerate(names) if SMILES.is_name(name)]
+
+
+def find_id_column(titles: Sequence[str]) -> int | None:
+    """Return the number of the column whose title is the most usual one for ids; None if there is none."""
+    names = [re.sub(r"[\W_]+", "_", title.lower()).strip("_") for title in titles]
+    return next((names.index(name) for name in _ID_COLUMNS if name in names), None)
 
 
 def incomplete_row(columns: list[str]) -> str:

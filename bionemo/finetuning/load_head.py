@@ -3,6 +3,7 @@
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +14,14 @@ from torch import Tensor
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
+from bionemo.data.files import SMILES_EXTENSIONS
+from bionemo.data.shards.smiles_shards import open_smiles
+from bionemo.data.table import find_id_column
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
 from bionemo.finetuning.table_arguments import find_sequences
 from bionemo.finetuning.variants import compute_variant_vectors
 from bionemo.inference.analysis.files import is_fasta, read_fasta, read_nonempty_table
 from bionemo.inference.batching import DEFAULT_LIMITS
-from bionemo.inference.input_records import ID_COLUMNS
 from bionemo.inference.model import Sequences, TrainedModel
 from bionemo.megatron.finite import all_finite
 
@@ -96,15 +99,18 @@ def read_records(path: Path) -> tuple[list[str], list[str]]:
     if is_fasta(path):
         records = read_fasta(path)
         return [record["id"] for record in records], [record["sequence"] for record in records]
-    if path.suffix in (".smi", ".smiles"):
-        lines = [line.split() for line in path.read_text("utf-8", errors="replace").splitlines() if line.strip()]
-        return [line[1] if line[1:] else str(number) for number, line in enumerate(lines)], [line[0] for line in lines]
+    if path.suffix.lower() in SMILES_EXTENSIONS:
+        with TemporaryDirectory() as directory:  # an index beside the file would be used only once
+            (source,) = open_smiles([path], index_mapping_dir=directory)
+            molecules = [source.fields(number) for number in range(len(source))]
+        names = [each.get("id") or str(number) for number, each in enumerate(molecules)]
+        return names, [each["sequence"] for each in molecules]
     table = read_nonempty_table(path)
     if (name := find_sequences(table)) is None:
         columns = ", ".join(map(repr, table.columns))
         raise UserError(f"{path} has the columns {columns}: rename the column of the sequences to 'sequence'")
-    id_name = next((each for each in ID_COLUMNS if each in table.columns), None)
-    ids = table.column(id_name, "rename one") if id_name else [str(number) for number in range(len(table.rows))]
+    number = find_id_column(table.columns)
+    ids = [str(i) for i in range(len(table.rows))] if number is None else [row[number] for row in table.rows]
     return ids, table.column(name, "rename one")
 
 

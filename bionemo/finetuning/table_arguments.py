@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bionemo.common.errors import UserError
-from bionemo.data.table import SEQUENCE_COLUMNS, Table, is_missing, parse_number, read_table, single_column
+from bionemo.data.table import Table, find_sequence_columns, is_missing, parse_number, read_table, single_column
 from bionemo.finetuning.splits import split_columns
 
 CONFIG = "downstream_table"
@@ -166,8 +166,8 @@ def _first_file(path: Path) -> Path:
 
 def find_sequences(table: Table) -> str | None:
     """Return the name of the column of the sequences: by its name, else by its cells. None if this is ambiguous."""
-    if found := [name for name in table.columns if name.strip().lower() in SEQUENCE_COLUMNS]:
-        return found[0] if len(found) == 1 else None
+    if usual := find_sequence_columns(table.columns):
+        return table.columns[usual[0]] if len(usual) == 1 else None
     found = [
         name
         for name, cells in zip(table.columns, zip(*table.rows[:_EXAMINED], strict=True), strict=False)

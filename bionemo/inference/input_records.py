@@ -13,26 +13,27 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.config.schema import InferDataConfig
 from bionemo.config.schema.data import CsvFieldsConfig
+from bionemo.data.files import SMILES_EXTENSIONS
 from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.shards.index_store import user_cache
 from bionemo.data.shards.ranges import expand_range
+from bionemo.data.shards.smiles_shards import SmilesSource, open_smiles
 from bionemo.data.shards.source import read_prefixes
-from bionemo.data.table import SEQUENCE_COLUMNS
+from bionemo.data.table import find_id_column, find_sequence_columns
 
 FASTA = (".fasta", ".fa", ".faa", ".fas")
-_CSV, _SMILES = (".csv", ".tsv"), (".smi", ".smiles")
-
-
-ID_COLUMNS = "id", "zinc_id", "record_name"  # of users, and of our shards
+_CSV = (".csv", ".tsv")
+_MAP = "model.data.data_fields_map"
 
 
 class Record(NamedTuple):
-    """Name and text of a sequence."""
+    """Name and text of a sequence, and the target with which generated molecules are compared."""
 
     id: str
     text: str
+    target: str | None = None
 
 
 class Records:
@@ -74,7 +75,7 @@ class Records:
         for number in range(first, last):
             source = int(np.searchsorted(self._bounds, number, "right")) - 1
             fields = self._sources[source].fields(number - int(self._bounds[source]))
-            yield Record(fields.get("id") or str(number), fields["sequence"])
+            yield Record(fields.get("id") or str(number), fields["sequence"], fields.get("target"))
 
 
 def find_files(config: InferDataConfig) -> list[Path]:
@@ -108,11 +109,16 @@ class _TextFormat(NamedTuple):
     header_lines: int
 
 
-def _open_sources(config: InferDataConfig, paths: list[Path], proteins: bool) -> list[CsvSource | FastaSource]:
+def _open_sources(
+    config: InferDataConfig, paths: list[Path], proteins: bool
+) -> list[CsvSource | FastaSource | SmilesSource]:
     """Open the files: each text file by its own header, consecutive files of the same format as one source."""
     reader, index_directory = config.data_impl_kwargs.csv_fields_mmap, config.index_mapping_dir or user_cache()
     if _all_fasta(config, paths):
         return [FastaSource(paths, index_mapping_dir=index_directory)]
+    if _all_smiles(config, paths):
+        smiles, name = (config.data_fields_map.get(field) for field in ("sequence", "id"))
+        return [*open_smiles(paths, f"{_MAP}.sequence", smiles, name, index_directory)]
     return [
         CsvSource(
             [path for path, _ in group], columns=text_format.columns, separator=text_format.separator,
@@ -126,12 +132,11 @@ def _open_sources(config: InferDataConfig, paths: list[Path], proteins: bool) ->
 
 
 def _text_formats(config: InferDataConfig, paths: list[Path]) -> list[_TextFormat]:
-    """Return the format of each text file; [] if the files are FASTA files."""
-    if _all_fasta(config, paths):
+    """Return the format of each text file; [] for FASTA and SMILES files."""
+    if _all_fasta(config, paths) or _all_smiles(config, paths):
         return []
-    endings = {path.suffix.lower() for path in paths}
-    if not (config.data_impl or endings <= {*_CSV} or endings <= {*_SMILES}):
-        known = ", ".join(FASTA + _CSV + _SMILES)
+    if not config.data_impl and not {path.suffix.lower() for path in paths} <= {*_CSV}:
+        known = ", ".join(FASTA + _CSV + SMILES_EXTENSIONS)
         raise UserError(
             f"{paths[0]}: unknown file format, expected {known}, all of one kind: rename the files, or set "
             "model.data.data_impl to csv_fields_mmap or fasta_fields_mmap"
@@ -144,17 +149,17 @@ def _all_fasta(config: InferDataConfig, paths: list[Path]) -> bool:
     return config.data_impl == "fasta_fields_mmap" or (not config.data_impl and by_name)
 
 
+def _all_smiles(config: InferDataConfig, paths: list[Path]) -> bool:
+    return not config.data_impl and {path.suffix.lower() for path in paths} <= {*SMILES_EXTENSIONS}
+
+
 def _text_format(path: Path, config: InferDataConfig, reader: CsvFieldsConfig) -> _TextFormat:
     """Return the format of a file: from the configuration if `data_impl` is set, else from its ending and header."""
-    ending, separator = path.suffix.lower(), reader.data_sep
+    separator = reader.data_sep
     if config.data_impl:
         _check_columns(path, config, reader)
         return _TextFormat(reader.data_fields, separator, reader.header_lines)
-    if ending in _SMILES:
-        name_separator = _smiles_separator(path)
-        columns = {"sequence": 0, "id": 1} if name_separator else {"sequence": 0}
-        return _TextFormat(columns, name_separator or "\t", 0)
-    separator = "\t" if ending == ".tsv" else separator
+    separator = "\t" if path.suffix.lower() == ".tsv" else separator
     columns = _find_columns(path, separator, config) if reader.header_lines else reader.data_fields
     return _TextFormat(columns, separator, reader.header_lines)
 
@@ -176,18 +181,21 @@ def _check_columns(path: Path, config: InferDataConfig, reader: CsvFieldsConfig)
 def _find_columns(path: Path, separator: str, config: InferDataConfig) -> dict[str, int]:
     """Find the columns of sequences and, optionally, ids in the header."""
     header, wanted = _read_header(path, separator), _header_name("sequence", config)
-    usual = [name for name in header if name.strip().lower() in SEQUENCE_COLUMNS]
+    usual = find_sequence_columns(header)
     if "sequence" == wanted not in header and len(usual) == 1:
-        wanted = usual[0]
+        wanted = header[usual[0]]
     if wanted not in header:
         raise UserError(
             f"{path} has no column {wanted!r}, but {', '.join(map(repr, header[:8])) or 'no header'}: set "
-            "model.data.data_fields_map.sequence to the column of the sequences"
+            f"{_MAP}.sequence to the column of the sequences"
         )
-    columns = {"sequence": header.index(wanted)}
-    for name in (_header_name("id", config), *ID_COLUMNS):
-        if name in header:
-            columns.setdefault("id", header.index(name))
+    name = _header_name("id", config)
+    number = header.index(name) if name in header else find_id_column(header)
+    columns = {"sequence": header.index(wanted)} | ({} if number is None else {"id": number})
+    if target := config.data_fields_map.get("target"):
+        if target not in header:
+            raise UserError(f"{path} has no column {target!r}: set {_MAP}.target to the column of the targets")
+        columns["target"] = header.index(target)
     return columns
 
 
@@ -203,10 +211,3 @@ def _read_header(path: Path, separator: str, lines: int = 1) -> list[str]:
     except (TypeError, csv.Error):  # a separator that is not one character, a NUL byte, a cell without end
         return []
     return rows[-1] if rows and len(rows) == lines else []
-
-
-def _smiles_separator(path: Path) -> str | None:
-    """Return the separator between a SMILES and its name; None if there are no names."""
-    with path.open("rb") as file:
-        first = file.readline(1 << 16)
-    return next((mark for mark in ("\t", " ") if mark.encode() in first.strip()), None)

@@ -22,6 +22,7 @@ NAMES = rf"part-\d{{6,}}\.safetensors|\..+\.tmp|{COMPLETE}"  # of all files that
 def write_part(path: Path, columns: Mapping[str, np.ndarray], digest: str) -> None:
     """Write outputs, and `tokens` and `numbers` [k] of their sequences, to a part file atomically and durably.
 
+    `invalid` holds the numbers of the records whose SMILES RDKit rejects.
     `digest` is that of the prediction.
 
     Raises:
@@ -44,6 +45,13 @@ def count_sequences(path: Path, digest: str) -> int | None:
     if metadata != {"identity": digest, "checksum": _checksum(columns)}:
         return None
     return len(columns["tokens"])
+
+
+def read_invalid(path: Path) -> np.ndarray:
+    """Read the numbers of the invalid records of a part."""
+    with safe_open(path, framework="np") as file:
+        found: np.ndarray = file.get_tensor("invalid")
+        return found
 
 
 def _tensor(values: np.ndarray) -> torch.Tensor:

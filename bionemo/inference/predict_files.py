@@ -20,18 +20,20 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned, identity_of, remove_owned
 from bionemo.config.schema import InferDataConfig, TaskConfig
+from bionemo.data.molecules.content_checks import report_invalid
 from bionemo.inference import part_files
 from bionemo.inference.batching import BatchLimits, max_tokens, tokenize, too_long_error
 from bionemo.inference.fingerprint import digest
 from bionemo.inference.generation import decodings, generate
 from bionemo.inference.input_records import Records
+from bionemo.inference.invalid_molecules import find_invalid
 from bionemo.inference.letters import LetterCounts
 from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_pieces
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import GENERATED, PER_TOKEN
 from bionemo.inference.part_files import COMPLETE, KIND, NAMES, count_sequences
 from bionemo.inference.progress import Advance, no_progress
-from bionemo.inference.text_outputs import encode_texts, summarize_molecules
+from bionemo.inference.text_outputs import encode_texts, summarize_matches, summarize_molecules
 from bionemo.inference.writers import BY_ID, FORMATS, PredictionResults, check_ids, write_results
 from bionemo.tokenizers import Alphabet, SmilesTokenizer
 
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 _LETTERS = {"sequence": 1 << 20, "token": 1 << 17, "text": 1 << 16}
 _TEXTS = 1 << 12  # molecules that are checked at once
 _POLL_SECONDS = 0.2
+_ON_INVALID = "model.data.on_invalid"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Prediction:
     task: TaskConfig
     data: InferDataConfig
     identity: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Name of the input in messages."""
+        return str(self.records.paths[0])
 
     @property
     def outputs(self) -> list[str]:
@@ -218,9 +226,17 @@ def compute_parts(prediction: Prediction, model: TrainedModel, rank: int, ranks:
 
 def _compute_part(prediction: Prediction, model: TrainedModel, number: int, which: range, advance: Advance) -> None:
     data, max_length = prediction.data, max_tokens(model.network)
-    records = list(prediction.records.read(which.start, which.stop))
-    names = [f"{record.id} (record {number:,})" for number, record in zip(which, records, strict=True)]
-    ids = [tokenize(model.network.vocabulary, record.text, name) for record, name in zip(records, names, strict=True)]
+    records = dict(zip(which, prediction.records.read(which.start, which.stop), strict=True))
+    invalid = [which[position] for position in find_invalid(model.network, [each.text for each in records.values()])]
+    if invalid and data.on_invalid == "error":
+        report_invalid(prediction.label, invalid, records[invalid[0]].text, len(which), "error", _ON_INVALID)
+    if data.on_invalid == "skip":
+        records = {key: record for key, record in records.items() if key not in set(invalid)}
+    names = [f"{record.id} (record {key:,})" for key, record in records.items()]
+    ids = [
+        tokenize(model.network.vocabulary, record.text, name)
+        for record, name in zip(records.values(), names, strict=True)
+    ]
     fitted = apply_policy(ids, names, max_length, data.long_sequences)
     if fitted.long and not isinstance(model.network.vocabulary, Alphabet):
         _note_long(names[fitted.long[0]], len(fitted.long), max_length, data.long_sequences)
@@ -231,7 +247,7 @@ def _compute_part(prediction: Prediction, model: TrainedModel, number: int, whic
     empty = {name: np.zeros((0, 1), np.float32) for name in computed}
     columns = {name: np.concatenate([batch[name] for batch in batches or [empty]]) for name in computed}
     columns, tokens = join_pieces(columns, fitted)
-    numbers = which.start + np.array(fitted.kept, np.int64)
+    numbers = np.array([*records], np.int64)[fitted.kept]
     molecules: dict[str, np.ndarray] = {}
     for name, decoding in generated.items():
         last = len(molecules) == len(generated) - 1
@@ -239,7 +255,7 @@ def _compute_part(prediction: Prediction, model: TrainedModel, number: int, whic
         texts = encode_texts(generate(model, fitted.pieces, decoding, numbers, limits, progress))
         molecules[name] = texts[:, 0] if name == "reconstruction" else texts
     advance(len(which) - len(fitted.pieces))
-    arrays = {**columns, **molecules, "tokens": tokens, "numbers": numbers}
+    arrays = {**columns, **molecules, "tokens": tokens, "numbers": numbers, "invalid": np.array(invalid, np.int64)}
     part_files.write_part(prediction.files[number], arrays, prediction.digest)
 
 
@@ -287,10 +303,21 @@ def merge_parts(prediction: Prediction) -> list[str]:
         raise UserError(f"{damaged[0]} is damaged: run the same command again, which computes it again")
     files = [file for file in prediction.files if lengths[file]]
     results = PredictionResults(files, prediction.records, prediction.outputs)
+    invalid = [number for file in prediction.files for number in part_files.read_invalid(file).tolist()]
+    if invalid:
+        first = next(prediction.records.read(invalid[0], invalid[0] + 1)).text
+        total, policy = len(prediction.records), prediction.data.on_invalid
+        log.warning(report_invalid(prediction.label, invalid, first, total, policy, _ON_INVALID))
     if not results.files:
-        raise UserError("all sequences were dropped: set model.data.long_sequences to truncate or split")
+        remedy = f"{_ON_INVALID} to keep" if invalid else "model.data.long_sequences to truncate or split"
+        raise UserError(f"all sequences were dropped: set {remedy}")
     lines = [f"{len(results.tokens):,} sequences: {prediction.output}"]
-    lines += [summarize_molecules(name, results.texts(name)) for name in prediction.outputs if name in GENERATED]
+    for name in (name for name in prediction.outputs if name in GENERATED):
+        lines.append(summarize_molecules(name, ((record.text, texts) for record, texts in results.texts(name))))
+        if prediction.data.data_fields_map.get("target"):
+            lines.append(
+                summarize_matches(name, ((record.target or "", texts) for record, texts in results.texts(name)))
+            )
     _refuse_existing(prediction)
     write_results(prediction.output, prediction.file_format, results, prediction.directory)
     try:

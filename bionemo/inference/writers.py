@@ -78,11 +78,11 @@ class PredictionResults:
             with safe_open(file, framework="np") as opened:
                 yield decode_texts(opened.get_tensor(name))
 
-    def texts(self, name: str) -> Iterator[tuple[str, list[str]]]:
-        """Yield each input text and the texts generated from it."""
+    def texts(self, name: str) -> Iterator[tuple[Record, list[str]]]:
+        """Yield each record of the input and the texts generated from it."""
         for part in self:
             for record, generated in zip(part.records, part.columns[name], strict=True):
-                yield record.text.strip(), [generated] if generated.ndim == 0 else generated.tolist()
+                yield record, [generated] if generated.ndim == 0 else generated.tolist()
 
     @cached_property
     def ids(self) -> list[str]:

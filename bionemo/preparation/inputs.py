@@ -50,6 +50,14 @@ def read_gzip(path: Path, raw: BinaryIO | None = None) -> Iterator[bytes]:
             ) from error
 
 
+def read_head(path: Path, size: int) -> bytes:
+    """Read the first `size` bytes of a file, decompressed. Errors as in `is_gzipped` and `read_gzip`."""
+    if is_gzipped(path):
+        return next(read_gzip(path), b"")[:size]
+    with path.open("rb") as file:
+        return file.read(size)
+
+
 def read_line_blocks(path: Path, display_path: str, block_bytes: int) -> Iterator[LineBlock]:
     """Read a file, gzipped or plain, in blocks of whole lines; a plain file is read `block_bytes` at a time.
 

@@ -3,7 +3,9 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -20,6 +22,10 @@ from bionemo.preparation.urls import destination, download_directory, is_url
 
 _FORMAT, _VERSION = "bionemo-prepared", 1
 _MAX_BYTES = 64 << 20
+# NumPy shuffles the records of some data sets, and its generators may change between releases.
+_LIBRARIES = {
+    "zinc": ("rdkit",), "uspto": ("rdkit",), "moleculenet": ("rdkit", "numpy"), "sequences": ("numpy",),
+}  # fmt: skip
 
 
 @dataclass
@@ -62,6 +68,8 @@ class Manifest:
     tallies: dict[str, RecordCounts] = field(default_factory=dict)  # record counts by a name for each input
     # the output files by path relative to the output, with `/`
     files: dict[str, OutputFile] = field(default_factory=dict)
+    # versions of the libraries on which the content depends; {} in manifests of earlier releases
+    versions: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the content of `manifest.json`."""
@@ -97,10 +105,31 @@ class Manifest:
         _check(isinstance(content, dict), "the whole file")
         if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
             raise ValueError("it was written by another version")
-        manifest: Manifest = _parse({each.name: content.get(each.name) for each in fields(cls)}, cls, "")
+        names = [each.name for each in fields(cls) if each.name != "versions" or each.name in content]
+        manifest: Manifest = _parse({name: content.get(name) for name in names}, cls, "")
         for name in manifest.files:
             _check(is_output(name), f"files: {name[:80]!a} is not a name that a preparation writes")
         return manifest
+
+
+def library_versions(job: str) -> dict[str, str]:
+    """Return the versions of the libraries on which the content of a data set depends, by the preparation's type."""
+    found = {}
+    for name in _LIBRARIES.get(job, ()):
+        with suppress(PackageNotFoundError):  # installed by other means than pip
+            found[name] = version(name)
+    return found
+
+
+def describe_other_versions(manifest: Manifest) -> str:
+    """Return a note about libraries that are installed in other versions than those of a manifest; "" without them."""
+    installed = library_versions(manifest.job)
+    other = [
+        f"{name} {old}, and {installed[name]} is installed"
+        for name, old in manifest.versions.items()
+        if installed.get(name, old) != old
+    ]
+    return f"prepared with {'; '.join(other)}: the content may differ if it is prepared again" if other else ""
 
 
 def _check(condition: bool, where: str) -> None:

@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read SMILES files in blocks of lines, and canonicalise SMILES with RDKit."""
 
-import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bionemo.common.errors import UserError, optional_dependency
-from bionemo.data.shards.blocks import BYTE_ORDER_MARK, LineBlock
-from bionemo.preparation.inputs import notify_dropped_columns, read_line_blocks
+from bionemo.data.molecules.smiles import parse_smiles, write_canonical
+from bionemo.data.shards.blocks import LineBlock
+from bionemo.data.shards.smiles_format import CARRIAGE_RETURN, HEAD_BYTES, Column, SmilesFormat, find_format
+from bionemo.preparation.inputs import notify_dropped_columns, read_head, read_line_blocks
 
 with optional_dependency("molecules", "SMILES"):
-    from rdkit import Chem, rdBase
+    from rdkit import Chem
 
-rdBase.DisableLog("rdApp.*")  # RDKit's messages contain neither file nor line
 _BLOCK_BYTES = 256 << 10  # about 4,000 molecules, half a second of RDKit
-_ID_COLUMNS = ("zinc_id", "id")
 
 
 def canonical_smiles(smiles: str) -> str | None:
     """Return the canonical SMILES of RDKit, or None if RDKit cannot parse the molecule."""
-    molecule = Chem.MolFromSmiles(smiles.strip())
-    return Chem.MolToSmiles(molecule) or None if molecule else None
+    molecule = parse_smiles(smiles.strip())
+    return write_canonical(molecule) if molecule else None
 
 
 def unmapped_smiles(smiles: str) -> str | None:
@@ -35,90 +34,58 @@ def unmapped_smiles(smiles: str) -> str | None:
     return canonical_smiles(Chem.MolToSmiles(molecule))
 
 
-class SmilesColumns(NamedTuple):
-    """Columns of a SMILES file."""
-
-    separator: str | None  # None: any white space
-    smiles: int
-    id: int | None  # None: the id of a molecule is made of the numbers of its file and line
-
-
 class SmilesBlock(NamedTuple):
-    """Consecutive lines of a SMILES file, below its header."""
+    """Consecutive lines of a SMILES file."""
 
     file: int  # index of the file
-    columns: SmilesColumns
+    columns: SmilesFormat
     lines: LineBlock
 
     def rows(self) -> Iterator[tuple[int, str, str]]:
-        """Yield line number, SMILES and id of every line that is not blank.
+        """Yield line number, SMILES and id of every record; an id that is missing is made of those of file and line.
 
         Raises:
-            UserError: if the text is not UTF-8, or a line has no SMILES or, in a file with ids, no id.
+            UserError: if the text is not UTF-8, or a line has no SMILES or, in a table with ids, no id.
         """
         display_path, first_line, data, _ = self.lines
         try:
-            lines = data.decode().split("\n")
+            lines = data.decode("utf-8-sig" if first_line == 1 else "utf-8").split("\n")
         except UnicodeDecodeError as error:
             line = first_line + data.count(b"\n", 0, error.start)
             raise UserError(f"{display_path}:{line}: text that is not UTF-8: convert the file with iconv") from error
-        separator, smiles, name = self.columns
+        if b"\r" in data and b"\r" in data.replace(b"\r\n", b"").rstrip(b"\r"):
+            raise UserError(f"{display_path}:{first_line}: {CARRIAGE_RETURN}")
         for line, text in enumerate(lines, first_line):
-            if not text.strip():
+            if line <= self.columns.skipped:
                 continue
-            fields = _split_fields(text, separator)
-            if name is None and len(fields) > smiles:
-                yield line, fields[smiles], f"{self.file}-{line}"
+            try:
+                record = self.columns.split(text)
+            except ValueError as error:
+                raise UserError(f"{display_path}:{line}: {error}") from error
+            if record is None:
                 continue
-            if name is None:
-                raise UserError(f"{display_path}:{line}: no SMILES: complete the line, or remove it")
-            if len(fields) <= max(smiles, name) or not fields[name]:
+            if self.columns.name is not None and not record[1]:
                 raise UserError(f"{display_path}:{line}: a molecule without an id: add one, or remove the line")
-            yield line, fields[smiles], fields[name]
+            yield line, record[0], record[1] or f"{self.file}-{line}"
 
 
-def read_smiles(files: Iterable[tuple[Path, str]]) -> Iterator[SmilesBlock]:
-    """Read SMILES files, plain or gzipped.
-
-    The header determines the columns: `smiles`, and `zinc_id` or `id`, in any case and order. In a file without a
-    header the SMILES is first and the id second. A file may have no ids. The separator is a tab, comma or space, as in
-    the first line.
+def read_smiles(
+    files: Iterable[tuple[Path, str]], smiles: Column = None, name: Column = None
+) -> Iterator[SmilesBlock]:
+    """Read SMILES files, plain or gzipped; for the columns see `smiles_format`.
 
     `files` are the path of each file, and its path or URL for messages.
 
     Raises:
-        UserError: if a file cannot be read.
+        UserError: if a file cannot be read, or no column has SMILES.
     """
-    notified: list[list[str]] = []
+    notified: list[Sequence[str]] = []
     for index, (path, display_path) in enumerate(files):
-        columns = None
+        columns = find_format(read_head(path, HEAD_BYTES), display_path, "sequence_column", smiles, name)
+        titles = columns.titles or [f"column {number + 1}" for number in range(columns.columns)]
+        if titles not in notified and not columns.has_rest:  # once for all files with these columns
+            used = [titles[each] for each in (columns.name, columns.smiles) if each is not None]
+            notify_dropped_columns(display_path, titles, used)
+            notified.append(titles)
         for block in read_line_blocks(path, display_path, _BLOCK_BYTES):
-            lines = block
-            if columns is None:
-                data = block.data.removeprefix(BYTE_ORDER_MARK)
-                first = data.split(b"\n", 1)[0]
-                columns, titles = _find_columns(first.decode(errors="replace"))
-                if titles:
-                    if titles not in notified:  # once for all files with these columns
-                        used = [titles[each] for each in (columns.id, columns.smiles) if each is not None]
-                        notify_dropped_columns(display_path, titles, used)
-                        notified.append(titles)
-                    data = data[len(first) + 1 :]
-                lines = block._replace(data=data, first_line=1 + bool(titles))
-            yield SmilesBlock(index, columns, lines)
-
-
-def _find_columns(first_line: str) -> tuple[SmilesColumns, list[str]]:
-    """Return the columns of a file, and the titles in its header or an empty list if it has none."""
-    separator = "\t" if "\t" in first_line else "," if "," in first_line else None
-    titles = _split_fields(first_line, separator)
-    names = [title.lower() for title in titles]
-    if "smiles" not in names:
-        return SmilesColumns(separator, 0, 1 if len(titles) > 1 else None), []
-    name = next((names.index(name) for name in _ID_COLUMNS if name in names), None)
-    return SmilesColumns(separator, names.index("smiles"), name), titles
-
-
-def _split_fields(line: str, separator: str | None) -> list[str]:
-    fields = next(csv.reader([line])) if separator == "," and '"' in line else line.split(separator)
-    return [field.strip() for field in fields]
+            yield SmilesBlock(index, columns, block)

@@ -21,7 +21,7 @@ from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_tree
 from bionemo.config.schema.preparation import PreparationConfig
 from bionemo.preparation.checksums import InputFile, OutputFile, write_with_checksum
-from bionemo.preparation.manifest import Manifest, RecordCounts
+from bionemo.preparation.manifest import Manifest, RecordCounts, describe_other_versions, library_versions
 from bionemo.preparation.output_names import MANIFEST, is_output, is_shard
 from bionemo.preparation.staging_directory import StagingDirectory, is_interrupted, recover
 from bionemo.preparation.urls import is_url
@@ -112,7 +112,7 @@ def stage_output(
             return
         replaced = _find_replaced(target, top_directories, force)
         staging = StagingDirectory.create(target)
-        output = StagedOutput(staging.tree, staging.scratch, Manifest(job, parameters))
+        output = StagedOutput(staging.tree, staging.scratch, Manifest(job, parameters, versions=library_versions(job)))
         try:
             yield output
             for name, counts in output.manifest.tallies.items():
@@ -194,6 +194,8 @@ def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Se
         if _file_size(target / name) != entry.size:
             raise UserError(f"{target / name} has changed since it was prepared: prepare it again with force=True")
     log.info("%s is prepared already; force=True prepares it again", target)
+    if note := describe_other_versions(manifest):
+        log.warning("note: %s was %s", target, printable(note))
     return True
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_text
+from bionemo.data.files import SMILES_EXTENSIONS
 from bionemo.preparation.download import fetch
 from bionemo.preparation.inputs import is_gzipped
 from bionemo.preparation.urls import absolute_source, destination, download_directory, redact_url
 
 log = logging.getLogger(__name__)
-_SUFFIXES = (".txt", ".smi", ".csv", ".tsv")
+_SUFFIXES = (".txt", ".csv", ".tsv", *SMILES_EXTENSIONS)
 _PARALLEL_DOWNLOADS = 8  # tranches are small, so latency dominates
 _MAX_FAILURES = 24  # after which the remaining downloads are cancelled: the server or the network is down
 _MAX_LIST_BYTES = 64 << 20
@@ -22,7 +23,7 @@ _MAX_LIST_BYTES = 64 << 20
 def fetch_tranches(source: str, raw: Path) -> list[tuple[Path, str]]:
     """Find the files of a source, and download those of a list.
 
-    A source is a directory, searched recursively for `.txt`, `.smi`, `.csv` and `.tsv`, each also with `.gz`; a file
+    A source is a directory, searched recursively for the files of _SUFFIXES, each also with `.gz`; a file
     that lists URLs, one per line, which are downloaded to `raw`; or a SMILES file. The latter two may be URLs
     themselves. Returns the path of each file and its path or URL for messages, in the order of the list or sorted by
     path.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepare ZINC15 tranches, or other SMILES files, as shards of distinct canonical SMILES in random order.
 
-Molecules are sorted by a seeded hash of their canonical SMILES, which both shuffles them and makes duplicates
-adjacent. Rows are distributed to buckets by the first digits of the hash, and each bucket is sorted in memory. The
-order depends neither on the number of processes nor, except for the ids of duplicates, on the order of the files.
+Duplicates have the same canonical SMILES: rows are distributed to buckets by its hash, and each bucket is searched in
+memory. The others are sorted by a seeded hash of their SMILES in the file, which shuffles them, again in buckets. The
+order depends neither on the number of processes nor, except for the ids of duplicates, on the order of the files. It
+does not depend on the version of RDKit, whose canonical SMILES change between releases.
 """
 
 from collections import Counter
@@ -34,11 +35,16 @@ _HEADER = b"zinc_id,smiles\n"
 _BUCKET_BYTES = 32 << 20  # bytes of input per bucket
 _BUFFER_BYTES = 64 << 20  # rows are buffered, so that buckets are written in long runs
 _HASH_DIGITS = 32  # 128 bits: a collision among 1.5 billion molecules has a probability of 10^-20
+_KEY_DIGITS = 16  # 64 bits: rows with the same key are sorted by their content
 _GZIP_RATIO = 5  # estimate
 
 
 class _ParsedBlock(NamedTuple):
-    """Rows `hash,id,SMILES` of a block of lines, and its record counts."""
+    """Rows of a block of lines, and its record counts.
+
+    A row is `hash of the canonical SMILES,key of the order,id,canonical SMILES`; without the hash if duplicates are
+    kept.
+    """
 
     rows: list[bytes]
     read: int
@@ -50,7 +56,7 @@ def prepare(job: ZincJob) -> None:
     """Write `{train,val,test}/x000.csv ...` with the header `zinc_id,smiles`.
 
     Molecules longer than `max_smiles_length` and duplicates are dropped. The others are shuffled and divided into
-    shards, see `shard_sizes`. The required disk space is 1.6 times the size of the result.
+    shards, see `shard_sizes`. The required disk space is twice the size of the result.
 
     Raises:
         UserError: if an input cannot be read or downloaded, a molecule is invalid and its policy is `error`, or the
@@ -67,40 +73,54 @@ def prepare(job: ZincJob) -> None:
         files = fetch_tranches(job.source, raw)
         counts = output.add_counts(redact_url(job.source), *SPLITS)
         dropped: Counter[str] = Counter()
-        blocks = read_smiles(_add_inputs(files, output))
+        blocks = read_smiles(_add_inputs(files, output), job.sequence_column, job.id_column)
+        buckets = _Buckets(output.scratch, "molecules", files)
         with (
             progress("reading molecules", sum(path.stat().st_size for path, _ in files)) as advance,
             closing(map_ordered(partial(_parse_block, job), blocks, job.num_preprocess_workers)) as results,
         ):
-            buckets = _Buckets(output.scratch, files)
             for result in results:
                 buckets.add(result.rows)
                 counts.read += result.read
                 dropped += result.dropped
                 advance(result.size)
             buckets.flush()
-
-        paths = buckets.paths
+        if job.on_duplicate != "keep":
+            with_duplicates, buckets = buckets.paths, _Buckets(output.scratch, "distinct", files)
+            with (
+                progress("removing duplicates", sum(path.stat().st_size for path in with_duplicates)) as advance,
+                closing(
+                    map_ordered(
+                        partial(_remove_duplicates, job.on_duplicate), with_duplicates, job.num_preprocess_workers
+                    )
+                ) as distinct,
+            ):
+                for rows, duplicates, size in distinct:
+                    buckets.add(rows)
+                    dropped["duplicate"] += duplicates
+                    advance(size)
+            buckets.flush()
         with (
-            progress("sorting molecules", sum(path.stat().st_size for path in paths)) as advance,
-            closing(
-                map_ordered(partial(_sort_bucket, job.on_duplicate), paths, job.num_preprocess_workers)
-            ) as sorting,
+            progress("sorting molecules", sum(path.stat().st_size for path in buckets.paths)) as advance,
+            closing(map_ordered(_sort_bucket, buckets.paths, job.num_preprocess_workers)) as sizes,
         ):
-            for kept, duplicates, size in sorting:
-                counts.written += kept
-                dropped["duplicate"] += duplicates
+            for size in sizes:
                 advance(size)
+
+        counts.written = counts.read - dropped.total()
         counts.dropped = {reason: count for reason, count in sorted(dropped.items()) if count}
-        _write_shards(output, paths, shard_sizes(counts.written, job.train_size, job.val_size, job.test_size))
+        lost = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.items())
+        sizes_of_shards = shard_sizes(counts.written, job.train_size, job.val_size, job.test_size, lost)
+        _write_shards(output, buckets.paths, sizes_of_shards)
 
 
-def shard_sizes(molecules: int, train: int, val: int, test: int) -> list[dict[str, int]]:
+def shard_sizes(molecules: int, train: int, val: int, test: int, lost: str = "") -> list[dict[str, int]]:
     """Return the number of molecules in each shard of each split.
 
     The shuffled molecules are divided into groups of `train + val + test`; group k forms shard k of the three splits.
     The last group, if incomplete, is divided in the same proportions, val and test rounded down but at least 1. If it
-    is too small for one molecule in each split, it is added to the last training shard.
+    is too small for one molecule in each split, it is added to the last training shard. `lost` describes the molecules
+    that were left out, for the message.
 
     Raises:
         UserError: if there are too few molecules for one in each split.
@@ -120,8 +140,8 @@ def shard_sizes(molecules: int, train: int, val: int, test: int) -> list[dict[st
         shards[-1]["train"] += rest
     else:
         raise UserError(
-            f"{molecules} molecules are left, too few to divide: add molecules, raise max_smiles_length, or set "
-            "val_size=0 and test_size=0"
+            f"{molecules} molecules are left, too few to divide{f' ({lost})' if lost else ''}: add molecules, raise "
+            "max_smiles_length, or set val_size=0 and test_size=0"
         )
     return shards
 
@@ -151,9 +171,12 @@ def _parse_block(job: ZincJob, block: SmilesBlock) -> _ParsedBlock:
         elif len(smiles) > job.max_smiles_length:
             dropped[f"longer than {job.max_smiles_length}"] += 1
         else:
-            suffix = f" {block.file}:{line}" if job.on_duplicate == "keep" else ""  # makes every key unique
-            digest = xxhash.xxh3_128_hexdigest((smiles + suffix).encode(), seed=seed)
-            rows.append(f"{digest},{_quote(name)},{smiles}\n".encode())
+            if job.on_duplicate == "keep":
+                prefix, ordered_by = "", f"{text} {block.file}:{line}"  # makes every key unique
+            else:
+                prefix, ordered_by = xxhash.xxh3_128_hexdigest(smiles.encode()) + ",", text
+            key = xxhash.xxh3_64_hexdigest(ordered_by.encode(), seed=seed)
+            rows.append(f"{prefix}{key},{_quote(name)},{smiles}\n".encode())
     return _ParsedBlock(rows, read, dropped, block.lines.size)
 
 
@@ -162,11 +185,11 @@ def _quote(name: str) -> str:
 
 
 class _Buckets:
-    """Files of rows by the first digits of their hash, in the order of arrival."""
+    """Files of rows by their first digits, in the order of arrival."""
 
-    def __init__(self, directory: Path, files: Sequence[tuple[Path, str]]) -> None:
+    def __init__(self, directory: Path, name: str, files: Sequence[tuple[Path, str]]) -> None:
         size = sum(path.stat().st_size * (_GZIP_RATIO if is_gzipped(path) else 1) for path, _ in files)
-        self.paths = [directory / f"{index:06}.rows" for index in range(size // _BUCKET_BYTES + 1)]
+        self.paths = [directory / f"{name}-{index:06}.rows" for index in range(size // _BUCKET_BYTES + 1)]
         self._rows: list[list[bytes]] = [[] for _ in self.paths]
         self._buffered_bytes = 0
         for path in self.paths:
@@ -189,29 +212,41 @@ class _Buckets:
         self._buffered_bytes = 0
 
 
-def _sort_bucket(on_duplicate: str, path: Path) -> tuple[int, int, int]:
-    """Sort a bucket in place and remove duplicates and hashes.
+def _remove_duplicates(on_duplicate: str, path: Path) -> tuple[list[bytes], int, int]:
+    """Return the rows of the distinct molecules of a bucket without hashes, and delete the bucket.
 
-    Returns the number of kept rows, the number of duplicates, and the size of the bucket in bytes before sorting.
+    The id is that of the first duplicate, the key the lowest of all. Also returns the number of duplicates, and the
+    size of the bucket in bytes.
     """
     data = path.read_bytes()
-    rows = data.split(b"\n")[:-1]
-    rows.sort(key=lambda row: row[:_HASH_DIGITS])  # stable: the first of several equal molecules stays first
-    kept: list[bytes] = []
-    previous = b""
-    for row in rows:
-        if row[:_HASH_DIGITS] != previous[:_HASH_DIGITS]:
-            kept.append(row[_HASH_DIGITS + 1 :] + b"\n")
-            previous = row
-        elif on_duplicate == "error":
+    path.unlink()
+    lines = _rows(data)
+    distinct: dict[bytes, bytes] = {}
+    for line in lines:
+        molecule, row = line[:_HASH_DIGITS], line[_HASH_DIGITS + 1 :]
+        other = distinct.setdefault(molecule, row)
+        if other is row:
+            continue
+        if on_duplicate == "error":
             (first, smiles), (second, _) = (
-                each[_HASH_DIGITS + 1 :].decode().rsplit(",", 1) for each in (previous, row)
+                each[_KEY_DIGITS + 1 : -1].decode().rsplit(",", 1) for each in (other, row)
             )
             raise UserError(
                 f"{first} and {second} are the same molecule, {smiles}: remove one, or set on_duplicate=skip or keep"
             )
-    path.write_bytes(b"".join(kept))
-    return len(kept), len(rows) - len(kept), len(data)
+        distinct[molecule] = min(other[:_KEY_DIGITS], row[:_KEY_DIGITS]) + other[_KEY_DIGITS:]
+    return list(distinct.values()), len(lines) - len(distinct), len(data)
+
+
+def _sort_bucket(path: Path) -> int:
+    """Sort a bucket by the keys and remove them; return the size of the bucket in bytes."""
+    data = path.read_bytes()
+    path.write_bytes(b"".join(row[_KEY_DIGITS + 1 :] for row in sorted(_rows(data))))
+    return len(data)
+
+
+def _rows(data: bytes) -> list[bytes]:
+    return [row + b"\n" for row in data.split(b"\n")[:-1]]
 
 
 def _write_shards(output: StagedOutput, buckets: Sequence[Path], shards: Sequence[dict[str, int]]) -> None:

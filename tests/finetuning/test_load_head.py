@@ -81,8 +81,10 @@ def test_formats_of_the_input(tmp_path: Path) -> None:
         path.write_text(text)
         assert read_records(path) == (ids, ["MKTA", "GSHM"])
     smiles = tmp_path / "x.smi"
-    smiles.write_text("MKTA\tb\n\nGSHM\n")
-    assert read_records(smiles) == (["b", "1"], ["MKTA", "GSHM"])
+    smiles.write_text("SMILES Name\nCCO\tethanol, pure\n\nc1ccccc1\n")
+    assert read_records(smiles) == (["ethanol, pure", "1"], ["CCO", "c1ccccc1"])
+    smiles.write_text("1\tCCO\n2\tCCN\n")
+    assert read_records(smiles) == (["1", "2"], ["CCO", "CCN"])
     path.write_text("id,x\na,1\n")
     with pytest.raises(
         UserError, match="x has the columns 'id', 'x': rename the column of the sequences to 'sequence'"

@@ -189,7 +189,8 @@ def test_ids_with_commas_and_quotes_are_preserved(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"smiles\tzinc_id\nC\ta\nCC\n", r"x\.txt:3: a molecule without an id"),
-        (b"C\ta\nCC\n", r"x\.txt:2: a molecule without an id"),
+        (b"id smiles\na C\nb c CC\n", r"x\.txt:3: 3 columns instead of 2: separate the columns with tabs"),
+        (b"x\tC\ny\n", r"x\.txt:2: a line without a SMILES \(1 of 2 columns\)"),
         (b"smiles\tzinc_id\nC\ta\nCC\t\xff\n", r"x\.txt:3: text that is not UTF-8"),
         (b"smiles\tzinc_id\nC\ta\nCC\tb\n", "2 molecules are left, too few"),
         (b"http://a.org/x.txt\nnothing\n", r"x\.txt:2: 'nothing' is not a URL"),

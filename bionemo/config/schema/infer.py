@@ -80,12 +80,13 @@ class InferDataConfig:
     dataset_path: str | list[str]  # a file, a range such as x[000..004].csv, or a list
     data_impl: Literal["", "csv_fields_mmap", "fasta_fields_mmap"]  # "": by the extension of the files
     data_impl_kwargs: InferDataImplConfig  # settings of the readers
-    data_fields_map: dict[str, str]  # column names in the header of a CSV file: {sequence: seq, id: name}
+    data_fields_map: dict[str, str]  # titles of columns: {sequence: seq, id: name}; target: of reactions, see outputs
     index_mapping_dir: str | None  # directory of index files; None: in the user's cache
     batch_size: Dimension  # maximum number of sequences per batch; does not change the results
     tokens_per_batch: TokenCount  # maximum number of tokens per batch
     max_length: TokenCount | None  # tokens of a sequence; more than in training needs rotary positions
     long_sequences: Literal["truncate", "split", "drop", "error"]  # longer than the model's maximum length
+    on_invalid: Literal["skip", "keep", "error"] = "skip"  # SMILES that RDKit cannot parse
     output_fname: str  # "": name of the first input file with another extension, in the current directory
     # None: by output_fname; h5_by_id: a .h5 file with a data set for each id, as UniProt and bio_embeddings write it
     output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl", "h5_by_id"] | None

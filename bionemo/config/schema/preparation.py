@@ -90,6 +90,8 @@ class ZincJob(PreparationConfig):
     """ZINC15 tranches or any SMILES files to shards of canonical SMILES."""
 
     source: str  # a file that lists URLs, a directory of SMILES files, or one such file
+    sequence_column: str | ColumnIndex | None = None  # of the SMILES: title, or number from 0; None: it is found
+    id_column: str | ColumnIndex | None = None  # of the ids
     max_smiles_length: TokenCount  # longer molecules are left out
     train_size: PositiveInt  # molecules per training shard
     val_size: NonNegativeInt  # molecules per validation shard

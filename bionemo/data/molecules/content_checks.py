@@ -3,6 +3,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError, shorten
 from bionemo.data.dataset import TokenSequences
 from bionemo.data.molecules.reader import BATCH, SmilesReader
-from bionemo.data.molecules.smiles import parse_smiles
+from bionemo.data.molecules.smiles import is_valid
 from bionemo.data.policies import spread_evenly
 from bionemo.tokenizers import SmilesTokenizer
 
 _SAMPLED_TEXTS = 1_000  # number of texts that are checked for nucleotides and proteins
-_SAMPLED_TOKENS = 50_000  # number of records that are tokenized, in a tenth of a second
-_SAMPLED_MOLECULES = 2_000  # number of molecules that are parsed, in half a second
+SAMPLED_TOKENS = 50_000  # number of records that are tokenized, in a tenth of a second
+SAMPLED_MOLECULES = 2_000  # number of molecules that are parsed or rewritten, in half a second
 _NUCLEOTIDES = re.compile(r"[ACGTUN]{10,}")
 _PROTEIN = re.compile(r"(?=.*[ADEGHKLMQRTVWY])[ABCDEFGHIKLMNOPQRSTUVWXYZ*]{10,}")  # with a letter that is no atom
 
@@ -42,30 +43,33 @@ def check_content(reader: SmilesReader, records: NDArray[np.int64], label: str) 
 
 
 def check_unknown_tokens(
-    reader: SmilesReader, records: NDArray[np.int64], tokenizer: SmilesTokenizer, policy: str, label: str
+    samples: Iterable[list[list[str]]], tokenizer: SmilesTokenizer, policy: str, label: str
 ) -> list[str]:
-    """Return a note about tokens outside the vocabulary in a sample of the records.
+    """Return a note about tokens outside the vocabulary.
+
+    `samples` are batches of records: for each side, a list with its SMILES in the form that the model reads.
 
     Raises:
         UserError: if the policy is `error` and there are such tokens.
     """
-    sampled = spread_evenly(records, _SAMPLED_TOKENS)
-    affected, found = 0, Counter[str]()
-    for i in range(0, len(sampled), BATCH):
-        sides = reader.read(sampled[i : i + BATCH])
+    affected, total, found = 0, 0, Counter[str]()
+    for sides in samples:
         unknown = [count_unknown(TokenSequences(*tokenizer.encode_all(side)), tokenizer.unk_id) for side in sides]
         indices = np.flatnonzero(np.any(unknown, axis=0))
-        affected += len(indices)
+        affected, total = affected + len(indices), total + len(sides[0])
         found.update(piece for side in sides for j in indices for piece in tokenizer.find_unknown(side[j]))
     if not affected:
         return []
-    examples = ", ".join(shorten(piece) for piece, _ in found.most_common(5)) + (" ..." if len(found) > 5 else "")
-    problem = (
-        f"{label}: {found.total():,} tokens in {affected:,} of {len(sampled):,} records are outside the vocabulary"
-    )
+    problem = f"{label}: {found.total():,} tokens in {affected:,} of {total:,} records are outside the vocabulary"
+    examples = list_tokens(found)
     if policy == "error":
         raise UserError(f"{problem} ({examples}): correct them, or set model.data.on_unknown to skip or keep")
     return [f"{problem} and {'their records are dropped' if policy == 'skip' else 'become unknown'} ({examples})"]
+
+
+def list_tokens(found: Counter[str]) -> str:
+    """Return the five most frequent tokens for a message."""
+    return ", ".join(shorten(piece) for piece, _ in found.most_common(5)) + (" ..." if len(found) > 5 else "")
 
 
 def check_validity(
@@ -84,17 +88,33 @@ def check_validity(
     Raises:
         UserError: if the policy is `error` and there are invalid SMILES.
     """
-    sampled = np.setdiff1d(spread_evenly(records, _SAMPLED_MOLECULES), long)
+    sampled = np.setdiff1d(spread_evenly(records, SAMPLED_MOLECULES), long)
     texts = reader.read(sampled)
-    invalid = [(i, side) for i in range(len(sampled)) for side in sides if not parse_smiles(texts[side][i])]
-    if not invalid:
-        return []
+    invalid = [(i, side) for i in range(len(sampled)) for side in sides if not is_valid(texts[side][i])]
+    numbers = [int(sampled[i]) for i, _ in invalid]
     i, side = invalid[0]
-    first = f"(the first is record {sampled[i]:,}, {shorten(texts[side][i])})"
-    problem = f"{label}: RDKit cannot read {len(invalid):,} of {len(sides) * len(sampled):,} SMILES {first}"
+    return [report_invalid(label, numbers, texts[side][i], len(sides) * len(sampled), policy, "model.data.on_invalid")]
+
+
+def report_invalid(label: str, numbers: Sequence[int], first: str, total: int, policy: str, key: str) -> str:
+    """Return a note about SMILES that RDKit rejects.
+
+    Args:
+        label: name of the data.
+        numbers: records of these SMILES.
+        first: the first of these SMILES.
+        total: number of SMILES.
+        policy: `skip`, `keep` or `error`.
+        key: the setting of the policy.
+
+    Raises:
+        UserError: if the policy is `error`.
+    """
+    example = f"(the first is record {numbers[0]:,}, {shorten(first)})"
+    problem = f"{label}: RDKit cannot read {len(numbers):,} of {total:,} SMILES {example}"
     if policy == "error":
-        raise UserError(f"{problem}: correct them, or set model.data.on_invalid to skip or keep")
-    return [f"{problem}; {'their records are dropped' if policy == 'skip' else 'they are used unchanged'}"]
+        raise UserError(f"{problem}: correct them, or set {key} to skip or keep")
+    return f"{problem}; {'their records are dropped' if policy == 'skip' else 'they are used unchanged'}"
 
 
 def count_unknown(sequences: TokenSequences, unk_id: int) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Molecules and reactions for an encoder-decoder."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from itertools import islice
 from typing import Any, Literal
@@ -17,6 +17,8 @@ from bionemo.data.dataset import MaxLengths, TokenizedBatch, TokenSequences
 from bionemo.data.files import SplitName, split_files
 from bionemo.data.molecules.augmentation import Augmentation, SmilesForm
 from bionemo.data.molecules.content_checks import (
+    SAMPLED_MOLECULES,
+    SAMPLED_TOKENS,
     check_content,
     check_unknown_tokens,
     check_validity,
@@ -24,9 +26,9 @@ from bionemo.data.molecules.content_checks import (
     count_unknown,
 )
 from bionemo.data.molecules.infilling import TextInfilling
-from bionemo.data.molecules.reader import SmilesReader
+from bionemo.data.molecules.reader import BATCH, SmilesReader
 from bionemo.data.molecules.smiles import SmilesRewriter, rdkit_version
-from bionemo.data.policies import apply_length_policy, drop_empty
+from bionemo.data.policies import apply_length_policy, drop_empty, spread_evenly
 from bionemo.data.shards.columns import SMILES
 from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards
 from bionemo.tokenizers import SmilesTokenizer
@@ -97,11 +99,12 @@ class MoleculeDataset:
         self.records, empty_note = drop_empty(self._reader.is_empty, self.records, label, "SMILES")
         notes = [note for note in (empty_note, long_note) if note]
         notes += check_content(self._reader, self.records, label)
-        notes += check_unknown_tokens(self._reader, self.records, tokenizer, on_unknown, label)
         rewritten = [side for side, form in enumerate(self._forms) if form != "stored"]
         if rewritten:
             sides = rewritten if field_names else [0]
             notes += check_validity(self._reader, self.records, self._long, sides, on_invalid, label)
+        samples = self._sample_forms(SAMPLED_MOLECULES if rewritten else SAMPLED_TOKENS)
+        notes += check_unknown_tokens(samples, tokenizer, on_unknown, label)
         self.notes = tuple(notes)
         sizes = self._reader.sizes
         self.token_counts = np.minimum(sizes, seq_length)  # bytes, about a tenth more than tokens
@@ -157,14 +160,13 @@ class MoleculeDataset:
         Raises:
             UserError: if a policy rejects a record.
         """
-        stored = (self._reader.read(records) * 2)[: len(self._forms)]
-        rewritten, usable = self._rewrite(stored, epochs, records)
+        stored, rewritten, usable = self._read(epochs, records)
         max_tokens = self.lengths[records].astype(np.int64) - 1
         sides = [self._tokenize_side(*texts, max_tokens) for texts in zip(rewritten, stored, strict=True)]
         unknown = np.sum([count_unknown(side, self._tokenizer.unk_id) for side in sides], axis=0)
         if self._on_unknown != "keep" and unknown.any():
             if self._on_unknown == "error":
-                self._reject(records, stored, unknown > 0, "has tokens outside the vocabulary", "on_unknown")
+                self._reject(records, rewritten, unknown > 0, "has tokens outside the vocabulary", "on_unknown")
             usable &= unknown == 0
         usable &= np.all([side.lengths > 0 for side in sides], axis=0)  # records of white space
         if not usable.all():
@@ -185,6 +187,21 @@ class MoleculeDataset:
             unknown_counts=unknown,
             source=source,
         )
+
+    def _sample_forms(self, count: int) -> Iterator[list[list[str]]]:
+        """Yield SMILES of records spread over the data set, in the forms of the first epoch, except unusable ones."""
+        sampled = spread_evenly(self.records, count)
+        for i in range(0, len(sampled), BATCH):
+            part = sampled[i : i + BATCH]
+            _, sides, usable = self._read(np.zeros_like(part), part)
+            yield [[text for text, is_usable in zip(side, usable, strict=True) if is_usable] for side in sides]
+
+    def _read(
+        self, epochs: NDArray[np.int64], records: NDArray[np.int64]
+    ) -> tuple[list[list[str]], list[list[str]], NDArray[np.bool_]]:
+        """Return the stored SMILES of each side, those in its form, and which samples are usable, bool [N]."""
+        stored = (self._reader.read(records) * 2)[: len(self._forms)]
+        return stored, *self._rewrite(stored, epochs, records)
 
     def _rewrite(
         self, stored: list[list[str]], epochs: NDArray[np.int64], records: NDArray[np.int64]

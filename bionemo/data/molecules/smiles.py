@@ -19,6 +19,8 @@ _MAX_SEED = 2**31 - 1  # largest seed of RDKit's generator; with seed 0, RDKit w
 _STEREO_DONE = "_StereochemDone"  # RDKit's flag of a molecule whose stereocentres it has checked
 _UNUSUAL = re.compile(r"[^A-Za-z0-9()\[\]=#+@.%-]")  # bond stereo, names and rare symbols
 _UNUSUAL_CENTRE = re.compile(r"@[A-GI-Z]")  # non-tetrahedral stereocentres
+_ATOM = re.compile(r"(\[[^\]]*\]|Br|Cl|[A-Za-z*])")
+_BRACKETED = re.compile(r"\[(Br|Cl|[BCNOPSFI]|[bcops])(?:H\d?)?\]|\[(n)\]")  # atoms that may not need their brackets
 
 
 def parse_smiles(text: str) -> Molecule | None:
@@ -39,6 +41,17 @@ def parse_smiles(text: str) -> Molecule | None:
     return molecule if molecule and molecule.GetNumAtoms() else None
 
 
+def is_valid(text: str) -> bool:
+    """Return whether RDKit can parse a SMILES, twice as fast as `parse_smiles`."""
+    rdkit = _rdkit()
+    molecule = rdkit.chem.MolFromSmiles(text, rdkit.parse_only)
+    if molecule is None or not molecule.GetNumAtoms():
+        return False
+    # the other operations of RDKit do not fail, except that a few complexes need all of them
+    failed = rdkit.chem.SanitizeMol(molecule, sanitizeOps=rdkit.checks, catchErrors=True)
+    return not failed or parse_smiles(text) is not None
+
+
 def pack(molecule: Molecule) -> bytes:
     """Serialize a molecule: 1 % of the memory, and unpacking takes a third of the time of parsing."""
     return molecule.ToBinary(_rdkit().all_properties)  # non-tetrahedral stereocentres are properties
@@ -52,7 +65,7 @@ def unpack(data: bytes) -> Molecule:
 def write_canonical(molecule: Molecule) -> str:
     """Return RDKit's canonical SMILES."""
     molecule.ClearProp(_STEREO_DONE)
-    return _rdkit().chem.MolToSmiles(molecule)
+    return remove_brackets(_rdkit().chem.MolToSmiles(molecule))
 
 
 def write_random(molecule: Molecule, key: int) -> str:
@@ -64,12 +77,57 @@ def write_random(molecule: Molecule, key: int) -> str:
         RuntimeError: from RDKit, which in rare cases cannot write a molecule in the selected order.
     """
     molecule.SetIntProp(_STEREO_DONE, 1)  # skips the check of stereocentres, which takes as long as writing
-    text: str = _rdkit().chem.MolToRandomSmilesVect(molecule, 1, randomSeed=key % _MAX_SEED + 1)[0]
+    text = remove_brackets(_rdkit().chem.MolToRandomSmilesVect(molecule, 1, randomSeed=key % _MAX_SEED + 1)[0])
     if "." in text:  # RDKit does not shuffle fragments
         fragments = text.split(".")
         order = draw_runs(np.array([key], np.uint64), np.array([len(fragments)])).argsort()
         text = ".".join(fragments[i] for i in order)
     return text
+
+
+def remove_brackets(text: str) -> str:
+    """Remove the brackets that RDKit writes around the neighbours of metals since 2025.3, as in `[Mg+][c]1ccccc1`.
+
+    The vocabularies of models are older. Brackets remain around atoms that would have other hydrogen atoms or radicals
+    without them, and around atoms with hydrogen atoms and an unusual valence.
+    """
+    if not _BRACKETED.search(text):
+        return text
+    pieces = _ATOM.split(text)  # atoms are at odd positions
+    atoms, plain = _describe_atoms(text), list(pieces)
+    for number, atom in enumerate(atoms):
+        if atom.is_usual:
+            plain[2 * number + 1] = _BRACKETED.sub(r"\1\2", pieces[2 * number + 1])
+    for _ in range(2):
+        found = _describe_atoms("".join(plain))
+        if found == atoms:
+            return "".join(plain)
+        if len(found) != len(atoms):
+            break
+        for number in (number for number, atom in enumerate(atoms) if atom != found[number]):
+            plain[2 * number + 1] = pieces[2 * number + 1]
+    return text
+
+
+class _Atom(NamedTuple):
+    hydrogens: int
+    radical_electrons: int
+    is_aromatic: bool
+    is_usual: bool  # no hydrogen atoms, or the lowest valence of the element
+
+
+def _describe_atoms(text: str) -> list[_Atom]:
+    """Return the atoms of a SMILES in the order of the text; [] if it is invalid."""
+    chem = _rdkit().chem
+    molecule = chem.MolFromSmiles(text, _rdkit().keep_hydrogens)
+    lowest = chem.GetPeriodicTable().GetDefaultValence
+    return [
+        _Atom(
+            hydrogens := atom.GetTotalNumHs(), atom.GetNumRadicalElectrons(), atom.GetIsAromatic(),
+            not hydrogens or atom.GetTotalValence() == lowest(atom.GetAtomicNum()),
+        )
+        for atom in (molecule.GetAtoms() if molecule else ())
+    ]  # fmt: skip
 
 
 def same_molecule(generated: str, target: str) -> bool | None:
@@ -134,6 +192,8 @@ class SmilesRewriter:
 class _RDKit(NamedTuple):
     chem: Any
     parse_only: Any
+    keep_hydrogens: Any
+    checks: int
     all_properties: int
 
 
@@ -144,8 +204,11 @@ def _rdkit() -> _RDKit:
 
     rdBase.DisableLog("rdApp.*")  # its messages contain neither file nor record
     parse_only: Any = Chem.SmilesParserParams()
-    parse_only.sanitize = parse_only.removeHs = False
-    return _RDKit(Chem, parse_only, int(Chem.PropertyPickleOptions.AllProps))
+    keep_hydrogens: Any = Chem.SmilesParserParams()
+    parse_only.sanitize = parse_only.removeHs = keep_hydrogens.removeHs = False
+    operations = Chem.SanitizeFlags
+    checks = operations.SANITIZE_CLEANUP | operations.SANITIZE_PROPERTIES | operations.SANITIZE_KEKULIZE
+    return _RDKit(Chem, parse_only, keep_hydrogens, checks, int(Chem.PropertyPickleOptions.AllProps))
 
 
 def rdkit_version() -> str:

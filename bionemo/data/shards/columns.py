@@ -48,7 +48,7 @@ PROTEINS = SequenceFormat(
 )
 SMILES = SequenceFormat(
     "SMILES",
-    re.compile(r"(?:.*[_ ])?(?i:smi(?:les?)?)|.*[a-z]Smiles"),
+    re.compile(r"(?:.*[_ ])?(?i:(?:canonical|isomeric)?smi(?:les?)?)|.*[a-z](?:Smiles|SMILES)"),
     frozenset(),
     re.compile(r"(?:\[[^\]\s]+\]|Br|Cl|[BCNOPSFI]|[bcnops]|[-=#$:/\\.()*@+%>~]|\d)+"),
 )

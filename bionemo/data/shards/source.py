@@ -11,11 +11,12 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ShardDataConfig, SplitConfig, UF90Config
-from bionemo.data.files import SplitName, split_files
-from bionemo.data.shards.columns import PROTEINS, CsvColumns, SequenceFormat, check_columns
+from bionemo.data.files import SMILES_EXTENSIONS, SplitName, split_files
+from bionemo.data.shards.columns import PROTEINS, SMILES, CsvColumns, SequenceFormat, check_columns
 from bionemo.data.shards.csv_shards import CsvSource
 from bionemo.data.shards.fasta import FastaSource
 from bionemo.data.shards.index import FileState
+from bionemo.data.shards.smiles_shards import SmilesSource, open_smiles
 
 
 class SequenceSource(Protocol):
@@ -61,7 +62,7 @@ def open_shards(
     keys: str,
     expected: SequenceFormat | None,
     sequences: Sequence[str] | None = None,
-) -> CsvSource | FastaSource:
+) -> CsvSource | FastaSource | SmilesSource:
     """Open the files of a split with the configured reader, and index those without a valid index.
 
     Args:
@@ -77,6 +78,13 @@ def open_shards(
     """
     if split.data_impl == "fasta_fields_mmap":
         return FastaSource(paths, index_mapping_dir=split.index_mapping_dir)
+    if expected is SMILES and all(path.suffix in SMILES_EXTENSIONS for path in paths):
+        sources = open_smiles(paths, index_mapping_dir=split.index_mapping_dir)
+        if len(sources) > 1:
+            raise UserError(
+                f"{sources[1].paths[0]} has other columns than {paths[0]}: write the files of a split alike"
+            )
+        return sources[0]
     key, reader = f"{keys}.data_impl_kwargs.{split.data_impl}", getattr(split.data_impl_kwargs, split.data_impl)
     columns = {"sequence": reader.data_col} if split.data_impl == "csv_mmap" else dict(reader.data_fields)
     if not columns:

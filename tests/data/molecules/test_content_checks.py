@@ -12,6 +12,7 @@ from tests.support.molecule_dataset import (
     INVARIANT,
     REACTIONS,
     STORED,
+    TOKENIZER,
     Make,
     canonical,
     decode_sides,
@@ -77,8 +78,8 @@ def test_policies_for_molecules_that_rdkit_rejects(make: Make) -> None:
 def test_records_outside_the_initial_sample_are_checked_when_tokenized(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bionemo.data.molecules.content_checks._SAMPLED_MOLECULES", 1)
-    monkeypatch.setattr("bionemo.data.molecules.content_checks._SAMPLED_TOKENS", 1)
+    for module in ("content_checks", "dataset"):
+        monkeypatch.setattr(f"bionemo.data.molecules.{module}.SAMPLED_MOLECULES", 1)
     records = ["CCO", "c1cccc1", "C[Zr]"]
     samples = make(records, EQUIVARIANT, on_unknown="error")
     assert samples.notes == ()
@@ -86,7 +87,7 @@ def test_records_outside_the_initial_sample_are_checked_when_tokenized(
         UserError, match=r"train data: record 1 \('c1cccc1'\) cannot be read by RDKit: correct it, or set"
     ):
         tokenize(samples)
-    with pytest.raises(UserError, match=r"record 2 \('C\[Zr\]'\) has tokens outside the vocabulary: .*on_unknown"):
+    with pytest.raises(UserError, match=r"record 2 \('.*\[Zr\].*'\) has tokens outside the vocabulary: .*on_unknown"):
         tokenize(samples, [0, 2])
 
 
@@ -122,6 +123,22 @@ def test_tokens_outside_the_vocabulary(make: Make) -> None:
     reactions = make([("[Zr]", "C[Zr]"), ("C", "C")], field_names=("products", "reactants"))
     assert tokenize(reactions).unknown_counts.tolist() == [2, 0]
     assert reactions.notes[0].startswith("train data: 2 tokens in 1 of 2 records")
+
+
+def test_unknown_tokens_are_those_of_the_form_that_is_read(make: Make) -> None:
+    """RDKit writes [H] as the number of hydrogen atoms, and brackets at metals."""
+    records = ["[H]OCC", "C[Si]([H])([H])[H]", "[Mg+]c1ccccc1"]
+    assert [TOKENIZER.find_unknown(text) for text in records] == [["[H]"], ["[H]"] * 3, []]
+    samples = make(records, CANONICAL)
+    note = "train data: 2 tokens in 1 of 3 records are outside the vocabulary and become unknown ('[SiH3]')"
+    assert samples.notes == (note,)
+    assert tokenize(samples).unknown_counts.tolist() == [0, 2, 0]
+    with pytest.raises(UserError, match=r"1 of 3 records are outside the vocabulary \('\[SiH3\]'\): correct"):
+        make(records, CANONICAL, on_unknown="error")
+    with pytest.raises(UserError, match=r"record 1 \('C\[SiH3\]'\) has tokens outside the vocabulary"):
+        samples._on_unknown = "error"
+        tokenize(samples)
+    assert make([records[0], records[2]], INVARIANT, on_unknown="error").notes == ()
 
 
 def test_masked_tokens_count_as_unknown(make: Make) -> None:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewritten SMILES denote the same molecule; a random SMILES depends only on its key."""
 
+import re
 import subprocess
 import sys
 from collections import Counter
+from random import Random
 
 import numpy as np
 import pytest
@@ -14,7 +16,15 @@ from rdkit.Chem import inchi
 from scipy.stats import chisquare
 
 from bionemo.common.random_stream import draw_runs
-from bionemo.data.molecules.smiles import SmilesRewriter, pack, parse_smiles, unpack, write_canonical, write_random
+from bionemo.data.molecules.smiles import (
+    SmilesRewriter,
+    pack,
+    parse_smiles,
+    remove_brackets,
+    unpack,
+    write_canonical,
+    write_random,
+)
 from tests.support.molecules import INVALID, INVALID_OR_EMPTY, MOLECULES, shared_molecules
 
 rdBase.DisableLog("rdApp.*")
@@ -87,12 +97,55 @@ ODD = ["[H]OC", "[2H]C", "C[0H]", "C[#1]", "C~C", "C$C", "[CH3:1]C", "*C", "CC |
 @pytest.mark.parametrize("text", ODD)
 def test_unusual_smiles_are_parsed_like_rdkit(text: str) -> None:
     plain = Chem.MolFromSmiles(text)
-    assert (
-        write_canonical(parse_smiles(text))
-        == write_canonical(unpack(pack(parse_smiles(text))))
-        == Chem.MolToSmiles(plain)
-    )
+    written = write_canonical(parse_smiles(text))
+    assert written == write_canonical(unpack(pack(parse_smiles(text))))
+    assert Chem.CanonSmiles(written) == Chem.MolToSmiles(plain)
     assert Chem.CanonSmiles(write_random(parse_smiles(text), 5)) == Chem.MolToSmiles(plain)
+
+
+# SMILES of neighbours of metals, as RDKit before 2025.3 wrote them
+NEIGHBOURS = [
+    "[Mg+]c1ccccc1", "C[Zn]Br", "CC(=O)O[Na]", "N[Pt](N)(Cl)Cl", "C[Hg]C", "C/C=C/[Cu]", "CC[C@H](C)[Mg]Br",
+    "CC#C[Li]", "Fc1ccc([Sn](C)(C)C)cn1", "[Cu]n1cccc1", "C1=CS[Ni]2(S1)SC=CS2", "O=C=[Fe]", "[K]OC(C)(C)C",
+    "C1CCC([Mg]Br)CC1", "[Au]I", "OB(O)[Na]", "CP(C)(C)->[Pd]", "[Pd]<-n1ccccc1",
+]  # fmt: skip
+# their brackets state radicals, charges, isotopes, stereo, maps, hydrogen of aromatic nitrogen, or an unusual valence
+NEEDED = ["[CH2][Mg]", "[N][Fe]", "CC[O].[Na]", "C[N-][Na]", "[13CH3][Mg]Br", "C[C@H](Cl)[Mg]Br", "[CH3:1][Zn]Cl",
+          "[Li]c1ccc[nH]1", "[C-]#[N+][Ag]", "CC[C][Na]", "CO[PH](C)(OC)[Ca]"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [*NEIGHBOURS, *NEEDED])
+def test_brackets_at_metals_are_those_that_are_needed(text: str) -> None:
+    molecule = parse_smiles(text)
+    brackets = Counter(re.findall(r"\[[^]]*\]", text))
+    for written in (write_canonical(molecule), *(write_random(molecule, key) for key in range(9))):
+        assert Counter(re.findall(r"\[[^]]*\]", written.replace("@@", "@"))) == brackets, written
+        assert Chem.CanonSmiles(written) == Chem.CanonSmiles(text), written
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(MOLECULES), st.sampled_from(["Li", "Na", "Mg", "Al", "Cu", "Zn", "Pd", "Sn", "Pt", "Hg"]),
+    st.integers(0, 2), st.sampled_from(["SINGLE", "DOUBLE", "DATIVE"]), st.integers(0, 1), st.randoms(),
+)  # fmt: skip
+def test_brackets_at_random_metals(
+    text: str, metal: str, charge: int, bond: str, radicals: int, random: Random
+) -> None:
+    """Without brackets, a molecule with a metal at a random atom is the same; one without metal does not change."""
+    molecule = Chem.RWMol(Chem.MolFromSmiles(text))
+    assert remove_brackets(Chem.MolToSmiles(molecule)) == Chem.MolToSmiles(molecule)
+    atom = random.choice(list(molecule.GetAtoms()))
+    number = molecule.AddAtom(Chem.Atom(metal))
+    molecule.GetAtomWithIdx(number).SetFormalCharge(charge)
+    molecule.AddBond(atom.GetIdx(), number, getattr(Chem.BondType, bond))
+    atom.SetNumExplicitHs(max(atom.GetNumExplicitHs() - 1, 0))
+    atom.SetNumRadicalElectrons(radicals)
+    if Chem.SanitizeMol(molecule, catchErrors=True) or Chem.MolFromSmiles(Chem.MolToSmiles(molecule)) is None:
+        return
+    bracketed = Chem.MolToSmiles(molecule)
+    before, after = (Chem.MolFromSmiles(each) for each in (bracketed, remove_brackets(bracketed)))
+    assert Chem.MolToSmiles(after) == Chem.MolToSmiles(before)
+    assert inchi.MolToInchi(after) == inchi.MolToInchi(before)
 
 
 def test_distribution_of_random_smiles_equals_rdkits() -> None:

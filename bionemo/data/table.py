@@ -89,6 +89,8 @@ class Table(NamedTuple):
 def read_table(path: Path) -> Table:
     """Read a .tsv or CSV file with a header. Lines without any text are skipped, and there may be no rows.
 
+    The columns of a CSV file are separated by commas, or by semicolons or tabs if the header has no comma.
+
     Raises:
         UserError: if the file cannot be read, or the header and a row have different numbers of columns.
     """
@@ -96,7 +98,10 @@ def read_table(path: Path) -> Table:
         require_regular(path)
         refuse_compressed(path)
         with path.open("rb") as file:
-            return parse_table(file, path, "\t" if path.suffix.lower() == ".tsv" else ",")
+            header = file.readline().decode(errors="replace")
+            file.seek(0)
+            separators = "\t" if path.suffix.lower() == ".tsv" else ",;\t"
+            return parse_table(file, path, next((each for each in separators if each in header), separators[0]))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
 

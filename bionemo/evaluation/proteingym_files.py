@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.data.table import Table, read_table
+from bionemo.data.table import Table, is_missing, read_table
 from bionemo.evaluation.tasks import Problems, is_file_name
 from bionemo.inference.analysis.variant_files import parse_scores
 from bionemo.inference.analysis.variants import Mutation, index_of, parse_mutations
@@ -137,6 +137,8 @@ def read_assay(path: Path, sequence: str, problems: Problems) -> Variants:
         with problems.collect():
             mutations = parse_mutations(name, location)
             _check_variant(sequence, mutations, mutated[row], location)
+            if is_missing(bins[row]):
+                raise UserError(f"{location}: {name} has a DMS_score, but no DMS_score_bin: fill in both or none")
             earlier = first_row.setdefault(tuple(sorted(mutations)), row)
             if measured[earlier] != measured[row]:
                 raise UserError(

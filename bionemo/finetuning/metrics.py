@@ -54,8 +54,10 @@ def classification_metrics(logits_RC: Tensor, targets_R: Tensor, ranking: bool =
         found["balanced_accuracy"] = 100 * recalls_C[present].mean()
     if ranking and len(present) > 1:
         # log-odds have the order of the probabilities, which would be rounded to 1
-        scores_RC = logits_RC.double().log_softmax(1)
-        scores_RC -= (-scores_RC.exp()).clamp_min(-1).log1p() if classes > 2 else scores_RC.flip(1)
+        scores_RC = logits_RC.double() - logits_RC.double().flip(1)
+        if classes > 2:
+            scores_RC = logits_RC.double().log_softmax(1)
+            scores_RC -= (-scores_RC.exp()).clamp_min(-1).log1p()
         areas = [roc_auc(scores_RC[:, each], targets_R == each) for each in present.tolist()]
         found["roc_auc"] = sum(areas) / len(areas)
     return {name: float(value) for name, value in found.items()}

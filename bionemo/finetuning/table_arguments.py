@@ -24,8 +24,8 @@ _MAX_CLASSES = 10  # whole numbers with at most so many values are classes
 _MAX_DIGITS = 15  # of a number; longer labels of digits are classes of residues
 # Numbers as other programs and people write them: bounds, decimal commas, thousands separators, units.
 _NEARLY_NUMBER = re.compile(
-    r"[<>≤≥=~≈]+\s*[-+−]?\.?\d.*|−\.?\d.*|[-+]?\d*,\d+.*|[-+]?\d{1,3}([' ]\d{3})+([.,]\d+)?|"
-    r"[-+]?\d*\.?\d+\s*(%|±.*|[pnumµμ]?M)"
+    r"'?[<>≤≥=~≈]+'?\s*[-+−]?\.?\d.*|−\.?\d.*|[-+]?\d*,\d+.*|[-+]?\d{1,3}([' ]\d{3})+([.,]\d+)?|"
+    r"[-+]?\d+\s*([%±°].*|[pnumµμ]?M)|[-+]?\d*\.\d+\s*[^\d.].*"
 )
 
 
@@ -127,8 +127,8 @@ def find_task_type(sequences: Sequence[str], labels: Sequence[str], locations: S
     if len(values) + nearly > len(texts) - nearly:
         label, location = next((label, location) for _, label, location in found if label in texts)
         raise UserError(
-            f"{location}: the label {label[:30]!r} is not a number with a decimal point, as most labels are: correct "
-            f"it, leave the cell empty, or set {_TYPE_KEY}=classification"
+            f"{location}: the label {label[:30]!r} is not a number with a decimal point, as most others are: "
+            f"correct it, leave the cell empty, or set {_TYPE_KEY}=classification"
         )
     return "token-level-classification" if _are_residue_labels(found) else "classification"
 

@@ -126,7 +126,7 @@ def read_splits(
             paths = shard_paths(path, name, getattr(config.dataset, name), ".csv")
             examples[name] = read_examples([read_table(each) for each in paths], columns, notes)
             if molecules:
-                examples[name], _ = _check_molecules(examples[name], columns, on_invalid, molecules, notes)
+                examples[name], _ = _check_molecules(examples[name], columns, on_invalid, molecules, notes, False)
     classes: tuple[str, ...] = ()
     if columns.task_type != "regression":
         classes = find_classes(examples["train"], columns, config.target_sizes[0] if config.target_sizes else None)
@@ -172,17 +172,26 @@ def _divide(
 
 
 def _check_molecules(
-    examples: list[Example], columns: TaskColumns, policy: str, vocabulary: SmilesTokenizer, notes: list[str]
+    examples: list[Example],
+    columns: TaskColumns,
+    policy: str,
+    vocabulary: SmilesTokenizer,
+    notes: list[str],
+    canonical: bool = True,
 ) -> tuple[list[Example], list[str]]:
     """Apply the policy for SMILES that RDKit cannot parse or that have no known token: `skip`, `keep` or `error`.
 
     Returns:
-        The examples that are used, and the canonical SMILES of each, or its text if RDKit cannot parse it.
+        The examples that are used, and the canonical SMILES of each; its text if RDKit cannot parse it or if
+        `canonical` is false.
 
     Raises:
         UserError: if the policy is `error` and there are such SMILES.
     """
-    keys = [write_canonical(molecule) if (molecule := parse_smiles(each.text)) else "" for each in examples]
+    keys = [
+        (write_canonical(molecule) if canonical else each.text) if (molecule := parse_smiles(each.text)) else ""
+        for each in examples
+    ]
     unknown = [
         bool(key and (vocabulary.encode(example.text) == vocabulary.unk_id).all())
         for example, key in zip(examples, keys, strict=True)

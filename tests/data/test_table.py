@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bionemo.data.table import describe_missing, is_missing, parse_number, parse_table, single_column
+from bionemo.data.table import describe_missing, is_missing, parse_number, parse_table, read_table, single_column
 from bionemo.inference.analysis.variant_files import parse_scores
 
 
@@ -45,6 +45,15 @@ def test_lines_without_text_are_skipped() -> None:
     table = parse_table(io.BytesIO(b"a,b\n1,2\n,\n\n , \n3,\n"), "x.csv", ",")
     assert table.rows == [["1", "2"], ["3", ""]]
     assert table.locations == ["x.csv:2", "x.csv:6"]
+
+
+@pytest.mark.parametrize(("name", "separator"), [("x.csv", ";"), ("x.csv", "\t"), ("x.TSV", "\t"), ("x.csv", ",")])
+def test_separators(name: str, separator: str, tmp_path: Path) -> None:
+    """Spreadsheets in countries with a decimal comma separate columns by semicolons."""
+    path = tmp_path / name
+    path.write_text(f'\ufeffsequence{separator}y\nMKT{separator}"0,5"\n')
+    table = read_table(path)
+    assert (table.columns, table.rows) == (["sequence", "y"], [["MKT", "0,5"]])
 
 
 def test_measured_scores_have_the_same_missing_values() -> None:

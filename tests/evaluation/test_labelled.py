@@ -178,12 +178,21 @@ def test_molecules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         name: [[text, str(len(text) + generator.normal() / 10)] for text in generator.choice(KNOWN, count)]
         for name, count in SIZES.items()
     }
+    rows["train"] += [["CCN", "NaN"], ["C1CC(", "1.5"]]
     write_rows(tmp_path / "data" / "FreeSolv", ["smiles", "expt"], rows)
     found = evaluate("moleculenet", tmp_path / "model", tmp_path / "data", tmp_path / "out")
     inputs = found["summary"]["FreeSolv"]
     assert inputs["frozen"]["spearman"][0] > 0.9
-    assert "MegaMolBART, SVM (BioNeMo v1)" in (tmp_path / "out" / "report.html").read_text()
-    assert "FreeSolv, MSE: frozen" in capsys.readouterr().out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "MegaMolBART, SVM (BioNeMo v1)" in page
+    captured = capsys.readouterr()
+    assert "FreeSolv, MSE: frozen" in captured.out
+    for note in (
+        "1 of 82 rows have no label in column &#x27;expt&#x27; (1 NaN): left out",
+        "1 of 81 SMILES cannot be read by RDKit",
+    ):
+        assert page.count(note) == 1
+        assert captured.err.count(note.replace("&#x27;", "'")) == 1
 
 
 def test_unsuitable_models_and_data(

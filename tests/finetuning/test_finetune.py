@@ -2,6 +2,7 @@
 """Fine-tuning: initial weights, which weights change, and equal results with any parallel layout."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import bionemo
@@ -255,6 +256,21 @@ def test_an_interrupted_run_is_resumed(model: Path, data: Path, tmp_path: Path) 
     reports = [json.loads((tmp_path / each / "report.json").read_text()) for each in ("whole", "two")]
     assert [epoch["val_loss"] for epoch in reports[1]["epochs"]][-1] == reports[0]["epochs"][-1]["val_loss"]
     assert reports[1]["test_loss"] == reports[0]["test_loss"]
+
+
+def test_a_run_is_not_resumed_with_another_model(model: Path, data: Path, tmp_path: Path) -> None:
+    """The path of the model is the same."""
+    shutil.copytree(model, tmp_path / "model")
+    given = overrides(tmp_path / "model", data, *LORA, "trainer.max_epochs=1")
+    tune(tmp_path / "run", *given)
+    for name in ("head.safetensors", "report.json", "report.png"):
+        (tmp_path / "run" / name).unlink()
+    changed = load_file(tmp_path / "model" / "model.safetensors")
+    changed["esm.embeddings.word_embeddings.weight"][5] += 1e-3
+    save_file(changed, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    status, console = run(tmp_path / "run", *given, "trainer.max_epochs=2", model="task")
+    assert status == 1
+    assert "has checkpoints of a run with another pretrained model, other labels or another head" in console[-1]
 
 
 @pytest.mark.parametrize(

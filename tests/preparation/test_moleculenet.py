@@ -25,6 +25,7 @@ def job(source: Path | str, output: Path, **changed: object) -> MoleculeNetJob:
     settings: dict[str, object] = {
         **{"_target_": "", "output": str(output), "force": False, "num_preprocess_workers": 1, "source": str(source)},
         **{"task_name": "FreeSolv", "val_size": 0.15, "test_size": 0.25, "seed": 0, "on_invalid": "error"},
+        "split": "random",
     }
     return MoleculeNetJob(**(settings | changed))  # type: ignore[arg-type]
 

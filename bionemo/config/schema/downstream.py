@@ -39,8 +39,8 @@ class DownstreamDataConfig:
     preprocessing: PreparationConfig | None  # settings of the preparation
     #: of one file, by groups of equal sequences: auto uses a column of train, val and test, otherwise random;
     #: scaffold: molecules by Bemis-Murcko scaffold
-    split: Literal["auto", "random", "scaffold"] = "auto"
-    on_invalid: Literal["skip", "keep", "error"] = "skip"  # SMILES that RDKit cannot parse
+    split: Literal["auto", "random", "scaffold"]
+    on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit cannot parse
 
 
 @dataclass(kw_only=True)

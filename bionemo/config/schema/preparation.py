@@ -111,7 +111,7 @@ class MoleculeNetJob(PreparationConfig):
     test_size: Size  # of the test set
     seed: Seed  # of the division
     on_invalid: Strictness  # SMILES that RDKit cannot parse
-    split: Literal["random", "scaffold"] = "random"  # scaffold: by Bemis-Murcko scaffold, in the order of DeepChem
+    split: Literal["random", "scaffold"]  # scaffold: by Bemis-Murcko scaffold, in the order of DeepChem
 
 
 @dataclass(kw_only=True)

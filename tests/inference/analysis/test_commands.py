@@ -230,12 +230,16 @@ def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, mon
     output = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
     head = json.loads((tmp_path / "head.json").read_text())
     known = [np.load(maps / f"{name}.npy") for name in ("sp|P1|ONE", "a_b", "short")]
-    assert head == fit_contact_head(model, list(RECORDS.values()), known)
+    fitted_head = fit_contact_head(model, list(RECORDS.values()), known)
+    assert head == {**fitted_head, "model_weights": model.weights_checksum}
     assert output == f"{sum(weight != 0 for weight in head['weight'])} of 8 attention heads have a weight: head.json\n"
     run("contacts", "--model", path, "--input", "x.fasta", "--head", "head.json", "--output", "again")
     again = np.array([float(row[2]) for row in rows_of(tmp_path / "again" / "a_b.csv")[1:]])
-    fitted = predict_contacts(model, WILD_TYPE, head)
+    fitted = predict_contacts(model, WILD_TYPE, fitted_head)
     np.testing.assert_allclose(again, [fitted[pair] for pair in pairs], rtol=1e-5)
+    (tmp_path / "head.json").write_text(json.dumps({**head, "model_weights": "of another model"}))
+    error = run("contacts", "--model", path, "--input", "x.fasta", "--head", "head.json", "--output", "other")
+    assert f"{path} has other weights than the model of head.json: fit a contact head" in error
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def _parser() -> ArgumentParser:
 
     add = add_command("map", "project embeddings of many sequences to two dimensions", "(for FASTA input)")
     add("--input", dest="input_path", type=Path, required=True, metavar="INPUT",
-        help=".npz with id and embeddings, or FASTA with --model")  # fmt: skip
+        help=".npz or .h5 with id and embeddings, .h5 with a data set for each id, or FASTA with --model")  # fmt: skip
     add("--pooling", default="mean", choices=["mean", "begin"], help="pooling of FASTA input (%(default)s)")
     add("--method", default="umap", choices=["umap", "pca"], help="%(default)s")
     add("--neighbors", type=int, default=15, help="number of neighbors of each sequence (umap, %(default)s)")

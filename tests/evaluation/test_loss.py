@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bionemo evaluate --suite loss`: losses, groups, search of training data, faulty sequences."""
 
+import gzip
 import math
 import random
 import shutil
@@ -185,10 +186,10 @@ def folder(tmp_path: Path) -> Path:
     return data
 
 
-@pytest.mark.parametrize(
-    "tool",
-    ["k-mers", pytest.param("MMseqs2", marks=pytest.mark.skipif(not shutil.which("mmseqs"), reason="no MMseqs2"))],
-)
+TOOLS = ["k-mers", pytest.param("MMseqs2", marks=pytest.mark.skipif(not shutil.which("mmseqs"), reason="no MMseqs2"))]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
 def test_relatives_in_the_training_data(
     tool: str, model: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +223,64 @@ def test_the_coverage_of_a_short_match_is_too_low(monkeypatch: pytest.MonkeyPatc
     proteins = [training + protein, training[:-20], protein, "MKU*", "MK"]
     found = find_identities(proteins, tmp_path / "train.fasta", lambda _: None)
     assert found.values.tolist() == [0, 1, 0, 2 / 3, 1]  # of MKU, two residues equal those of MK
+
+
+TRAINING = [random_protein(random.Random(n), 60 + 7 * n) for n in range(30)] + [
+    "MAQEFIEACRSG", "SIINFEKL", "Q" * 60, f"MKTAYIAK{'Q' * 30}RQISFVKS", "GS" * 25, "PPGPAGPPGLTGARGLAGPPGPPGPAGPPG",
+]  # fmt: skip
+NAMED = {  # protein, identity
+    "copy": (TRAINING[0], 1), "soft-masked copy": (TRAINING[1][:30].lower() + TRAINING[1][30:], 1),
+    "copy with a stop codon": (f"{TRAINING[2]}*", 1), "spaced copy": (" ".join(TRAINING[3]), 1),
+    "collagen": (TRAINING[35], 1), "peptide": ("SIINFEKL", 1), "substitution in 8": ("SIINFEKM", 7 / 8),
+    "substitution in 12": ("MAQEFIDACRSG", 11 / 12), "peptide without its first residue": ("AQEFIEACRSG", 1),
+    "longer peptide": ("MAQEFIEACRSGK", 12 / 13), "new peptide": ("WWCWHWYW", 0),
+    "peptide of a protein": (TRAINING[5][9:20], 1), "polyglutamine": ("Q" * 40, 1), "shorter": ("Q" * 29, 1),
+    "repeat": ("GS" * 12 + "GA" + "GS" * 12, 49 / 50),
+    "fragment": (TRAINING[6][10:60], 1), "new": (random_protein(random.Random(99), 90), 0), "X": ("X" * 30, math.nan),
+    "XXX": ("XXX", math.nan), "short X": ("SIXNFEKL", 7 / 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_identities(tool: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The identities of hand-made cases, which do not depend on the tool."""
+    if tool == "k-mers":
+        monkeypatch.setattr(similarity.shutil, "which", lambda _: None)
+    (tmp_path / "train.fasta").write_text("".join(f">{n}\n{each}\n" for n, each in enumerate(TRAINING)))
+    advanced: list[int] = []
+    found = find_identities([text for text, _ in NAMED.values()], tmp_path / "train.fasta", advanced.append)
+    assert found.tool.startswith(tool)
+    identities = dict(zip(NAMED, found.values.tolist(), strict=True))
+    assert identities == pytest.approx({name: identity for name, (_, identity) in NAMED.items()}, nan_ok=True)
+    assert sum(advanced) == len(NAMED)
+
+
+def test_proteins_that_were_not_searched_are_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(similarity.shutil, "which", lambda _: None)
+    (tmp_path / "train.fasta").write_text(f">a\n{PROTEINS[0]}\n")
+    records = {"copy": PROTEINS[0], "masked": "X" * 30, "new": f"{PROTEINS[1][:40]}J:J", "Xs": "XX"}
+    (tmp_path / "test.fasta").write_text("".join(f">{name}\n{text}\n" for name, text in records.items()))
+    summary = evaluate(model, tmp_path, tmp_path / "out")["summary"]
+    output = capsys.readouterr().out
+    assert summary["not_searched"] == ["masked", "Xs"]
+    assert "1 of 4 sequences have a relative with at least 90% identity" in output
+    assert "not searched, because they have too few known residues: masked, Xs" in output
+    assert "letters unknown to the model, each read as an unknown residue: 'J' 2, ':' 1" in output
+    assert summary["without"]["90%"]["sequences"] == 1
+    assert sum(each["sequences"] for each in summary["identities"].values()) == 2
+
+
+def test_mmseqs_searches_without_masks_and_e_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "mmseqs"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/arguments\ntouch "$4"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(similarity.shutil, "which", lambda _: str(program))
+    (tmp_path / "train.fasta").write_text(f">a\n{PROTEINS[0]}\n")
+    find_identities([PROTEINS[0], PROTEINS[1]], tmp_path / "train.fasta", lambda _: None)
+    arguments = (tmp_path / "arguments").read_text().splitlines()[0]
+    assert "-e inf --mask 0 --comp-bias-corr 0" in arguments
 
 
 @pytest.mark.slow
@@ -273,6 +332,10 @@ def test_files_and_settings_that_cannot_be_used(tmp_path: Path) -> None:
         Loss(tmp_path, method="x").tasks()
     with pytest.raises(UserError, match=r"test\.fasta"):
         Loss(tmp_path).tasks()
+    (tmp_path / "train.fasta.gz").write_bytes(gzip.compress(b">a\nMK\n"))
+    with pytest.raises(UserError, match=r"train\.fasta\.gz is compressed, and records are read in place: run `gunzip"):
+        Loss(tmp_path).tasks()
+    (tmp_path / "train.fasta.gz").unlink()
     (tmp_path / "test.fasta").write_text("no header\n")
     with pytest.raises(UserError, match="text before the first '>'"):
         Loss(tmp_path).tasks()

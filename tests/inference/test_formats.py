@@ -73,3 +73,24 @@ def test_numeric_table(model: Path, fasta: Path, tmp_path: Path) -> None:
     columns = [table[f"embeddings_{i}"].to_numpy().astype(np.float32) for i in range(32)]
     assert np.array_equal(np.stack(columns, 1), one["embeddings"])
     assert np.array_equal(table["pseudo_perplexity"].to_numpy().astype(np.float32), one["pseudo_perplexity"])
+
+
+@pytest.mark.parametrize(
+    ("output", "shape"), [("embeddings", (32,)), ("hiddens", (90, 32)), ("pseudo_perplexity", ())]
+)
+def test_a_data_set_for_each_id(output: str, shape: tuple[int, ...], model: Path, tmp_path: Path) -> None:
+    """As UniProt's per-protein.h5 and per-residue.h5, with `original_id` as in files of bio_embeddings."""
+    ids = ["sp|P12345|A_HUMAN", "P1/1-57", "3", "x.1", "."]
+    (tmp_path / "x.fasta").write_text("".join(f">{n} a\n{t}\n" for n, t in zip(ids, sequences()[2:7], strict=True)))
+    override = f"model.downstream_task.outputs=[{output}]"
+    go(model, tmp_path / "x.fasta", tmp_path / "x.npz", override)
+    go(model, tmp_path / "x.fasta", tmp_path / "x.h5", override, "model.data.output_format=h5_by_id")
+    one = np.load(tmp_path / "x.npz")
+    rows = np.split(one[output], one["offsets"][1:-1]) if output == "hiddens" else one[output]
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert {str(each.attrs["original_id"]): name for name, each in file.items()} == {
+            name: {"P1/1-57": "P1_1-57", ".": "_"}.get(name, name) for name in ids
+        }
+        assert file["P1_1-57"].shape == shape
+        for data_set in file.values():
+            assert np.array_equal(data_set, rows[ids.index(data_set.attrs["original_id"])])

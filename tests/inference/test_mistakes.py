@@ -54,6 +54,10 @@ def test_files_of_the_wrong_type(name: str, content: str, expected: str, model: 
             ["model.data.output_format=csv", "model.downstream_task.outputs=[hiddens]"],
             "a CSV file cannot hold hiddens",
         ),
+        (
+            ["model.data.output_format=h5_by_id", "model.downstream_task.outputs=[embeddings,hiddens]"],
+            "output_format=h5_by_id holds one array for each id, not embeddings, hiddens: set one of",
+        ),
         (["trainer.num_nodes=2"], "no launcher has started this process"),
         (["trainer.devices=0"], "trainer.devices=0, but 1 device is available: set it to at most 1"),
         (["model.data.dataset_path=none.fasta"], "none.fasta is missing (model.data.dataset_path)"),
@@ -63,6 +67,14 @@ def test_files_of_the_wrong_type(name: str, content: str, expected: str, model: 
 def test_mistakes(overrides: list[str], message: str, model: Path, fasta: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert message in mistake(model, fasta, tmp_path / "out" / "x.npz", *overrides)
+
+
+def test_ids_that_name_the_same_data_set(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for first, second in (("a", "a"), ("a/b", "a_b")):
+        (tmp_path / "x.fasta").write_text(f">{first}\nMKV\n>c\nMKV\n>{second} x\nMKL\n")
+        given = (model, tmp_path / "x.fasta", tmp_path / "out" / "x.h5", "model.data.output_format=h5_by_id")
+        assert f"records 0 and 2 have the same id '{second}'" in mistake(*given)
 
 
 def test_existing_outputs_are_kept(model: Path, fasta: Path, tmp_path: Path) -> None:

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 
 from bionemo.common.errors import UserError
 from bionemo.data.shards import blocks
+from bionemo.data.shards.csv_shards import CsvSource
 from tests.support.sequence_files import open_sequences
 
 CELL = st.text(st.sampled_from('ACDEF,;"\n é中\t'), max_size=12)
+
+
+PROTEIN_CELL = st.text(st.sampled_from('ACDw* \t-"'), max_size=20)
 
 
 def gathered(source, records, starts, counts):
@@ -173,3 +177,50 @@ def test_only_regular_files(tmp_path):
             open_sequences("csv_mmap", [path], data_col=0)
     with pytest.raises(UserError, match="no data files"):
         open_sequences("csv_mmap", [], data_col=0)
+
+
+@given(
+    st.lists(st.text(st.sampled_from('ACDw* \t-"'), max_size=20), min_size=1, max_size=8),
+    st.integers(1, 80),
+    st.data(),
+)
+def test_white_space_and_stop_codons_are_not_part_of_proteins(tmp_path_factory, cells, block, data):
+    path = tmp_path_factory.mktemp("csv") / "x.csv"
+    rows = "".join('a b*,"{}",*\n'.format(cell.replace('"', '""')) for cell in cells)
+    path.write_text(f"name,sequence,other\n{rows}")
+    columns = {"id": 0, "sequence": 1, "other": 2}
+    expected = ["".join(cell.split()).rstrip("*") for cell in cells]
+    with patch.object(blocks, "BLOCK_BYTES", block):
+        source = CsvSource([path], columns=columns, proteins=True)
+        other = CsvSource([path], columns=columns)
+    assert [source.fields(n) for n in range(len(cells))] == [
+        {"id": "a b*", "sequence": text, "other": "*"} for text in expected
+    ]
+    assert source.lengths.tolist() == list(map(len, expected))
+    assert [other.text(n) for n in range(len(cells))] == cells  # not proteins: unchanged
+    starts = np.array([data.draw(st.integers(0, len(text))) for text in expected])
+    counts = source.lengths - starts
+    out = np.zeros(int(counts.sum()), np.uint8)
+    source.gather(np.arange(len(cells)), starts, counts, out, np.cumsum(counts) - counts)
+    assert out.tobytes().decode() == "".join(text[start:] for text, start in zip(expected, starts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("MK<mask>V", "x.csv:3 contains '<mask>': special tokens are not read from text"),
+        ("MKé", r"x.csv:3 contains 'é' \(U\+00E9\): residues must be ASCII letters"),
+    ],
+)
+def test_special_tokens_and_other_letters_are_refused_in_proteins(tmp_path, cell, message):
+    path = tmp_path / "x.csv"
+    path.write_text(f"name,sequence\n<é>,MK<V\nb,{cell}\n")
+    with pytest.raises(UserError, match=message):
+        CsvSource([path], columns={"sequence": 1}, proteins=True)
+    assert CsvSource([path], columns={"sequence": 1}).text(1) == cell
+
+
+def test_a_stop_codon_in_the_last_line_is_no_truncated_line(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("record_id,record_name,sequence_length,sequence\n0,a,4,MKV*")
+    assert CsvSource([path], columns={"sequence": 3}, proteins=True).text(0) == "MKV"

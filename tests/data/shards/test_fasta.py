@@ -116,3 +116,19 @@ def test_errors_contain_file_and_line(tmp_path, content, line, message, block):
     with patch.object(blocks, "BLOCK_BYTES", block), pytest.raises(UserError, match=message) as error:
         open_sequences("fasta_fields_mmap", [path])
     assert str(error.value).startswith(f"{path}:{line}: " if line else f"{path} ") and "\n" not in str(error.value)
+
+
+def test_the_number_of_stop_codons_is_noted_once(tmp_path, caplog):
+    path = write(tmp_path, ">a\nMKV*\n>b\nMK\nV*\n>c\nM*K\n>d\nMKV\n*\n\n>e\nM K V * *\n")
+    for _ in range(2):  # the second one reads the index
+        source = open_sequences("fasta_fields_mmap", [path])
+        assert [source.text(number) for number in range(5)] == ["MKV", "MKV", "M*K", "MKV", "MKV"]
+    (note,) = caplog.messages
+    assert note.startswith(f"{path}: the '*' at the end of 4 of 5 sequences is dropped")
+
+
+@pytest.mark.parametrize("content", [">a\nMK<mask>V\n", ">b\nM\n>a\nMKV\nL<mask>\n"])
+def test_special_tokens_are_refused(tmp_path, content):
+    path = write(tmp_path, content)
+    with pytest.raises(UserError, match=rf"x.fasta:{content.count(chr(10))} contains '<mask>'"):
+        open_sequences("fasta_fields_mmap", [path])

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -126,3 +127,32 @@ def test_files_that_are_no_archives(tmp_path: Path) -> None:
     for name in ("x.npy", "text", "cut.npz"):
         with pytest.raises(UserError, match=r"is not a .npz file of plain arrays"):
             read_embeddings(tmp_path / name)
+
+
+def test_embeddings_in_h5_files(tmp_path: Path) -> None:
+    """Arrays, and a data set for each id in fp16 as in UniProt's files, with or without `original_id`."""
+    x_ND = clouds(2)
+    with h5py.File(tmp_path / "arrays.h5", "w") as file:
+        file["embeddings"], file["tokens"] = x_ND, np.arange(6)
+        file.create_dataset("id", data=list("fedcba"), dtype=h5py.string_dtype())
+    ids, found, _ = read_embeddings(tmp_path / "arrays.h5")
+    assert (ids, found.tolist()) == (list("fedcba"), x_ND.tolist())
+    with h5py.File(tmp_path / "by_id.h5", "w") as file:
+        for number, vector in enumerate(x_ND.astype(np.float16)):
+            file[f"P{number}"] = vector
+        file["P3"].attrs["original_id"] = "a/b"
+    ids, found, _ = read_embeddings(tmp_path / "by_id.h5")
+    assert ids == ["P0", "P1", "P2", "a/b", "P4", "P5"]
+    assert found.dtype == np.float32
+    assert (found == x_ND.astype(np.float16)).all()
+    with h5py.File(tmp_path / "residues.h5", "w") as file:
+        file["a"], file["b"] = x_ND, x_ND[:2]
+    with pytest.raises(
+        UserError, match=r"residues.h5 has data sets of the shapes \[\(2, 16\), \(6, 16\)\]: a map needs"
+    ):
+        read_embeddings(tmp_path / "residues.h5")
+    with pytest.raises(UserError, match="has no array 'color'"):
+        read_embeddings(tmp_path / "by_id.h5", "color")
+    (tmp_path / "x.h5").write_text("no file of this kind")
+    with pytest.raises(UserError, match=r"x\.h5 cannot be read"):
+        read_embeddings(tmp_path / "x.h5")

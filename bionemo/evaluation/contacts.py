@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.evaluation.html import format_number, html_table
@@ -102,15 +103,20 @@ class StructureTask(Task):
         return TaskResult(values, {"length": len(chain.sequence)})
 
 
+def _chain_of(path: Path) -> str | None:
+    """Return the chain that the name of a file names."""
+    found = _CHAIN.fullmatch(strip_suffix(path) or "")
+    return found[1] if found else None
+
+
 def _read(path: Path, sequence: str | None = None) -> Chain:
-    """Read the chain that the name of a file names.
+    """Read the chain of a task.
 
     Raises:
         LeftOut: if it has no C-beta atoms.
         UserError: as in `read_chain`.
     """
-    found = _CHAIN.fullmatch(strip_suffix(path) or "")
-    chain = read_chain(path, found[1] if found else None, sequence)
+    chain = read_chain(path, _chain_of(path), sequence)
     if not chain.has_side_chains:
         raise LeftOut(f"{path} has no C-beta atoms, such as a C-alpha trace")
     return chain
@@ -135,6 +141,9 @@ class Contacts(Suite):
             raise UserError(
                 f"{self.data} has no structures: put files *.cif, *.mmcif, *.pdb, *.ent there (or *.bcif; also *.gz)"
             )
+        others = sorted(path.name for path in self.data.iterdir() if path.is_file() and path not in (*paths, fasta))
+        if others:
+            notify(f"{self.data}: {len(others):,} files are left out, they are no structures: {', '.join(others[:5])}")
         names = [strip_suffix(path) or "" for path in paths]
         for path, name in zip(paths, names, strict=True):
             if not is_file_name(name):
@@ -194,7 +203,7 @@ class Contacts(Suite):
 def _find_structures(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
-    return sorted(path for path in directory.iterdir() if strip_suffix(path) is not None)
+    return sorted(path for path in directory.iterdir() if path.is_file() and strip_suffix(path) is not None)
 
 
 def _value(result: Result, metric: str) -> float:

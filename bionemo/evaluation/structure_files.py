@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Site = list[gemmi.Residue]  # residue types that were modelled at one place, usually one
 
 SUFFIXES = tuple(end + zipped for end in (".cif", ".mmcif", ".bcif", ".pdb", ".ent") for zipped in ("", ".gz"))
+NAMELESS = "without name"  # for a chain in a message
 _PEPTIDE_BOND, _CA_DISTANCE = 2.0, 4.5  # angstroms: longest between C and N, and C-alpha atoms, of linked residues
 _MAX_GAP = 30  # residues at a TER within a chain, for chains of fewer residues
 _FORCE_FIELDS = {"H": "HSD HSE HSP HID HIE HIP HIN", "C": "CYX CYM CYN", "D": "ASH", "E": "GLH", "K": "LYN LYP LSN",
@@ -121,8 +122,7 @@ def read_polymer(path: Path, chain: str | None) -> Polymer:
     except Exception as error:  # the libraries raise errors of many types for damaged files
         message = " ".join(str(error).split())
         raise UserError(f"{path} is not a valid structure file ({type(error).__name__}: {message})") from error
-    # without names of chains, those of CHARMM's segments
-    segments = {residue.segment for part in model for residue in part} if any(not part.name for part in model) else ()
+    segments = {residue.segment for part in model for residue in part}  # of CHARMM, if chains have no names
     parts: dict[str, list[list[gemmi.Residue]]] = {}
     for part in model:
         for segment, residues in groupby(part, lambda residue: residue.segment if len(segments) > 1 else ""):
@@ -130,7 +130,7 @@ def read_polymer(path: Path, chain: str | None) -> Polymer:
     for name in parts if chain is None else parts.keys() & {chain}:
         if polymer := _find_polymer(name, parts[name], found):
             return polymer
-    if not (names := [name for name in parts if _find_polymer(name, parts[name], found)]):
+    if not (names := [name or NAMELESS for name in parts if _find_polymer(name, parts[name], found)]):
         raise UserError(f"{path} has no residues of a protein: remove the file")
     authors = next(
         (part.name for part in model if chain in {residue.subchain for residue in part} - {part.name}), None
@@ -147,30 +147,37 @@ def _parse(content: bytes, name: str) -> _Content:
         from isal import igzip
 
         content = igzip.decompress(content)
+    if not content.strip():
+        raise ValueError("it is empty")
     if 0x80 <= content[0] < 0x90:  # a map in MessagePack
         return _read_mmcif(_decode_binary_cif(content))
-    if re.match(rb"(\xef\xbb\xbf)?(\s+|#[^\n]*)*data_", content, re.IGNORECASE) or "cif" in name.lower():
+    if re.match(rb"(?:\s|\xef\xbb\xbf|#[^\n]*\n)*data_", content, re.IGNORECASE):
         document = gemmi.cif.read_string(content)
         return _read_mmcif(next((block for block in document if block.find_values("_atom_site.Cartn_x")), document[0]))
-    if not (first := re.search(rb"^(ATOM  |HETATM)", content, re.MULTILINE)):
+    if not (first := re.search(rb"^(?:ATOM  |HETATM)", content, re.MULTILINE)):
         raise ValueError("it has neither a CIF data block nor ATOM records")
-    content = _prepare_pdb(re.split(rb"^ENDMDL", content, maxsplit=1, flags=re.MULTILINE)[0])
-    # without columns 77 to 80: element and charge, in old files part of a line number
-    structure = gemmi.read_pdb_string(content, max_line_length=76, split_chain_on_ter=True)
+    content, has_names = _prepare_pdb(re.split(rb"^ENDMDL", content, maxsplit=1, flags=re.MULTILINE)[0])
+    # without element and charge, in old files part of a line number, and without segments, unless they name chains
+    structure = gemmi.read_pdb_string(content, max_line_length=72 if has_names else 76, split_chain_on_ter=True)
     starts: dict[str, int] = {}
     for chain, number in _START.findall(content[: first.start()]):
         starts[chain.decode()] = min(int(number), starts.get(chain.decode(), int(number)))
     return _Content(structure, {entity.name: list(entity.full_sequence) for entity in structure.entities}, starts)
 
 
-def _prepare_pdb(content: bytes) -> bytes:
+def _prepare_pdb(content: bytes) -> tuple[bytes, bool]:
     """Check the coordinates, from which gemmi reads 0 if they are not numbers, and shorten names of residues.
 
     Names of force fields have 4 characters, of which gemmi takes the last for that of the chain.
 
+    Returns:
+        The content, and whether all atoms have the name of a chain.
+
     Raises:
         ValueError: if the columns 31 to 54 of an atom do not hold three numbers.
     """
+    import gemmi
+
     text = np.frombuffer(content + b"\n" + b" " * 54, np.uint8).copy()
     starts = np.concatenate([[0], np.flatnonzero(text[:-54] == ord("\n")) + 1])
     records = text[starts[:, None] + np.arange(4)].view("S4")[:, 0]
@@ -184,10 +191,11 @@ def _prepare_pdb(content: bytes) -> bytes:
     columns = starts[lines] + 20
     columns = columns[text[columns] != ord(" ")]
     names = text[columns[:, None] + np.arange(-3, 1)].view("S4")[:, 0]
-    proteins = np.isin(names.astype("S3"), _FOUR_CHARACTERS.astype("S3"))
+    standard = gemmi.expand_one_letter_sequence("ACDEFGHIKLMNPQRSTVWY", gemmi.ResidueKind.AA)
+    proteins = np.isin(names.astype("S3"), np.array(standard, "S3"))
     if np.isin(names[proteins], _FOUR_CHARACTERS).all():  # otherwise, names of chains have two characters
         text[columns[proteins]] = ord(" ")
-    return text.tobytes()
+    return text.tobytes(), bool((text[starts[lines] + 21] != ord(" ")).all())
 
 
 def _read_mmcif(block: "gemmi.cif.Block") -> _Content:

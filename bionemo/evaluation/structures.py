@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.evaluation.structure_files import Polymer, Residue, read_polymer
+from bionemo.evaluation.structure_files import NAMELESS, Polymer, Residue, read_polymer
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 CONTACT = 8.0  # angstroms between C-beta atoms, as in CASP
 _X = ord("X")
+_JUMPS = 4  # twice the jumps that are accepted in short chains
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +70,7 @@ def read_chain(path: Path, chain: str | None = None, sequence: str | None = None
         places = _place_residues(polymer, full, own is not None)
     except ValueError as error:
         remedy = "correct the file, or give the sequence in sequences.fasta" if own else "correct the given sequence"
-        raise UserError(f"{path}, chain {polymer.name}: {error}: {remedy}") from error
+        raise UserError(f"{path}, chain {polymer.name or NAMELESS}: {error}: {remedy}") from error
     placed = np.full((len(full), 3), np.nan, np.float32)
     placed[places] = positions
     return Chain(full, placed)
@@ -92,21 +93,28 @@ def _place_residues(polymer: Polymer, sequence: str, is_own: bool) -> Integers:
     first = int(numbers[0]) - min(polymer.start if is_own else 1, int(numbers[0]))
     is_increasing = bool((np.diff(numbers) > 0).all())
     steps = numbers - numbers[0] if is_increasing or is_numbered else np.arange(len(numbers))
+    shifts = [first, *(range(len(text) - int(steps[-1])) if is_increasing and not is_numbered else ())]
 
     def compare(shift: int) -> NDArray[np.bool_]:
         return _fit(letters, _look_up(text, steps + shift))
 
-    if is_numbered or is_increasing:
-        if compare(first).all():
+    def shift_numbers() -> Integers | None:
+        if (is_increasing or is_numbered) and compare(first).all():
             return steps + first
-        within = range(0 if is_numbered else len(text) - int(steps[-1]))
-        shifts = [shift for shift in within if compare(shift).all()]
-        if len(shifts) == 1:
-            return steps + shifts[0]
-        if shifts:
-            raise ValueError(f"the observed residues fit the sequence at {len(shifts)} positions")
-    if not is_numbered and (places := _align_stretches(residues, first, letters, text)) is not None:
-        return places
+        found = [shift for shift in shifts[1:] if compare(shift).all()]
+        if len(found) > 1:
+            raise ValueError(f"the observed residues fit the sequence at {len(found)} positions")
+        return steps + found[0] if found else None
+
+    def align() -> Integers | None:
+        return None if is_numbered else _align_stretches(residues, first, letters, text)
+
+    # bonded residues are neighbours in the sequence, whatever their numbers are
+    agree = all(other.number == one.number + 1 for one, other in pairwise(residues) if other.linked)
+    agree &= not any(residue.insertion for residue in residues)
+    for method in (shift_numbers, align) if agree or is_numbered else (align, shift_numbers):
+        if (places := method()) is not None:
+            return places
     shifts = [first, *(() if is_numbered else range(-int(steps[-1]), len(text)))]
     shift = max(shifts, key=lambda each: compare(each).sum() + np.argmin(compare(each)))  # matches, first mismatch
     wrong = int(np.argmin(compare(shift)))
@@ -156,7 +164,7 @@ def _align_stretches(residues: Sequence[Residue], first: int, letters: Bytes, te
                 step = start - places[-1]
                 if step > 0 and not (is_linked and step not in (1, jump)):
                     found.append(
-                        (cost + (step != 1 if is_linked else (2 if begin else 1) * (step != jump)), ways, places)
+                        (cost + (3 * (step != 1) if is_linked else (2 if begin else 1) * (step != jump)), ways, places)
                     )
             if found:
                 cost = min(each[0] for each in found)
@@ -168,6 +176,8 @@ def _align_stretches(residues: Sequence[Residue], first: int, letters: Bytes, te
         best = options
     cost = min(each[0] for each in best)
     cheapest = [each for each in best if each[0] == cost]
+    if cost > max(_JUMPS, len(residues) / 4):  # single letters of any sequence fit somewhere
+        return None
     if sum(ways for _, ways, _ in cheapest) > 1:
         raise ValueError("the observed residues fit the sequence in several ways")
     return np.array(cheapest[0][2][1:])

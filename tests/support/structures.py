@@ -2,7 +2,9 @@
 """Synthetic protein chains, written as mmCIF and PDB files without the library that reads them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,10 @@ THREE = {
     "L": "LEU", "M": "MET", "N": "ASN", "P": "PRO", "Q": "GLN", "R": "ARG", "S": "SER", "T": "THR", "V": "VAL",
     "W": "TRP", "Y": "TYR",
 }  # fmt: skip
+_COLUMNS = """group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id label_entity_id
+label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y Cartn_z occupancy B_iso_or_equiv auth_seq_id auth_comp_id auth_asym_id
+auth_atom_id pdbx_PDB_model_num"""
+_KEYS = _COLUMNS.split()
 Atom = tuple[str, str, str, int, str, tuple[float, float, float]]  # record, atom, residue, number, chain, position
 
 
@@ -54,10 +60,7 @@ def to_cif(atoms: Sequence[Atom], sequence: str | None, author_chain: str = "X",
         lines += ["loop_", *(f"_entity_poly_seq.{key}" for key in ("entity_id", "num", "mon_id", "hetero"))]
         lines += [f"1 {number} {THREE[letter]} n" for number, letter in enumerate(sequence, 1)]
         lines.append("#")
-    keys = ("group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id label_entity_id "
-            "label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y Cartn_z occupancy B_iso_or_equiv auth_seq_id auth_comp_id "
-            "auth_asym_id auth_atom_id pdbx_PDB_model_num")  # fmt: skip
-    lines += ["loop_", *(f"_atom_site.{key}" for key in keys.split())]
+    lines += ["loop_", *(f"_atom_site.{key}" for key in _KEYS)]
     for serial, (record, atom, residue, number, chain, (x, y, z)) in enumerate(atoms, 1):
         label = "." if record == "HETATM" else str(number)
         author = author_chain if chain == "A" else chain
@@ -77,3 +80,85 @@ def write_structures(directory: Path, sequences: Sequence[str], first_seed: int 
         (directory / f"s{number}.{'pdb' if number % 2 else 'cif'}").write_text(text)
         walks.append(walk)
     return walks
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """A residue with the atoms N, CA, C, O and, except for glycine, CB.
+
+    Attributes:
+        name: component.
+        number: number that the authors gave.
+        place: steps of 3.8 A along the chain; neighbours are bonded.
+        label: position in the sequence; None for a ligand.
+    """
+
+    name: str
+    number: int
+    place: float
+    label: int | None = None
+    record: str = "ATOM"
+    insertion: str = " "
+    altloc: str = " "
+    occupancy: float = 1.0
+    chain: str = "A"
+    atoms: tuple[str, ...] = ("N", "CA", "C", "O", "CB")
+
+    def positions(self) -> dict[str, NDArray[np.float64]]:
+        before, alpha, after = (_helix(self.place + step) for step in (-1, 0, 1))
+        n, c = alpha + 0.37 * (before - alpha), alpha + 0.37 * (after - alpha)
+        found = {"N": n, "CA": alpha, "C": c, "O": c + np.array([0, 0, 1.2]), "CB": alpha * [1.6, 1.6, 1]}
+        return {name: np.round(found[name], 3) for name in self.atoms if (name, self.name) != ("CB", "GLY")}
+
+
+def _helix(place: float) -> NDArray[np.float64]:
+    """Return the position of a C-alpha atom in an alpha helix."""
+    turn = np.radians(100 * place)
+    return np.array([2.3 * np.cos(turn), 2.3 * np.sin(turn), 1.5 * place])
+
+
+def modelled(names: Sequence[str], start: int = 1, place: float = 0, **fields: Any) -> list[Modelled]:
+    """Return bonded residues with consecutive numbers and labels; letters stand for standard residues."""
+    return [
+        Modelled(THREE.get(name, name), start + step, place + step, **{"label": start + step, **fields})
+        for step, name in enumerate(names)
+    ]
+
+
+def pdb_of(*parts: Sequence[Modelled], sequence: Sequence[str] = (), header: str = "") -> str:
+    """Return a PDB file with TER between the parts and after the last one, and SEQRES if there is a sequence."""
+    names = [THREE.get(name, name) for name in sequence]
+    lines = [header] if header else []
+    for row, first in enumerate(range(0, len(names), 13), 1):
+        lines.append(
+            f"SEQRES {row:3} A {len(names):4}  {' '.join(f'{name:>3}' for name in names[first : first + 13])}"
+        )
+    for part in parts:
+        lines += [
+            f"{each.record:6}    1 {atom:^4}{each.altloc}{each.name:>3} {each.chain}{each.number:4}{each.insertion}   "
+            f"{x:8.3f}{y:8.3f}{z:8.3f}{each.occupancy:6.2f}  0.00{'':10}{atom[0]:>2}"
+            for each in part for atom, (x, y, z) in each.positions().items()
+        ]  # fmt: skip
+        lines.append("TER")
+    return "\n".join([*lines, "END", ""])
+
+
+def without_ter(text: str) -> str:
+    return text.replace("TER\n", "")
+
+
+def cif_of(residues: Sequence[Modelled], sequence: Sequence[str] = ()) -> str:
+    """Return an mmCIF file as wwPDB writes it, with entity_poly_seq if there is a sequence."""
+    rows = []
+    for each in residues:
+        chain, entity, label = (each.chain, 1, each.label) if each.label else ("L", 2, ".")
+        code, altloc = each.insertion.strip() or "?", each.altloc.strip() or "."
+        rows += [
+            f"{each.record} 1 {atom[0]} {atom} {altloc} {each.name} {chain} {entity} {label} {code} {x:.3f} {y:.3f} "
+            f"{z:.3f} {each.occupancy} 0.0 {each.number} {each.name} {each.chain} {atom} 1"
+            for atom, (x, y, z) in each.positions().items()
+        ]
+    table = [f"1 {number} {THREE.get(name, name)} n" for number, name in enumerate(sequence, 1)]
+    keys = ("entity_id", "num", "mon_id", "hetero")
+    head = ["loop_", *(f"_entity_poly_seq.{key}" for key in keys), *table, "#"] if table else []
+    return "\n".join(["data_test", "#", *head, "loop_", *(f"_atom_site.{key}" for key in _KEYS), *rows, "#", ""])

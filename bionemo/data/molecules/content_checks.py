@@ -91,6 +91,8 @@ def check_validity(
     sampled = np.setdiff1d(spread_evenly(records, SAMPLED_MOLECULES), long)
     texts = reader.read(sampled)
     invalid = [(i, side) for i in range(len(sampled)) for side in sides if not is_valid(texts[side][i])]
+    if not invalid:
+        return []
     numbers = [int(sampled[i]) for i, _ in invalid]
     i, side = invalid[0]
     return [report_invalid(label, numbers, texts[side][i], len(sides) * len(sampled), policy, "model.data.on_invalid")]

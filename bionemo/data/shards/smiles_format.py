@@ -140,7 +140,10 @@ def _is_usual(smiles: Column) -> bool:
 def _find_molecules(texts: Sequence[str], smiles: Column, path: str, key: str | None) -> tuple[str, int]:
     """Return separator and column of most SMILES in lines without titles; preferably the first word of each line."""
     width = {separator: len(split_cells(texts[0], separator)) for separator in _SEPARATORS}
-    columns = [("", 0), *((separator, number) for separator in _SEPARATORS for number in range(width[separator]))]
+    columns = [
+        ("", 0),
+        *((each, number) for each in _SEPARATORS for number in range(width[each]) if width[each] > 1 or not each),
+    ]
     if not _is_usual(smiles):
         columns = [(separator, number) for separator, number in columns if str(number) == str(smiles)]
     best, found = 0.0, None

@@ -10,7 +10,7 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PIP_DISAB
 # python_packages NAME PACKAGE==VERSION ...: a virtual environment $work/NAME with these packages.
 python_packages() {
     python3 -m venv "$work/$1"
-    "$work/$1/bin/pip" install --quiet "${@:2}"
+    "$work/$1/bin/pip" install --quiet --no-compile "${@:2}"
 }
 
 # debian_packages PACKAGE=VERSION ...: unpacks them into $work/debian and puts their programs on PATH.

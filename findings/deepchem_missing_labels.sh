@@ -43,7 +43,7 @@ print("evaluate():                       ", f"{Fixed().evaluate(dataset, [metric
 print("evaluate(use_sample_weights=True):", f"{Fixed().evaluate(dataset, [metric], use_sample_weights=True)['roc_auc_score']:.3f}")
 PY
 cd "$work"
-venv/bin/python run.py 2>log | grep -v "requires PyTorch" >seen
+venv/bin/python run.py | grep -v "requires PyTorch" >seen
 compare <<'END'
 deepchem 2.8.0
 labels  [0, 0, 1, 1, 0, 0, 0, 0]

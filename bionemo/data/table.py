@@ -16,7 +16,7 @@ from bionemo.data.shards.columns import SMILES
 from bionemo.data.shards.compressed import refuse_compressed
 
 # usual names of the columns of sequences and ids, in lower case
-SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence")
+SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
 _ID_COLUMNS = (
     "id", "zinc_id", "record_name", "chembl_id", "molecule_chembl_id", "cid", "pubchem_cid", "compound_id", "drug_id",
     "mol_id", "idnumber", "catalog_id", "compound_name", "molecule_name", "mol_name", "name", "title", "iupac",
@@ -135,9 +135,9 @@ def parse_table(file: BinaryIO, path: Path | str, separator: str) -> Table:
 
 
 def find_sequence_columns(titles: Sequence[str]) -> list[int]:
-    """Return the numbers of the columns whose titles are usual for sequences or SMILES."""
-    proteins = [number for number, title in enumerate(titles) if title.strip().lower() in SEQUENCE_COLUMNS]
-    return proteins + find_smiles_columns(titles)
+    """Return the numbers of the columns whose titles are usual for sequences or, if there are none, state SMILES."""
+    usual = [number for number, title in enumerate(titles) if title.strip().lower() in SEQUENCE_COLUMNS]
+    return usual or find_smiles_columns(titles)
 
 
 def find_smiles_columns(titles: Sequence[str]) -> list[int]:

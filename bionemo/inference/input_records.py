@@ -158,7 +158,8 @@ def _text_format(path: Path, config: InferDataConfig, reader: CsvFieldsConfig) -
     separator = reader.data_sep
     if config.data_impl:
         _check_columns(path, config, reader)
-        return _TextFormat(reader.data_fields, separator, reader.header_lines)
+        header = _read_header(path, separator, reader.header_lines)
+        return _TextFormat(reader.data_fields | _find_target(path, header, config), separator, reader.header_lines)
     separator = "\t" if path.suffix.lower() == ".tsv" else separator
     columns = _find_columns(path, separator, config) if reader.header_lines else reader.data_fields
     return _TextFormat(columns, separator, reader.header_lines)
@@ -192,11 +193,15 @@ def _find_columns(path: Path, separator: str, config: InferDataConfig) -> dict[s
     name = _header_name("id", config)
     number = header.index(name) if name in header else find_id_column(header)
     columns = {"sequence": header.index(wanted)} | ({} if number is None else {"id": number})
-    if target := config.data_fields_map.get("target"):
-        if target not in header:
-            raise UserError(f"{path} has no column {target!r}: set {_MAP}.target to the column of the targets")
-        columns["target"] = header.index(target)
-    return columns
+    return columns | _find_target(path, header, config)
+
+
+def _find_target(path: Path, header: list[str], config: InferDataConfig) -> dict[str, int]:
+    """Find the column of the targets, if one is configured."""
+    target = config.data_fields_map.get("target")
+    if target and target not in header:
+        raise UserError(f"{path} has no column {target!r}: set {_MAP}.target to the column of the targets")
+    return {"target": header.index(target)} if target else {}
 
 
 def _header_name(field: str, config: InferDataConfig) -> str:

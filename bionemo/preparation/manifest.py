@@ -125,7 +125,7 @@ def describe_other_versions(manifest: Manifest) -> str:
     """Return a note about libraries that are installed in other versions than those of a manifest; "" without them."""
     installed = library_versions(manifest.job)
     other = [
-        f"{name} {old}, and {installed[name]} is installed"
+        f"{name} {ascii(old[:40])[1:-1]}, and {installed[name]} is installed"
         for name, old in manifest.versions.items()
         if installed.get(name, old) != old
     ]

@@ -195,7 +195,7 @@ def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Se
             raise UserError(f"{target / name} has changed since it was prepared: prepare it again with force=True")
     log.info("%s is prepared already; force=True prepares it again", target)
     if note := describe_other_versions(manifest):
-        log.warning("note: %s was %s", target, printable(note))
+        log.warning("note: %s was %s", target, note)
     return True
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bionemo doctor` reports what is installed, and tests the connections of the processes of a launcher."""
 
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -10,6 +11,7 @@ import pytest
 
 from bionemo.cli import doctor
 from bionemo.cli.doctor import dependency_problems, describe_machine
+from tests.conftest import ROOT
 
 NUMPY = metadata.version("numpy")
 
@@ -26,6 +28,18 @@ def test_missing_and_unsuitable_requirements_are_reported() -> None:
     assert list(dependency_problems(requirements, "more")) == [
         "no-such-extra is not installed: pip install 'no-such-extra>=3'"
     ]
+
+
+def test_releases_that_an_extra_excludes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canonical SMILES of RDKit 2026.3.5 and 2026.3.6 depend on the order of the atoms of some molecules."""
+    found = re.search(r'^molecules = \["(.*)"\]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found is not None
+    monkeypatch.setattr(metadata, "requires", lambda name: [f"{found[1]}; extra == 'molecules'"])
+    version = metadata.version
+    for release, is_excluded in (("2026.3.4", False), ("2026.3.5", True), ("2026.3.6", True), ("2026.9.1", False)):
+        monkeypatch.setattr(metadata, "version", lambda name, v=release: v if name == "rdkit" else version(name))
+        problems = [text for topic, text in describe_machine() if topic == "problem"]
+        assert [text.startswith(f"rdkit {release} is installed, but ") for text in problems] == [True] * is_excluded
 
 
 def test_this_installation_has_no_problem() -> None:

@@ -17,6 +17,7 @@ from bionemo.cli.analysis import main
 from bionemo.common.errors import UserError
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
 from bionemo.finetuning.load_head import read_records, read_trained_head
+from tests.inference.molecules import trained
 
 HEADS: dict[str, tuple[Any, list[str]]] = {
     "tokens": (lambda: TokenHead(32, 3, 8), ["C", "E", "H"]),
@@ -103,6 +104,30 @@ def test_a_missing_encoder_is_reported_with_the_head(
         main()
     error = capsys.readouterr().err.strip()
     assert error.endswith(f"; {tmp_path}/head.safetensors was trained with this model: give another path with --model")
+
+
+def test_molecules_that_rdkit_rejects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path / "model")
+    kept(tmp_path / "head.safetensors", "classes", tmp_path / "model")
+    (tmp_path / "x.smi").write_text("SMILES Name\nCCO ethanol, pure\nC1CC( b\nCCN\n")
+    note = f"{tmp_path}/x.smi: RDKit cannot read 1 of 3 SMILES (the first is record 1, 'C1CC(')"
+
+    def label(*more: str) -> list[str]:
+        arguments = [f"--head={tmp_path}/head.safetensors", f"--input={tmp_path}/x.smi", f"--output={tmp_path}/x.csv"]
+        monkeypatch.setattr(sys, "argv", ["bionemo.analysis", "label", *arguments, "--overwrite", *more])
+        main()
+        with (tmp_path / "x.csv").open(newline="") as file:
+            return [row["id"] for row in csv.DictReader(file)]
+
+    assert label() == ["ethanol, pure", "2"]
+    assert f"note: {note}; their records are dropped\n" in capsys.readouterr().err
+    assert label("--on-invalid=keep") == ["ethanol, pure", "b", "2"]
+    assert f"note: {note}; they are used unchanged\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        label("--on-invalid=error")
+    assert f"{note}: correct them, or set --on-invalid to skip or keep" in capsys.readouterr().err
 
 
 def test_invalid_heads_are_rejected(model: Path, tmp_path: Path) -> None:

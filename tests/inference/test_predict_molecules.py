@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bionemo.predict` with text outputs writes the generated molecules in order in every format."""
 
+import csv
 import pickle
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import InferConfig
 from bionemo.inference import predict_files as running
+from bionemo.inference.text_outputs import summarize_matches
 from bionemo.inference.writers import FORMATS
 from bionemo.interop.convert import convert
 from tests.conftest import ROOT
@@ -176,3 +178,80 @@ def test_a_model_without_a_decoder_has_no_text_outputs(smiles: Path, tmp_path: P
     convert(tmp_path / "hf", tmp_path / "model")
     with pytest.raises(UserError, match="ESM2nv has no decoder, which reconstruction needs"):
         go(tmp_path / "model", smiles, tmp_path / "x.npz", *BOTH)
+
+
+INVALID = ["CCO\ta", "C1CC(\tb", "CC(C)(C)(C)(C)C\tc", "c1ccccc1\td", "c1ccccc\te", "hello\tf", "CCN"]
+NOTE = "RDKit cannot read 4 of 7 SMILES (the first is record 1, 'C1CC('); "
+
+
+def test_molecules_that_rdkit_rejects_are_left_out_kept_or_refused(
+    writer: Path, smiles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smiles.write_text("\n".join(INVALID))
+    go(writer, smiles, tmp_path / "skip.npz")
+    skipped = np.load(tmp_path / "skip.npz")
+    assert skipped["id"].tolist() == ["a", "d", "6"]
+    expected = bionemo.load(writer, "cpu").embed(["CCO", "c1ccccc1", "CCN"])
+    np.testing.assert_array_equal(skipped["embeddings"], expected)
+    assert f"note: {smiles}: {NOTE}their records are dropped\n" in capsys.readouterr().err
+    go(writer, smiles, tmp_path / "keep.npz", "model.data.on_invalid=keep")
+    assert np.load(tmp_path / "keep.npz")["id"].tolist() == ["a", "b", "c", "d", "e", "f", "6"]
+    assert f"note: {smiles}: {NOTE}they are used unchanged\n" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"RDKit cannot read 1 .* 'C1CC\('\): correct them, or set model.data.on_inv"):
+        go(writer, smiles, tmp_path / "error.npz", "model.data.on_invalid=error")
+    assert not list(tmp_path.glob("error.npz*"))
+    smiles.write_text("C1CC( a\n")
+    with pytest.raises(UserError, match="no SMILES in column 1 of"):
+        go(writer, smiles, tmp_path / "none.npz")
+    smiles.write_text("CC(C)(C)(C)(C)C a\n")
+    with pytest.raises(UserError, match=r"all sequences were dropped: set model.data.on_invalid to keep"):
+        go(writer, smiles, tmp_path / "none.npz")
+
+
+def test_names_of_smiles_files_are_kept(writer: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.smiles"
+    path.write_text('SMILES Name \nCCO  ethanol\nCCN 1,2-"x" y\nCC\n')
+    go(writer, path, tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="") as file:
+        assert [(row["id"], row["tokens"]) for row in csv.DictReader(file)] == [
+            ("ethanol", "3"), ('1,2-"x" y', "3"), ("2", "2")
+        ]  # fmt: skip
+    path.write_text("name\traw\ncharged\tCC[NH3+]\nneutral\tCCN\n")
+    go(writer, path, tmp_path / "y.npz", "model.data.data_fields_map.sequence=raw")
+    assert np.load(tmp_path / "y.npz")["id"].tolist() == ["charged", "neutral"]
+
+
+def test_exact_match_of_the_first_k_candidates() -> None:
+    """Three candidates for each of five targets; the fragments of a candidate may be in any order."""
+    pairs = [
+        ("CCN.CC(=O)O", ["OC(C)=O.NCC", "CCN", "C"]),  # the first
+        ("CCO", ["C(C", "CCN", "OCC"]),  # the third, after an invalid one
+        ("C[C@H](N)O", ["C[C@@H](N)O", "CC(N)O", "N[C@@H](C)O"]),  # stereo counts: the third
+        ("c1ccccc1", ["C1=CC=CC=C1", "c1ccccc1", "c1ccccc1"]),  # the first, in the Kekule form
+        ("CCl", ["", "CCl.C", "c1cc"]),  # none; two are invalid
+        ("C(C", ["C(C", "C", "C"]),  # a target that cannot be read
+    ]
+    assert summarize_matches("samples", iter(pairs)) == (
+        "samples: exact match of 5 targets: top-1 40.0 %, top-3 80.0 %; 4 of 18 candidates invalid; 1 targets that "
+        "RDKit cannot read are left out"
+    )
+
+
+def test_beams_are_compared_with_the_targets_of_a_table(
+    writer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model reconstructs these molecules, so its first beam is the target."""
+    path = tmp_path / "x.csv"
+    path.write_text("id,reactants,products\n0,OCC,CCO\n1,C1=CC=CC=C1,c1ccccc1\n2,Cl,C1CCNCC1\n")
+    beams = ["outputs=[samples]", "sampling.sampling_method=beam-search-single-sample", "sampling.num_samples=2",
+             "sampling.scaled_radius=0"]  # fmt: skip
+    columns = ["model.data.data_fields_map.sequence=products", "model.data.data_fields_map.target=reactants"]
+    settings = [f"model.downstream_task.{each}" for each in beams]
+    go(writer, path, tmp_path / "x.npz", *settings, *columns)
+    assert "samples: exact match of 3 targets: top-1 66.7 %, top-2 66.7 %; " in capsys.readouterr().out
+    by_number = ["model.data.data_impl=csv_fields_mmap",
+                 "model.data.data_impl_kwargs.csv_fields_mmap.data_fields={id: 0, sequence: 2}"]  # fmt: skip
+    go(writer, path, tmp_path / "y.npz", *settings, *columns, *by_number)
+    assert "samples: exact match of 3 targets: top-1 66.7 %, top-2 66.7 %; " in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"has no column 'reagents': set model.data.data_fields_map.target"):
+        go(writer, path, tmp_path / "z.npz", *settings, columns[0], "model.data.data_fields_map.target=reagents")

@@ -2,14 +2,18 @@
 """A complete data set is not accepted for other inputs, and its letters are counted when it is verified."""
 
 import gzip
+import json
 import logging
 import os
 import re
 import shutil
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from bionemo.cli import preprocess
 from bionemo.common.errors import UserError
 from bionemo.preparation import checksums, sequences
 from bionemo.preparation.checksums import checksum_file
@@ -213,3 +217,37 @@ def test_few_molecules_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFix
     message = "val has 1 and test has 1 of 328 records, too few for reliable metrics: set train_size=264 val_size=32"
     assert message in caplog.text
     assert f"prepared: {tmp_path / 'out'}: train 326, val 1, test 1 records" in caplog.messages
+
+
+def test_libraries_that_decide_the_content(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Their versions are in the manifest; others are noted when the data set is used or verified."""
+    (tmp_path / "a.smi").write_text("".join(f"{'C' * n}O\n" for n in range(1, 30)))
+    out = tmp_path / "out"
+    prepare_zinc(zinc_job(tmp_path / "a.smi", out))
+    path, installed = out / "manifest.json", metadata.version("rdkit")
+    assert json.loads(path.read_text())["versions"] == {"rdkit": installed}
+    monkeypatch.setattr(sys, "argv", ["bionemo", "--verify", str(out)])
+    caplog.set_level(logging.INFO)
+
+    def notes() -> list[str]:
+        caplog.clear()
+        prepare_zinc(zinc_job(tmp_path / "a.smi", out))
+        preprocess.main()
+        return [text for text in [*caplog.messages, *capsys.readouterr().out.splitlines()] if "note: " in text]
+
+    assert notes() == []
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"versions": {"rdkit": "2024.3.1"}}))
+    note = f"note: {out} was prepared with rdkit 2024.3.1, and {installed} is installed: the content may differ"
+    assert [text.startswith(note) for text in notes()] == [True, True]
+    del content["versions"]
+    path.write_text(json.dumps(content))  # of an earlier release
+    assert notes() == []
+    assert prepare(write(tmp_path / "a.fasta"), tmp_path / "proteins", **SIZES).versions == {
+        "numpy": metadata.version("numpy")
+    }

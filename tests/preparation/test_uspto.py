@@ -15,6 +15,7 @@ from bionemo.config.schema.preparation import UsptoJob
 from bionemo.preparation import uspto
 from bionemo.preparation.manifest import Manifest, verify
 from bionemo.preparation.uspto import prepare
+from bionemo.tokenizers.smiles import megamolbart
 
 ESTER = "[CH3:1][C@@H:2]([F:9])[C:3](=[O:4])[OH:7].[OH:5][CH3:6]>>[CH3:1][C@@H:2]([F:9])[C:3](=[O:4])[O:5][CH3:6]"
 AMIDE = "[CH3:1][C:2](=[O:3])[Cl:7].[NH2:4][c:5]1[cH:6][cH:8][cH:9][cH:10][cH:11]1>>" \
@@ -147,3 +148,23 @@ def test_mistakes_are_one_line(tmp_path: Path, content: str, message: str) -> No
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"raw_train\.csv nor .* exists"):
         prepare(job(tmp_path, tmp_path / "out"))
+
+
+def test_known_tokens_stay_known_at_metals(tmp_path: Path) -> None:
+    """Releases of RDKit since 2025.3 write brackets around neighbours of metals, which are not in the vocabulary."""
+    reactions = [
+        ("C[Mg+].O=Cc1ccccc1", "CC(O)c1ccccc1"),
+        ("[Mg+]c1ccccc1.C=O", "OCc1ccccc1"),
+        ("CCOC(=O)C[Zn]Br.Brc1ccccc1", "CCOC(=O)Cc1ccccc1"),
+        ("[Li]CCCC.C[Si](C)(C)Cl", "CCCC[Si](C)(C)C"),
+    ]
+    lines = [f"1,train,{reactants},{products}" for reactants, products in reactions]
+    (tmp_path / "x.csv").write_text("\n".join(["reaction_type,set,reactants,products", *lines]))
+    prepare(job(tmp_path / "x.csv", tmp_path / "out"))
+    rows = split(tmp_path / "out", "train")
+    vocabulary = megamolbart()
+    for (reactants, products), row in zip(reactions, rows, strict=True):
+        assert vocabulary.find_unknown(row[2] + row[3]) == vocabulary.find_unknown(reactants + products)
+        assert [Chem.CanonSmiles(text) for text in row[2:]] == [
+            Chem.CanonSmiles(text) for text in (reactants, products)
+        ]

@@ -242,6 +242,55 @@ def test_a_list_of_urls_and_a_directory_give_equal_results(tranches: Path, tmp_p
     assert verify(out) == [f"input {changed} is not the file that was read"]
 
 
+def test_a_column_can_be_given(tmp_path: Path) -> None:
+    source = tmp_path / "x.tsv"
+    source.write_text("key\traw\tcurated\n" + "".join(f"k{n}\t[Na]{text}\t{text}\n" for n, text in enumerate(OCTANES)))
+    for column in ("curated", "2", 2):
+        prepare(job(source, tmp_path / "out", sequence_column=column, id_column="key", force=True))
+        assert Counter(all_rows(tmp_path / "out")) == Counter(
+            (f"k{number}", Chem.CanonSmiles(text)) for number, text in enumerate(OCTANES)
+        )
+
+
+@pytest.mark.parametrize("name", ["train.smiles", "a.ism", "b.SMI"])
+def test_a_directory_of_smiles_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_text("".join(f"{text} name, {n}\n" for n, text in enumerate(OCTANES)))
+    prepare(job(tmp_path / "in", tmp_path / "out"))
+    assert sorted(name for name, _ in all_rows(tmp_path / "out")) == sorted(f"name, {n}" for n in range(100))
+
+
+def test_molecules_that_are_left_out_are_named_if_none_is_left(tmp_path: Path) -> None:
+    (tmp_path / "x.smi").write_text("C(C)(C)(C)(C)C a\nF(C)C b\n")
+    with pytest.raises(UserError, match=r"0 molecules are left, too few to divide \(2 invalid SMILES\)"):
+        prepare(job(tmp_path / "x.smi", tmp_path / "out", on_invalid="skip"))
+    (tmp_path / "x.smi").write_text("aspirin\nibuprofen\n")
+    with pytest.raises(UserError, match=r"no SMILES in column 1 of .* \(first line 'aspirin'\).*sequence_column"):
+        prepare(job(tmp_path / "x.smi", tmp_path / "out", on_invalid="skip"))
+
+
+def test_splits_do_not_depend_on_the_canonical_form(tranches: Path, tmp_path: Path) -> None:
+    """Another release of RDKit may write other canonical SMILES; here they begin with another atom."""
+    sizes = {"train_size": 30, "val_size": 10, "test_size": 10}
+    rows = [
+        f"{Chem.MolToSmiles(Chem.MolFromSmiles(text), rootedAtAtom=0)}\tagain{n}\n" for n, text in enumerate(OCTANES)
+    ]
+    (tranches / "more.txt").write_text("smiles\tzinc_id\n" + "".join(rows))
+    prepare(job(tranches, tmp_path / "one", **sizes))
+
+    def other(text: str) -> str:
+        molecule = Chem.MolFromSmiles(Chem.CanonSmiles(text))
+        return Chem.MolToSmiles(molecule, rootedAtAtom=molecule.GetNumAtoms() - 1)
+
+    with patch.object(zinc, "canonical_smiles", other):
+        prepare(job(tranches, tmp_path / "two", **sizes))
+    one, two = shards(tmp_path / "one"), shards(tmp_path / "two")
+    assert {name: [row[0] for row in rows] for name, rows in one.items()} == {
+        name: [row[0] for row in rows] for name, rows in two.items()
+    }
+    assert sum(map(len, one.values())) == 100 and one != two
+
+
 @pytest.mark.skipif(not (ROOT.parent / "shared" / "data").is_dir(), reason="needs the shared data")
 def test_shared_zinc_sample(tmp_path: Path) -> None:
     source = ROOT.parent / "shared" / "data" / "molecules" / "zinc_sample"

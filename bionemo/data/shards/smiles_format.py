@@ -43,7 +43,7 @@ class SmilesFormat(NamedTuple):
     @property
     def has_rest(self) -> bool:
         """Whether each line is a SMILES, white space and the name."""
-        return not self.separator and self.smiles == 0
+        return not self.separator and self.smiles == 0 and self.name is None
 
     def problem(self, columns: int) -> str | None:
         """Return what is wrong with a line of so many columns, for messages; None if it has all that are needed."""
@@ -167,22 +167,20 @@ def _describe(
     separator: str, smiles: int, cells: Sequence[str], is_title: bool, name: Column, skipped: int, path: str
 ) -> SmilesFormat:
     """Find the column of the names; `cells` are those of the first line."""
-    others = [number for number in range(len(cells)) if number != smiles]
-    found = SmilesFormat(separator, smiles, None, len(cells), skipped, tuple(cells) if is_title else ())
-    if name is not None and (str(name).isdecimal() or name in cells or find_id_column([str(name)]) is None):
-        number = list(cells).index(str(name)) if name in cells else int(name) if str(name).isdecimal() else len(cells)
+    titles = [*cells] if is_title else []
+    found = SmilesFormat(separator, smiles, None, len(cells), skipped, tuple(titles))
+    if name is not None and (str(name).isdecimal() or find_id_column([str(name)]) is None):
+        number = int(name) if str(name).isdecimal() else titles.index(name) if name in titles else len(cells)
         if number >= len(cells):
-            raise UserError(
-                f"{path} has no column {name!r}, but {', '.join(map(shorten, cells[:8]))}: correct id_column"
-            )
+            columns = ", ".join(map(shorten, cells[:8]))
+            raise UserError(f"{path} has no column {name!r}, but {columns}: correct the column of the ids")
         return found._replace(name=number)
     if not is_title and smiles == 0 and separator == "\t":
         found = found._replace(separator="")  # a name may contain tabs, too
+    others = [number for number in range(len(cells)) if number != smiles]
     if found.has_rest or not others:
         return found
-    if not is_title:
-        return found._replace(name=others[0])
-    column = find_id_column(cells)
+    column = titles.index(name) if name in titles else find_id_column(titles) if is_title else others[0]
     return found._replace(name=others[0] if column is None and len(others) == 1 and separator != "," else column)
 
 

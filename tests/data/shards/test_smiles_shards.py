@@ -10,6 +10,7 @@ from bionemo.common.errors import UserError
 from bionemo.data.shards import blocks
 from bionemo.data.shards.smiles_format import SmilesFormat
 from bionemo.data.shards.smiles_shards import SmilesSource, open_smiles
+from bionemo.data.table import find_id_column, find_sequence_columns
 from bionemo.finetuning.load_head import read_records
 from bionemo.preparation.molecules import read_smiles
 
@@ -98,11 +99,17 @@ def test_a_column_can_be_given_by_title_or_number(tmp_path: Path) -> None:
         assert source.fields(1) == {"sequence": "NCC", "id": "b2"}
     (source,) = open_smiles([path], "key", "sequence", "id", index_mapping_dir=tmp_path)  # defaults of `predict`
     assert source.fields(0) == {"sequence": "CCO", "id": "a"}
+    path.write_text("smiles zinc_id\nCCO a b\nC\n")  # names of v1's configuration, which need not be in the file
+    (source,) = open_smiles([path], "key", "smiles", "zinc_id", index_mapping_dir=tmp_path)
+    assert [source.fields(number)["id"] for number in range(2)] == ["a b", ""]
+    path.write_text("name\traw\tsmiles\tbatch\na\tOCC\tCCO\tb1\nb\tNCC\tCCN\tb2\n")
     with pytest.raises(UserError, match=r"x\.smi has no column 'curated'.*set key to its title"):
         open_smiles([path], "key", "curated")
     with pytest.raises(UserError, match=r"no SMILES in column 4 of .*x\.smi \(first line .*set key to its title"):
         open_smiles([path], "key", "3")
-    with pytest.raises(UserError, match=r"x\.smi has no column 'plate', but 'name', 'raw'.*: correct id_column"):
+    with pytest.raises(
+        UserError, match=r"x\.smi has no column 'plate', but 'name', 'raw'.*: correct the column of the ids"
+    ):
         open_smiles([path], "key", "raw", "plate")
 
 
@@ -147,3 +154,14 @@ def test_titles_that_are_not_known_and_extensions_are_noted(tmp_path: Path, capl
         f"note: {path}: extensions of CXSMILES (|...|) are not read",
         f"note: {path}:1: 'structure label' is read as a line of titles",
     ]
+
+
+def test_columns_of_tables() -> None:
+    for titles, sequence, name in (
+        (["ID", "Sequence", "ligand_smiles"], [1], 0),  # a protein with its ligand
+        (["CanonicalSMILES", "Molecule ChEMBL ID"], [0], 1),
+        (["isomeric_smiles", "SMILES", "Name"], [1], 2),
+        (["Ligand SMILES", "x"], [0], None),
+        (["smiles_count", "y"], [], None),
+    ):
+        assert (find_sequence_columns(titles), find_id_column(titles)) == (sequence, name)

@@ -34,6 +34,7 @@ _FOUR_CHARACTERS = np.array(
 )  # fmt: skip
 # chain and number of a residue that was not observed, and of the first residue that is in a database
 _START = re.compile(rb"^(?:REMARK 465 +(?:\d+ +)?\w+|DBREF1? +.{4}) ([!-~]) +(-?\d+)", re.MULTILINE)
+_ASCII = bytes(range(128)) + b"?" * 128  # of names that are not UTF-8, gemmi has no text
 _DIGITS = np.frombuffer(b"0123456789-+. ", np.uint8)
 _LETTERS = {name: letter for letter, names in _FORCE_FIELDS.items() for name in names.split()}
 # gemmi gives the first of several letters, and another parent of pyroglutamate than the component dictionary
@@ -151,7 +152,8 @@ def _parse(content: bytes, name: str) -> _Content:
         raise ValueError("it is empty")
     if 0x80 <= content[0] < 0x90:  # a map in MessagePack
         return _read_mmcif(_decode_binary_cif(content))
-    if re.match(rb"(?:\s|\xef\xbb\xbf|#[^\n]*\n)*data_", content, re.IGNORECASE):
+    content = content.removeprefix(b"\xef\xbb\xbf").translate(_ASCII)
+    if re.match(rb"(?:\s|#[^\n]*\n)*data_", content, re.IGNORECASE):
         document = gemmi.cif.read_string(content)
         return _read_mmcif(next((block for block in document if block.find_values("_atom_site.Cartn_x")), document[0]))
     if not (first := re.search(rb"^(?:ATOM  |HETATM)", content, re.MULTILINE)):

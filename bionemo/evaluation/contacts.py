@@ -55,7 +55,10 @@ class _FittedHead:
                     f"{model.path} has no contact head: put about 20 structures, to which one is fitted, into a "
                     f"folder {_FIT!r} in the data directory"
                 )
-            chains = [_read(path) for path in self.files]
+            try:
+                chains = [_read(path) for path in self.files]
+            except LeftOut as reason:
+                raise UserError(f"{reason}: remove it") from reason
             maps = [chain.contacts() for chain in chains]
             self._head = fit_contact_head(model, [chain.sequence for chain in chains], maps)
         return self._head
@@ -118,7 +121,7 @@ def _read(path: Path, sequence: str | None = None) -> Chain:
     """
     chain = read_chain(path, _chain_of(path), sequence)
     if not chain.has_side_chains:
-        raise LeftOut(f"{path} has no C-beta atoms, such as a C-alpha trace")
+        raise LeftOut(f"{path} has no C-beta atoms (a C-alpha trace or a backbone)")
     return chain
 
 
@@ -143,7 +146,9 @@ class Contacts(Suite):
             )
         others = sorted(path.name for path in self.data.iterdir() if path.is_file() and path not in (*paths, fasta))
         if others:
-            notify(f"{self.data}: {len(others):,} files are left out, they are no structures: {', '.join(others[:5])}")
+            notify(
+                f"{self.data}: files that are no structures are left out ({len(others):,}): {', '.join(others[:5])}"
+            )
         names = [strip_suffix(path) or "" for path in paths]
         for path, name in zip(paths, names, strict=True):
             if not is_file_name(name):

@@ -23,6 +23,7 @@ from bionemo.inference.model import TrainedModel
 
 JSON_NAME, PAGE_NAME = "report.json", "report.html"
 _MAX_REPORT = 1 << 28  # bytes
+_MAX_NAMED = 5  # tasks in a line on the console; the report has all
 Report = dict[str, Any]
 """The content of report.json: `model`, `precision`, `versions` and `suites`. Each suite has its `suite`, `data`,
 `settings` and `summary`, the `results` of its tasks with the checksums of their files, a `checksum` of all files, the
@@ -151,7 +152,7 @@ def describe_report(report: Report, output: Path) -> list[str]:
         lines += SUITES[section["suite"]].describe(section["summary"])
         failed, skipped, faulty = len(section["failed"]), section["left_out"], section["faulty_rows"]
         left_out = f", {failed:,} failed" if failed else ""
-        left_out += f", {len(skipped):,} left out ({'; '.join(skipped)})" if skipped else ""
+        left_out += f", {len(skipped):,} left out ({'; '.join(skipped[:_MAX_NAMED])})" if skipped else ""
         left_out += f", {faulty:,} faulty rows left out" if faulty else ""
         lines.append(f"{name}: {len(section['results']) - failed - len(skipped):,} tasks{left_out}")
     return [*lines, f"report: {output / PAGE_NAME}"]

@@ -6,12 +6,12 @@ found among the ATOM and HETATM records of a chain, see `_select_polymer`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ _FOUR_CHARACTERS = np.array(
 )  # fmt: skip
 # chain and number of a residue that was not observed, and of the first residue that is in a database
 _START = re.compile(rb"^(?:REMARK 465 +(?:\d+ +)?\w+|DBREF1? +.{4}) ([!-~]) +(-?\d+)", re.MULTILINE)
+_ASCII = bytes(range(128)) + b"?" * 128  # of names that are not UTF-8, gemmi has no text
 _DIGITS = np.frombuffer(b"0123456789-+. ", np.uint8)
 _LETTERS = {name: letter for letter, names in _FORCE_FIELDS.items() for name in names.split()}
 # gemmi gives the first of several letters, and another parent of pyroglutamate than the component dictionary
@@ -151,12 +152,13 @@ def _parse(content: bytes, name: str) -> _Content:
         raise ValueError("it is empty")
     if 0x80 <= content[0] < 0x90:  # a map in MessagePack
         return _read_mmcif(_decode_binary_cif(content))
-    if re.match(rb"(?:\s|\xef\xbb\xbf|#[^\n]*\n)*data_", content, re.IGNORECASE):
+    content = content.removeprefix(b"\xef\xbb\xbf").translate(_ASCII)
+    if re.match(rb"(?:\s|#[^\n]*\n)*data_", content, re.IGNORECASE):
         document = gemmi.cif.read_string(content)
         return _read_mmcif(next((block for block in document if block.find_values("_atom_site.Cartn_x")), document[0]))
     if not (first := re.search(rb"^(?:ATOM  |HETATM)", content, re.MULTILINE)):
         raise ValueError("it has neither a CIF data block nor ATOM records")
-    content, has_names = _prepare_pdb(re.split(rb"^ENDMDL", content, maxsplit=1, flags=re.MULTILINE)[0])
+    content, has_names = _prepare_pdb(content.partition(b"\nENDMDL")[0])
     # without element and charge, in old files part of a line number, and without segments, unless they name chains
     structure = gemmi.read_pdb_string(content, max_line_length=72 if has_names else 76, split_chain_on_ter=True)
     starts: dict[str, int] = {}
@@ -242,7 +244,7 @@ def _find_polymer(name: str, parts: list[list["gemmi.Residue"]], file: _Content)
         for residue in labelled:
             subchains.setdefault(residue.subchain, []).append(residue)
         proteins = (each for each in subchains.values() if any(map(_is_amino_acid, each)))
-        sites = _group(next(proteins, []), lambda residue: residue.label_seq)
+        sites = [list(site) for _, site in groupby(next(proteins, []), lambda residue: residue.label_seq)]
     else:
         sites = _select_polymer(parts)
     if not sites:
@@ -252,10 +254,6 @@ def _find_polymer(name: str, parts: list[list["gemmi.Residue"]], file: _Content)
     names = file.sequences.get(name if file.structure.input_format == gemmi.CoorFormat.Pdb else sites[0][0].entity_id)
     sequence = "".join(map(letter_of, names)) if names else None
     return Polymer(name, residues, sequence, bool(labelled), file.starts.get(name, 1))
-
-
-def _group(residues: Iterable["gemmi.Residue"], key: Callable[["gemmi.Residue"], Any]) -> list["Site"]:
-    return [list(site) for _, site in groupby(residues, key)]
 
 
 def _select_polymer(parts: list[list["gemmi.Residue"]]) -> list["Site"]:
@@ -268,14 +266,14 @@ def _select_polymer(parts: list[list["gemmi.Residue"]]) -> list["Site"]:
     for part in parts:
         sites: list[Site] = []
         taken = {_place(site[0]) for site in chain}
-        for site in _group(part, _place):
-            if not any(map(_is_amino_acid, site)):
+        for place, residues in groupby(part, _place):
+            if not any(map(_is_amino_acid, site := list(residues))):
                 continue
-            if _place(site[0]) in taken:
+            if place in taken:
                 if site[0][0].altloc != "\0":
                     continue
                 break  # numbers of another molecule in the same chain
-            taken.add(_place(site[0]))
+            taken.add(place)
             sites.append(site)
         kept = _without_ligands(sites, not chain)
         if kept and (not chain or _continues(chain, kept)):

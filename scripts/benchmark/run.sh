@@ -66,5 +66,9 @@ if [ -d "$root/../shared/data/molecules" ]; then
     echo "## molecules against plain RDKit"
     "$ours" molecules.py
 fi
+if [ -d "${BIONEMO_STRUCTURES:-}" ]; then
+    echo "## structures against Biotite"
+    find "$BIONEMO_STRUCTURES" -name '*.cif' -exec "$ours" structures.py {} +
+fi
 echo "## start-up"
 "$ours" startup.py

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`bionemo evaluate --suite contacts`: reading of structures, precision, fitted heads, faulty files."""
 
+import gzip
 import random
 import re
 import subprocess
@@ -22,7 +23,17 @@ from bionemo.inference.analysis.contacts import fit_contact_head, predict_contac
 from tests.support import evaluation
 from tests.support.evaluation import read_section
 from tests.support.huggingface import theirs
-from tests.support.structures import atoms_of, random_walk, to_cif, to_pdb, write_structures
+from tests.support.structures import (
+    Modelled,
+    atoms_of,
+    cif_of,
+    modelled,
+    pdb_of,
+    random_walk,
+    to_cif,
+    to_pdb,
+    write_structures,
+)
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVG"
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -195,6 +206,48 @@ def test_the_sequences_of_a_fasta_file_are_used(model: Path, tmp_path: Path) -> 
     (data / "sequences.fasta").write_text(f">1abc_B\n{SEQUENCE}\n>2abc_A\nMK\n")
     with pytest.raises(UserError, match=r"sequences.fasta: there is no structure named 2abc_A: remove it"):
         Contacts(data).tasks()
+
+
+def test_c_alpha_traces_are_left_out_and_named(
+    model: Path, headless: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were scored on their glycines."""
+    data, atoms = tmp_path / "data", atoms_of(SEQUENCE, WALK)
+    write_structures(data, sequences(2))
+    (data / "trace.pdb").write_text(to_pdb([atom for atom in atoms if atom[1] == "CA"]))
+    (data / "notes.txt").write_text("")
+    section = evaluate(model, data, tmp_path / "out")
+    output = capsys.readouterr()
+    assert re.search(r"contacts: 2 tasks, 1 left out \(\S+trace.pdb has no C-beta atoms", output.out)
+    assert re.search("note: .*: files that are no structures are left out \(1\): notes.txt", output.err)
+    assert section["summary"]["long P@L"]["structures"] == 2
+    assert (section["failed"], len(section["left_out"])) == ([], 1)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "1 tasks and 0 faulty rows were left out" in page
+    assert "trace.pdb has no C-beta atoms" in page
+    (data / "fit").mkdir()
+    (data / "trace.pdb").rename(data / "fit" / "trace.pdb")
+    with pytest.raises(SystemExit):
+        evaluate(headless, data, tmp_path / "fitted")
+    assert re.search(r"error: \S+trace.pdb has no C-beta atoms .*: remove it\n", capsys.readouterr().err)
+
+
+def test_files_in_two_formats_give_the_same_precision(model: Path, tmp_path: Path) -> None:
+    """A PDB file with SEQRES, an unobserved loop, a free amino acid and other numbers, and its mmCIF file."""
+    names = [*SEQUENCE]
+    residues = [each for each in modelled(names) if not 20 < (each.label or 0) < 27]
+    ligand = [Modelled("GLU", 301, 500, None, "HETATM")]
+    results = []
+    for name, text in {
+        "x.pdb": pdb_of(residues, ligand, sequence=names),
+        "y.cif": cif_of(residues + ligand, names),
+    }.items():
+        (tmp_path / name[0]).mkdir()
+        (tmp_path / name[0] / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+        results += evaluate(model, tmp_path / name[0], tmp_path / f"{name}-out")["results"]
+    assert results[0]["task"] == "x"
+    assert results[0]["length"] == results[1]["length"] == len(SEQUENCE)
+    assert results[0]["metrics"] == results[1]["metrics"]
 
 
 FAULTY = {

@@ -12,9 +12,10 @@ from typing import BinaryIO, NamedTuple
 
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
-from bionemo.data.shards.columns import SMILES
 from bionemo.data.shards.compressed import refuse_compressed
 
+SMILES_TITLE = re.compile(r"(?:.*[_ ])?(?i:(?:canonical|isomeric)?smi(?:les?)?)|.*[a-z](?:Smiles|SMILES)")
+"""Matches the titles of columns that state SMILES."""
 # usual names of the columns of sequences and ids, in lower case
 SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
 _ID_COLUMNS = (
@@ -144,7 +145,7 @@ def find_smiles_columns(titles: Sequence[str]) -> list[int]:
     """Return the numbers of the columns whose titles state SMILES; only that of `smiles` if there is one."""
     names = [title.strip() for title in titles]
     exact = [number for number, name in enumerate(names) if name.lower() == "smiles"]
-    return exact or [number for number, name in enumerate(names) if SMILES.is_name(name)]
+    return exact or [number for number, name in enumerate(names) if SMILES_TITLE.fullmatch(name)]
 
 
 def find_id_column(titles: Sequence[str]) -> int | None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from bionemo.common.errors import UserError, shorten
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK
+from bionemo.data.table import SMILES_TITLE
 
 _READ_BYTES = 64 << 10  # per file
 _MAX_RECORDS = 32  # per file
@@ -48,7 +49,7 @@ PROTEINS = SequenceFormat(
 )
 SMILES = SequenceFormat(
     "SMILES",
-    re.compile(r"(?:.*[_ ])?(?i:(?:canonical|isomeric)?smi(?:les?)?)|.*[a-z](?:Smiles|SMILES)"),
+    SMILES_TITLE,
     frozenset(),
     re.compile(r"(?:\[[^\]\s]+\]|Br|Cl|[BCNOPSFI]|[bcnops]|[-=#$:/\\.()*@+%>~]|\d)+"),
 )

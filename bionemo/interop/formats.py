@@ -28,7 +28,7 @@ _MAX_FILES = 100  # of a directory that are described
 _CHECKPOINT_PARTS = {MANIFEST, STATE, INDEX, "tensors-0.safetensors"}
 _NEMO_PARTS = {"model_config.yaml", "model_weights.ckpt"}
 _TEXTS = {  # suffix -> description
-    ".onnx": "an ONNX model", ".msgpack": "weights of Flax", ".pb": "a model of TensorFlow",
+    ".onnx": "an ONNX model", ".msgpack": "a weight file of Flax", ".pb": "a model of TensorFlow",
 }  # fmt: skip
 _MAGIC = {  # first bytes -> description
     b"\x89HDF": "an HDF5 file, such as weights of TensorFlow", b"GGUF": "a GGUF file of llama.cpp",

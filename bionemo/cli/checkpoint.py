@@ -73,7 +73,8 @@ def _verify(arguments: Namespace) -> None:
     for path in arguments.paths:
         found = sorted(part for part in path.glob("*") if part.is_dir())
         if not any(map(is_checkpoint, found)):
-            _require_checkpoint(path)
+            if not is_checkpoint(path):
+                _require_checkpoint(path)
             found = [path]
         for checkpoint in found:
             problem = find_damage(checkpoint)

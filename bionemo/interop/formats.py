@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bionemo.checkpoint import is_checkpoint, list_complete
+from bionemo.checkpoint.manifest import INDEX, MANIFEST, STATE
 from bionemo.common.errors import UserError
 from bionemo.common.regular import open_regular
 
@@ -24,9 +25,10 @@ _MERGE = "merge them into the model with peft (merge_and_unload, then save_pretr
 _FAIR_ESM = re.compile(r"(esm(?:2|1b|1v)_t\d+_\w+?)(-contact-regression)?\.pt")  # published names
 _MAX_PICKLE = 1 << 22  # bytes; names of weights are at the beginning
 _MAX_FILES = 100  # of a directory that are described
+_CHECKPOINT_PARTS = {MANIFEST, STATE, INDEX, "tensors-0.safetensors"}
 _NEMO_PARTS = {"model_config.yaml", "model_weights.ckpt"}
 _TEXTS = {  # suffix -> description
-    ".onnx": "an ONNX model", ".msgpack": "weights of Flax", ".pb": "a model of TensorFlow",
+    ".onnx": "an ONNX model", ".msgpack": "a weight file of Flax", ".pb": "a model of TensorFlow",
 }  # fmt: skip
 _MAGIC = {  # first bytes -> description
     b"\x89HDF": "an HDF5 file, such as weights of TensorFlow", b"GGUF": "a GGUF file of llama.cpp",
@@ -42,13 +44,13 @@ def detect_format(path: Path) -> str:
     """
     if path.suffix == ".nemo" and not path.is_dir():
         return NEMO
-    if is_checkpoint(path) or (path / "index.json").is_file():  # even a damaged one
-        return CHECKPOINT
     require_model(path)
     try:
         if not path.is_dir():
             raise UserError(f"{path} is {_describe_file(path) or _UNKNOWN}")
         names = {each.name for each in path.iterdir()}
+        if len(names & _CHECKPOINT_PARTS) > 1:  # even a damaged one
+            return CHECKPOINT
         if ADAPTERS in names:
             raise UserError(f"{path} {_describe_adapters(path, names)}")
         if CONFIG in names:

@@ -11,7 +11,7 @@ from bionemo.config.saved_model import is_complete
 from bionemo.config.targets import ENTRY_POINT_GROUP, TRUSTED_PACKAGES, target_schema
 from bionemo.interop.model_formats import ModelFormat, format_of, known_formats
 from bionemo.interop.shape_check import get_size
-from bionemo.interop.weight_names import MULTIPLE, Weight, WeightNames
+from bionemo.interop.weight_names import FREQUENCIES, MULTIPLE, Weight, WeightNames
 
 _OUR_CLASS = "bionemo_class"  # key of the configuration: class path of a model outside bionemo
 _ONE_RANK = {
@@ -89,7 +89,7 @@ class NemoModel(ModelFormat):
         NeMo computes GELU with the error function without fused kernels, and with tanh when openai_gelu is set.
         """
         known = {**_DEFAULTS, **self.config, "openai_gelu": config.get("activation") == "gelu_tanh"}
-        given = {key: value for key, value in config.items() if not (value is None and key in known)}
+        given = {key: value for key, value in config.items() if not (value is None and key in {*known, FREQUENCIES})}
         if given.get("activation") == "gelu_tanh":
             given["activation"] = "gelu"
         given.pop("_target_", None)

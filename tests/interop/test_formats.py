@@ -94,7 +94,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "is the head of a fine-tuning run: bionemo analysis label --head",
     ),
     "keras": ("tf_model.h5", lambda path: path.write_bytes(b"\x89HDF\r\n"), "is an HDF5 file, such as weights"),
-    "flax": ("flax_model.msgpack", lambda path: path.write_bytes(b"\x81"), "is weights of Flax: save the model as a"),
+    "flax": ("flax_model.msgpack", lambda path: path.write_bytes(b"\x81"), "is a weight file of Flax: save the model"),
     "onnx": ("x.onnx", lambda path: path.write_bytes(b"\x08"), "is an ONNX model: save the model as a directory"),
     "gguf": ("x.gguf", lambda path: path.write_bytes(b"GGUF" + struct.pack("<I", 3)), "is a GGUF file of llama.cpp"),
     "pointer": (

@@ -19,7 +19,9 @@ from torch import Tensor
 from transformers import EsmForMaskedLM
 
 import bionemo
+from bionemo.checkpoint import Checkpoint
 from bionemo.common.errors import UserError
+from bionemo.interop import nemo_archive
 from bionemo.interop.convert import convert
 from bionemo.interop.huggingface.directory import HuggingFaceModel
 from bionemo.interop.safe_load import load_tensors
@@ -150,3 +152,11 @@ def test_training_starts_with_the_same_frequencies(tmp_path: Path) -> None:
     status, lines = run(tmp_path / "three", *overrides, "model.rotary_frequencies=[1.0]")
     assert status == 1
     assert lines[-1] == "error: model.rotary_frequencies has 1 numbers, expected 16"
+
+
+def test_checkpoints_with_exact_frequencies_do_not_have_the_key(tmp_path: Path) -> None:
+    """Earlier versions, which do not know it, read them."""
+    train(config(tmp_path, "trainer.max_steps=1", "trainer.val_check_interval=1"))
+    convert(last_checkpoint(tmp_path), tmp_path / "x.nemo")
+    assert "rotary_frequencies" not in Checkpoint(last_checkpoint(tmp_path)).config
+    assert "rotary_frequencies" not in nemo_archive.read(tmp_path / "x.nemo").config

@@ -177,8 +177,8 @@ def test_inspect_and_verify(
         (["convert", "{tmp}/none", "{tmp}/x.nemo"], "none: there is no such checkpoint"),
         (["average", "{tmp}/mean", "{last}"], "at least two checkpoints"),
         (["average", "{last}", "{last}", "{last}"], "exists: choose another output"),
-        (["inspect", "{tmp}"], "manifest.json is missing"),
-        (["verify", "{tmp}/none"], "cannot be used"),
+        (["inspect", "{tmp}"], "is not a checkpoint, a .nemo archive or a Hugging Face directory"),
+        (["verify", "{tmp}/none"], "none: there is no such checkpoint"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -89,11 +89,11 @@ class HuggingFaceModel:
         weight = self._weights[name.removeprefix(_GROUP)]
         return read_block(weight.to_ours(lambda theirs: self._stored[theirs].read()), offset, shape)
 
-    def _find_tensors(self, class_names: object) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+    def _find_tensors(self, class_names: object) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], set[str]]:
         """Return the weights and the copies of weights of all files, and read the rotary frequencies.
 
-        Modules of other classes than the language model, such as a classifier, are left out. `class_names` is the
-        entry `architectures` of config.json.
+        Modules of other classes than the language model, such as a classifier, are left out; their names are returned,
+        too. `class_names` is the entry `architectures` of config.json.
         """
         names, architecture, expected = self.architecture.names, self.architecture, self._expected()
         contact = contact_shapes(architecture.contact_head, self.config)
@@ -119,20 +119,21 @@ class HuggingFaceModel:
                     raise UserError(f"it contains {format_names([full])} twice")
                 found[full] = tensor
         self._read_frequencies(frequencies)
-        if others:
-            log.warning("%s: the weights of %s are not used", self.path, format_names(sorted(others)))
-        return stored, copies
+        return stored, copies, others
 
     def _check_tensors(self, class_names: object) -> dict[str, StoredTensor]:
         """Find the tensors of all files, check them, and read the contact head."""
         names, architecture = self.architecture.names, self.architecture
-        stored, copies = self._find_tensors(class_names)
+        stored, copies, others = self._find_tensors(class_names)
+        notes = [f"the weights of {format_names(sorted(others))} are not used"] if others else []
         contact = contact_shapes(architecture.contact_head, self.config)
         contact_tensors = {name: stored.pop(name) for name in contact if name in stored}
         head = {name for name in self._expected() if not name.startswith(architecture.prefix)}
         if head and {_module(name) for name in head}.isdisjoint(map(_module, (*stored, *copies))):
             self._weights = {ours: weight for ours, weight in self._weights.items() if weight.theirs[0] not in head}
-            log.warning("%s has no language-model head: only its embeddings can be used", self.path)
+            notes.append("only its embeddings can be used, because it has no language-model head")
+        if notes:
+            log.warning("%s: %s", self.path, "; ".join(notes))
         check_shapes(self._expected(), {name: tensor.shape() for name, tensor in stored.items()})
         for name, tensor in stored.items():
             if tensor.dtype() not in ("F32", "F16", "BF16"):

@@ -103,7 +103,7 @@ def find_format(head: bytes, path: str, key: str | None, smiles: Column = None, 
     records = [(number, line) for number, line in filled if not line.lstrip().startswith("#")]
     texts = [line for _, line in records]
     if any(_EXTENSIONS.search(text) and not text.startswith("|") for text in texts):
-        _log.warning("note: %s: extensions of CXSMILES (|...|) are not read", path)
+        _log.warning("%s: extensions of CXSMILES (|...|) are not read", path)
     for number, line in filled[:1]:
         if found := _read_titles(line, texts, smiles):
             return _describe(*found, name, number, path)
@@ -113,7 +113,7 @@ def find_format(head: bytes, path: str, key: str | None, smiles: Column = None, 
     first = split_cells(texts[0], separator)
     is_title = len(texts) > 1 and not _has_letters_of_smiles(first[column])
     if is_title:
-        _log.warning("note: %s:%d: %s is read as a line of titles", path, records[0][0], shorten(texts[0]))
+        _log.warning("%s:%d: %s is read as a line of titles", path, records[0][0], shorten(texts[0]))
     return _describe(separator, column, first, is_title, name, records[0][0] - (not is_title), path)
 
 

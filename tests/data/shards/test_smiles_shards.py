@@ -151,8 +151,8 @@ def test_titles_that_are_not_known_and_extensions_are_noted(tmp_path: Path, capl
     path.write_text("structure label\nCCO |$R1;;$| a\nC b\n")
     open_smiles([path], index_mapping_dir=tmp_path)
     assert caplog.messages == [
-        f"note: {path}: extensions of CXSMILES (|...|) are not read",
-        f"note: {path}:1: 'structure label' is read as a line of titles",
+        f"{path}: extensions of CXSMILES (|...|) are not read",
+        f"{path}:1: 'structure label' is read as a line of titles",
     ]
 
 

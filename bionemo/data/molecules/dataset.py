@@ -100,11 +100,12 @@ class MoleculeDataset:
         notes = [note for note in (empty_note, long_note) if note]
         notes += check_content(self._reader, self.records, label)
         rewritten = [side for side, form in enumerate(self._forms) if form != "stored"]
+        invalid: list[str] = []
         if rewritten:
             sides = rewritten if field_names else [0]
-            notes += check_validity(self._reader, self.records, self._long, sides, on_invalid, label)
+            invalid = check_validity(self._reader, self.records, self._long, sides, on_invalid, label)
         samples = self._sample_forms(SAMPLED_MOLECULES if rewritten else SAMPLED_TOKENS)
-        notes += check_unknown_tokens(samples, tokenizer, on_unknown, label)
+        notes += check_unknown_tokens(samples, tokenizer, on_unknown, label) + invalid
         self.notes = tuple(notes)
         sizes = self._reader.sizes
         self.token_counts = np.minimum(sizes, seq_length)  # bytes, about a tenth more than tokens
@@ -189,12 +190,11 @@ class MoleculeDataset:
         )
 
     def _sample_forms(self, count: int) -> Iterator[list[list[str]]]:
-        """Yield SMILES of records spread over the data set, in the forms of the first epoch, except unusable ones."""
+        """Yield SMILES of records spread over the data set, in the forms of the first epoch."""
         sampled = spread_evenly(self.records, count)
         for i in range(0, len(sampled), BATCH):
             part = sampled[i : i + BATCH]
-            _, sides, usable = self._read(np.zeros_like(part), part)
-            yield [[text for text, is_usable in zip(side, usable, strict=True) if is_usable] for side in sides]
+            yield self._read(np.zeros_like(part), part)[1]
 
     def _read(
         self, epochs: NDArray[np.int64], records: NDArray[np.int64]

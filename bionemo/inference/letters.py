@@ -87,7 +87,9 @@ class LetterCounts:
         is_protein = isinstance(self._vocabulary, Alphabet)
         unknown = "letters unknown to the model, each read as an unknown residue"
         kinds = {
-            _UNKNOWN: unknown if is_protein else "tokens unknown to the model",
+            _UNKNOWN: unknown
+            if is_protein
+            else "tokens unknown to the model, all read alike, so that compounds become equal",
             _LOWER: "lower-case letters, read as residues",
             _GAP: "gaps, read as gaps and not as residues (remove them from aligned sequences)",
             _STOP: "'*' at the end, a stop codon unknown to the model, dropped",

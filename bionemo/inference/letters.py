@@ -84,19 +84,18 @@ class LetterCounts:
 
     def note(self, name_of: Callable[[int], str]) -> str | None:
         """Return a note in one line, None if there is nothing to note; `name_of` returns the name of a sequence."""
-        is_protein = isinstance(self._vocabulary, Alphabet)
-        unknown = "letters unknown to the model, each read as an unknown residue"
+        unknown, reads = "tokens unknown to the model, all read alike, so that compounds become equal", "SMILES"
+        if isinstance(self._vocabulary, Alphabet):
+            unknown, reads = "letters unknown to the model, each read as an unknown residue", "proteins"
         kinds = {
-            _UNKNOWN: unknown
-            if is_protein
-            else "tokens unknown to the model, all read alike, so that compounds become equal",
+            _UNKNOWN: unknown,
             _LOWER: "lower-case letters, read as residues",
             _GAP: "gaps, read as gaps and not as residues (remove them from aligned sequences)",
             _STOP: "'*' at the end, a stop codon unknown to the model, dropped",
         }
         notes = [self._describe(kind, problem, name_of) for kind, problem in kinds.items() if self._affected[kind]]
         if notes and self._found[_UNKNOWN].total() >= _MANY * self._letters:
-            notes.append(f"the model reads {'proteins' if is_protein else 'SMILES'}")
+            notes.append(f"the model reads {reads}")
         return "; ".join(notes) or None
 
     def _describe(self, kind: str, problem: str, name_of: Callable[[int], str]) -> str:

@@ -97,10 +97,8 @@ def test_unknown_tokens_of_molecules_are_counted_in_the_whole_file(
     (tmp_path / "x.smi").write_text("CCO a\n" * 300 + "C[Hg]C b\nCC[Xx] c\nC[Hg]O d\n")
     go(writer, tmp_path / "x.smi", tmp_path / "x.npz")
     note = capsys.readouterr().err
-    assert (
-        "tokens unknown to the model, all read alike, so that compounds become equal: '[Hg]' 2, '[Xx]' 1 (in 3 of 303 sequences, the first b)"
-        in note
-    )
+    assert "tokens unknown to the model, all read alike, so that compounds become equal: '[Hg]' 2, '[Xx]' 1" in note
+    assert "(in 3 of 303 sequences, the first b)" in note
 
 
 @pytest.mark.parametrize("token", ["<mask>", "<cls>", "<eos>", "<unk>", "<pad>", "<MASK>"])

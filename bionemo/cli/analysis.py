@@ -52,8 +52,9 @@ def main() -> None:
     """Run `bionemo analysis`."""
     with one_line_errors():
         options = vars(_parser().parse_args())
-        from bionemo.interop.console_logging import silence_dependencies
+        from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
+        log_to_console()
         silence_dependencies()
         from bionemo.inference.analysis import commands
 

@@ -46,8 +46,9 @@ def evaluate(options: Namespace) -> None:
     Raises:
         UserError: if the model, the data or the output cannot be used.
     """
-    from bionemo.interop.console_logging import silence_dependencies
+    from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
+    log_to_console()
     silence_dependencies()
     import torch
 

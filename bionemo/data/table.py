@@ -22,7 +22,7 @@ _ID_COLUMNS = (
     "id", "zinc_id", "record_name", "chembl_id", "molecule_chembl_id", "cid", "pubchem_cid", "compound_id", "drug_id",
     "mol_id", "idnumber", "catalog_id", "compound_name", "molecule_name", "mol_name", "name", "title", "iupac",
 )  # fmt: skip
-_MAX_LISTED = 8  # columns in a message
+_MAX_LISTED = 16  # columns in a message
 # Missing values in lower case, as pandas, R, Excel, C libraries and databases write them.
 _MISSING = frozenset((
     "", "nan", "-nan", "1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>",

@@ -163,6 +163,7 @@ def _divide(
                 found[number] = name if name in lacking else "train"
     elif split == "scaffold":
         found = divide_by_scaffold([row.text for row in rows], 0.1, 0.1)
+        notes.append(f"{table.path}: divided by scaffold")
     else:
         found = divide_at_random(rows, str(table.path))
     return {

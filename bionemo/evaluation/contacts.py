@@ -103,7 +103,7 @@ class StructureTask(Task):
             for label, divisor in _DIVISORS.items()
         }
         advance(self.cost)
-        return TaskResult(values, {"length": len(chain.sequence)})
+        return TaskResult(values, {"chain": chain.name, "length": len(chain.sequence), "observed": chain.observed})
 
 
 def _chain_of(path: Path) -> str | None:
@@ -182,7 +182,7 @@ class Contacts(Suite):
     def render(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Return the tables and a plot, see `Suite`."""
         results = {name: each["results"] for name, each in sections.items()}
-        lengths = {task["task"]: task["length"] for tasks in results.values() for task in tasks}
+        chains = {task["task"]: task for tasks in results.values() for task in tasks}
         columns = [(model, metric) for model in results for metric in (METRICS if len(results) == 1 else METRICS[:1])]
         found = {(model, task["task"]): task["metrics"] for model, tasks in results.items() for task in tasks}
         return [
@@ -197,10 +197,11 @@ class Contacts(Suite):
             to_svg(_plot(results)),
             "<h3>Structures</h3>",
             html_table(
-                ["structure", "residues", *(metric if len(results) == 1 else model for model, metric in columns)],
-                ([name, f"{length:,}",
+                ["structure", "chain", "residues", "observed",
+                 *(metric if len(results) == 1 else model for model, metric in columns)],
+                ([name, task["chain"], f"{task['length']:,}", f"{task['observed']:,}",
                   *(format_number(found.get((model, name), {}).get(metric)) for model, metric in columns)]
-                 for name, length in lengths.items()),
+                 for name, task in chains.items()),
             ),
         ]  # fmt: skip
 

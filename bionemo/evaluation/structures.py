@@ -27,10 +27,17 @@ class Chain:
     Attributes:
         sequence: one letter for each residue.
         positions: [n, 3] coordinates of the C-beta atoms, of C-alpha for glycine, in angstroms; nan if not observed.
+        name: name that the authors gave to the chain.
     """
 
     sequence: str
     positions: Floats
+    name: str = ""
+
+    @property
+    def observed(self) -> int:
+        """Number of residues with known positions."""
+        return int((~np.isnan(self.positions[:, 0])).sum())
 
     @property
     def has_side_chains(self) -> bool:
@@ -64,7 +71,7 @@ def read_chain(path: Path, chain: str | None = None, sequence: str | None = None
     positions = np.array([residue.position for residue in polymer.residues], np.float32)
     own = polymer.sequence if sequence in (None, polymer.sequence) else None
     if (full := own or sequence) is None:
-        return Chain("".join(residue.letters[0] for residue in polymer.residues), positions)
+        return Chain("".join(residue.letters[0] for residue in polymer.residues), positions, polymer.name)
     full = full.upper()
     try:
         places = _place_residues(polymer, full, own is not None)
@@ -73,7 +80,7 @@ def read_chain(path: Path, chain: str | None = None, sequence: str | None = None
         raise UserError(f"{path}, chain {polymer.name or NAMELESS}: {error}: {remedy}") from error
     placed = np.full((len(full), 3), np.nan, np.float32)
     placed[places] = positions
-    return Chain(full, placed)
+    return Chain(full, placed, polymer.name)
 
 
 def _place_residues(polymer: Polymer, sequence: str, is_own: bool) -> Integers:

@@ -44,6 +44,7 @@ def tokenize_protein(
     ids, max_length = tokenize(network.vocabulary, sequence, name), max_tokens(network)
     letters = trim("".join(sequence.split()).encode()).decode().upper()
     if len(ids) > max_length and not any_length:
-        remedy = f"cut out a domain, or add --longest {len(ids) + 2} if the model has rotary positions"
+        size = len(ids) + 2  # with begin and end tokens
+        remedy = f"cut out a domain, or set max_length={size} in Python (bionemo analysis: --longest {size})"
         raise too_long_error(name, len(ids), max_length, remedy, "residues")
     return Protein(letters, ids, network.vocabulary)

@@ -74,11 +74,15 @@ def roc_auc(scores_R: Tensor, is_class_R: Tensor) -> float:
 
 
 def regression_metrics(predictions_R: Tensor, targets_R: Tensor) -> dict[str, float]:
-    """Return mean squared error and its root; for 2 or more rows also correlations and explained variance."""
+    """Return mean squared error and its root; for 2 or more rows also correlations and explained variance.
+
+    The correlations with constant numbers are not defined: nan.
+    """
     error = mean_squared_error(predictions_R, targets_R)
     found = {"mse": error, "rmse": error.sqrt()}
     if len(targets_R) > 1:
-        found["spearman"] = spearman_corrcoef(predictions_R, targets_R)
+        is_constant = any(bool((x == x[0]).all()) for x in (predictions_R, targets_R))  # torchmetrics returns 0
+        found["spearman"] = error * math.nan if is_constant else spearman_corrcoef(predictions_R, targets_R)
         std = targets_R.double().std().clamp_min(1e-30)  # torchmetrics treats small variances as zero
         scaled, true = ((x.double() - targets_R.double().mean()) / std for x in (predictions_R, targets_R))
         found["pearson"], found["r2"] = pearson_corrcoef(scaled, true), r2_score(scaled, true)

@@ -2,6 +2,7 @@
 """Heads on frozen embeddings learn the task, keep the best epoch, and do not change the global random state."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +135,14 @@ def test_metrics_equal_those_of_other_libraries() -> None:
     assert figures["pearson"] == pytest.approx(stats.pearsonr(x, x + y).statistic, rel=1e-4)
     assert figures["mse"] == pytest.approx(float((y**2).mean()), rel=1e-4)
     assert figures["r2"] == pytest.approx(reference.r2_score(x + y, x), rel=1e-4)
+
+
+def test_correlations_with_constant_numbers_are_not_defined() -> None:
+    """SciPy warns and returns nan, torchmetrics returns 0 for Spearman's."""
+    x, constant = torch.arange(5.0), torch.full((5,), 3.0)
+    for pair in ((constant, x), (x, constant)):
+        assert math.isnan(metrics.regression_metrics(*pair)["spearman"])
+        assert math.isnan(stats.spearmanr(*pair).statistic)
 
 
 @pytest.mark.parametrize("scale", [1, 1000])

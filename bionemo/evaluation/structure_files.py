@@ -34,7 +34,7 @@ _FOUR_CHARACTERS = np.array(
 )  # fmt: skip
 # chain and number of a residue that was not observed, and of the first residue that is in a database
 _START = re.compile(rb"^(?:REMARK 465 +(?:\d+ +)?\w+|DBREF1? +.{4}) ([!-~]) +(-?\d+)", re.MULTILINE)
-_ASCII = bytes(range(128)) + b"?" * 128  # of names that are not UTF-8, gemmi has no text
+_ASCII = bytes(range(128)) + b"?" * 128  # gemmi raises errors for names that are not UTF-8
 _DIGITS = np.frombuffer(b"0123456789-+. ", np.uint8)
 _LETTERS = {name: letter for letter, names in _FORCE_FIELDS.items() for name in names.split()}
 # gemmi gives the first of several letters, and another parent of pyroglutamate than the component dictionary
@@ -116,7 +116,7 @@ def read_polymer(path: Path, chain: str | None) -> Polymer:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
     try:
-        found = _parse(content, path.name)
+        found = _parse(content)
         model = found.structure[0]
     except MemoryError:
         raise
@@ -140,7 +140,7 @@ def read_polymer(path: Path, chain: str | None) -> Polymer:
     raise UserError(f"{path} has no protein chain {chain!r}, but {', '.join(names)}: rename the file{hint}")
 
 
-def _parse(content: bytes, name: str) -> _Content:
+def _parse(content: bytes) -> _Content:
     """Parse a file in the format that its content has."""
     import gemmi
 

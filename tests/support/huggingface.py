@@ -13,7 +13,7 @@ from transformers import EsmForMaskedLM
 
 import bionemo
 
-SEQUENCES = ["MKTAYIAKQR", "ACDEFGHIKLMNPQRSTVWYXBUZO" * 3, "M", "GG<mask>A"]
+SEQUENCES = ["MKTAYIAKQR", "ACDEFGHIKLMNPQRSTVWYXBUZO" * 3, "M", "GG?*JA"]
 
 
 def theirs(path: Path, heads: int = 4, size: int = 8, layers: int = 2, **settings: Any) -> EsmForMaskedLM:

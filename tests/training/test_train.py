@@ -260,7 +260,7 @@ def test_unknown_letters_are_counted_and_noted_once(tmp_path: Path) -> None:
     status, lines = run(tmp_path / "run", *overrides, "trainer.max_steps=3", model="esm1nv")
     assert status == 0, lines
     notes = [line for line in lines if "outside the alphabet" in line]
-    assert notes == ["note: train data: 3 letters are outside the alphabet and become unknown tokens ('*' '?')"]
+    assert notes == ["note: train data: 2 letters are outside the alphabet and become unknown tokens ('*' '?')"]
 
 
 def test_crlf_and_quotes_change_nothing(tmp_path: Path) -> None:

@@ -88,8 +88,7 @@ class InferDataConfig:
     long_sequences: Literal["truncate", "split", "drop", "error"]  # longer than the model's maximum length
     on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit cannot parse
     output_fname: str  # "": name of the first input file with another extension, in the current directory
-    # None: by output_fname; h5_by_id: a .h5 file with a data set for each id, as UniProt and bio_embeddings write it
-    output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl", "h5_by_id"] | None
+    output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl", "h5_by_id"] | None  # h5_by_id: a set per id
     overwrite: bool  # replace an existing file
 
 

@@ -117,7 +117,7 @@ def _label(
             )
             print(f"note: {problem}", file=sys.stderr)
             if on_invalid == "skip":
-                kept = [number for number in range(len(ids)) if number not in set(invalid)]
+                kept = sorted({*range(len(ids))} - {*invalid})
                 ids, sequences = [ids[number] for number in kept], [sequences[number] for number in kept]
             if not ids:
                 raise UserError(f"{input_path}: no SMILES is left: correct them, or use --on-invalid=keep")

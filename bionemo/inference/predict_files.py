@@ -231,7 +231,8 @@ def _compute_part(prediction: Prediction, model: TrainedModel, number: int, whic
     if invalid and data.on_invalid == "error":
         report_invalid(prediction.label, invalid, records[invalid[0]].text, len(which), "error", _ON_INVALID)
     if data.on_invalid == "skip":
-        records = {key: record for key, record in records.items() if key not in set(invalid)}
+        for key in invalid:
+            del records[key]
     names = [f"{record.id} (record {key:,})" for key, record in records.items()]
     ids = [
         tokenize(model.network.vocabulary, record.text, name)

@@ -13,7 +13,15 @@ _SCHEMA: dict[str, Any] = {
     "model": {"model._target_": str, "*": _PLAIN},
     "config": {"_target_": str, "tokenizer": {"*": _PLAIN}, "*": _PLAIN},
     "SequenceData": {
-        "position": {"window": _COUNT, "row": _COUNT, "consumed_samples": _COUNT, "consumed_tokens": _COUNT},
+        "position": {
+            "window_start": _COUNT,
+            "row": _COUNT,
+            "window_end": _COUNT,
+            "stream_samples": _COUNT,
+            "consumed_samples": _COUNT,
+            "consumed_tokens": _COUNT,
+            "window": _COUNT,  # of earlier versions, instead of window_start and window_end
+        },
         "stream": {"*": _PLAIN},
     },
     "loss_scaler": {"*": _NUMBER},
@@ -25,7 +33,7 @@ _SCHEMA: dict[str, Any] = {
 }
 _REQUIRED_TO_RESUME = (
     "global_step", "schedule_step", "model", "loss_scaler", "callbacks", "optimizer_states", "lr_schedulers",
-    "SequenceData.stream", "SequenceData.position.window", "SequenceData.position.row",
+    "SequenceData.stream", "SequenceData.position.row",
     "SequenceData.position.consumed_samples", "SequenceData.position.consumed_tokens",
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from bionemo.data.sampler import DataPosition, GlobalBatchSampler, SampleStream
 from bionemo.tokenizers import Vocabulary
 
 log = logging.getLogger(__name__)
-_WINDOW = "model.data.packing_window"
+_RECORDS = "training records"
 
 
 def pads_dynamically(config: DataConfig) -> bool:
@@ -103,26 +103,33 @@ class SequenceData(pl.LightningDataModule):
         return {"position": asdict(self.position), "stream": self._stream()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the stream position. If the stream of samples has changed, continue at its next packing window."""
-        self.position = DataPosition(**state["position"])
+        """Restore the stream position. If the stream has changed, continue after as many samples of the same epoch."""
+        self.position, old = _read_position(state), state["stream"]
         if self.trainer is not None and not self.trainer.training:  # the training data need not exist
             return
-        stream, old = self._stream(), state["stream"]
-        if changed := [key for key, value in stream.items() if old.get(key) != value]:
+        stream = self._stream()
+        stream = {key: value for key, value in stream.items() if key != _RECORDS or key in old}
+        changed = [key for key, value in stream.items() if old.get(key) != value]
+        records, epochs = len(self.dataset("train").records), self._epochs()
+        if epochs is not None and self.position.window_end > epochs * records:
+            changed.append("trainer.max_epochs")
+        if changed:
+            epoch, used = divmod(self.position.stream_samples, old.get(_RECORDS, records))
             log.warning(
-                "%s: different from the checkpoint; training continues with the next window of samples",
-                ", ".join(changed),
-            )
-            used = (self.position.window + 1) * old.get(_WINDOW, stream[_WINDOW])  # samples at the end of the window
-            self.position = replace(self.position, window=-(-used // stream[_WINDOW]), row=0)
+                "%s: different from the checkpoint; training continues after %s samples of epoch %s, in a new order",
+                ", ".join(changed), f"{used:,}", f"{epoch + 1:,}",
+            )  # fmt: skip
+            start = epoch * records + min(used, records)
+            self.position = replace(self.position, window_start=start, row=0, window_end=0, stream_samples=start)
 
     def _stream(self) -> dict[str, Any]:
-        data = self.config.data
+        data, dataset = self.config.data, self.dataset("train")
         return {
             "model.data.train.seed": data.train.seed,
             **{f"model.data.{key}": getattr(data, key) for key in ("shuffle", "packing", "packing_window")},
             "model.seq_length": self.config.seq_length,
-            **self.dataset("train").fingerprint,
+            _RECORDS: len(dataset.records),
+            **dataset.fingerprint,
         }
 
     def steps(
@@ -182,3 +189,12 @@ class SequenceData(pl.LightningDataModule):
             timeout=duration_in_seconds("trainer.rank_timeout", self.trainer_config.rank_timeout),
             pin_memory=self.config.data.pin_memory,
         )
+
+
+def _read_position(state: dict[str, Any]) -> DataPosition:
+    """Return the stream position of a checkpoint; earlier versions saved the number of the window."""
+    position = dict(state["position"])
+    if (window := position.pop("window", None)) is not None:
+        position["window_start"] = window * state["stream"].get("model.data.packing_window", 0)
+        position["stream_samples"] = position["consumed_samples"]
+    return DataPosition(**position)

@@ -3,7 +3,8 @@
 
 A row contains the sequences of one or several samples. The shuffled stream of samples is divided into packing windows,
 and the samples of a window are packed together. All results are functions of the seed and the position in the stream,
-so resuming needs to pack only one window.
+so resuming needs to pack only one window. The end of a window is part of the position: a window at the end of a
+finite stream has fewer samples, and the next one begins there if the run continues with more epochs.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +26,10 @@ SampleIds = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and record
 class DataPosition:
     """Position in the stream of samples at which the next global batch starts, as saved in checkpoints."""
 
-    window: int = 0  # number of the packing window
+    window_start: int = 0  # first sample of the packing window
     row: int = 0  # number of rows of the window that were used
+    window_end: int = 0  # sample after the window, if rows of it were used; 0: the sampler decides
+    stream_samples: int = 0  # samples used so far; after a change of the stream, as many as the epochs so far have now
     consumed_samples: int = 0  # samples used so far
     consumed_tokens: int = 0  # tokens used so far
 
@@ -49,12 +52,14 @@ class SampleStream:
     epochs: int | None = None  # number of passes through the records; None: endless
     clusters: Clusters | None = None  # selects a record from each cluster; None: a sample is a record
 
-    def read_window(self, window: int, size: int) -> SampleIds:
-        """Return samples [window * size, (window + 1) * size); fewer, or none, at the end of the stream."""
+    def limit(self, position: int) -> int:
+        """Return a position in the stream, or its end if that is smaller."""
+        return position if self.epochs is None else min(position, len(self.records) * self.epochs)
+
+    def read(self, start: int, end: int) -> SampleIds:
+        """Return samples [start, end); fewer, or none, at the end of the stream."""
         n = len(self.records)
-        start, end = window * size, (window + 1) * size
-        end = end if self.epochs is None else max(start, min(end, n * self.epochs))
-        epochs, index = np.divmod(np.arange(start, end), n)
+        epochs, index = np.divmod(np.arange(start, self.limit(end)), n)
         if self.shuffle:
             for epoch in np.unique(epochs):
                 in_epoch = epochs == epoch
@@ -81,8 +86,8 @@ class GlobalBatchSampler:
     def batches(self, start: DataPosition) -> Iterator[GlobalBatch]:
         """Yield the global batches from a stream position on."""
         batch: list[SampleIds] = []
-        position, window, row = start, start.window, start.row
-        while packed_rows := self._pack_window(window):
+        position, row, window = start, start.row, self._window(start.window_start, start.window_end)
+        while packed_rows := self._pack(*window):
             while row < len(packed_rows):
                 taken = packed_rows[row : row + self.global_batch_size - len(batch)]
                 batch, row = batch + taken, row + len(taken)
@@ -90,23 +95,38 @@ class GlobalBatchSampler:
                     position = self._advance(batch, position, window, row)
                     yield GlobalBatch(batch, position)
                     batch = []
-            window, row = window + 1, 0
+            window, row = self._window(window[1]), 0
         if batch and not self.drop_last:
             yield GlobalBatch(batch, self._advance(batch, position, window, row))
 
     def count_rows(self) -> int:
         """Return the number of rows in a finite stream."""
-        return sum(map(len, takewhile(len, map(self._pack_window, count()))))
+        starts = count(0, self.packing_window)
+        return sum(map(len, takewhile(len, (self._pack(*self._window(start)) for start in starts))))
 
-    def _advance(self, batch: list[SampleIds], before: DataPosition, window: int, row: int) -> DataPosition:
+    def _window(self, start: int, end: int = 0) -> tuple[int, int]:
+        """Return the first sample of the window that begins at `start`, and the one after it."""
+        return start, end or self.stream.limit(start + self.packing_window)
+
+    def _advance(
+        self, batch: list[SampleIds], before: DataPosition, window: tuple[int, int], row: int
+    ) -> DataPosition:
+        start, end = window
         records = np.concatenate([records for _, records in batch])
         counts = self.lengths if self.token_counts is None else self.token_counts
-        tokens = before.consumed_tokens + int(counts[records].sum())
-        return DataPosition(window, row, before.consumed_samples + len(records), tokens)
+        return DataPosition(
+            window_start=start,
+            row=row,
+            window_end=end if row else 0,
+            stream_samples=before.stream_samples + len(records),
+            consumed_samples=before.consumed_samples + len(records),
+            consumed_tokens=before.consumed_tokens + int(counts[records].sum()),
+        )
 
-    def _pack_window(self, window: int) -> list[SampleIds]:
-        epochs, records = self.stream.read_window(window, self.packing_window)
-        rows = self.pack(self.lengths[records], self.max_length, purpose_key(self.stream.seed, f"rows {window}"))
+    def _pack(self, start: int, end: int) -> list[SampleIds]:
+        epochs, records = self.stream.read(start, end)
+        key = purpose_key(self.stream.seed, f"rows {start // self.packing_window}")
+        rows = self.pack(self.lengths[records], self.max_length, key)
         if not rows:
             return []
         permutation = np.concatenate(rows)

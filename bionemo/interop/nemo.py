@@ -46,6 +46,8 @@ _DISABLED_FEATURES = {  # features that this package implements itself; NeMo's c
     "max_time_per_run": None,  # NeMo's timer stops without saving
     "create_checkpoint_callback": False,
     "create_preemption_callback": False,
+    "create_early_stopping_callback": False,  # see training/early_stopping.py
+    "early_stopping_callback_params": None,
     "checkpoint_callback_params": None,
     "disable_validation_on_resume": False,  # NeMo's loop would also skip the next validation
     "log_step_timing": False,

@@ -64,7 +64,7 @@ def print_start(
             f"the run ends during the warm-up, at a low learning rate (trainer.max_steps={steps}, "
             f"model.optim.sched.warmup_steps={sched.warmup_steps}): set warmup_steps to about a tenth of the steps"
         )
-    if resume_path and 0 < steps <= (load_manifest(resume_path) or {}).get("step", 0):
+    if resume_path and 0 < steps <= _read_step(resume_path):
         log.warning(
             f"the run has reached trainer.max_steps={steps} before, so nothing is trained: set a larger number to "
             "continue, or another exp_manager.exp_dir to train again"
@@ -81,6 +81,10 @@ def print_start(
     )
 
 
+def _read_step(path: Path) -> int:
+    return int((load_manifest(path) or {}).get("step", 0))
+
+
 def _describe_rows(micro_batches: MicroBatches) -> str:
     """Return the rows of a micro-batch and how many fit, which shows whether a larger global batch would be faster."""
     return f"{micro_batches.size} rows" + (f" ({micro_batches.largest:,} fit)" if micro_batches.largest else "")
@@ -94,8 +98,16 @@ def _warn_of_slow_attention(cfg: RunConfig) -> None:
 
 
 @rank_zero_only
-def print_result(cfg: RunConfig, trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path) -> None:
+def print_result(
+    cfg: RunConfig, trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path, resume_path: Path | None
+) -> None:
     """Print the last step, the validation loss with reference losses, and where the files are."""
+    trained = resume_path is None or trainer.global_step > _read_step(resume_path)
+    if not (trained or trainer.should_stop or cfg.trainer.epochs is None or trainer.global_step == trainer.max_steps):
+        notify(
+            f"the run has reached trainer.max_epochs={cfg.trainer.epochs} before, so nothing is trained: set a larger "
+            "number to continue, or another exp_manager.exp_dir to train again"
+        )
     if trainer.global_step < trainer.max_steps and not trainer.should_stop and cfg.trainer.epochs is None:
         notify(
             f"the training data ended before trainer.max_steps={trainer.max_steps}: set "

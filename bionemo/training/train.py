@@ -35,6 +35,7 @@ from bionemo.training.backends import select_backends
 from bionemo.training.build_trainer import build_trainer, misconfiguration_as_user_error
 from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.compilation import is_compiled, shared_graphs
+from bionemo.training.early_stopping import early_stopping
 from bionemo.training.health.monitor import HealthMonitor, report_first_error
 from bionemo.training.loss_curve import LossCurve
 from bionemo.training.metrics import check_monitors
@@ -105,7 +106,8 @@ def train(
             LossCurve(log_dir, reference_losses),
             TimeLimit(cfg.exp_manager.max_time_per_run, cfg.trainer.max_time),
             *callbacks,
-            checkpoints,
+            *early_stopping(cfg.exp_manager),
+            checkpoints,  # saves the state of all others
         ],
     )
     written = [log_dir, checkpoint_dir] if cfg.do_training else [log_dir]
@@ -148,7 +150,7 @@ def train(
             parameters = sum(parameter.numel() for parameter in model.parameters())
             progress.print_start(cfg, trainer, parameters, precision, backends, compiled, data, resume_path)
             trainer.fit(module, data, ckpt_path=resume_path)
-            progress.print_result(cfg, trainer, reference_losses, log_dir)
+            progress.print_result(cfg, trainer, reference_losses, log_dir, resume_path)
         if cfg.do_testing and not checkpoints.stop_signal:
             trainer.test(module, data, ckpt_path=None if cfg.do_training else resume_path, verbose=False)
             progress.print_test_result(trainer)

@@ -114,6 +114,6 @@ def test_wrong_types_are_refused(state: Any, message: str) -> None:
 
 def test_missing_entries() -> None:
     assert find_missing_entry({}) == "global_step"
-    assert find_missing_entry({"SequenceData": {"position": {"window": 0}}}, "SequenceData.position") == (
+    assert find_missing_entry({"SequenceData": {"position": {"window_start": 0}}}, "SequenceData.position") == (
         "SequenceData.position.row"
     )

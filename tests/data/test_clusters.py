@@ -84,7 +84,7 @@ def drawn(data: list[SequenceData], steps: int) -> list[list[str]]:
 
 def test_each_cluster_once_per_epoch_and_members_uniformly() -> None:
     stream = SampleStream(np.arange(len(COUNTS)), seed=3, clusters=clusters(3))
-    epochs, records = stream.read_window(0, 7 * 20_000)
+    epochs, records = stream.read(0, 7 * 20_000)
     owner = np.repeat(np.arange(len(COUNTS)), COUNTS)
     for epoch in (0, 1, 19_999):
         assert sorted(owner[records[epochs == epoch]]) == list(range(len(COUNTS)))

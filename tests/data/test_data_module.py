@@ -270,19 +270,62 @@ def test_lengths_have_a_small_type() -> None:
     assert lengths.max() == 64
 
 
-@pytest.mark.parametrize(
-    ("override", "window"), [("packing_window=32", 8), ("packing_window=100", 3), ("shuffle=False", 4)]
-)
-def test_a_changed_stream_continues_at_the_next_window(
-    override: str, window: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The samples of windows 0 to 3 with 64 samples each may have been used."""
-    stopped = sequence_data("model.data.packing_window=64")
-    stopped.position = DataPosition(window=3, row=7, consumed_samples=50, consumed_tokens=900)
-    resumed = sequence_data("model.data.packing_window=64", f"model.data.{override}")
+@pytest.mark.parametrize("override", ["packing_window=32", "packing=False", "shuffle=False", "train.seed=5"])
+def test_a_changed_stream_continues_after_as_many_samples(override: str, caplog: pytest.LogCaptureFixture) -> None:
+    stopped = sequence_data("trainer.max_epochs=4")
+    steps = list(stopped.train_dataloader())
+    stopped.position = steps[3].next_position
+    resumed = sequence_data("trainer.max_epochs=4", f"model.data.{override}")
     resumed.load_state_dict(stopped.state_dict())
-    assert resumed.position == DataPosition(window=window, row=0, consumed_samples=50, consumed_tokens=900)
+    used = stopped.position.consumed_samples
+    assert resumed.position == DataPosition(used, 0, 0, used, used, stopped.position.consumed_tokens)
     assert override.split("=", maxsplit=1)[0] in caplog.text
+    assert f"training continues after {used} samples of epoch 1" in caplog.text
+    assert list(resumed.train_dataloader())[-1].next_position.consumed_samples == 600
+
+
+@pytest.mark.parametrize(("records", "used", "start", "left"), [(151, 200, 201, 403), (40, 200, 80, 80)])
+def test_added_and_removed_records_do_not_end_a_run(records: int, used: int, start: int, left: int) -> None:
+    """After 200 samples of 4 epochs of 150 records, 50 samples of the second epoch are used."""
+    stopped = sequence_data("trainer.max_epochs=4")
+    stopped.position = DataPosition(192, 3, 256, used, used, 900)
+    resumed = sequence_data("trainer.max_epochs=4", f"model.data.mock.num_sequences={records}")
+    resumed.load_state_dict(stopped.state_dict())
+    assert resumed.position == DataPosition(start, 0, 0, start, used, 900)
+    assert list(resumed.train_dataloader())[-1].next_position.consumed_samples == used + left
+
+
+@pytest.mark.parametrize(("epochs", "done"), [((1, 3), 99), ((1, 2), 3), ((2, 3), 8)])
+def test_more_epochs_use_the_remaining_samples_once(epochs: tuple[int, int], done: int) -> None:
+    """The last window of the first run has fewer samples; every record is used once per epoch of the longer run."""
+    options = ["model.data.packing_window=64", "model.data.long_sequences=truncate"]
+    first = sequence_data(*options, f"trainer.max_epochs={epochs[0]}")
+    before = list(islice(first.train_dataloader(), done))
+    first.position = before[-1].next_position
+    second = sequence_data(*options, f"trainer.max_epochs={epochs[1]}")
+    second.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
+    steps = before + list(second.train_dataloader())
+    source = first.dataset("train").split.source
+    assert Counter(text for step in steps for batch in step.micro_batches for text in plain(batch)) == {
+        text: epochs[1] * count for text, count in Counter(source.text(record)[:62] for record in range(150)).items()
+    }
+    assert steps[-1].next_position.consumed_samples == 150 * epochs[1]
+
+
+def test_fewer_epochs_end_after_as_many_samples() -> None:
+    first = sequence_data("trainer.max_epochs=3", "model.data.packing_window=400")
+    first.position = next(iter(first.train_dataloader())).next_position
+    assert first.position.window_end == 400
+    second = sequence_data("trainer.max_epochs=1", "model.data.packing_window=400")
+    second.load_state_dict(first.state_dict())
+    assert list(second.train_dataloader())[-1].next_position.consumed_samples == 150
+
+
+def test_a_position_of_an_earlier_version_is_read() -> None:
+    data = sequence_data()
+    state = data.state_dict() | {"position": {"window": 3, "row": 7, "consumed_samples": 50, "consumed_tokens": 900}}
+    data.load_state_dict(state)
+    assert data.position == DataPosition(192, 7, 0, 50, 50, 900)
 
 
 def test_epochs_without_a_limit() -> None:

@@ -60,7 +60,7 @@ def test_uniref_clusters_from_raw_files_to_samples(tmp_path: Path) -> None:
     draws, clusters = 400, len(members)
     owner = np.repeat(np.arange(clusters), [len(cluster) for cluster in members])
     half = clusters // 2
-    _, drawn = stream.read_window(0, draws * clusters)
+    _, drawn = stream.read(0, draws * clusters)
     first_half = np.concatenate([drawn[epoch * clusters : epoch * clusters + half] for epoch in range(draws)])
     assert chisquare(np.bincount(owner[first_half], minlength=clusters)).pvalue > 1e-3
     size = np.bincount(owner)[owner]

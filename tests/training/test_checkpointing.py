@@ -422,11 +422,32 @@ def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("given_losses")
-def test_early_stopping(tmp_path: Path) -> None:
-    overrides = ("create_early_stopping_callback=True", "early_stopping_callback_params.patience=3")
-    train(config(tmp_path, "trainer.val_check_interval=1", *(f"exp_manager.{override}" for override in overrides)))
-    assert list(logged(tmp_path, "val_loss")) == [1, 2, 3, 4, 5, 6, 7]  # 4 is the best
-    assert saved(tmp_path)[last_checkpoint(tmp_path).name] == 7
+def test_early_stopping(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A run that stopped early stays stopped; every checkpoint has the counter of its own step."""
+    overrides = ["trainer.val_check_interval=1", "exp_manager.create_early_stopping_callback=True",
+                 "exp_manager.early_stopping_callback_params.patience=3", f"{PARAMS}.save_top_k=-1"]  # fmt: skip
+    for _ in range(2):
+        train(config(tmp_path, *overrides))
+        assert list(logged(tmp_path, "val_loss")) == [1, 2, 3, 4, 5, 6, 7]  # 4 is the best
+        assert saved(tmp_path)[last_checkpoint(tmp_path).name] == 7
+        reason = "stopped early at step 7: Monitored metric val_loss did not improve in the last 3 records."
+        assert reason in capfd.readouterr().err
+    counts = {}
+    for path in checkpoint.list_complete(tmp_path / "checkpoints"):
+        state = checkpoint.Checkpoint(path).state
+        (stopping,) = (value for key, value in state["callbacks"].items() if key.startswith("EarlyStopping"))
+        counts[state["global_step"]] = stopping["wait_count"]
+    assert [counts[step] for step in range(4, 8)] == [0, 1, 2, 3]
+    train(config(tmp_path, *overrides, "exp_manager.early_stopping_callback_params.patience=4"))
+    assert list(logged(tmp_path, "val_loss"))[:8] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_finished_run_of_epochs_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    overrides = ["trainer.max_steps=-1", "model.optim.sched.max_steps=100", "trainer.val_check_interval=1000"]
+    for epochs, note in ((1, False), (1, True), (2, False)):
+        train(config(tmp_path, *overrides, f"trainer.max_epochs={epochs}"))
+        said = "note: the run has reached trainer.max_epochs=1 before, so nothing is trained" in capfd.readouterr().err
+        assert said == note
 
 
 def test_restarting_a_finished_run_changes_nothing(tmp_path: Path) -> None:

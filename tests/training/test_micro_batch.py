@@ -136,7 +136,7 @@ def test_other_errors_are_not_caught() -> None:
 
 
 def test_a_trial_uses_the_next_rows_and_does_not_consume_them() -> None:
-    position = DataPosition(window=1, row=5, consumed_samples=70, consumed_tokens=900)
+    position = DataPosition(window_start=2048, row=5, consumed_samples=70, consumed_tokens=900)
     memory, data = SimulatedMemory(2), sequence_data(4, 2, position)
     before = random_states()
     confirm(memory, data)

@@ -330,7 +330,7 @@ def test_a_small_corpus_has_different_sample_boundaries_in_every_pass() -> None:
 
 def test_the_shuffled_order_visits_every_sample() -> None:
     samples = opened(list(range(1, 500)), 16)
-    epochs, records = SampleStream(samples.records, seed=3).read_window(0, 2 * len(samples.records))
+    epochs, records = SampleStream(samples.records, seed=3).read(0, 2 * len(samples.records))
     batch = samples.tokenize(epochs, records).inputs.ids.reshape(-1, 16)
     first = batch[: len(samples.records)]
     assert sorted(first[:, 0].tolist()) == list(range(1, 16 * len(first), 16))

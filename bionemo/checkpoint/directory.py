@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bionemo.checkpoint.manifest import MANIFEST, STATE, find_damage, load_manifest
+from bionemo.checkpoint.manifest import MANIFEST, STATE, find_damage, load_manifest, read_branch
 from bionemo.common.errors import UserError
 from bionemo.common.files import sync
 
@@ -137,11 +137,16 @@ def _is_superseded(path: Path) -> bool:
 
 
 def list_complete(*directories: Path) -> list[Path]:
-    """Return the checkpoints with a valid manifest in directories, newest step first; files are not verified."""
-    steps = {
-        path: manifest.get("step", -1) for path in _subdirectories(directories) if (manifest := load_manifest(path))
+    """Return the checkpoints with a valid manifest in directories, newest first; files are not verified.
+
+    The newest one has the highest step of the last branch; see `Branch`.
+    """
+    order = {
+        path: (read_branch(manifest).number, manifest["step"], path.name)
+        for path in _subdirectories(directories)
+        if (manifest := load_manifest(path))
     }
-    return sorted(steps, key=lambda path: (steps[path], path.name), reverse=True)
+    return sorted(order, key=lambda path: order[path], reverse=True)
 
 
 def _subdirectories(directories: Iterable[Path]) -> list[Path]:
@@ -152,7 +157,7 @@ def _subdirectories(directories: Iterable[Path]) -> list[Path]:
 def find_newest(
     directories: Collection[Path], on_damage: Callable[[Path, str], None], ignored: Collection[Path] = ()
 ) -> Path | None:
-    """Return the undamaged checkpoint of the highest step; call `on_damage(path, problem)` for damaged ones."""
+    """Return the newest undamaged checkpoint; call `on_damage(path, problem)` for damaged ones."""
     no_manifest = [
         path for path in _subdirectories(directories) if (path / STATE).exists() and not load_manifest(path)
     ]

@@ -7,7 +7,7 @@ A checkpoint is a directory: tensors in safetensors files, everything else in JS
         tensors-0.safetensors   blocks of tensors, one file for each process that wrote some
         index.json              shape of every tensor, and the files and blocks that contain it
         state.json              everything that is not a tensor of the model or the optimizer
-        manifest.json           step, metrics, run, format version, checksums of the files and of the manifest
+        manifest.json           step, metrics, run, branch, format version, checksums of the files and of the manifest
 
 A checkpoint whose manifest is missing or invalid is ignored.
 """
@@ -16,7 +16,7 @@ import json
 import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bionemo.checkpoint.tensors import checksum_bytes, checksum_file
 from bionemo.common.errors import UserError
@@ -26,6 +26,16 @@ STATE, INDEX, MANIFEST = "state.json", "index.json", "manifest.json"
 _FILE = re.compile(r"index\.json|state\.json|tensors-\d+\.safetensors")  # no separators: no file outside is opened
 _RUN = re.compile(r'"run": "([0-9a-f]{32})"')
 _INVALID = (OSError, ValueError, KeyError, TypeError, RecursionError)
+
+
+class Branch(NamedTuple):
+    """The part of a run after it was started from a named checkpoint; later branches continue the run."""
+
+    number: int = 0  # 0: the run was not started from a named checkpoint
+    start: str = ""  # checksum of the state of the named checkpoint
+
+
+MAIN_BRANCH = Branch()
 
 
 class _Damage(ValueError):
@@ -63,6 +73,20 @@ def load_manifest(path: Path) -> dict[str, Any]:
         return _read(path)
     except _INVALID:
         return {}
+
+
+def read_branch(manifest: dict[str, Any]) -> Branch:
+    """Return the branch of a checkpoint from its manifest."""
+    match manifest.get("branch"):
+        case [int(number), str(start)]:
+            return Branch(number, start)
+    return MAIN_BRANCH
+
+
+def state_checksum(path: Path) -> str:
+    """Return the checksum of the state of a checkpoint, which identifies it; "" without a valid manifest."""
+    checksums: dict[str, str] = load_manifest(path).get("xxh3_128", {})
+    return checksums.get(STATE, "")
 
 
 def read_run_id(path: Path) -> str:

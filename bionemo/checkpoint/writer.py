@@ -12,6 +12,7 @@ from bionemo.checkpoint.manifest import FORMAT_VERSION, INDEX, MANIFEST, STATE, 
 from bionemo.checkpoint.tensors import Piece, write, write_text
 from bionemo.common.errors import UserError
 
+_ONLY_IN_MANIFEST = ("run", "branch")
 Exchange = Callable[[Any], list[Any]]  # all-gather: sends a value to all processes and returns theirs, by rank
 
 
@@ -21,7 +22,7 @@ def save(path: Path, state: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
     Args:
         path: directory to create; an existing checkpoint is replaced.
         state: nested dicts, lists and tuples of numbers, strings, None and small tensors; `global_step` and `metrics`
-            are also written to the manifest, and `run`, the ID of the run, only to the manifest.
+            are also written to the manifest, `run`, the ID of the run, and `branch`, its `Branch`, only there.
         pieces: pieces of the tensors.
 
     Raises:
@@ -72,13 +73,13 @@ def save_distributed(
     def finish(written: list[Any]) -> None:
         files = {name: digest for name, digest, _ in written}
         files[INDEX] = write_text(new / INDEX, json.dumps(_index(written)))
-        kept = {key: value for key, value in state.items() if key != "run"}
+        kept = {key: value for key, value in state.items() if key not in _ONLY_IN_MANIFEST}
         files[STATE] = write_text(new / STATE, json.dumps(encode(kept)))
         manifest = {
             "format": FORMAT_VERSION,
             "step": state["global_step"],
             "metrics": state.get("metrics", {}),
-            **({"run": state["run"]} if state.get("run") else {}),
+            **{key: state[key] for key in _ONLY_IN_MANIFEST if state.get(key)},
             "bytes": {name: (new / name).stat().st_size for name in files},
             "xxh3_128": files,
         }

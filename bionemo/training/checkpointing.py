@@ -51,14 +51,22 @@ class CheckpointCallback(pl.Callback):
         directory: checkpoint directory.
         config: `exp_manager` of the configuration.
         run_id: ID of the run; see `new_or_resumed_run_id`.
+        branch: branch of the run; see `choose_branch`.
 
     Attributes:
         locks: locks of the directories that the run writes, on rank 0.
         signals: signals received by this process.
     """
 
-    def __init__(self, directory: Path, config: ExpManagerConfig, run_id: str = "") -> None:
-        self.directory, self.config, self.run_id = directory, config.checkpoint_callback_params, run_id
+    def __init__(
+        self,
+        directory: Path,
+        config: ExpManagerConfig,
+        run_id: str = "",
+        branch: checkpoint.Branch = checkpoint.MAIN_BRANCH,
+    ) -> None:
+        self.directory, self.config = directory, config.checkpoint_callback_params
+        self.run_id, self.branch = run_id, branch
         self.locks: list[RunLock] = []
         self._enabled = config.create_checkpoint_callback
         key = "exp_manager.checkpoint_callback_params.train_time_interval"
@@ -208,10 +216,11 @@ class CheckpointCallback(pl.Callback):
 
     def _build_metadata(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Return the run and, if this step has been validated, the monitored metric."""
+        written_by = {"run": self.run_id, "branch": list(self.branch) if self.branch.number else None}
         value = trainer.callback_metrics.get(self.config.monitor or "")
         if value is None or self._validated_step != trainer.global_step:
-            return {"run": self.run_id}
-        return {"run": self.run_id, "metrics": {self.config.monitor: float(value)}}
+            return written_by
+        return written_by | {"metrics": {self.config.monitor: float(value)}}
 
     def _link_and_prune(self, last: Path, name: str) -> None:
         """Link the new checkpoint if it is one of the best; delete older `-last` and those no longer the best."""

@@ -12,7 +12,7 @@ from bionemo.config.schema.exp_manager import EarlyStoppingParams, ExpManagerCon
 
 log = logging.getLogger(__name__)
 # of NeMo's exp_manager
-_DEFAULTS = {"monitor": "val_loss", "mode": "min", "min_delta": 0.001, "patience": 10, "verbose": True}
+_DEFAULTS: dict[str, Any] = {"monitor": "val_loss", "mode": "min", "min_delta": 0.001, "patience": 10, "verbose": True}
 
 
 def early_stopping(config: ExpManagerConfig) -> "list[EarlyStopping]":
@@ -32,7 +32,7 @@ class EarlyStopping(pl.callbacks.EarlyStopping):
 
     def __init__(self, params: EarlyStoppingParams | None = None) -> None:
         given = asdict(params) if params else {}
-        self._settings = _DEFAULTS | {key: value for key, value in given.items() if value is not None}
+        self._settings: dict[str, Any] = _DEFAULTS | {key: value for key, value in given.items() if value is not None}
         super().__init__(**self._settings)
         self.reason: str | None = None
 

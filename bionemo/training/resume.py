@@ -3,6 +3,7 @@
 
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,7 +29,10 @@ _POSITION_EMBEDDINGS = "position_embeddings.weight"
 
 
 def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
-    """Return the checkpoint to resume from: the configured one, else the newest complete one of this run, else None.
+    """Return the checkpoint to resume from: the newest complete one of this run, else None.
+
+    A configured checkpoint is the start of a branch: the run resumes from it unless it has checkpoints of this branch,
+    so that the same command continues a run that was interrupted.
 
     The newest checkpoint has the highest step, whether it is a `*-last`, a best one or an `hpc_ckpt_*` of an earlier
     version in the log directory. If several runs share a checkpoint directory, a run with checkpoints there resumes
@@ -43,14 +47,13 @@ def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
         if detect_format(Path(named)) != CHECKPOINT:
             raise UserError(f"{named} is not a checkpoint: set restore_from_path instead of resume_from_checkpoint")
         checkpoint.check(Path(named))
-        return Path(named)
+        continues = config.resume_if_exists and cfg.do_training
+        return _find_in_branch(Path(named), directories) if continues else Path(named)
     if not config.resume_if_exists:
         found = None
     else:
         others = _find_other_runs(*directories)
-        found = checkpoint.find_newest(
-            directories, lambda path, why: log.warning("checkpoint %s skipped: %s", path, why), others
-        )
+        found = checkpoint.find_newest(directories, _log_damage, others)
         if found is None and not config.resume_ignore_no_checkpoint:
             raise UserError(
                 f"exp_manager.resume_if_exists=True: no checkpoint in {directories[0]}; "
@@ -104,6 +107,39 @@ def _find_other_runs(checkpoint_dir: Path, log_dir: Path) -> set[Path]:
     paths = checkpoint.list_complete(checkpoint_dir)
     others = {path for path in paths if checkpoint.read_run_id(path) != run_id}
     return others if len(others) < len(paths) else set()
+
+
+def _find_in_branch(start: Path, directories: Sequence[Path]) -> Path:
+    """Return the newest complete checkpoint of the branch that starts at a checkpoint; without one, its start."""
+    checksum = checkpoint.state_checksum(start)
+    others = [
+        path
+        for path in checkpoint.list_complete(*directories)
+        if checkpoint.read_branch(checkpoint.load_manifest(path)).start != checksum
+    ]
+    found = checkpoint.find_newest(directories, _log_damage, others)
+    if found is not None:
+        log.warning("the run that was started from %s has a newer checkpoint and resumes from it", start)
+    return found or start
+
+
+def _log_damage(path: Path, problem: str) -> None:
+    log.warning("checkpoint %s skipped: %s", path, problem)
+
+
+def choose_branch(cfg: RunConfig, resume_path: Path | None, *directories: Path) -> checkpoint.Branch:
+    """Return the branch of the checkpoints that a run writes.
+
+    A run that resumes from the configured checkpoint starts a new branch.
+    """
+    if resume_path is None:
+        return checkpoint.MAIN_BRANCH
+    named = cfg.exp_manager.resume_from_checkpoint or cfg.model.resume_from_checkpoint
+    if named is None or resume_path != Path(named):
+        return checkpoint.read_branch(checkpoint.load_manifest(resume_path))
+    paths = checkpoint.list_complete(*directories)
+    last = max((checkpoint.read_branch(checkpoint.load_manifest(path)).number for path in paths), default=0)
+    return checkpoint.Branch(last + 1, checkpoint.state_checksum(resume_path))
 
 
 def new_or_resumed_run_id(resume_path: Path | None, *directories: Path) -> str:

@@ -42,7 +42,7 @@ from bionemo.training.metrics import check_monitors
 from bionemo.training.module import TrainingModule
 from bionemo.training.progress import TrainingProgress
 from bionemo.training.rank_consistency import RankConsistencyCheck
-from bionemo.training.resume import check_resumable, find_resume_checkpoint, new_or_resumed_run_id
+from bionemo.training.resume import check_resumable, choose_branch, find_resume_checkpoint, new_or_resumed_run_id
 from bionemo.training.time_limit import TimeLimit
 
 
@@ -94,7 +94,9 @@ def train(
     resume_path = find_resume_checkpoint(cfg, checkpoint_dir, log_dir)
 
     run_id = new_or_resumed_run_id(resume_path, checkpoint_dir, log_dir)
-    checkpoints = CheckpointCallback(checkpoint_dir, cfg.exp_manager, run_id)
+    checkpoints = CheckpointCallback(
+        checkpoint_dir, cfg.exp_manager, run_id, choose_branch(cfg, resume_path, checkpoint_dir, log_dir)
+    )
     monitor = HealthMonitor(duration_in_seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
     reference_losses: dict[str, float] = {}  # filled when the data is open
     trainer = build_trainer(

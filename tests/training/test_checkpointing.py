@@ -186,6 +186,19 @@ def test_resuming_from_a_given_checkpoint(tmp_path: Path, key: str) -> None:
     with pytest.raises(UserError, match="nowhere: there is no such checkpoint"):
         train(config(tmp_path / "third", f"{key}=nowhere"))
     assert not (tmp_path / "third").exists()
+    train(config(tmp_path / "second", f"{key}={at_4}", "trainer.max_steps=9"))  # a requeued job continues its branch
+    assert list(logged(tmp_path / "second", "reduced_train_loss")) == [5, 6, 7, 8, 9]
+
+
+def test_a_run_continues_its_last_branch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """After a run went back to step 4 and reached step 6, the next start continues from step 6, not from step 8."""
+    train(config(tmp_path))
+    (at_4,) = (tmp_path / "checkpoints").glob("*step=4*")
+    named = (f"exp_manager.resume_from_checkpoint={at_4}", "model.optim.lr=1e-4", "model.optim.sched.max_steps=8")
+    train(config(tmp_path, "trainer.max_steps=6", *named))
+    train(config(tmp_path, "trainer.max_steps=10", *named[1:]))
+    resumed = re.findall(r"resuming from .*step=(\d+)-", capfd.readouterr().err)
+    assert resumed == ["4", "6"]
 
 
 def test_weights_after_going_back_are_exported(tmp_path: Path) -> None:

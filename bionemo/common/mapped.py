@@ -2,6 +2,7 @@
 """Memory-mapped files, whose size is checked before reads: a page beyond the end of a file kills the process."""
 
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ class MappedFile:
     Pickles as its path; the copy maps the file again.
     """
 
-    __slots__ = ("data", "path")
+    __slots__ = ("_inode", "_written_at", "data", "path")
 
     def __init__(self, path: str | Path) -> None:
         """Map a whole file.
@@ -28,7 +29,9 @@ class MappedFile:
         """
         self.path = Path(path)
         with self.path.open("rb") as file:
+            status = os.fstat(file.fileno())
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._inode, self._written_at = status.st_ino, status.st_mtime_ns
 
     def __len__(self) -> int:
         return len(self.data)
@@ -52,3 +55,17 @@ class MappedFile:
                 f"{self.path} was truncated from {len(self.data):,} to {size:,} bytes while it was in use: restore "
                 "the file, then start again"
             )
+
+    def was_written(self) -> bool:
+        """Return whether the file has another modification time than when it was mapped or at the last call.
+
+        A file that replaced it at its path does not count, because the mapped file is unchanged.
+        """
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return False
+        if status.st_ino != self._inode or status.st_mtime_ns == self._written_at:
+            return False
+        self._written_at = status.st_mtime_ns
+        return True

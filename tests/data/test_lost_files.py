@@ -2,6 +2,7 @@
 """Data files that are truncated or overwritten during a run cause a one-line error, not a signal."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,8 +68,41 @@ def test_an_overwritten_shard_is_an_error(tmp_path: Path) -> None:
     size = (tmp_path / "x.fasta").stat().st_size
     with (tmp_path / "x.fasta").open("r+b") as file:
         file.write(b"M\n" * (size // 2))
-    with pytest.raises(UserError, match=r"x\.fasta changed while it was in use"):
+    with pytest.raises(UserError, match=r"x\.fasta was overwritten while it was in use"):
         gather(source, len(source) - 1)
+
+
+@pytest.mark.parametrize("read", READS, ids=["gather", "text", "fields"])
+@pytest.mark.parametrize("name", ["x.csv", "x.fasta"])
+def test_other_sequences_of_the_same_length_are_an_error(
+    tmp_path: Path, name: str, read: Callable[[SequenceSource], object]
+) -> None:
+    source, path = write(tmp_path, name), tmp_path / name
+    text = path.read_text()
+    wait_for_clock(path)
+    path.write_text(text)  # the same content again, as `touch` and `cp` would do
+    read(source)
+    wait_for_clock(path)
+    path.write_text(text.replace("MKV", "AAA"))
+    with pytest.raises(UserError, match=f"{path} was overwritten while it was in use"):
+        read(source)
+
+
+def test_a_file_that_replaces_a_shard_does_not_change_the_run(tmp_path: Path) -> None:
+    source, path = write(tmp_path, "x.fasta"), tmp_path / "x.fasta"
+    (tmp_path / "new").write_text(">other\nAAA\n")
+    (tmp_path / "new").rename(path)
+    assert gather(source, 0) == b"MKV" * 21
+
+
+def wait_for_clock(path: Path) -> None:
+    """Wait until a write gives the file another modification time."""
+    probe = path.with_name("probe")
+    while True:
+        probe.write_text("")
+        if probe.stat().st_mtime_ns != path.stat().st_mtime_ns:
+            return
+        time.sleep(0.001)
 
 
 def test_a_truncated_text_corpus_is_an_error(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class TextShards(ABC):
         numbers = shards.tolist()
         opened, target = self._shards, out.data
         for number in set(numbers):
-            opened[number].file.check()
+            opened[number].check()
         stops = starts + counts
         if np.bitwise_or.reduce(records | starts | counts | (self.lengths[records] - stops)) < 0:  # any sign bit
             raise IndexError("gather: records or letters that do not exist")
@@ -122,7 +122,7 @@ class TextShards(ABC):
         if not 0 <= record < len(self):
             raise IndexError(f"record {record} of {len(self)}")
         shard = int(np.searchsorted(self._bounds, record, side="right")) - 1
-        self._shards[shard].file.check()
+        self._shards[shard].check()
         return self._shards[shard], record - int(self._bounds[shard])
 
     def _cell(self, shard: "_Shard", index: int, field: int) -> bytes:
@@ -209,6 +209,15 @@ class _Shard(NamedTuple):
         widths = None if index.wrap else index.width.data
         line_end = b"\r\n" if index.crlf else b"\n"
         return cls(file.data, index.offset[sequence].data, widths, line_end, index, file)
+
+    def check(self) -> None:
+        """Raise a UserError if the file was truncated, deleted or overwritten; `touch` is no change."""
+        self.file.check()
+        if self.file.was_written() and ContentHash(self.file.path).digest() != self.record_index.content:
+            raise UserError(
+                f"{self.file.path} was overwritten while it was in use: restore the file, or start again with the "
+                "new data"
+            )
 
 
 def _regular_size(path: Path) -> int:

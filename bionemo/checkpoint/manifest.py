@@ -18,6 +18,7 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bionemo.checkpoint.pieces import find_defect
 from bionemo.checkpoint.tensors import checksum_bytes, checksum_file
 from bionemo.common.errors import UserError
 
@@ -25,7 +26,7 @@ FORMAT_VERSION = 2
 STATE, INDEX, MANIFEST = "state.json", "index.json", "manifest.json"
 _FILE = re.compile(r"index\.json|state\.json|tensors-\d+\.safetensors")  # no separators: no file outside is opened
 _RUN = re.compile(r'"run": "([0-9a-f]{32})"')
-_INVALID = (OSError, ValueError, KeyError, TypeError, RecursionError)
+_INVALID = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class Branch(NamedTuple):
@@ -58,6 +59,7 @@ def find_damage(path: Path) -> str:
         for name, expected in manifest["xxh3_128"].items():
             if checksum_file(path / name) != expected:
                 return f"{name} does not match its checksum"
+        return find_defect(json.loads((path / INDEX).read_text()))
     except _Damage as error:
         return str(error)
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -100,9 +100,20 @@ def _require_checkpoint(path: Path) -> None:
 
 
 def _average(arguments: Namespace) -> None:
+    from bionemo.checkpoint import Checkpoint
     from bionemo.checkpoint.tools import average
+    from bionemo.config.model_differences import differences
+    from bionemo.config.saved_model import affects_outputs
 
     for path in arguments.inputs:
         _require_checkpoint(path)
+    first, *others = arguments.inputs
+    for path in others:
+        for key, one, other in differences(Checkpoint(first).config, Checkpoint(path).config):
+            if affects_outputs(key):
+                raise UserError(
+                    f"{path} has model.{key}={other}, {first} has {one}: their weights compute different functions "
+                    "and cannot be averaged"
+                )
     average(arguments.output, arguments.inputs)
     print(f"{arguments.output}: average of {len(arguments.inputs)} checkpoints; use it with restore_from_path")

@@ -2,16 +2,16 @@
 """Check that saved weights match a model in class, vocabulary and configuration."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from bionemo.common.errors import UserError
+from bionemo.config.model_differences import differences
 from bionemo.config.saved_model import TRAINING_KEYS, affects_outputs, includes_key
 from bionemo.models.trainable import Trainable
 
 log = logging.getLogger(__name__)
 
-_DEFAULTS = {"normalization": "layernorm", "transformer_block_type": "pre_ln"}  # meaning of null
 _MAX_LISTED = 6  # differences in a message
 _LONGEST = 4000  # characters of an override, which is to be copied
 
@@ -47,7 +47,7 @@ def check_same_function(source: object, saved: Mapping[str, Any], config: Mappin
     Raises:
         UserError: if it differs; names the keys and how to set them.
     """
-    changed = [each for each in _differences(saved, config) if affects_outputs(each[0])]
+    changed = [each for each in differences(saved, config) if affects_outputs(each[0])]
     if str(source).endswith(".nemo"):
         for difference in [each for each in changed if each[0] == "activation"]:
             _, old, new = difference
@@ -68,59 +68,11 @@ def check_same_function(source: object, saved: Mapping[str, Any], config: Mappin
 
 def log_changed_settings(source: object, saved: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Log in one line which training settings a resumed run changes."""
-    changed = [each for each in _differences(saved, config) if includes_key(TRAINING_KEYS, each[0])]
+    changed = [each for each in differences(saved, config) if includes_key(TRAINING_KEYS, each[0])]
     if changed:
         listed = ", ".join(f"model.{key} {_format(old)} -> {_format(new)}" for key, old, new in changed[:_MAX_LISTED])
         more = f" and {len(changed) - _MAX_LISTED} more" if len(changed) > _MAX_LISTED else ""
         log.warning("settings changed since %s: %s%s", source, listed, more)
-
-
-def _differences(saved: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield dotted key, saved value and current value of keys that both have, where the values differ."""
-    if saved.get("kv_channels") != config.get("kv_channels"):  # otherwise the numbers of heads suffice
-        saved, config = _with_head_size(saved), _with_head_size(config)
-    old_values = dict(_flatten(_with_defaults(saved)))
-    for key, value in _flatten(_with_defaults(config)):
-        if key in old_values and not _equal(old_values[key], value):
-            yield key, old_values[key], value
-
-
-def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**config, **{key: value for key, value in _DEFAULTS.items() if key in config and config[key] is None}}
-
-
-def _with_head_size(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    hidden, heads = (_to_number(config.get(key)) for key in ("hidden_size", "num_attention_heads"))
-    if config.get("kv_channels") is not None or not hidden or not heads:
-        return config
-    return {**config, "kv_channels": int(hidden // heads)}
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _equal(saved: Any, value: Any) -> bool:
-    """Compare values; a `.nemo` file may contain numbers as text, because YAML reads 1e-5 as text."""
-    if isinstance(saved, str) and "${" in saved:  # an unresolved reference to another key
-        return True
-    if isinstance(saved, list | tuple) and isinstance(value, list | tuple):
-        return len(saved) == len(value) and all(map(_equal, saved, value))
-    number = _to_number(value)
-    return bool(saved == value or (number is not None and number == _to_number(saved)))
-
-
-def _to_number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except ValueError:
-        return None
 
 
 def _format_tokens(value: Any) -> str:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from bionemo import checkpoint
+from bionemo.checkpoint import Piece, split_into_blocks
 from bionemo.common.errors import UserError
 from tests.checkpoint.samples import FILES, holds, newest, state, whole
 
@@ -217,3 +218,34 @@ def test_earlier_format_is_rejected(tmp_path: Path) -> None:
         json.dumps({"format": 1, "step": 1, "metrics": {}, "sha256": {"tensors.safetensors": "00"}, "seal": "00"})
     )
     assert newest(tmp_path) == (None, ["a: its format is 1; this version reads format 2"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([(0, 4), (2, 4)], "pieces of weights/matrix overlap"),  # covers as many values as the matrix has, and 2
+        ([(0, 4), (3, 2)], "pieces of weights/matrix overlap"),  # as many values, but the last row is missing
+        ([(0, 3), (4, 2)], "values of weights/matrix are missing"),
+        ([(0, 4), (4, 3)], "a piece of weights/matrix exceeds its shape"),
+        ([(4, 2), (0, 4)], ""),
+    ],
+)
+def test_pieces_cover_each_tensor_once(tmp_path: Path, rows: list[tuple[int, int]], message: str) -> None:
+    """`rows` are the first row and the number of rows of each piece of a matrix with 6 rows."""
+    pieces = [Piece("weights/matrix", (6, 5), (first, 0), torch.zeros(count, 5)) for first, count in rows]
+    checkpoint.save_distributed(tmp_path / "a", state(1), pieces, 0, lambda value: [value])
+    assert checkpoint.find_damage(tmp_path / "a") == message
+
+
+def test_blocks_of_rows_and_columns_cover_a_tensor(tmp_path: Path) -> None:
+    """Tensor parallelism divides columns, the distributed optimizer ranges of the flattened array."""
+    pieces = [
+        Piece("weights/matrix", (6, 8), (offset[0], column + offset[1]), torch.zeros(size))
+        for column in (0, 4)
+        for start, stop in ((0, 7), (7, 24))
+        for offset, size in split_into_blocks((6, 4), start, stop)
+    ]
+    checkpoint.save_distributed(tmp_path / "a", state(1), pieces, 0, lambda value: [value])
+    assert checkpoint.find_damage(tmp_path / "a") == ""
+    checkpoint.save_distributed(tmp_path / "b", state(1), pieces[1:], 0, lambda value: [value])
+    assert checkpoint.find_damage(tmp_path / "b") == "values of weights/matrix are missing"

@@ -147,7 +147,8 @@ def test_forged_index_gives_no_uninitialized_values(two: tuple[Path, Path], entr
 def test_forged_json_is_one_line(two: tuple[Path, Path], name: str, text: str) -> None:
     (two[1] / name).write_text(text)
     forge(two[1])
-    checkpoint.check(two[1])
+    if name == "index.json":
+        one_line(two[1], lambda: checkpoint.check(two[1]))
     saved = checkpoint.Checkpoint(two[1])
     if name == "index.json" or text not in ("[]", "3"):  # a number is valid JSON state, although not of a run
         one_line(two[1], saved.shapes if name == "index.json" else lambda: saved.state)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reuse of trained weights: .nemo files, averages, and the `bionemo checkpoint` command."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +147,22 @@ def test_average_is_the_mean(tmp_path: Path, trained: tuple[str, Path], monkeypa
     assert status == 1
     assert "contains weights only" in lines[-1]
     assert lines[-1].startswith("error: ")
+
+
+def test_models_that_compute_different_functions_are_not_averaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights of models with 2 and 4 heads have the same shapes."""
+    short = ("trainer.max_steps=1", "trainer.val_check_interval=1")
+    train(config(tmp_path / "two", *short, "model.num_attention_heads=2"))
+    train(config(tmp_path / "four", *short, "model.num_attention_heads=4"))
+    train(config(tmp_path / "seed", *short, "model.num_attention_heads=2", "model.seed=5"))
+    paths = {name: last_checkpoint(tmp_path / name) for name in ("two", "four", "seed")}
+    capsys.readouterr()
+    assert checkpoint_command(monkeypatch, "average", tmp_path / "mean", paths["two"], paths["four"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(r"^error: .* has model\.(kv_channels|num_attention_heads)=\d+, .* has \d+: their weights", line)
+    assert checkpoint_command(monkeypatch, "average", tmp_path / "mean", paths["two"], paths["seed"]) == 0
 
 
 def test_inspect_and_verify(

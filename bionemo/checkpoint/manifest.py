@@ -109,10 +109,14 @@ def format_manifest(manifest: dict[str, Any]) -> str:
 def _read(path: Path) -> dict[str, Any]:
     _file_size(path / MANIFEST)
     text = (path / MANIFEST).read_text()
-    manifest: dict[str, Any] = json.loads(text)
-    if (version := manifest["format"]) != FORMAT_VERSION:
+    try:
+        manifest: dict[str, Any] = json.loads(text)
+        version = manifest["format"]
+        del manifest["seal"]
+    except _INVALID as error:
+        raise _Damage(f"it is unreadable ({MANIFEST}: {error})") from error
+    if version != FORMAT_VERSION:
         raise _Damage(f"its format is {version}; this version reads format {FORMAT_VERSION}")
-    del manifest["seal"]
     if text != format_manifest(manifest):
         raise _Damage(f"{MANIFEST} was changed after it was written")
     match manifest:

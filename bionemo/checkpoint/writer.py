@@ -12,7 +12,7 @@ from bionemo.checkpoint.manifest import FORMAT_VERSION, INDEX, MANIFEST, STATE, 
 from bionemo.checkpoint.tensors import Piece, write, write_text
 from bionemo.common.errors import UserError
 
-_ONLY_IN_MANIFEST = ("run", "branch")
+_ONLY_IN_MANIFEST = ("run", "branch", "validation")
 Exchange = Callable[[Any], list[Any]]  # all-gather: sends a value to all processes and returns theirs, by rank
 
 
@@ -22,7 +22,8 @@ def save(path: Path, state: Mapping[str, Any], pieces: Iterable[Piece]) -> None:
     Args:
         path: directory to create; an existing checkpoint is replaced.
         state: nested dicts, lists and tuples of numbers, strings, None and small tensors; `global_step` and `metrics`
-            are also written to the manifest, `run`, the ID of the run, and `branch`, its `Branch`, only there.
+            are also written to the manifest, `run`, the ID of the run, and `branch`, its `Branch`, and
+            `validation`, what its metrics depend on beside the weights, only there.
         pieces: pieces of the tensors.
 
     Raises:

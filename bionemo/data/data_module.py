@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
+import xxhash
 
 from bionemo.common.errors import UserError
 from bionemo.config.check import MicroBatches
@@ -131,6 +133,20 @@ class SequenceData(pl.LightningDataModule):
             _RECORDS: len(dataset.records),
             **dataset.fingerprint,
         }
+
+    def validation_identity(self, limit: float | int) -> str:
+        """Return a digest of what determines the metrics of a validation, apart from the model.
+
+        `limit` is `trainer.limit_val_batches`.
+        """
+        dataset, data = self.dataset("val"), self.config.data
+        known: list[Any] = [self.config.seq_length, data.val.seed, dataset.fingerprint, len(dataset.records)]
+        if limit != 1.0 or isinstance(limit, int):  # batches, which depend on their size and order
+            ranks = self.trainer.world_size if self.trainer else 1
+            known += [limit, data.packing, data.packing_window, self.micro_batches.size, ranks]
+        content = xxhash.xxh3_128(repr(known).encode())
+        content.update(np.ascontiguousarray(dataset.lengths).data)
+        return content.hexdigest()
 
     def steps(
         self, name: SplitName, shuffle: bool, epochs: int | None, micro_batches: MicroBatches, start: DataPosition

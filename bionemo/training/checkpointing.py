@@ -73,6 +73,7 @@ class CheckpointCallback(pl.Callback):
         interval = self.config.train_time_interval
         self._interval = duration_in_seconds(key, interval) if interval else None
         self._saved_at, self._saved_step, self._validated_step = time.monotonic(), -1, -1
+        self._validation = ""  # identity of the validations of this start
         self._last: Path | None = None  # checkpoint that this process saved last
         self._archive: Path | None = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
         self.signals = Signals()
@@ -105,8 +106,16 @@ class CheckpointCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         """Remove unfinished checkpoints of an interrupted run."""
         pl_module.list_checkpoints = self._list_own
+        if stage == "fit":
+            self._validation = self._identify_validation(trainer)
         if stage == "fit" and trainer.is_global_zero:
             checkpoint.remove_unfinished(self.directory)
+            best = (path for path in self._list_own() if not path.name.endswith("-last"))
+            if others := [path for path in best if self._has_other_validation(path)]:
+                log.warning(
+                    "%s checkpoint%s of other validations (data, limit_val_batches, monitor or mode) are kept, but not "
+                    "compared with new ones; the first is %s", len(others), "s" * (len(others) > 1), others[0],
+                )  # fmt: skip
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Replace Lightning's SIGTERM handler, which stops within a step."""
@@ -220,7 +229,7 @@ class CheckpointCallback(pl.Callback):
         value = trainer.callback_metrics.get(self.config.monitor or "")
         if value is None or self._validated_step != trainer.global_step:
             return written_by
-        return written_by | {"metrics": {self.config.monitor: float(value)}}
+        return written_by | {"metrics": {self.config.monitor: float(value)}, "validation": self._validation}
 
     def _link_and_prune(self, last: Path, name: str) -> None:
         """Link the new checkpoint if it is one of the best; delete older `-last` and those no longer the best."""
@@ -228,14 +237,14 @@ class CheckpointCallback(pl.Callback):
         metrics = {
             best_path if path == last else path: self._read_metric(path)
             for path in self._list_own()
-            if path == last or not path.name.endswith("-last")
+            if path == last or not (path.name.endswith("-last") or self._has_other_validation(path))
         }
         top_k = self.config.save_top_k
         best = self._sort_by_metric(metrics)[: None if top_k == -1 else top_k]
         if best_path in best and checkpoint.load_manifest(best_path) != checkpoint.load_manifest(last):
             checkpoint.link(last, best_path)
         for path in self._list_own():
-            if path != last and path not in best:
+            if path != last and path not in best and (path in metrics or path.name.endswith("-last")):
                 try:
                     checkpoint.remove(path)
                 except OSError as error:  # the new checkpoint is complete
@@ -265,7 +274,18 @@ class CheckpointCallback(pl.Callback):
 
     def _read_metric(self, path: Path) -> float | None:
         value = checkpoint.load_manifest(path).get("metrics", {}).get(self.config.monitor or "")
+        if self._has_other_validation(path):
+            return None
         return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def _identify_validation(self, trainer: Any) -> str:
+        limit = trainer.limit_val_batches
+        monitored = f"{self.config.monitor} {self.config.mode}"
+        return f"{trainer.datamodule.validation_identity(limit)} {monitored}"
+
+    def _has_other_validation(self, path: Path) -> bool:
+        """Return whether the metric of a checkpoint is not comparable; earlier versions did not record this."""
+        return checkpoint.load_manifest(path).get("validation", self._validation) != self._validation
 
     def _sort_by_metric(self, metrics: dict[Path, float | None]) -> list[Path]:
         """Return the paths that have a metric, the best first."""

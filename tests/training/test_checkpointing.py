@@ -455,6 +455,35 @@ def test_early_stopping(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert list(logged(tmp_path, "val_loss"))[:8] == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.parametrize(
+    "change", ["trainer.limit_val_batches=1", "model.data.mock.num_validation_sequences=9", f"{PARAMS}.mode=max"]
+)
+def test_metrics_of_other_validations_are_not_compared(
+    tmp_path: Path, change: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Checkpoints of the earlier validations are kept, and the best of the new ones is exported."""
+    overrides = ["trainer.val_check_interval=2", f"{PARAMS}.save_top_k=1", f"{PARAMS}.save_nemo_on_train_end=True",
+                 f"{PARAMS}.save_best_model=True", "model.optim.sched.max_steps=8"]  # fmt: skip
+    train(config(tmp_path, *overrides, "trainer.max_steps=4"))
+    (before,) = best_checkpoints(tmp_path)
+    capfd.readouterr()
+    train(config(tmp_path, *overrides, "trainer.max_steps=4"))
+    assert "other validations" not in capfd.readouterr().err
+    train(config(tmp_path, *overrides, change))
+    assert "note: 1 checkpoint of other validations" in capfd.readouterr().err
+    (new,) = set(best_checkpoints(tmp_path)) - {before}
+    assert checkpoint.load_manifest(new)["step"] in (6, 8)
+    (archive,) = (tmp_path / "checkpoints").glob("*.nemo")
+    convert(archive, tmp_path / "exported")
+    expected, found = read_weights(new), read_weights(tmp_path / "exported")
+    assert all(torch.equal(found[name], values) for name, values in expected.items())
+
+
+def best_checkpoints(directory: Path) -> list[Path]:
+    paths = checkpoint.list_complete(directory / "checkpoints")
+    return [path for path in paths if not path.name.endswith("-last")]
+
+
 def test_a_finished_run_of_epochs_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     overrides = ["trainer.max_steps=-1", "model.optim.sched.max_steps=100", "trainer.val_check_interval=1000"]
     for epochs, note in ((1, False), (1, True), (2, False)):

@@ -33,6 +33,7 @@ _FOUR_CHARACTERS = np.array(
 )  # fmt: skip
 # chain and number of a residue that was not observed, and of the first residue that is in a database
 _START = re.compile(rb"^(?:REMARK 465 +(?:\d+ +)?\w+|DBREF1? +.{4}) ([!-~]) +(-?\d+)", re.MULTILINE)
+_POLYMER = re.compile(r"(?:[A-IK-Za-ik-z]|\(\w+\))+")  # letters, J is none, and names of components in parentheses
 _ASCII = bytes(range(128)) + b"?" * 128  # gemmi raises errors for names that are not UTF-8
 _DIGITS = np.frombuffer(b"0123456789-+. ", np.uint8)
 
@@ -213,7 +214,7 @@ def _read_mmcif(block: "gemmi.cif.Block") -> _Content:
     if not sequences:  # written as letters only
         for entity, letters in block.find("_entity_poly.", ["entity_id", "pdbx_seq_one_letter_code"]):
             text = "".join(gemmi.cif.as_string(letters).split())
-            if text:
+            if _POLYMER.fullmatch(text):
                 sequences[gemmi.cif.as_string(entity)] = gemmi.expand_one_letter_sequence(text, gemmi.ResidueKind.AA)
     entities = {gemmi.cif.as_string(asym): gemmi.cif.as_string(entity)
                 for asym, entity in block.find("_struct_asym.", ["id", "entity_id"])}  # fmt: skip

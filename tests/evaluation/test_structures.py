@@ -250,6 +250,13 @@ def test_tables_of_a_sequence(table: str, asym: str, tmp_path: Path) -> None:
     check(read(tmp_path, text, "x.cif"), SEQUENCE, positions(LOOP, len(SEQUENCE)))
 
 
+@pytest.mark.parametrize("letters", ["?", f"'{SEQUENCE[:20]}---'", f"{SEQUENCE}J"])
+def test_letters_that_are_no_sequence_are_not_read(letters: str, tmp_path: Path) -> None:
+    table = f"_entity_poly.entity_id 1\n_entity_poly.pdbx_seq_one_letter_code {letters}\n"
+    chain = read(tmp_path, cif_of(LOOP).replace("loop_", f"{table}loop_", 1), "x.cif")
+    assert (len(chain.sequence), chain.gaps) == (len(LOOP), 1)
+
+
 def test_seqres_without_the_name_of_the_chain(tmp_path: Path) -> None:
     text = re.sub(r"^(SEQRES .{4})A", r"\1 ", pdb_of(LOOP, sequence=SEQUENCE), flags=re.MULTILINE)
     check(read(tmp_path, text), SEQUENCE, positions(LOOP, len(SEQUENCE)))

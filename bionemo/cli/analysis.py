@@ -209,7 +209,7 @@ def _parser() -> ArgumentParser:
     add("--input", dest="input_path", type=Path, required=True, metavar="FILE", help="FASTA, CSV, or .smi")
     add(
         "--on-invalid", default="skip", choices=["skip", "keep", "error"],
-        help="SMILES that RDKit cannot parse, or without a known token: leave them out, label them, or stop (%(default)s)",
+        help="SMILES that RDKit cannot parse, or without a known token: omit them, label them, or stop (%(default)s)",
     )  # fmt: skip
     table = "table with the columns id, prediction and, for classes, probability"
     add("--output", type=Path, required=True, metavar="CSV", help=table)

@@ -4,15 +4,14 @@
 Imports that load torch are in functions: `--help` must be fast.
 """
 
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bionemo.common.console import one_line_errors
-from bionemo.common.errors import UserError
+from bionemo.common.console import notify, one_line_errors
+from bionemo.common.errors import UserError, shorten
 
 if TYPE_CHECKING:
     from bionemo.inference.model import TrainedModel
@@ -95,12 +94,13 @@ def _label(
     overwrite: bool, on_invalid: str,
 ) -> None:  # fmt: skip
     """Apply the head of a fine-tuning run to new sequences. It is here because inference may not import finetuning."""
-    from bionemo.data.molecules.content_checks import report_invalid
+    from bionemo.data.molecules.content_checks import report_unusable
     from bionemo.finetuning.load_head import check_encoder, predict_labels, read_records, read_trained_head
     from bionemo.inference.analysis.commands import EMBEDDING_BATCH
     from bionemo.inference.analysis.files import refuse_existing, staged_file, write_table
     from bionemo.inference.invalid_molecules import find_invalid
     from bionemo.inference.progress import progress_bar
+    from bionemo.tokenizers import SmilesTokenizer
 
     refuse_existing([output], overwrite)
     trained, (ids, sequences) = read_trained_head(head), read_records(input_path)
@@ -111,17 +111,18 @@ def _label(
             remedy = "" if path else f"; {head} was trained with this model: give another path with --model"
             raise UserError(f"{error}{remedy}") from error
         check_encoder(trained, model.path, model.weights_checksum)
-        if invalid := find_invalid(model.network, sequences):
-            problem = report_invalid(
-                str(input_path), invalid, sequences[invalid[0]], len(ids), on_invalid, "--on-invalid"
-            )
-            print(f"note: {problem}", file=sys.stderr)
-            if on_invalid == "skip":
-                kept = sorted({*range(len(ids))} - {*invalid})
-                ids, sequences = [ids[number] for number in kept], [sequences[number] for number in kept]
+        unusable = find_invalid(model.network, sequences)
+        for problem, numbers in unusable.items():
+            name = f"record {numbers[0]:,}, {shorten(sequences[numbers[0]])}"
+            notify(report_unusable(f"{input_path}", problem, len(numbers), len(ids), name, on_invalid, "--on-invalid"))
+        if unusable and on_invalid == "skip":
+            kept = sorted({*range(len(ids))}.difference(*unusable.values()))
+            ids, sequences = [ids[number] for number in kept], [sequences[number] for number in kept]
             if not ids:
                 raise UserError(f"{input_path}: no SMILES is left: correct them, or use --on-invalid=keep")
-        tokens = model.ids(sequences, [f"{input_path}: {name}" for name in ids])  # errors before anything is computed
+        # Errors before anything is computed. Molecules are truncated as in training; for proteins there is --longest.
+        is_molecules = isinstance(model.network.vocabulary, SmilesTokenizer)
+        tokens = model.ids(sequences, [f"{input_path}: {name}" for name in ids], truncate=is_molecules)
         with progress_bar("predicting", len(ids), "sequences") as advance:
             for first in range(0, len(ids), EMBEDDING_BATCH):
                 batch = slice(first, first + EMBEDDING_BATCH)
@@ -208,7 +209,7 @@ def _parser() -> ArgumentParser:
     add("--input", dest="input_path", type=Path, required=True, metavar="FILE", help="FASTA, CSV, or .smi")
     add(
         "--on-invalid", default="skip", choices=["skip", "keep", "error"],
-        help="SMILES that RDKit cannot parse: leave them out, label them, or stop (%(default)s)",
+        help="SMILES that RDKit cannot parse, or without a known token: omit them, label them, or stop (%(default)s)",
     )  # fmt: skip
     table = "table with the columns id, prediction and, for classes, probability"
     add("--output", type=Path, required=True, metavar="CSV", help=table)

@@ -15,7 +15,7 @@ from bionemo.config import run
 from bionemo.config.help import CommandSpec
 from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.downstream import DownstreamModelConfig
-from bionemo.finetuning.table_arguments import replace_table_arguments
+from bionemo.finetuning.table_arguments import one_target_each, replace_table_arguments
 from bionemo.training.unsupported_options import warn_ignored_options
 
 _SPEC = CommandSpec(
@@ -40,10 +40,12 @@ _SPEC = CommandSpec(
 def main(config_name: str = "downstream_flip_sec_str", config_dir: str | Path | None = None) -> None:
     """Run `bionemo finetune`."""
     with one_line_errors():
-        sys.argv[1:], found = replace_table_arguments(sys.argv[1:])
-    if found:
-        notify(found)
-    run(prepare_and_fine_tune, config_name, config_dir, _SPEC)
+        runs = [replace_table_arguments(arguments) for arguments in one_target_each(sys.argv[1:])]
+    for arguments, found in runs:
+        sys.argv[1:] = arguments
+        if found:
+            notify(found)
+        run(prepare_and_fine_tune, config_name, config_dir, _SPEC)
 
 
 def prepare_and_fine_tune(cfg: DownstreamConfig) -> None:

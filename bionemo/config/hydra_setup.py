@@ -33,6 +33,8 @@ _MAX_DIGITS = 40  # of a number in text
 
 def configure_hydra(source: ConfigSource, overrides: Iterable[str] = ()) -> None:
     """Register resolvers, search path and file checks for the next composition. May be called repeatedly."""
+    if not os.environ.get("BIONEMO_HOME", "unset"):  # an empty variable is not a directory: files would be in /
+        del os.environ["BIONEMO_HOME"]
     register_resolvers()
     _exclude_working_directory_plugins()
     BioNeMoSearchPath.extra = source.extra

@@ -6,15 +6,20 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, shorten
 from bionemo.common.regular import require_regular
+from bionemo.config.hints import did_you_mean
 from bionemo.data.shards.compressed import refuse_compressed
 
-SMILES_TITLE = re.compile(r"(?:.*[_ ])?(?i:(?:canonical|isomeric)?smi(?:les?)?)|.*[a-z](?:Smiles|SMILES)")
+SMILES_TITLE = re.compile(
+    r"(?:.*[_ ])?(?i:(?:canonical|isomeric)?smi(?:les?)?(?:[_ ]str(?:ing)?)?)|.*[a-z](?:Smiles|SMILES)"
+)
 """Matches the titles of columns that state SMILES."""
 # usual names of the columns of sequences and ids, in lower case
 SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
@@ -23,6 +28,7 @@ _ID_COLUMNS = (
     "mol_id", "idnumber", "catalog_id", "compound_name", "molecule_name", "mol_name", "name", "title", "iupac",
 )  # fmt: skip
 _MAX_LISTED = 16  # columns in a message
+_EXAMINED_LINES = 64  # for the separator of the columns
 # Missing values in lower case, as pandas, R, Excel, C libraries and databases write them.
 _MISSING = frozenset((
     "", "nan", "-nan", "1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>",
@@ -50,6 +56,15 @@ def parse_number(cell: str) -> float | None:
     except ValueError:
         return None
     return None if math.isnan(number) or "_" in cell else number  # Python reads 1_000 as 1000
+
+
+def align_labels(cell: str, residues: int) -> str:
+    """Return the labels of residues, one letter each.
+
+    Blanks are labels if the cell has as many characters as residues (DSSP); otherwise they separate labels.
+    """
+    forms = (cell, cell.strip(), "".join(cell.split()))
+    return next((form for form in forms if len(form) == residues), cell.strip())
 
 
 def single_column(key: str, value: str | list[str] | None) -> str | None:
@@ -80,7 +95,9 @@ class Table(NamedTuple):
         """
         if name not in self.columns:
             columns = ", ".join(map(repr, self.columns[:_MAX_LISTED])) or "nothing"
-            raise UserError(f"{self.path} has no column {name!r}, but {columns}: {advice}")
+            columns += f" and {len(self.columns) - _MAX_LISTED:,} more" if len(self.columns) > _MAX_LISTED else ""
+            similar = did_you_mean(name, self.columns)
+            raise UserError(f"{self.path} has no column {name!r}{similar}, but {columns}: {advice}")
         if self.columns.count(name) > 1:
             raise UserError(f"{self.path} has {self.columns.count(name)} columns {name!r}: remove all but one")
         number = self.columns.index(name)
@@ -90,7 +107,7 @@ class Table(NamedTuple):
 def read_table(path: Path) -> Table:
     """Read a .tsv or CSV file with a header. Lines without any text are skipped, and there may be no rows.
 
-    The columns of a CSV file are separated by commas, or by semicolons or tabs if the header has no comma.
+    For the separator of the columns see `find_separator`.
 
     Raises:
         UserError: if the file cannot be read, or the header and a row have different numbers of columns.
@@ -98,13 +115,32 @@ def read_table(path: Path) -> Table:
     try:
         require_regular(path)
         refuse_compressed(path)
+        separator = find_separator(path)
         with path.open("rb") as file:
-            header = file.readline().decode(errors="replace")
-            file.seek(0)
-            separators = "\t" if path.suffix.lower() == ".tsv" else ",;\t"
-            return parse_table(file, path, next((each for each in separators if each in header), separators[0]))
+            return parse_table(file, path, separator)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
+
+
+def find_separator(path: Path) -> str:
+    """Return the separator of the columns: one that gives the header and the first row the same number of cells.
+
+    Commas come first, then semicolons and tabs; in a .tsv file, tabs.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    separators = "\t,;" if path.suffix.lower() == ".tsv" else ",;\t"
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        lines = list(islice((line for line in file if line.strip()), _EXAMINED_LINES))
+    found = []
+    for separator in separators:
+        with suppress(csv.Error):
+            sizes = [len(row) for row in islice(csv.reader(lines, delimiter=separator), 2)]
+            found.append((sizes, separator))
+    usable = [(sizes, separator) for sizes, separator in found if sizes and sizes[0] > 1]
+    same = (separator for sizes, separator in usable if len({*sizes}) == 1)
+    return next(same, usable[0][1] if usable else separators[0])
 
 
 def parse_table(file: BinaryIO, path: Path | str, separator: str) -> Table:
@@ -112,11 +148,16 @@ def parse_table(file: BinaryIO, path: Path | str, separator: str) -> Table:
     rows, locations = [], []
     try:
         reader = csv.reader(TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=separator, strict=True)
-        columns = next(reader, [])
+        columns = next((row for row in reader if any(map(str.strip, row))), [])
         for row in reader:
             if not any(map(str.strip, row)):
                 continue
             location = f"{path}:{reader.line_num}"
+            if len(row) > len(columns) == 1:
+                raise UserError(
+                    f"{path}: the first line, {shorten(columns[0])}, has one cell and {location} has {len(row)}: "
+                    "remove the lines above the titles of the columns"
+                )
             if len(row) > len(columns):
                 raise UserError(
                     f"{location}: {len(row)} cells under {len(columns)} columns: put cells that contain "

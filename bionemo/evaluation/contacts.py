@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.common.figures import new_figure, plain, to_svg
+from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.evaluation.html import format_number, html_table
 from bionemo.evaluation.structure_files import strip_suffix
 from bionemo.evaluation.structures import Chain, read_chain
@@ -31,6 +32,7 @@ METRICS = [f"{name} {label}" for name in RANGES for label in _DIVISORS]
 _FIT, _SEQUENCES = "fit", "sequences.fasta"
 # a PDB id of 4 or 12 characters and a chain; suffixes of PDB-REDO and PDBe, such as `final`, are longer
 _CHAIN = re.compile(r"(?:\d\w{3}|pdb\d\w{3}|pdb_\w{8})_(\w{1,4})", re.ASCII | re.IGNORECASE)
+_LISTED = 10  # structures in a line
 _BYTES = 640  # of a structure file for each residue, about
 
 
@@ -103,7 +105,8 @@ class StructureTask(Task):
             for label, divisor in _DIVISORS.items()
         }
         advance(self.cost)
-        return TaskResult(values, {"chain": chain.name, "length": len(chain.sequence), "observed": chain.observed})
+        details = {"length": len(chain.sequence), "observed": chain.observed, "gaps": chain.gaps}
+        return TaskResult(values, {"chain": chain.name, **details})
 
 
 def _chain_of(path: Path) -> str | None:
@@ -144,8 +147,8 @@ class Contacts(Suite):
             raise UserError(
                 f"{self.data} has no structures: put files *.cif, *.mmcif, *.pdb, *.ent there (or *.bcif; also *.gz)"
             )
-        others = sorted(path.name for path in self.data.iterdir() if path.is_file() and path not in (*paths, fasta))
-        if others:
+        known = {*paths, fasta, self.data / _FIT}
+        if others := sorted(path.name for path in self.data.iterdir() if path not in known):
             notify(
                 f"{self.data}: files that are no structures are left out ({len(others):,}): {', '.join(others[:5])}"
             )
@@ -155,9 +158,15 @@ class Contacts(Suite):
                 raise UserError(f"{path}: its name is not a file name of letters, digits, '_', '-' and '.'")
             if names.count(name) > 1:
                 raise UserError(f"{self.data} has several structures named {name}: remove all but one")
-        sequences = {record["id"]: record["sequence"] for record in read_fasta(fasta)} if fasta.exists() else {}
-        if unknown := sequences.keys() - set(names):
-            raise UserError(f"{fasta}: there is no structure named {min(unknown)}: remove it")
+        if not fasta.exists():
+            refuse_compressed(fasta.with_name(f"{_SEQUENCES}.gz"))
+        sequences: dict[str, str] = {}
+        for record in read_fasta(fasta) if fasta.exists() else []:
+            if (name := record["id"]) not in names:
+                raise UserError(f"{fasta}: there is no structure named {name}: rename or remove it")
+            if name in sequences:
+                raise UserError(f"{fasta} has several sequences named {name}: remove all but one")
+            sequences[name] = record["sequence"]
         head = _FittedHead(_find_structures(self.data / _FIT))
         return [StructureTask(path, sequences.get(name), head) for path, name in zip(paths, names, strict=True)]
 
@@ -170,13 +179,19 @@ class Contacts(Suite):
             squares = sum((value - mean) ** 2 for value in known)
             error = math.sqrt(squares / (len(known) - 1) / len(known)) if len(known) > 1 else math.nan
             summary[metric] = {"mean": mean, "error": error, "structures": len(known)}
-        return summary
+        return summary | {"gaps": [each["task"] for each in results if each["gaps"]]}
 
     @staticmethod
     def describe(summary: Mapping[str, Any]) -> list[str]:
         """Return a line for each metric, see `Suite`."""
-        known = {metric: found for metric, found in summary.items() if found["mean"] is not None}
-        return [f"{metric:12}  {format_number(found['mean'], found['error'])}" for metric, found in known.items()]
+        known = {metric: summary[metric] for metric in METRICS if summary[metric]["mean"] is not None}
+        lines = [f"{metric:12}  {format_number(found['mean'], found['error'])}" for metric, found in known.items()]
+        if names := summary["gaps"]:
+            lines.append(
+                f"structures with gaps but no sequence, which make |i-j| too small ({len(names):,}): "
+                f"{', '.join(names[:_LISTED])}{', ...' * (len(names) > _LISTED)}: give the sequences in {_SEQUENCES}"
+            )
+        return lines
 
     @staticmethod
     def render(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:

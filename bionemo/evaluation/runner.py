@@ -25,7 +25,7 @@ from bionemo.inference.model import TrainedModel
 from bionemo.inference.progress import Advance
 
 _KIND = "an evaluation"  # of the output directory, see `create_owned`
-_FORMAT = 2  # increase it when a code change alters results
+_FORMAT = 3  # increase it when a code change alters results
 _MAX_RESULT = 1 << 24  # bytes
 _POLL_SECONDS = 0.2
 

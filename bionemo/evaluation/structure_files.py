@@ -8,7 +8,6 @@ found among the ATOM and HETATM records of a chain, see `_select_polymer`.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from bionemo.common.errors import UserError, optional_dependency
+from bionemo.evaluation.components import ends_molecule, is_amino_acid, is_anchor, is_modified, letter_of
 
 if TYPE_CHECKING:
     import gemmi
@@ -25,20 +25,17 @@ if TYPE_CHECKING:
 SUFFIXES = tuple(end + zipped for end in (".cif", ".mmcif", ".bcif", ".pdb", ".ent") for zipped in ("", ".gz"))
 NAMELESS = "without name"  # for a chain in a message
 _PEPTIDE_BOND, _CA_DISTANCE = 2.0, 4.5  # angstroms: longest between C and N, and C-alpha atoms, of linked residues
+_FIRST_CAP = "ACE"  # of the N-terminus
 _MAX_GAP = 30  # residues at a TER within a chain, for chains of fewer residues
-_FORCE_FIELDS = {"H": "HSD HSE HSP HID HIE HIP HIN", "C": "CYX CYM CYN", "D": "ASH", "E": "GLH", "K": "LYN LYP LSN",
-                 "R": "ARN", "Y": "TYM"}  # fmt: skip
 _FOUR_CHARACTERS = np.array(
     ["ARGN", "ASPH", "ASPP", "CYS1", "CYS2", "CYSH", "GLUH", "GLUP", "HIS1", "HIS2", "HISA", "HISB", "HISD", "HISE",
      "HISH", "HISP", "LYSH", "LYSN"], "S4",
 )  # fmt: skip
 # chain and number of a residue that was not observed, and of the first residue that is in a database
 _START = re.compile(rb"^(?:REMARK 465 +(?:\d+ +)?\w+|DBREF1? +.{4}) ([!-~]) +(-?\d+)", re.MULTILINE)
+_POLYMER = re.compile(r"(?:[A-IK-Za-ik-z]|\(\w+\))+")  # letters, J is none, and names of components in parentheses
 _ASCII = bytes(range(128)) + b"?" * 128  # gemmi raises errors for names that are not UTF-8
 _DIGITS = np.frombuffer(b"0123456789-+. ", np.uint8)
-_LETTERS = {name: letter for letter, names in _FORCE_FIELDS.items() for name in names.split()}
-# gemmi gives the first of several letters, and another parent of pyroglutamate than the component dictionary
-_LETTERS |= {"PCA": "Q"} | dict.fromkeys(("CR2", "CR8", "CRF", "CRO", "CRQ", "CSH", "GYS", "MDO", "NRQ"), "X")
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def _parse(content: bytes) -> _Content:
         raise ValueError("it is empty")
     if 0x80 <= content[0] < 0x90:  # a map in MessagePack
         return _read_mmcif(_decode_binary_cif(content))
-    content = content.removeprefix(b"\xef\xbb\xbf").translate(_ASCII)
+    content = b"\n".join(content.removeprefix(b"\xef\xbb\xbf").translate(_ASCII).splitlines())
     if re.match(rb"(?:\s|#[^\n]*\n)*data_", content, re.IGNORECASE):
         document = gemmi.cif.read_string(content)
         return _read_mmcif(next((block for block in document if block.find_values("_atom_site.Cartn_x")), document[0]))
@@ -207,12 +204,23 @@ def _read_mmcif(block: "gemmi.cif.Block") -> _Content:
     if not len(structure):
         raise ValueError("it has no table _atom_site with id, type_symbol, label_alt_id, label_asym_id and Cartn_x")
     found: dict[str, dict[int, str]] = {}
-    for entity, number, name in block.find("_entity_poly_seq.", ["entity_id", "num", "mon_id"]):
+    rows = block.find("_entity_poly_seq.", ["entity_id", "num", "mon_id"])
+    for entity, number, name in rows or block.find("_pdbx_poly_seq_scheme.", ["entity_id", "seq_id", "mon_id"]):
         found.setdefault(gemmi.cif.as_string(entity), {}).setdefault(int(number), gemmi.cif.as_string(name))
     for entity, names in found.items():
         if sorted(names) != list(range(1, len(names) + 1)):
             raise ValueError(f"the residues of entity {entity} are not numbered from 1")
     sequences = {entity: [names[number] for number in sorted(names)] for entity, names in found.items()}
+    if not sequences:  # written as letters only
+        for entity, letters in block.find("_entity_poly.", ["entity_id", "pdbx_seq_one_letter_code"]):
+            text = "".join(gemmi.cif.as_string(letters).split())
+            if _POLYMER.fullmatch(text):
+                sequences[gemmi.cif.as_string(entity)] = gemmi.expand_one_letter_sequence(text, gemmi.ResidueKind.AA)
+    entities = {gemmi.cif.as_string(asym): gemmi.cif.as_string(entity)
+                for asym, entity in block.find("_struct_asym.", ["id", "entity_id"])}  # fmt: skip
+    only = next(iter(sequences)) if len(sequences) == 1 else ""
+    for residue in (each for chain in structure[0] for each in chain if not each.entity_id):
+        residue.entity_id = entities.get(residue.subchain, only)
     return _Content(structure, sequences, {})
 
 
@@ -243,15 +251,16 @@ def _find_polymer(name: str, parts: list[list["gemmi.Residue"]], file: _Content)
         subchains: dict[str, list[gemmi.Residue]] = {}
         for residue in labelled:
             subchains.setdefault(residue.subchain, []).append(residue)
-        proteins = (each for each in subchains.values() if any(map(_is_amino_acid, each)))
+        proteins = (each for each in subchains.values() if any(map(is_amino_acid, each)))
         sites = [list(site) for _, site in groupby(next(proteins, []), lambda residue: residue.label_seq)]
     else:
-        sites = _select_polymer(parts)
+        sites = _select_polymer(parts if name else [piece for part in parts for piece in _cut_at_ends(part)])
     if not sites:
         return None
     linked = [False, *(_are_linked(*pair) for pair in pairwise(sites))]
     residues = [_observe(*each, bool(labelled)) for each in zip(sites, linked, strict=True)]
-    names = file.sequences.get(name if file.structure.input_format == gemmi.CoorFormat.Pdb else sites[0][0].entity_id)
+    entity = name if file.structure.input_format == gemmi.CoorFormat.Pdb else sites[0][0].entity_id
+    names = file.sequences.get(entity) or file.sequences.get("")  # SEQRES may lack the name of the only chain
     sequence = "".join(map(letter_of, names)) if names else None
     return Polymer(name, residues, sequence, bool(labelled), file.starts.get(name, 1))
 
@@ -263,11 +272,13 @@ def _select_polymer(parts: list[list["gemmi.Residue"]]) -> list["Site"]:
     ends a part of the chain: what follows is another molecule, such as a free amino acid, or the rest of the chain.
     """
     chain: list[Site] = []
+    last: gemmi.Residue | None = None  # of the previous part
     for part in parts:
-        sites: list[Site] = []
+        is_new = last is not None and (ends_molecule(last) or part[0].name == _FIRST_CAP)
+        last, sites = part[-1], []
         taken = {_place(site[0]) for site in chain}
         for place, residues in groupby(part, _place):
-            if not any(map(_is_amino_acid, site := list(residues))):
+            if not any(map(is_amino_acid, site := list(residues))):
                 continue
             if place in taken:
                 if site[0][0].altloc != "\0":
@@ -276,9 +287,16 @@ def _select_polymer(parts: list[list["gemmi.Residue"]]) -> list["Site"]:
             taken.add(place)
             sites.append(site)
         kept = _without_ligands(sites, not chain)
-        if kept and (not chain or _continues(chain, kept)):
+        if kept and (not chain or (_continues(chain, kept) and not is_new)):
             chain += kept
     return chain
+
+
+def _cut_at_ends(part: list["gemmi.Residue"]) -> list[list["gemmi.Residue"]]:
+    """Cut residues without the name of a chain into molecules, if a C-terminus is not followed by TER."""
+    ends = [end for end, (one, other) in enumerate(pairwise(part), 1)
+            if (ends_molecule(one) or other.name == _FIRST_CAP) and not _are_linked([one], [other])]  # fmt: skip
+    return [part[first:end] for first, end in pairwise([0, *ends, len(part)])]
 
 
 def _without_ligands(sites: list["Site"], is_first: bool) -> list["Site"]:
@@ -289,7 +307,7 @@ def _without_ligands(sites: list["Site"], is_first: bool) -> list["Site"]:
             runs[-1].append(site)
         else:
             runs.append([site])
-    anchors = [number for number, run in enumerate(runs) if any(_is_anchor(each) for site in run for each in site)]
+    anchors = [number for number, run in enumerate(runs) if any(is_anchor(each) for site in run for each in site)]
     if not anchors:  # a chain of modified residues only
         return [site for run in runs if len(run) > 1 for site in run] if is_first else []
     kept = []
@@ -297,7 +315,7 @@ def _without_ligands(sites: list["Site"], is_first: bool) -> list["Site"]:
         before = max((each for each in anchors if each <= number), default=None)
         after = min((each for each in anchors if each >= number), default=None)
         if before is None or after is None:
-            keep = all(_is_modified(each) for site in run for each in site)
+            keep = all(is_modified(each) for site in run for each in site)
         elif before == after:
             keep = True
         else:
@@ -309,12 +327,9 @@ def _without_ligands(sites: list["Site"], is_first: bool) -> list["Site"]:
 
 def _continues(chain: list["Site"], sites: list["Site"]) -> bool:
     """Return whether residues behind a TER are the rest of the chain, not another molecule of the same name."""
-    last = chain[-1][0]
-    gap = _place(sites[0][0])[0] - _place(last)[0]
+    gap = _place(sites[0][0])[0] - _place(chain[-1][0])[0]
     return _are_linked(chain[-1], sites[0]) or (
-        len(sites) > 1
-        and 0 < gap <= max(_MAX_GAP, len(chain) + len(sites))
-        and not any(last.find_atom(name, "*") for name in ("OXT", "OT2"))  # of the C-terminus
+        len(sites) > 1 and 0 < gap <= max(_MAX_GAP, len(chain) + len(sites)) and not ends_molecule(chain[-1][0])
     )
 
 
@@ -333,44 +348,6 @@ def _are_linked(one: "Site", other: "Site") -> bool:
         if a is not None and b is not None and a.pos.dist(b.pos) < limit:
             return True
     return False
-
-
-@lru_cache(maxsize=4096)
-def _is_known(name: str) -> bool:
-    import gemmi
-
-    return name in _LETTERS or gemmi.find_tabulated_residue(name).is_amino_acid()
-
-
-def _is_amino_acid(residue: "gemmi.Residue") -> bool:
-    """Return whether the name or the backbone is that of an amino acid."""
-    return _is_known(residue.name) or all(residue.find_atom(name, "*") is not None for name in ("N", "CA", "C"))
-
-
-def _is_anchor(residue: "gemmi.Residue") -> bool:
-    return residue.het_flag != "H" and _is_known(residue.name)
-
-
-def _is_modified(residue: "gemmi.Residue") -> bool:
-    import gemmi
-
-    return not gemmi.find_tabulated_residue(residue.name).is_standard() and letter_of(residue.name) != "X"
-
-
-@lru_cache(maxsize=4096)
-def letter_of(name: str) -> str:
-    """Return the letter of an amino acid; for a modified one that of its parent; X if unknown, or of several."""
-    import gemmi
-
-    info = gemmi.find_tabulated_residue(name)
-    if name in _LETTERS:
-        return _LETTERS[name]
-    if info.found():
-        return (info.one_letter_code.strip() or "X").upper() if info.is_amino_acid() else "X"
-    from biotite.structure.info import one_letter_code
-
-    letter = one_letter_code(name) or ""
-    return letter if len(letter) == 1 and letter.isalpha() else "X"
 
 
 def _observe(site: "Site", linked: bool, is_numbered: bool) -> Residue:

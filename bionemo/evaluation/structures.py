@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.evaluation.structure_files import NAMELESS, Polymer, Residue, read_polymer
+from bionemo.tokenizers.residues import trim
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -28,11 +29,14 @@ class Chain:
         sequence: one letter for each residue.
         positions: [n, 3] coordinates of the C-beta atoms, of C-alpha for glycine, in angstroms; nan if not observed.
         name: name that the authors gave to the chain.
+        gaps: number of places where the numbers of the residues jump and there is no bond, in a chain whose sequence
+            is not known: residues are missing in `sequence` there.
     """
 
     sequence: str
     positions: Floats
     name: str = ""
+    gaps: int = 0
 
     @property
     def observed(self) -> int:
@@ -71,8 +75,14 @@ def read_chain(path: Path, chain: str | None = None, sequence: str | None = None
     positions = np.array([residue.position for residue in polymer.residues], np.float32)
     own = polymer.sequence if sequence in (None, polymer.sequence) else None
     if (full := own or sequence) is None:
-        return Chain("".join(residue.letters[0] for residue in polymer.residues), positions, polymer.name)
-    full = full.upper()
+        jumps = (
+            other.number - one.number not in (0, 1) and not other.linked for one, other in pairwise(polymer.residues)
+        )
+        letters = "".join(residue.letters[0] for residue in polymer.residues)
+        return Chain(letters, positions, polymer.name, sum(jumps))
+    full = trim(full.encode("ascii", "replace")).decode().upper()
+    if odd := [letter for letter in full if not letter.isalpha()]:
+        raise UserError(f"{path}: the given sequence contains {odd[0]!r}: give the letters of one chain")
     try:
         places = _place_residues(polymer, full, own is not None)
     except ValueError as error:

@@ -27,7 +27,7 @@ from bionemo.finetuning.dataset import LabelledData, get_targets
 from bionemo.finetuning.heads import Head, head_factory
 from bionemo.finetuning.load_head import check_encoder, read_trained_head
 from bionemo.finetuning.model import FineTunedModel, TrainableParts, loss_function
-from bionemo.finetuning.results import Encoder, Results, check_results, run_fingerprint, write_results
+from bionemo.finetuning.results import Encoder, Results, check_results, describe_data, run_fingerprint, write_results
 from bionemo.finetuning.task_data import class_name, read_splits
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import open_saved_model, read_config, read_vocabulary
@@ -81,7 +81,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         build = partial(_build, cfg, model_class, model, vocabulary, make_head, saved, sample, head_weights)
         return TrainingSetup(data, TrainingModule(build, loss_function, model, run.trainer, precision))
 
-    train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint)])
+    train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, splits, notes))])
 
 
 def _build(
@@ -164,13 +164,18 @@ def _run_config(cfg: DownstreamConfig, model: ModelConfig, sequences: int) -> Ru
 class ReportCallback(pl.Callback):
     """Records the metrics of validations; at the end, tests the best checkpoint and writes the results.
 
-    Every process predicts the whole test split, so nothing has to be gathered. `fingerprint` is that of the run.
+    Every process predicts the whole test split, so nothing has to be gathered. `fingerprint` is that of the run, and
+    `data` its entry of the report, see `describe_data`.
     """
 
     state_key = "Conclusion"  # in checkpoints, by an earlier name of this class
 
-    def __init__(self, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...], fingerprint: str) -> None:
-        self.cfg, self.directory, self.classes, self.fingerprint = cfg, directory, classes, fingerprint
+    def __init__(
+        self, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...], fingerprint: str,
+        data: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.cfg, self.directory, self.classes, self.data = cfg, directory, classes, data
+        self.fingerprint = fingerprint
         self.history: list[dict[str, float]] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -216,7 +221,7 @@ class ReportCallback(pl.Callback):
         total = sum(sizes.values())
         details = {"parameters": total, "parameters_that_learn": trainable, "parameters_of_the_head": head}
         encoder = Encoder(path, checksum_weights(iterate_weights(open_model(path).weights)))
-        results = Results(encoder, model.head, best, self.history, test, self.fingerprint, details)
+        results = Results(encoder, model.head, best, self.history, test, self.fingerprint, {**details, **self.data})
         write_results(results, self.cfg, self.directory, self.classes)
 
     def _load_best(self, trainer: pl.Trainer, module: Any, checkpoints: CheckpointCallback) -> tuple[Path, int]:

@@ -24,7 +24,15 @@ from bionemo.config.schema import DownstreamConfig, OptimConfig
 from bionemo.finetuning import metrics
 from bionemo.finetuning.features import FeatureBatch, Features, compute_features, iterate_batches
 from bionemo.finetuning.heads import Head, head_factory
-from bionemo.finetuning.results import Encoder, Results, check_results, print_line, run_fingerprint, write_results
+from bionemo.finetuning.results import (
+    Encoder,
+    Results,
+    check_results,
+    describe_data,
+    print_line,
+    run_fingerprint,
+    write_results,
+)
 from bionemo.finetuning.task_data import IGNORED, read_splits
 from bionemo.finetuning.variants import read_wild_type
 from bionemo.inference.batching import BatchLimits, max_tokens
@@ -106,7 +114,8 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
         )
         test = predict(trained.head, features["test"]) if "test" in features else None
         encoder = Encoder(model.path, model.weights_checksum)
-        results = Results(encoder, trained.head, trained.best, trained.history, test, fingerprint)
+        details = describe_data(cfg, splits, notes)
+        results = Results(encoder, trained.head, trained.best, trained.history, test, fingerprint, details)
         write_results(results, cfg, directory, classes, wild_type)
 
 

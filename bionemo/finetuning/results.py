@@ -66,6 +66,15 @@ def run_fingerprint(
     return digest([known, cfg.model.data.task_type, cfg.model.data.shuffle, model, _digest_splits(splits)])
 
 
+def describe_data(cfg: DownstreamConfig, splits: Mapping[str, Split], notes: Sequence[str]) -> dict[str, Any]:
+    """Return the entry `data` of the report: file, columns, division, sizes, and notes about what was left out."""
+    config = cfg.model.data
+    names = ("dataset_path", "sequence_column", "target_column", "mask_column", "task_type", "split")
+    known = {name: getattr(config, name) for name in names}
+    rows = {name: len(split.texts) for name, split in splits.items()}
+    return {"data": {**known, "rows": rows, "notes": [*notes]}}
+
+
 def _digest_splits(splits: Mapping[str, Split]) -> str:
     content = xxhash.xxh3_128()
     for name, split in splits.items():

@@ -12,9 +12,13 @@ from bionemo.data.table import Table, is_missing
 
 _VALUES = {  # of a column of splits, in lower case
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
+    "development": "val", "test": "test", "testing": "test",
 }  # fmt: skip
-_NAME = re.compile(r"(.*[\s_-])?(split|set|subset|partition|fold)s?([\s_-].*)?", re.IGNORECASE)
+_NAME = re.compile(
+    r"(.*[\s_-])?(split|set|subset|partition|fold)s?([\s_-].*)?|"
+    r"(is|in)?[\s_-]?(train(ing)?|val(id(ation)?)?|test(ing)?|dev|holdout)",
+    re.IGNORECASE,
+)
 _EXAMINED = 1000  # rows in which a split must occur
 _FLIP_VALIDATION = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 
@@ -22,12 +26,12 @@ _FLIP_VALIDATION = {"true": True, "1": True, "1.0": True, "false": False, "0": F
 def split_columns(table: Table, used: Collection[str] = ()) -> dict[str, list[str] | None]:
     """Return the columns that divide the rows, besides the `used` ones: the split of each row by column name.
 
-    A column counts if all of its cells are `train`, `val` (also `valid`, `validation`, `dev`), `test` or missing, and
-    at least two splits occur. As in FLIP, rows of `train` with True in a column `validation` are in `val`. The split
-    of a row with a missing cell is "". The value is None for a column that has the name of such a column, but other
-    cells.
+    A column counts if all of its cells are names of splits (see `_VALUES`) or missing, and at least two splits occur.
+    As in FLIP, rows of `train` with True in a column `validation` are in `val`. The split of a row with a missing cell
+    is "". The value is None for a column that has the name of such a column, but other cells.
     """
     found: dict[str, list[str] | None] = {}
+    flags = set()
     for number, name in enumerate(table.columns):
         if name in used or not table.rows:
             continue
@@ -36,11 +40,13 @@ def split_columns(table: Table, used: Collection[str] = ()) -> dict[str, list[st
             splits = [_VALUES.get(row[number].strip().lower()) for row in table.rows]
             known = ["" if is_missing(row[number]) else split for row, split in zip(table.rows, splits, strict=True)]
             if "train" in known and len({*known} - {"", None}) > 1 and None not in known:
-                found[name] = _with_validation(table, [split or "" for split in known])
+                given = [split or "" for split in known]
+                found[name] = _with_validation(table, given)
+                flags |= {"validation"} if found[name] != given else set()
                 continue
         if _NAME.fullmatch(name.strip()):
             found[name] = None
-    return found
+    return {name: splits for name, splits in found.items() if splits or name.strip().lower() not in flags}
 
 
 def _with_validation(table: Table, splits: list[str]) -> list[str]:

@@ -6,11 +6,20 @@ heavy.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bionemo.common.errors import UserError
-from bionemo.data.table import Table, find_sequence_columns, is_missing, parse_number, read_table, single_column
+from bionemo.data.table import (
+    Table,
+    align_labels,
+    find_sequence_columns,
+    is_missing,
+    parse_number,
+    read_table,
+    single_column,
+)
 from bionemo.finetuning.splits import split_columns
 
 CONFIG = "downstream_table"
@@ -20,6 +29,7 @@ _SEQUENCE_KEY, _TARGET_KEY = "model.data.sequence_column", "model.data.target_co
 _TYPE_KEY = "model.data.task_type"
 _PLAIN = re.compile(r"[\w .:;,()\[\]%/+*#@&|<>=~!?^-]+")  # no quotes, backslashes and `${`
 _EXAMINED = 1000  # rows
+_LETTERS = r"[A-Z*-]{8,}"  # of proteins in a column without a usual title
 _MAX_CLASSES = 10  # whole numbers with at most so many values are classes
 _MAX_DIGITS = 15  # of a number; longer labels of digits are classes of residues
 # Numbers as other programs and people write them: bounds, decimal commas, thousands separators, units.
@@ -27,6 +37,19 @@ _NEARLY_NUMBER = re.compile(
     r"'?[<>≤≥=~≈]+'?\s*[-+−]?\.?\d.*|−\.?\d.*|[-+]?\d*,\d+.*|[-+]?\d{1,3}([' ]\d{3})+([.,]\d+)?|"
     r"[-+]?\d+\s*([%±°].*|[pnumµμ]?M)|[-+]?\d*\.\d+\s*[^\d.].*"
 )
+
+
+def one_target_each(arguments: Sequence[str]) -> list[list[str]]:
+    """Return a command line for each target of a sweep (`-m data=FILE model.data.target_column=A,B`).
+
+    The type of the labels is found for each, and the results are in a directory for each.
+    """
+    is_sweep = {"-m", "--multirun"} & {*arguments} and any(each.startswith("data=") for each in arguments)
+    for place, argument in enumerate(arguments):
+        key, _, value = argument.partition("=")
+        if is_sweep and key.lstrip("+") == _TARGET_KEY and "," in value and value[0] not in "'\"[":
+            return [[*arguments[:place], f"{key}={name}", *arguments[place + 1 :]] for name in value.split(",")]
+    return [[*arguments]]
 
 
 def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
@@ -57,7 +80,7 @@ def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | 
     if "model" in given:
         new.append(f"model.restore_encoder_path={given['model']}")
     overrides |= {
-        "model.data.task_name": re.sub(r"\W+", "_", path.stem),
+        "model.data.task_name": re.sub(r"\W+", "_", "_".join(filter(None, (path.stem, _given(given, _TARGET_KEY))))),
         "model.data.dataset_path": str(path.absolute()),
     }
     new += (f"{key}={_quote(value)}" for key, value in overrides.items() if key not in given)
@@ -79,6 +102,9 @@ def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str], str]
     """
     if not table.rows:
         raise UserError(f"{table.path} has no rows: check the file")
+    if len(table.columns) == 1:
+        column = table.columns[0][:40]
+        raise UserError(f"{table.path} has a single column {column!r}: separate columns by commas, semicolons or tabs")
     sequence = _given(given, _SEQUENCE_KEY) or find_sequences(table)
     if sequence is None:
         raise UserError(f"{_columns(table)}: set {_SEQUENCE_KEY} to the column of the sequences")
@@ -88,10 +114,21 @@ def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str], str]
     for name in (sequence, target):
         if not _PLAIN.fullmatch(name):  # Hydra would interpret the name
             raise UserError(f"{table.path}: the name of the column {name[:40]!r} has special characters: rename it")
+    several = [name.strip() for name in target.split(",")]
+    if target not in table.columns and {*several} <= {*table.columns}:
+        single_column(_TARGET_KEY, several)
     sequences, labels = (table.column(name, "correct it") for name in (sequence, target))
+    if re.fullmatch(_LETTERS, sequence) and (parse_number(target) is not None or target in labels):
+        shown = f"{sequence[:30]!r} and {target[:30]!r} in its first line"
+        raise UserError(f"{table.path} has a record with {shown}: add a line with titles, as in sequence,label")
     task_type = given.get(_TYPE_KEY) or find_task_type(sequences, labels, table.locations)
     found = {_SEQUENCE_KEY: sequence, _TARGET_KEY: target, _TYPE_KEY: task_type}
-    return found, f"sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
+    description = f"sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
+    if task_type == "classification":
+        counts = Counter(label.strip() for label in labels if not is_missing(label)).most_common()
+        shown = ", ".join(f"{count:,} {label[:30]!r}" for label, count in counts[:_MAX_CLASSES])
+        description += f" ({shown}{', ...' if counts[_MAX_CLASSES:] else ''})"
+    return found, description
 
 
 def find_task_type(sequences: Sequence[str], labels: Sequence[str], locations: Sequence[str]) -> str:
@@ -109,8 +146,8 @@ def find_task_type(sequences: Sequence[str], labels: Sequence[str], locations: S
         UserError: if there are no labels, or if a label is not a number but most different ones are.
     """
     found = [
-        (text.strip(), label.strip(), location)
-        for text, label, location in zip(sequences, labels, locations, strict=True)
+        (text, align_labels(label, len(text)), location)
+        for text, label, location in zip(map(_residues, sequences), labels, locations, strict=True)
         if not is_missing(label)
     ]
     if not found:
@@ -131,6 +168,11 @@ def find_task_type(sequences: Sequence[str], labels: Sequence[str], locations: S
             f"correct it, leave the cell empty, or set {_TYPE_KEY}=classification"
         )
     return "token-level-classification" if _are_residue_labels(found) else "classification"
+
+
+def _residues(sequence: str) -> str:
+    """Return a sequence without white space and without stop codons at its end."""
+    return "".join(sequence.split()).rstrip("*")
 
 
 def _are_residue_labels(found: Sequence[tuple[str, str, str]]) -> bool:
@@ -171,7 +213,7 @@ def find_sequences(table: Table) -> str | None:
     found = [
         name
         for name, cells in zip(table.columns, zip(*table.rows[:_EXAMINED], strict=True), strict=False)
-        if all(re.fullmatch(r"[A-Z*-]{8,}", cell) for cell in cells) and len({*cells}) > 1
+        if all(re.fullmatch(_LETTERS, cell) for cell in cells) and len({*cells}) > 1
     ]
     return found[0] if len(found) == 1 else None
 
@@ -205,4 +247,10 @@ def _quote(value: str) -> str:
 
 
 def _columns(table: Table) -> str:
-    return f"{table.path} has the columns {', '.join(map(repr, table.columns[:_EXAMINED]))}"
+    columns = ", ".join(map(repr, table.columns[:_EXAMINED]))
+    problem = " (if this is a record, add a first line with titles)" if any(map(_is_number, table.columns)) else ""
+    return f"{table.path} has the columns {columns}{problem}"
+
+
+def _is_number(text: str) -> bool:
+    return parse_number(text) is not None

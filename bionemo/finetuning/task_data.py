@@ -3,8 +3,10 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +16,13 @@ from bionemo.common.errors import UserError, shorten
 from bionemo.config.schema.data import TaskType
 from bionemo.config.schema.downstream import DownstreamDataConfig
 from bionemo.config.schema.model import DownstreamDatasetConfig
+from bionemo.data.molecules.content_checks import find_unusable, report_unusable
 from bionemo.data.molecules.scaffolds import divide_by_scaffold
 from bionemo.data.molecules.smiles import parse_smiles, write_canonical
 from bionemo.data.shards.ranges import shard_paths
 from bionemo.data.table import (
     Table,
+    align_labels,
     describe_missing,
     incomplete_row,
     is_missing,
@@ -29,10 +33,12 @@ from bionemo.data.table import (
 from bionemo.finetuning.splits import Row, choose_column, divide_at_random
 from bionemo.tokenizers import SmilesTokenizer, Vocabulary
 from bionemo.tokenizers.residues import trim
+from bionemo.tokenizers.smiles import end_at_space
 
 IGNORED = -1  # class of residues without a label
 _MAX_SHOWN = 8  # labels in an error message
 _WHOLE_NUMBER = re.compile(r"[+-]?\d{1,15}\.0*(e[+-]?0+)?", re.ASCII | re.IGNORECASE)  # with decimals
+_MAX_ROUNDING = 1e-3  # of the standard deviation of numbers
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 
 
@@ -116,7 +122,11 @@ def read_splits(
     notes: list[str] = []
     if path.is_file():
         table = read_table(path)
-        divided = _divide(table, read_examples([table], columns, notes), columns, split, on_invalid, molecules, notes)
+        rows = read_examples([table], columns, notes)
+        try:
+            divided = _divide(table, rows, columns, split, on_invalid, molecules, notes)
+        except UserError as error:
+            raise UserError("; ".join([str(error), *notes])) from error
         examples = {name: divided[name] for name in names}
     else:
         if split != "auto":
@@ -126,11 +136,17 @@ def read_splits(
             paths = shard_paths(path, name, getattr(config.dataset, name), ".csv")
             examples[name] = read_examples([read_table(each) for each in paths], columns, notes)
             if molecules:
-                examples[name], _ = _check_molecules(examples[name], columns, on_invalid, molecules, notes, False)
+                examples[name] = _check_molecules(examples[name], path / name, columns, on_invalid, molecules, notes)
+    texts = {each.text for split_examples in examples.values() for each in split_examples}
+    keys = {text: _identity(text, molecules is not None) for text in texts}
+    notes += (f"{path}: {note}" for note in _note_repetitions(examples, keys, columns.task_type == "classification"))
     classes: tuple[str, ...] = ()
     if columns.task_type != "regression":
         classes = find_classes(examples["train"], columns, config.target_sizes[0] if config.target_sizes else None)
-    return TaskData({name: encode(each, columns, classes) for name, each in examples.items()}, classes, notes)
+    encoded = {name: encode(each, columns, classes) for name, each in examples.items()}
+    if columns.task_type == "regression":
+        _check_numbers(examples["train"], columns)
+    return TaskData(encoded, classes, notes)
 
 
 def _divide(
@@ -142,9 +158,8 @@ def _divide(
     if split == "scaffold" and not molecules:
         raise UserError(f"{columns.key}.split=scaffold needs molecules: set it to random")
     if molecules:
-        examples, keys = _check_molecules(examples, columns, on_invalid, molecules, notes)
-    else:
-        keys = [trim(example.text.encode()).decode().upper() for example in examples]
+        examples = _check_molecules(examples, Path(table.path), columns, on_invalid, molecules, notes)
+    keys = [_identity(example.text, bool(molecules)) for example in examples]
     is_class = columns.task_type == "classification"
     rows = [
         Row(example.text, key, example.target if is_class else "") for example, key in zip(examples, keys, strict=True)
@@ -173,46 +188,45 @@ def _divide(
 
 
 def _check_molecules(
-    examples: list[Example],
-    columns: TaskColumns,
-    policy: str,
-    vocabulary: SmilesTokenizer,
+    examples: list[Example], path: Path, columns: TaskColumns, policy: str, vocabulary: SmilesTokenizer,
     notes: list[str],
-    canonical: bool = True,
-) -> tuple[list[Example], list[str]]:
-    """Apply the policy for SMILES that RDKit cannot parse or that have no known token: `skip`, `keep` or `error`.
+) -> list[Example]:  # fmt: skip
+    """Apply the policy for SMILES that the model cannot use, see `report_unusable`; return the examples in use."""
+    dropped: set[int] = set()
+    for problem, numbers in find_unusable([each.text for each in examples], vocabulary).items():
+        first, key = examples[numbers[0]], f"{columns.key}.on_invalid"
+        name = f"{first.location}, {shorten(first.text)}"
+        notes.append(report_unusable(str(path), problem, len(numbers), len(examples), name, policy, key))
+        dropped |= {*numbers} if policy == "skip" else {*()}
+    return [example for number, example in enumerate(examples) if number not in dropped]
 
-    Returns:
-        The examples that are used, and the canonical SMILES of each; its text if RDKit cannot parse it or if
-        `canonical` is false.
 
-    Raises:
-        UserError: if the policy is `error` and there are such SMILES.
+@lru_cache(1 << 16)
+def _identity(text: str, molecules: bool) -> str:
+    """Return a text that is equal for spellings of the same protein or molecule."""
+    if not molecules:
+        return trim(text.encode()).decode().upper()
+    molecule = parse_smiles(smiles := end_at_space(text))
+    return write_canonical(molecule) if molecule else smiles
+
+
+def _note_repetitions(examples: dict[str, list[Example]], keys: dict[str, str], is_class: bool) -> list[str]:
+    """Return notes about sequences that are in the training split and another one, or in several classes.
+
+    `keys` are the identities of the sequences.
     """
-    keys = [
-        (write_canonical(molecule) if canonical else each.text) if (molecule := parse_smiles(each.text)) else ""
-        for each in examples
-    ]
-    unknown = [
-        bool(key and (vocabulary.encode(example.text) == vocabulary.unk_id).all())
-        for example, key in zip(examples, keys, strict=True)
-    ]
-    for problem, wrong in (
-        ("cannot be read by RDKit", [not key for key in keys]),
-        ("have no token of the vocabulary", unknown),
-    ):
-        if found := [example for example, is_wrong in zip(examples, wrong, strict=True) if is_wrong]:
-            first = f"the first is {found[0].location}, {shorten(found[0].text)}"
-            text = f"{len(found):,} of {len(examples):,} SMILES {problem} ({first})"
-            if policy == "error":
-                raise UserError(f"{text}: correct them, or set {columns.key}.on_invalid to skip or keep")
-            notes.append(f"{text}: {'their rows are left out' if policy == 'skip' else 'they are used unchanged'}")
-    kept = [
-        (example, key or example.text)
-        for example, key, is_unknown in zip(examples, keys, unknown, strict=True)
-        if policy == "keep" or (key and not is_unknown)
-    ]
-    return [example for example, _ in kept], [key for _, key in kept]
+    notes, training = [], {keys[each.text] for each in examples["train"]}
+    for name, split in examples.items():
+        count = sum(keys[each.text] in training for each in split)
+        if name != "train" and count:
+            notes.append(f"{count:,} of {len(split):,} sequences of the {name} split are in the training split, too")
+    pairs = {(keys[each.text], each.target) for split in examples.values() for each in split} if is_class else set()
+    if several := sum(count > 1 for count in Counter(key for key, _ in pairs).values()):
+        notes.append(f"{several:,} sequences have several classes in different rows")
+    spellings = Counter(label.lower() for label in sorted({label for _, label in pairs}))
+    if alike := [label for label, count in spellings.items() if count > 1]:
+        notes.append(f"several classes are {alike[0]!r} in upper or lower case: write them alike if they are the same")
+    return notes
 
 
 def read_examples(tables: Sequence[Table], columns: TaskColumns, notes: list[str]) -> list[Example]:
@@ -242,6 +256,9 @@ def _read_rows(table: Table, columns: TaskColumns) -> list[Example]:
     examples = []
     for location, *row in zip(table.locations, *cells, strict=True):
         text, target, *mask = (cell.strip() for cell in row)
+        if columns.task_type == "token-level-classification":
+            target = align_labels(row[1], len(trim(text.encode())))
+            mask = ["".join(map(class_name, cell.split())) for cell in mask]  # also `1.0 0.0`
         example = Example(location, text, target, mask[0] if mask else None)
         if not columns.lacks_label(example):
             is_peptide = text.isalpha() and text.isupper()  # such as NA
@@ -298,6 +315,21 @@ def find_classes(examples: Sequence[Example], columns: TaskColumns, size: int | 
             f"column {columns.target!r} of the training split has only the label {shown}: a classifier needs two"
         )
     return classes
+
+
+def _check_numbers(examples: Sequence[Example], columns: TaskColumns) -> None:
+    """Check that the numbers of the training split differ, and still do in fp32.
+
+    Raises:
+        UserError: if they do not.
+    """
+    numbers = np.array([float(example.target) for example in examples])
+    name = f"column {columns.target!r} of the training split"
+    if len(numbers) > 1 and len({*numbers.tolist()}) == 1:
+        raise UserError(f"{name} has only the number {examples[0].target}: a regression needs different ones")
+    rounding = float(np.abs(numbers - numbers.astype(np.float32)).max())
+    if len(numbers) > 1 and rounding > _MAX_ROUNDING * numbers.std():
+        raise UserError(f"{name} has numbers whose differences are lost in fp32: subtract their mean, or rescale them")
 
 
 def encode(examples: Sequence[Example], columns: TaskColumns, classes: Sequence[str]) -> Split:

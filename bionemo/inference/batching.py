@@ -11,8 +11,9 @@ from bionemo.common.errors import UserError
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import CompactBatch, PackedTokens
 from bionemo.models.language_model import LanguageModel
-from bionemo.tokenizers import Alphabet, TokenTable, Vocabulary
+from bionemo.tokenizers import Alphabet, SmilesTokenizer, TokenTable, Vocabulary
 from bionemo.tokenizers.residues import check_letters, trim
+from bionemo.tokenizers.smiles import end_at_space
 
 Ids = NDArray[np.integer[Any]]
 _NONE = np.zeros(0, np.int64)
@@ -36,21 +37,24 @@ _CPU_ACTIVATION = 16 << 20
 def tokenize(vocabulary: Vocabulary, text: str, name: str) -> Ids:
     """Return the token ids of a text, without begin and end tokens; `name` identifies the text in errors.
 
-    Each letter of a protein is one token, also if it is unknown. White space and `*` at the end are ignored.
+    Each letter of a protein is one token, also if it is unknown. White space and `*` at the end are ignored. A SMILES
+    ends at the first white space.
 
     Raises:
-        UserError: if the text is empty, has no known token, or is a protein with a special token or other than ASCII
-            letters.
+        UserError: if the text is empty, or is a protein without a known letter, with a special token or with other
+            letters than ASCII.
     """
     if isinstance(vocabulary, Alphabet):  # in training, a run of unknown letters is one token
         letters = trim("".join(text.split()).encode())
         check_letters(letters, name)
         ids: Ids = vocabulary.table[np.frombuffer(letters, np.uint8)]
+    elif isinstance(vocabulary, SmilesTokenizer):
+        ids = vocabulary.encode(end_at_space(text))
     else:
         ids = vocabulary.encode(text.strip())
     if not len(ids):
         raise UserError(f"{name} is empty: remove it, or add its sequence")
-    if isinstance(vocabulary, TokenTable) and (ids == vocabulary.unk_id).all():
+    if isinstance(vocabulary, Alphabet) and (ids == vocabulary.unk_id).all():
         shown = repr(text.strip()[:30])
         raise UserError(f"{name} contains no letter of the vocabulary ({shown}): check that it is a sequence")
     return ids

@@ -21,7 +21,7 @@ from bionemo.data.shards.index_store import user_cache
 from bionemo.data.shards.ranges import expand_range
 from bionemo.data.shards.smiles_shards import SmilesSource, open_smiles
 from bionemo.data.shards.source import read_prefixes
-from bionemo.data.table import find_id_column, find_sequence_columns
+from bionemo.data.table import find_id_column, find_separator, find_sequence_columns
 
 FASTA = (".fasta", ".fa", ".faa", ".fas")
 _CSV = (".csv", ".tsv")
@@ -160,7 +160,8 @@ def _text_format(path: Path, config: InferDataConfig, reader: CsvFieldsConfig) -
         _check_columns(path, config, reader)
         header = _read_header(path, separator, reader.header_lines)
         return _TextFormat(reader.data_fields | _find_target(path, header, config), separator, reader.header_lines)
-    separator = "\t" if path.suffix.lower() == ".tsv" else separator
+    if separator == ",":  # the default
+        separator = find_separator(path)
     columns = _find_columns(path, separator, config) if reader.header_lines else reader.data_fields
     return _TextFormat(columns, separator, reader.header_lines)
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from bionemo.tokenizers import Alphabet, SmilesTokenizer, Vocabulary
 from bionemo.tokenizers.residues import trim
+from bionemo.tokenizers.smiles import end_at_space
 
 log = logging.getLogger(__name__)
-_UNKNOWN, _LOWER, _GAP, _STOP = "unknown", "lower", "gap", "stop"
+_UNKNOWN, _LOWER, _GAP, _STOP, _REST = "unknown", "lower", "gap", "stop", "rest"
 _KINDS = {1: _UNKNOWN, 2: _LOWER, 3: _GAP}
 _MANY = 0.2  # share of unknown letters in sequences of another kind
 _SHOWN = 8  # letters in a note
@@ -26,7 +27,7 @@ class LetterCounts:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._sequences = self._letters = 0
-        self._found: dict[str, Counter[str]] = {kind: Counter() for kind in (_UNKNOWN, _LOWER, _GAP, _STOP)}
+        self._found: dict[str, Counter[str]] = {kind: Counter() for kind in (_UNKNOWN, _LOWER, _GAP, _STOP, _REST)}
         self._affected = dict.fromkeys(self._found, 0)
         self._first = dict.fromkeys(self._found, 0)
         self._kinds = np.zeros(256, np.uint8)
@@ -46,7 +47,9 @@ class LetterCounts:
             lengths = np.fromiter(map(len, trimmed), np.int64, len(trimmed))
             self.add_letters(np.frombuffer(b"".join(trimmed), np.uint8), lengths)
         elif isinstance(self._vocabulary, SmilesTokenizer):
-            texts = [text.strip() for text in texts]
+            rest = [number for number, text in enumerate(texts) if len(text.split(None, 1)) > 1]
+            self._count(_REST, rest, [texts[number].split(None, 1)[1].strip() for number in rest])
+            texts = [end_at_space(text) for text in texts]
             ids, lengths = self._vocabulary.encode_all(texts)
             affected = np.unique(_owners(np.flatnonzero(ids == self._vocabulary.unk_id), lengths)).tolist()
             unknown = [
@@ -91,6 +94,7 @@ class LetterCounts:
             _UNKNOWN: unknown,
             _LOWER: "lower-case letters, read as residues",
             _GAP: "gaps, read as gaps and not as residues (remove them from aligned sequences)",
+            _REST: "text after white space, not part of a SMILES, not read",
             _STOP: "'*' at the end, a stop codon unknown to the model, dropped",
         }
         notes = [self._describe(kind, problem, name_of) for kind, problem in kinds.items() if self._affected[kind]]
@@ -102,7 +106,7 @@ class LetterCounts:
         found = self._found[kind]
         listed = ", ".join(f"{letter!r} {count:,}" for letter, count in found.most_common(_SHOWN))
         letters = listed + (f" and {len(found) - _SHOWN:,} other" if len(found) > _SHOWN else "")
-        counts = letters if kind in (_UNKNOWN, _GAP) else f"{found.total():,}"
+        counts = letters if kind in (_UNKNOWN, _GAP, _REST) else f"{found.total():,}"
         where = f"in {self._affected[kind]:,} of {self._sequences:,} sequences, the first {name_of(self._first[kind])}"
         return f"{problem}: {counts} ({where})"
 

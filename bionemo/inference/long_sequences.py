@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences longer than the model's maximum length: truncate, split into pieces, drop, or raise an error."""
 
+import logging
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from bionemo.inference.batching import Ids, too_long_error
 from bionemo.inference.outputs import PER_SEQUENCE, OutputArrays
 
+log = logging.getLogger(__name__)
 Policy = Literal["truncate", "split", "drop", "error"]
 SET_POLICY = "set model.data.long_sequences to truncate, split or drop"
 
@@ -44,6 +46,13 @@ def apply_policy(sequences: Sequence[Ids], names: Sequence[str], max_length: int
         owners += [len(kept)] * len(parts)
         kept.append(number)
     return FittedSequences(pieces, np.array(owners, np.int64), kept, long)
+
+
+def note_long(name: str, count: int, max_length: int, policy: Policy, remedy: str = "") -> None:
+    """Log that `count` sequences, of which `name` is the first, have more than `max_length` tokens."""
+    action = {"truncate": "truncated", "split": "split into pieces", "drop": "dropped"}[policy]
+    more = f" and {count - 1:,} more" if count > 1 else ""
+    log.warning("%s%s: more than %d tokens, %s%s", name, more, max_length, action, remedy)
 
 
 def join_pieces(columns: OutputArrays, fitted: FittedSequences) -> tuple[OutputArrays, np.ndarray]:

@@ -14,6 +14,7 @@ from bionemo.config.schema.infer import SamplingMethod
 from bionemo.inference.batching import Ids, max_tokens, tokenize, too_long_error
 from bionemo.inference.generation import generate, reconstruction, sampling
 from bionemo.inference.letters import note_letters
+from bionemo.inference.long_sequences import note_long
 from bionemo.inference.outputs import Floats, InferenceModel, check_generates
 
 Sequences = Sequence[str | Ids]
@@ -106,10 +107,11 @@ class TrainedModel(InferenceModel):
         check_generates(self.network, "samples")
         return generate(self, self.ids(texts), sampling(config))
 
-    def ids(self, texts: Sequences, names: Sequence[str] | None = None) -> list[Ids]:
+    def ids(self, texts: Sequences, names: Sequence[str] | None = None, truncate: bool = False) -> list[Ids]:
         """Tokenize sequences, without begin and end tokens; `names` are for messages. Token ids remain unchanged.
 
-        Letters that the model does not know are logged, once for all sequences.
+        Letters that the model does not know are logged, once for all sequences, and so are sequences that are too long
+        if `truncate` is true.
 
         Raises:
             UserError: if one is empty, too long or invalid.
@@ -123,7 +125,12 @@ class TrainedModel(InferenceModel):
             found.append(tokenize(self.network.vocabulary, text, name) if isinstance(text, str) else text)
         note_letters(self.network.vocabulary, given)
         length, name = max(zip(map(len, found), names, strict=True), key=lambda pair: pair[0], default=(0, ""))
-        if length > (max_length := max_tokens(self.network)):
+        max_length = max_tokens(self.network)
+        if truncate and length > max_length:
+            long = [name for name, ids in zip(names, found, strict=True) if len(ids) > max_length]
+            note_long(long[0], len(long), max_length, "truncate")
+            return [ids[:max_length] for ids in found]
+        if length > max_length:
             size = length + 2  # with begin and end tokens
             remedy = (
                 f"shorten it, or load a model with rotary positions with max_length={size} (bionemo analysis: "

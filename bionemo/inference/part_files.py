@@ -22,7 +22,7 @@ NAMES = rf"part-\d{{6,}}\.safetensors|\..+\.tmp|{COMPLETE}"  # of all files that
 def write_part(path: Path, columns: Mapping[str, np.ndarray], digest: str) -> None:
     """Write outputs, and `tokens` and `numbers` [k] of their sequences, to a part file atomically and durably.
 
-    `invalid` holds the numbers of the records whose SMILES RDKit rejects.
+    Arrays named as in PROBLEMS hold the numbers of the records whose SMILES have a problem.
     `digest` is that of the prediction.
 
     Raises:
@@ -47,11 +47,11 @@ def count_sequences(path: Path, digest: str) -> int | None:
     return len(columns["tokens"])
 
 
-def read_invalid(path: Path) -> np.ndarray:
-    """Read the numbers of the invalid records of a part."""
+def read_numbers(path: Path, problem: str) -> list[int]:
+    """Read the numbers of a part's records with a problem; parts of earlier versions have fewer problems."""
     with safe_open(path, framework="np") as file:
-        found: np.ndarray = file.get_tensor("invalid")
-        return found
+        names = file.keys()
+        return file.get_tensor(problem).tolist() if problem in names else []
 
 
 def _tensor(values: np.ndarray) -> torch.Tensor:

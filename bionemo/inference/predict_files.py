@@ -5,10 +5,11 @@ The parts depend on the input only. Any number of processes, interrupted any num
 and parts that exist are not computed again.
 """
 
+import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, shorten
 from bionemo.common.files import create_owned, identity_of, remove_owned
 from bionemo.config.schema import InferDataConfig, TaskConfig
-from bionemo.data.molecules.content_checks import report_invalid
+from bionemo.data.molecules.content_checks import PROBLEMS, report_unusable
 from bionemo.inference import part_files
 from bionemo.inference.batching import BatchLimits, max_tokens, tokenize, too_long_error
 from bionemo.inference.fingerprint import digest
@@ -28,7 +29,7 @@ from bionemo.inference.generation import decodings, generate
 from bionemo.inference.input_records import Records
 from bionemo.inference.invalid_molecules import find_invalid
 from bionemo.inference.letters import LetterCounts
-from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_pieces
+from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_pieces, note_long
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import GENERATED, PER_TOKEN
 from bionemo.inference.part_files import COMPLETE, KIND, NAMES, count_sequences
@@ -167,13 +168,7 @@ def _check_lengths(prediction: Prediction, model: TrainedModel) -> None:
         if prediction.data.long_sequences == "error":
             raise too_long_error(name, len(record.text), max_length, SET_POLICY)
         remedy = f"; model.data.max_length={lengths.max() + 2} accepts all" if model.network.rotary else ""
-        _note_long(name, len(long), max_length, prediction.data.long_sequences, remedy)
-
-
-def _note_long(name: str, count: int, max_length: int, policy: str, remedy: str = "") -> None:
-    action = {"truncate": "truncated", "split": "split into pieces", "drop": "dropped"}[policy]
-    more = f" and {count - 1:,} more" if count > 1 else ""
-    log.warning("%s%s: more than %d tokens, %s%s", name, more, max_length, action, remedy)
+        note_long(name, len(long), max_length, prediction.data.long_sequences, remedy)
 
 
 def _refuse_existing(prediction: Prediction) -> None:
@@ -227,11 +222,12 @@ def compute_parts(prediction: Prediction, model: TrainedModel, rank: int, ranks:
 def _compute_part(prediction: Prediction, model: TrainedModel, number: int, which: range, advance: Advance) -> None:
     data, max_length = prediction.data, max_tokens(model.network)
     records = dict(zip(which, prediction.records.read(which.start, which.stop), strict=True))
-    invalid = [which[position] for position in find_invalid(model.network, [each.text for each in records.values()])]
-    if invalid and data.on_invalid == "error":
-        report_invalid(prediction.label, invalid, records[invalid[0]].text, len(which), "error", _ON_INVALID)
+    unusable = find_invalid(model.network, [each.text for each in records.values()])
+    unusable = {problem: [which[position] for position in found] for problem, found in unusable.items()}
+    if data.on_invalid == "error":
+        _report(prediction, unusable, len(which))
     if data.on_invalid == "skip":
-        for key in invalid:
+        for key in itertools.chain(*unusable.values()):
             del records[key]
     names = [f"{record.id} (record {key:,})" for key, record in records.items()]
     ids = [
@@ -240,7 +236,7 @@ def _compute_part(prediction: Prediction, model: TrainedModel, number: int, whic
     ]
     fitted = apply_policy(ids, names, max_length, data.long_sequences)
     if fitted.long and not isinstance(model.network.vocabulary, Alphabet):
-        _note_long(names[fitted.long[0]], len(fitted.long), max_length, data.long_sequences)
+        note_long(names[fitted.long[0]], len(fitted.long), max_length, data.long_sequences)
     limits = BatchLimits(data.tokens_per_batch, data.batch_size)
     generated = decodings(prediction.task)
     computed = [name for name in prediction.outputs if name not in GENERATED]
@@ -256,8 +252,19 @@ def _compute_part(prediction: Prediction, model: TrainedModel, number: int, whic
         texts = encode_texts(generate(model, fitted.pieces, decoding, numbers, limits, progress))
         molecules[name] = texts[:, 0] if name == "reconstruction" else texts
     advance(len(which) - len(fitted.pieces))
-    arrays = {**columns, **molecules, "tokens": tokens, "numbers": numbers, "invalid": np.array(invalid, np.int64)}
+    found = {problem: np.array(unusable.get(problem, []), np.int64) for problem in PROBLEMS}
+    arrays = {**columns, **molecules, **found, "tokens": tokens, "numbers": numbers}
     part_files.write_part(prediction.files[number], arrays, prediction.digest)
+
+
+def _report(prediction: Prediction, unusable: Mapping[str, Sequence[int]], total: int) -> list[str]:
+    """Return notes about the records whose SMILES the model cannot use, or raise the error, see `report_unusable`."""
+    notes = []
+    for problem, numbers in unusable.items():
+        for record in prediction.records.read(numbers[0], numbers[0] + 1) if numbers else ():
+            first, policy = f"record {numbers[0]:,}, {shorten(record.text)}", prediction.data.on_invalid
+            notes.append(report_unusable(prediction.label, problem, len(numbers), total, first, policy, _ON_INVALID))
+    return notes
 
 
 def wait_for_parts(prediction: Prediction, timeout: float, check_workers: Callable[[], object]) -> None:
@@ -304,13 +311,16 @@ def merge_parts(prediction: Prediction) -> list[str]:
         raise UserError(f"{damaged[0]} is damaged: run the same command again, which computes it again")
     files = [file for file in prediction.files if lengths[file]]
     results = PredictionResults(files, prediction.records, prediction.outputs)
-    invalid = [number for file in prediction.files for number in part_files.read_invalid(file).tolist()]
-    if invalid:
-        first = next(prediction.records.read(invalid[0], invalid[0] + 1)).text
-        total, policy = len(prediction.records), prediction.data.on_invalid
-        log.warning(report_invalid(prediction.label, invalid, first, total, policy, _ON_INVALID))
+    unusable = {
+        name: [*itertools.chain(*(part_files.read_numbers(each, name) for each in prediction.files))]
+        for name in PROBLEMS
+    }
+    for note in _report(prediction, unusable, len(prediction.records)):
+        log.warning(note)
     if not results.files:
-        remedy = f"{_ON_INVALID} to keep" if invalid else "model.data.long_sequences to truncate or split"
+        remedy = (
+            f"{_ON_INVALID} to keep" if any(unusable.values()) else "model.data.long_sequences to truncate or split"
+        )
         raise UserError(f"all sequences were dropped: set {remedy}")
     lines = [f"{len(results.tokens):,} sequences: {prediction.output}"]
     for name in (name for name in prediction.outputs if name in GENERATED):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bionemo.common.errors import UserError, optional_dependency
-from bionemo.data.molecules.smiles import parse_smiles, write_canonical
+from bionemo.data.molecules.smiles import MAX_PARSED, parse_smiles, write_canonical
 from bionemo.data.shards.blocks import LineBlock
 from bionemo.data.shards.smiles_format import CARRIAGE_RETURN, HEAD_BYTES, Column, SmilesFormat, find_format
 from bionemo.preparation.inputs import notify_dropped_columns, read_head, read_line_blocks
@@ -25,7 +25,7 @@ def canonical_smiles(smiles: str) -> str | None:
 
 def unmapped_smiles(smiles: str) -> str | None:
     """Return the canonical SMILES without atom map numbers, or None if RDKit cannot parse the molecule."""
-    molecule = Chem.MolFromSmiles(smiles.strip())
+    molecule = Chem.MolFromSmiles(smiles.strip()) if len(smiles) <= MAX_PARSED else None
     if not molecule:
         return None
     for atom in molecule.GetAtoms():

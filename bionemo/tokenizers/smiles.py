@@ -19,6 +19,11 @@ _SEPARATOR = 0xFFFF  # between two SMILES; larger than any id
 _SPECIAL = ("<PAD>", "?", "^", "&", "<MASK>", "<SEP>")
 
 
+def end_at_space(text: str) -> str:
+    """Return a SMILES without what follows the first white space: a name, or extensions of CXSMILES."""
+    return next(iter(text.split(None, 1)), "")
+
+
 @dataclass(frozen=True)
 class SmilesTokenizer(TokenTable):
     """A vocabulary of SMILES tokens and special tokens.

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.data.table import describe_missing, is_missing, parse_number, parse_table, read_table, single_column
 from bionemo.inference.analysis.variant_files import parse_scores
 
@@ -65,3 +66,32 @@ def test_measured_scores_have_the_same_missing_values() -> None:
 def test_one_column() -> None:
     assert single_column("key", ["a"]) == single_column("key", "a") == "a"
     assert single_column("key", None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.csv", "sequence;Tm, C\nMKT;1\n"),  # a comma in a title
+        ("x.csv", "sequence\tTm, C\nMKT\t1\n"),
+        ("x.tsv", "sequence,Tm\nMKT,1\n"),
+        ("x.csv", "\n\nsequence,Tm\nMKT,1\n"),  # blank lines first
+    ],
+)
+def test_the_separator_follows_from_two_lines(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    table = read_table(tmp_path / name)
+    assert (table.columns[0], table.rows) == ("sequence", [["MKT", "1"]])
+
+
+def test_lines_above_the_titles(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("# written by a program\nsequence,y\nMKT,1\n")
+    with pytest.raises(UserError, match=r"has one cell and .*x.csv:2 has 2: remove the lines above the titles"):
+        read_table(path)
+
+
+def test_a_missing_column_is_compared_with_all_others() -> None:
+    header = ",".join(["sequence", *(f"assay_{number}" for number in range(40))])
+    table = parse_table(io.BytesIO(f"{header}\n".encode()), "x.csv", ",")
+    with pytest.raises(UserError, match=r"no column 'Assay_39' \(did you mean assay_39\?\), .* and 25 more: fix it"):
+        table.column("Assay_39", "fix it")

@@ -204,7 +204,7 @@ def test_the_sequences_of_a_fasta_file_are_used(model: Path, tmp_path: Path) -> 
     (data / "sequences.fasta").write_text(f">1abc_B\n{SEQUENCE}\n")
     assert evaluate(model, data, tmp_path / "out")["results"][0]["length"] == len(SEQUENCE)
     (data / "sequences.fasta").write_text(f">1abc_B\n{SEQUENCE}\n>2abc_A\nMK\n")
-    with pytest.raises(UserError, match=r"sequences.fasta: there is no structure named 2abc_A: remove it"):
+    with pytest.raises(UserError, match=r"sequences.fasta: there is no structure named 2abc_A: rename or remove it"):
         Contacts(data).tasks()
 
 
@@ -282,6 +282,42 @@ def test_faulty_structures(name: str, model: Path, tmp_path: Path, capsys: pytes
     (failed,) = (each for each in section["results"] if "error" in each)
     assert failed["error"] in error
     assert re.search(message, error), error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            f">s0\n{SEQUENCE}\n>s0\n{SEQUENCE}M\n",
+            r"sequences.fasta has several sequences named s0: remove all but one",
+        ),
+        (f">s0.cif\n{SEQUENCE}\n", r"there is no structure named s0.cif: rename or remove it"),
+        (gzip.compress(b">s0\nM\n"), r"sequences.fasta.gz is compressed"),
+    ],
+)
+def test_sequences_that_cannot_be_used(text: str | bytes, message: str, tmp_path: Path) -> None:
+    write_structures(tmp_path, [SEQUENCE])
+    if isinstance(text, bytes):
+        (tmp_path / "sequences.fasta.gz").write_bytes(text)
+    else:
+        (tmp_path / "sequences.fasta").write_text(text)
+    with pytest.raises(UserError, match=message):
+        Contacts(tmp_path).tasks()
+
+
+def test_gaps_and_folders_are_named(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a sequence, residues that were not observed do not count; each structure with such a gap is named."""
+    data = tmp_path / "data"
+    write_structures(data, [SEQUENCE])
+    atoms = atoms_of(SEQUENCE, WALK, missing=range(10, 16))
+    (data / "gap.pdb").write_text(to_pdb(atoms))
+    (data / "full.cif").write_text(to_cif(atoms, SEQUENCE))
+    (data / "more").mkdir()
+    section = evaluate(model, data, tmp_path / "out")
+    assert section["summary"]["gaps"] == ["gap"]
+    output = capsys.readouterr()
+    assert "files that are no structures are left out (1): more" in output.err
+    assert "structures with gaps but no sequence, which make |i-j| too small (1): gap: give the seq" in output.out
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:

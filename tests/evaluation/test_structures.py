@@ -3,6 +3,7 @@
 
 import gzip
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ import numpy as np
 import pytest
 
 from bionemo.common.errors import UserError
+from bionemo.evaluation.components import letter_of
 from bionemo.evaluation.contacts import Contacts, _chain_of
-from bionemo.evaluation.structure_files import letter_of
 from bionemo.evaluation.structures import Chain, read_chain
-from tests.support.structures import Modelled, cif_of, modelled, pdb_of, without_ter
+from tests.support.structures import THREE, Modelled, cif_of, modelled, pdb_of, without_ter
 
 SEQUENCE = "GQQLSHSTGTTIAANWQDFIICQQYRCMVSENAFDEARGVMPSFGCSI"
 STANDARD = modelled(SEQUENCE)
@@ -177,6 +178,25 @@ def test_segments_name_chains_without_name(tmp_path: Path) -> None:
         read(tmp_path, text, chain="A")
 
 
+ENDS = [modelled("ACDEFG", chain=" ")]
+ENDS += [[*ENDS[0][:-1], replace(ENDS[0][-1], atoms=("N", "CA", "C", "CB", name))] for name in ("OXT", "OT2", "OC2")]
+ENDS += [[*ENDS[0], Modelled("NME", 7, 6, chain=" ", atoms=("N",))]]
+
+
+@pytest.mark.parametrize("number", [8, 101])
+@pytest.mark.parametrize("end", range(5))
+def test_chains_without_name_end_at_a_terminus(end: int, number: int, tmp_path: Path) -> None:
+    """MD programs leave out the name of a chain and TER, and continue the numbers in the next one."""
+    second = modelled("ACDEFG", number, 60, chain=" ")
+    if end == 0:
+        second.insert(0, Modelled("ACE", number - 1, 59, chain=" ", atoms=("C", "O")))
+    text = pdb_of(ENDS[end], second)
+    for written in (text, without_ter(text)):
+        assert read(tmp_path, written).sequence == "ACDEFG"
+    named = [replace(each, chain="A") for each in (*ENDS[end], *modelled("ACDEFG", number, 60))]
+    assert read(tmp_path, pdb_of(named)).sequence == "ACDEFG" * 2  # an unobserved loop
+
+
 def test_the_files_of_a_structure_in_two_formats_are_equal(tmp_path: Path) -> None:
     """Random sequences, unobserved stretches, offsets of the numbers, insertion codes, modified residues."""
     random.seed(1)
@@ -212,6 +232,47 @@ def test_unobserved_residues_count(tmp_path: Path) -> None:
     tagged = "MHHHHHH" + SEQUENCE
     check(read(tmp_path, cif_of(LOOP, SEQUENCE), "x.cif", sequence=tagged), tagged,
           np.concatenate([np.full((7, 3), np.nan), expected]))  # fmt: skip
+
+
+SCHEME = "loop_\n" + "".join(f"_pdbx_poly_seq_scheme.{key}\n" for key in ("asym_id", "entity_id", "seq_id", "mon_id"))
+SCHEME += "".join(f"A 1 {number} {THREE[letter]}\n" for number, letter in enumerate(SEQUENCE, 1)) + "#\n"
+LETTERS = f"_entity_poly.entity_id 1\n_entity_poly.pdbx_seq_one_letter_code\n;{SEQUENCE[:30]}\n{SEQUENCE[30:]}\n;\n"
+
+
+@pytest.mark.parametrize("table", [SCHEME, LETTERS, "_entity_poly_seq"])
+@pytest.mark.parametrize("asym", ["", "_struct_asym.id A\n_struct_asym.entity_id 1\n", "1"])
+def test_tables_of_a_sequence(table: str, asym: str, tmp_path: Path) -> None:
+    """Programs write one of three tables, and may leave the entity of the atoms out."""
+    text = cif_of(LOOP, SEQUENCE if table == "_entity_poly_seq" else ())
+    text = text if table == "_entity_poly_seq" else text.replace("loop_", f"{table}loop_", 1)
+    if asym != "1":
+        text = text.replace(" A 1 ", " A ? ").replace("loop_", f"{asym}loop_", 1)
+    check(read(tmp_path, text, "x.cif"), SEQUENCE, positions(LOOP, len(SEQUENCE)))
+
+
+@pytest.mark.parametrize("letters", ["?", f"'{SEQUENCE[:20]}---'", f"{SEQUENCE}J"])
+def test_letters_that_are_no_sequence_are_not_read(letters: str, tmp_path: Path) -> None:
+    table = f"_entity_poly.entity_id 1\n_entity_poly.pdbx_seq_one_letter_code {letters}\n"
+    chain = read(tmp_path, cif_of(LOOP).replace("loop_", f"{table}loop_", 1), "x.cif")
+    assert (len(chain.sequence), chain.gaps) == (len(LOOP), 1)
+
+
+def test_seqres_without_the_name_of_the_chain(tmp_path: Path) -> None:
+    text = re.sub(r"^(SEQRES .{4})A", r"\1 ", pdb_of(LOOP, sequence=SEQUENCE), flags=re.MULTILINE)
+    check(read(tmp_path, text), SEQUENCE, positions(LOOP, len(SEQUENCE)))
+
+
+def test_gaps_are_counted_if_no_sequence_is_known(tmp_path: Path) -> None:
+    assert read(tmp_path, pdb_of(LOOP)).gaps == 1
+    assert read(tmp_path, pdb_of(LOOP, sequence=SEQUENCE)).gaps == 0
+    assert read(tmp_path, pdb_of([*modelled("ACD", -1), *modelled("EF", 101, 3)])).gaps == 0  # bonded
+
+
+def test_a_given_sequence_has_letters_only(tmp_path: Path) -> None:
+    check(read(tmp_path, pdb_of(LOOP), sequence=f"{SEQUENCE[:9]} {SEQUENCE[9:]}*\n"), SEQUENCE, positions(LOOP, 48))
+    for given in (f"{SEQUENCE}:{SEQUENCE}", f"{SEQUENCE[:25]}-{SEQUENCE[25:]}"):
+        with pytest.raises(UserError, match=r"x.pdb: the given sequence contains '[:-]': give the let"):
+            read(tmp_path, pdb_of(LOOP), sequence=given)
 
 
 def test_insertion_codes(tmp_path: Path) -> None:
@@ -297,7 +358,8 @@ def test_formats(tmp_path: Path) -> None:
     moved = pdb_of([replace(each, place=each.place + 9) for each in STANDARD]).replace("END\n", "")
     plain, mmcif = pdb_of(STANDARD), cif_of(STANDARD, SEQUENCE)
     texts = {"x.pdb": plain, "y.PDB": mmcif, "x.cif": plain, "x.mmcif": f"# comment\n\n{mmcif}",
-             "x.ent": plain.replace("\n", "\r\n"), "z.pdb": model.format(atoms, moved),
+             "x.ent": plain.replace("\n", "\r\n"), "mac.ent": plain.replace("\n", "\r"),
+             "z.pdb": model.format(atoms, moved),
              "old.ent": plain.replace(f"{'':10} N\n", "      1ABC  90\n")}  # fmt: skip
     for name, text in texts.items():
         check(read(tmp_path, text, name), SEQUENCE, expected.positions)

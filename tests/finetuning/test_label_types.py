@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from bionemo.common.errors import UserError
+from bionemo.config.compose import load
+from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning.table_arguments import find_task_type, replace_table_arguments
-from bionemo.finetuning.task_data import TaskColumns, class_name, find_classes, read_examples
+from bionemo.finetuning.task_data import TaskColumns, class_name, find_classes, read_examples, read_splits
 from tests.finetuning.tables import peptides, write
 
 TOKENS, CLASSES, NUMBERS = "token-level-classification", "classification", "regression"
@@ -112,3 +114,19 @@ def test_labels_do_not_depend_on_numpy(tmp_path: Path) -> None:
     """numpy.savetxt writes classes as 1.000000000000000000e+00."""
     np.savetxt(tmp_path / "y", np.array([0, 1, 1]))
     assert [class_name(line) for line in (tmp_path / "y").read_text().split()] == ["0", "1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0.5] * 40, "column 'label' of the training split has only the number 0.5: a regression needs different"),
+        ([1e9 + n / 100 for n in range(40)], "has numbers whose differences are lost in fp32: subtract their mean"),
+        ([(n + 1) * 1e-50 for n in range(40)], "has numbers whose differences are lost in fp32"),
+    ],
+)
+def test_numbers_that_are_equal_in_fp32_are_refused(labels: list[float], message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", "sequence,label", list(zip(peptides(40), labels, strict=True)))
+    arguments, _ = replace_table_arguments([f"data={path}", "model=x"])
+    data = load("downstream_table", arguments[1:], schema=DownstreamConfig).model.data
+    with pytest.raises(UserError, match=message):
+        read_splits(data, "k", ["train", "val", "test"])

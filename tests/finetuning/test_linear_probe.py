@@ -230,7 +230,8 @@ def test_a_run_writes_a_head_and_a_report(model: Path, tmp_path: Path, capsys: p
         (["model.data.target_column=[3state,8state]"], "only one target is supported"),
         (
             ["model.data.target_column=8state"],
-            "has no column '8state', but 'id', 'sequence', '3state', 'resolved': set model.data.target_column",
+            "has no column '8state' (did you mean 3state?), but 'id', 'sequence', '3state', 'resolved': set "
+            "model.data.target_column",
         ),
         (["model.data.target_sizes=[2]"], "has 3 labels (C, E, H), but target_sizes is 2"),
         (["model.data.dataset.val=x001"], "x001.csv"),

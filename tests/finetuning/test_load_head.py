@@ -130,6 +130,25 @@ def test_molecules_that_rdkit_rejects(
     assert f"{note}: correct them, or set --on-invalid to skip or keep" in capsys.readouterr().err
 
 
+def test_molecules_are_truncated_and_left_out_as_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A molecule that is too long for the model, for RDKit, or without a known token does not end the command."""
+    trained(tmp_path / "model")
+    kept(tmp_path / "head.safetensors", "classes", tmp_path / "model")
+    length = bionemo.load(tmp_path / "model", "cpu").network.config.max_position_embeddings
+    (tmp_path / "x.smi").write_text(f"CCO a\n{'C' * (length + 9)} b\n[Hg+2] c\n{'C' * 30_000} d\n{'C' * length} e\n")
+    arguments = [f"--head={tmp_path}/head.safetensors", f"--input={tmp_path}/x.smi", f"--output={tmp_path}/x.csv"]
+    monkeypatch.setattr(sys, "argv", ["bionemo.analysis", "label", *arguments])
+    main()
+    with (tmp_path / "x.csv").open(newline="") as file:
+        rows = {row.pop("id"): row for row in csv.DictReader(file)}
+    assert [*rows] == ["a", "b", "d", "e"] and rows["b"] == rows["d"]
+    notes = capsys.readouterr().err
+    assert f"{tmp_path}/x.smi: the model knows no token of 1 of 5 SMILES (the first is record 2, '[Hg+2]')" in notes
+    assert f"{tmp_path}/x.smi: b and " in notes and "tokens, truncated" in notes
+
+
 def test_invalid_heads_are_rejected(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
     with pytest.raises(UserError, match="cannot be read"):

@@ -172,13 +172,14 @@ def test_molecules_that_cannot_be_used(tmp_path: Path, smiles: SmilesTokenizer) 
     data = read(path, "regression", vocabulary=smiles)
     assert sizes(data) == [24, 3, 3]
     assert data.notes == [
-        f"2 of 33 SMILES cannot be read by RDKit (the first is {path}:5, 'C1CC('): their rows are left out",
-        f"1 of 33 SMILES have no token of the vocabulary (the first is {path}:7, '[Hg+2]'): their rows are left out",
+        f"{path}: RDKit cannot read 2 of 33 SMILES (the first is {path}:5, 'C1CC('); their records are dropped",
+        f"{path}: the model knows no token of 1 of 33 SMILES (the first is {path}:7, '[Hg+2]'); their records are "
+        "dropped",
     ]
     kept = read(path, "regression", "model.data.on_invalid=keep", vocabulary=smiles)
     assert sum(sizes(kept)) == 33 and "they are used unchanged" in kept.notes[0]
     with pytest.raises(
-        UserError, match=r"2 of 33 SMILES .*x\.csv:5, 'C1CC\('\): correct them, or set k.on_invalid to"
+        UserError, match=r"cannot read 2 of 33 SMILES .*x\.csv:5, 'C1CC\('\): correct them, or set k.on_invalid to"
     ):
         read(path, "regression", "model.data.on_invalid=error", vocabulary=smiles)
 
@@ -207,5 +208,54 @@ def test_files_of_splits_have_the_same_missing_labels(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         write(tmp_path / name / "x000.csv", "sequence,label", [("MKT", 1), ("MKV", 2), ("MKL", "NaN")])
     data = read(tmp_path, "regression")
-    assert sizes(data) == [2, 2, 2] and len(data.notes) == 3
+    assert sizes(data) == [2, 2, 2] and len(data.notes) == 5
+    assert f"{tmp_path}: 2 of 2 sequences of the val split are in the training split, too" in data.notes
     assert f"{tmp_path}/val/x000.csv: 1 of 3 rows have no label in column 'label' (1 NaN): left out" in data.notes
+
+
+def test_what_a_given_division_repeats_is_counted(tmp_path: Path, smiles: SmilesTokenizer) -> None:
+    """Rows of a test that the training split has too, classes that contradict each other or differ in case."""
+    texts = peptides(20)
+    rows = [(text, "Active", "train") for text in texts[:18]] + [(text, "active", "test") for text in texts[16:]]
+    rows.append((peptides(21)[20], "Active", "val"))
+    data = read(write(tmp_path / "x.csv", "sequence,label,split", [*rows, (texts[0], "active", "train")]),
+                "classification")  # fmt: skip
+    assert [note.partition(": ")[2] for note in data.notes[1:]] == [
+        "2 of 4 sequences of the test split are in the training split, too",
+        "3 sequences have several classes in different rows",
+        "several classes are 'active' in upper or lower case: write them alike if they are the same",
+    ]
+    molecules = [f"{'C' * n}O" for n in range(1, 15)]
+    rows = [(text, n, "train") for n, text in enumerate(molecules)] + [("OCC", 1, "test"), ("NCC", 2, "test")]
+    data = read(write(tmp_path / "m.csv", "smiles,label,split", rows), "regression", vocabulary=smiles)
+    assert f"{tmp_path}/m.csv: 1 of 2 sequences of the test split are in the training split, too" in data.notes
+
+
+def test_molecules_too_large_for_rdkit_and_texts_behind_a_smiles(tmp_path: Path, smiles: SmilesTokenizer) -> None:
+    """RDKit's recursion would end the process; a SMILES ends at the first white space."""
+    texts = ["C" * 30_000, "CCO |$;;OH$|", "OCC ethanol", *("C" * n for n in range(3, 20))]
+    path = write(tmp_path / "x.csv", "smiles,label", [(text, n / 7) for n, text in enumerate(texts)])
+    data = read(path, "regression", vocabulary=smiles)
+    assert sum(sizes(data)) == 20
+    split_of = {text: name for name in SPLITS for text in data.splits[name].texts}
+    assert split_of["CCO |$;;OH$|"] == split_of["OCC ethanol"]
+
+
+def test_an_error_says_what_was_left_out_before(tmp_path: Path, smiles: SmilesTokenizer) -> None:
+    path = write(tmp_path / "x.csv", "smiles,label", [(text, 0.5) for text in peptides(20)])
+    with pytest.raises(UserError, match=r"0 different sequences: give 10 or more; .*cannot read 20 of 20 SMILES"):
+        read(path, "regression", vocabulary=smiles)
+
+
+@pytest.mark.parametrize("name", ["is_train", "validation", "Test", "in_test", "holdout"])
+def test_columns_of_flags_are_mentioned(name: str, tmp_path: Path) -> None:
+    rows = [(text, n / 7, n % 2) for n, text in enumerate(peptides(40))]
+    notes = read(write(tmp_path / "x.csv", f"sequence,label,{name}", rows), "regression").notes
+    assert notes == [f"{tmp_path}/x.csv: column {name!r} is not used: its cells are not train, val and test"]
+
+
+def test_the_validation_column_of_flip_is_not_mentioned_as_unused(tmp_path: Path) -> None:
+    rows = [(text, n / 7, n % 8 == 0, "test" if n % 5 == 4 else "train") for n, text in enumerate(peptides(40))]
+    data = read(write(tmp_path / "x.csv", "sequence,label,validation,set", rows), "regression")
+    assert sizes(data) == [28, 4, 8]
+    assert data.notes == [f"{tmp_path}/x.csv: column 'set' divides the rows: 28 train, 4 val, 8 test"]

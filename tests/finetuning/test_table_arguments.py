@@ -12,7 +12,9 @@ from bionemo.cli.finetune import main
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
-from bionemo.finetuning.table_arguments import replace_table_arguments
+from bionemo.finetuning.table_arguments import one_target_each, replace_table_arguments
+from bionemo.finetuning.task_data import read_splits
+from tests.finetuning.tables import peptides, write
 
 
 def table(path: Path, text: str) -> Path:
@@ -36,7 +38,9 @@ def table(path: Path, text: str) -> Path:
 def test_columns_and_type_are_found(text: str, sequence: str, target: str, task_type: str, tmp_path: Path) -> None:
     path = table(tmp_path / "my 'labels'.csv", text)
     arguments, found = replace_table_arguments([f"data={path}", "model=x.nemo", "trainer.max_epochs=3"])
-    assert found == f"{path}: sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
+    start = f"{path}: sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
+    assert found is not None and found.startswith(start)
+    assert found.removeprefix(start) in ("", " (1 '0', 1 '1')", " (1 'membrane', 1 'nucleus')")
     cfg = load(arguments[0].removeprefix("--config-name="), arguments[1:], schema=DownstreamConfig)
     data = cfg.model.data
     assert (data.sequence_column, data.target_column, data.task_type) == (sequence, target, task_type)
@@ -101,3 +105,74 @@ def test_a_table_and_a_model_suffice(
     assert report["name"] == "content"
     assert report["test_spearman"] > 0.8
     assert sorted(item.name for item in tmp_path.iterdir()) == ["content.csv", "here"]
+
+
+def test_a_table_without_titles_is_refused(tmp_path: Path) -> None:
+    """Its first record would be lost."""
+    rows = [f"{text},{label}\n" for text, label in zip(peptides(6), ["a", "b"] * 3, strict=True)]
+    for text in ("".join(rows), "".join(row.replace(",a", ",1.5").replace(",b", ",2.5") for row in rows)):
+        with pytest.raises(UserError, match=r"has a record with .* in its first line: add a line with titles"):
+            replace_table_arguments([f"data={table(tmp_path / 'x.csv', text)}", "model=x.nemo"])
+    path, text = tmp_path / "x.csv", "CCO,1.5,2\nCCN,1.5,3\n"
+    with pytest.raises(UserError, match=r"\(if this is a record, add a first line with titles\)"):
+        replace_table_arguments([f"data={table(path, text)}"])
+
+
+def test_one_column(tmp_path: Path) -> None:
+    path = table(tmp_path / "x.csv", "sequence|label\nMKT|1\n")
+    with pytest.raises(UserError, match=r"has a single column .*: separate columns by commas, semicolons or tabs"):
+        replace_table_arguments([f"data={path}", "model=x.nemo"])
+
+
+def test_several_targets(tmp_path: Path) -> None:
+    """A sweep has one command line, type of labels and directory for each target."""
+    path = table(tmp_path / "x.csv", "sequence,a,b\nMKTAYIAK,0,1.5\nMKT,1,2.5\n")
+    given = [f"data={path}", "model=x.nemo", "model.data.target_column=a,b"]
+    with pytest.raises(UserError, match="only one target is supported: start a run for each"):
+        replace_table_arguments(given)
+    assert one_target_each(given) == [given]
+    runs = [replace_table_arguments(each)[0] for each in one_target_each(["-m", *given])]
+    for name, task_type, run in zip("ab", ("classification", "regression"), runs, strict=True):
+        assert {f"model.data.task_name='x_{name}'", f"model.data.task_type='{task_type}'"} <= {*run}
+
+
+def test_labels_of_residues_with_blanks(tmp_path: Path) -> None:
+    """DSSP writes loops as blanks; ProtTrans separates residues, labels and digits of the mask by blanks."""
+    texts = peptides(30)
+    labels = {text: "".join("HE "[(n + k * (n % 7)) // 2 % 3] for k in range(20)) for n, text in enumerate(texts)}
+    forms = {
+        "dssp": [(text, labels[text], "1" * 20) for text in texts],
+        "spaced": [(" ".join(text), " ".join(labels[text].replace(" ", "-")), "1.0 " * 20) for text in texts],
+        "stop": [(f"{text}*", labels[text].replace(" ", "-"), "1" * 20) for text in texts],
+    }
+    for form, rows in forms.items():
+        path = write(tmp_path / f"{form}.csv", "sequence,label,mask", rows)
+        arguments, _ = replace_table_arguments([f"data={path}", "model=x", "model.data.target_column=label"])
+        assert "model.data.task_type='token-level-classification'" in arguments
+        config = load("downstream_table", [*arguments[1:], "model.data.mask_column=mask"], schema=DownstreamConfig)
+        data = read_splits(config.model.data, "k", ["train", "val", "test"])
+        assert data.classes == ((" ", "E", "H") if form == "dssp" else ("-", "E", "H"))
+        for text, target in zip(data.splits["train"].texts, data.splits["train"].targets, strict=True):
+            expected = labels["".join(text.split()).rstrip("*")]
+            assert [" EH"[number] for number in target] == [*expected]
+
+
+def test_a_sweep_over_targets_has_a_report_for_each(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty BIONEMO_HOME counts as unset: the results are in the working directory."""
+    rows = [(text, n / 7, n % 2) for n, text in enumerate(peptides(40))]
+    path = write(tmp_path / "two.csv", "sequence,tm,soluble", rows)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("BIONEMO_HOME", "")
+    settings = ["trainer.accelerator=cpu", "trainer.max_epochs=1", "model.data.target_column=tm,soluble"]
+    monkeypatch.setattr(sys, "argv", ["finetune", "-m", f"data={path}", f"model={model}", *settings])
+    main()
+    reports = {name: next((here / f"results/nemo_experiments/two_{name}").rglob("report.json"))
+               for name in ("tm", "soluble")}  # fmt: skip
+    for (name, found), kind in zip(reports.items(), ("regression", "classification"), strict=True):
+        data = json.loads(found.read_text())["data"]
+        assert (data["target_column"], data["task_type"], data["split"]) == (name, kind, "auto")
+        assert data["dataset_path"] == str(path) and sum(data["rows"].values()) == 40 and data["notes"] == []

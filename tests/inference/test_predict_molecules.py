@@ -208,6 +208,27 @@ def test_molecules_that_rdkit_rejects_are_left_out_kept_or_refused(
         go(writer, smiles, tmp_path / "none.npz")
 
 
+def test_molecules_without_a_known_token_and_texts_behind_a_smiles(
+    writer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other molecules keep their results; a name or an extension in the cell of a SMILES is not read."""
+    path = tmp_path / "x.csv"
+    path.write_text("smiles;id\nCCO |o1:1|;a\n[Hg+2];b\n;c\nc1ccccc1 benzene;d\n")
+    go(writer, path, tmp_path / "skip.npz")
+    found = np.load(tmp_path / "skip.npz")
+    assert found["id"].tolist() == ["a", "d"]
+    np.testing.assert_array_equal(found["embeddings"], bionemo.load(writer, "cpu").embed(["CCO", "c1ccccc1"]))
+    notes = capsys.readouterr().err
+    assert f"note: {path}: RDKit cannot read 1 of 4 SMILES (the first is record 2, ''); their records" in notes
+    assert f"{path}: the model knows no token of 1 of 4 SMILES (the first is record 1, '[Hg+2]'); their" in notes
+    assert "text after white space, not part of a SMILES, not read: '|o1:1|' 1, 'benzene' 1 (in 2 of 4" in notes
+    path.write_text(path.read_text().replace("\n;c", ""))
+    go(writer, path, tmp_path / "keep.npz", "model.data.on_invalid=keep")
+    assert np.load(tmp_path / "keep.npz")["id"].tolist() == ["a", "b", "d"]
+    with pytest.raises(UserError, match=r"knows no token of 1 of . SMILES .*: correct them, or set model.data.on_inv"):
+        go(writer, path, tmp_path / "error.npz", "model.data.on_invalid=error")
+
+
 def test_names_of_smiles_files_are_kept(writer: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.smiles"
     path.write_text('SMILES Name \nCCO  ethanol\nCCN 1,2-"x" y\nCC\n')

@@ -108,6 +108,7 @@ class Modelled:
         before, alpha, after = (_helix(self.place + step) for step in (-1, 0, 1))
         n, c = alpha + 0.37 * (before - alpha), alpha + 0.37 * (after - alpha)
         found = {"N": n, "CA": alpha, "C": c, "O": c + np.array([0, 0, 1.2]), "CB": alpha * [1.6, 1.6, 1]}
+        found |= dict.fromkeys(("OXT", "OT2", "OC2"), c - np.array([0, 0, 1.2]))  # of a C-terminus
         return {name: np.round(found[name], 3) for name in self.atoms if (name, self.name) != ("CB", "GLY")}
 
 

@@ -40,7 +40,7 @@ class DownstreamDataConfig:
     #: of one file, by groups of equal sequences: auto uses a column of train, val and test, otherwise random;
     #: scaffold: molecules by Bemis-Murcko scaffold
     split: Literal["auto", "random", "scaffold"]
-    on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit cannot parse
+    on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit cannot parse, or without a known token
 
 
 @dataclass(kw_only=True)

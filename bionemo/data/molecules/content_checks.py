@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError, shorten
 from bionemo.data.dataset import TokenSequences
 from bionemo.data.molecules.reader import BATCH, SmilesReader
-from bionemo.data.molecules.smiles import is_valid
+from bionemo.data.molecules.smiles import MAX_PARSED, is_valid
 from bionemo.data.policies import spread_evenly
 from bionemo.tokenizers import SmilesTokenizer
+from bionemo.tokenizers.smiles import end_at_space
 
+PROBLEMS = {"invalid": "RDKit cannot read", "unknown": "the model knows no token of"}
+"""Reasons why a model cannot use SMILES."""
 _SAMPLED_TEXTS = 1_000  # number of texts that are checked for nucleotides and proteins
 SAMPLED_TOKENS = 50_000  # number of records that are tokenized, in a tenth of a second
 SAMPLED_MOLECULES = 2_000  # number of molecules that are parsed or rewritten, in half a second
@@ -93,30 +96,44 @@ def check_validity(
     invalid = [(i, side) for i in range(len(sampled)) for side in sides if not is_valid(texts[side][i])]
     if not invalid:
         return []
-    numbers = [int(sampled[i]) for i, _ in invalid]
     i, side = invalid[0]
-    return [report_invalid(label, numbers, texts[side][i], len(sides) * len(sampled), policy, "model.data.on_invalid")]
+    first, total = f"record {sampled[i]:,}, {shorten(texts[side][i])}", len(sides) * len(sampled)
+    return [report_unusable(label, "invalid", len(invalid), total, first, policy, "model.data.on_invalid")]
 
 
-def report_invalid(label: str, numbers: Sequence[int], first: str, total: int, policy: str, key: str) -> str:
-    """Return a note about SMILES that RDKit rejects.
+def find_unusable(texts: Sequence[str], tokenizer: SmilesTokenizer) -> dict[str, list[int]]:
+    """Return the positions of the SMILES that a model cannot use, by a key of PROBLEMS; {} if there are none.
+
+    SMILES of more than MAX_PARSED letters are not checked; models truncate them.
+    """
+    words = [end_at_space(text) for text in texts]
+    invalid = [number for number, text in enumerate(words) if len(text) <= MAX_PARSED and not is_valid(text)]
+    ids, lengths = tokenizer.encode_all(words)
+    unknown = count_unknown(TokenSequences(ids, lengths), tokenizer.unk_id) == lengths
+    unknown[invalid] = False
+    found = {"invalid": invalid, "unknown": np.flatnonzero(unknown).tolist()}
+    return {problem: numbers for problem, numbers in found.items() if numbers}
+
+
+def report_unusable(label: str, problem: str, count: int, total: int, first: str, policy: str, key: str) -> str:
+    """Return a note about SMILES that a model cannot use.
 
     Args:
         label: name of the data.
-        numbers: records of these SMILES.
-        first: the first of these SMILES.
-        total: number of SMILES.
+        problem: a key of PROBLEMS.
+        count: number of these SMILES.
+        total: number of all SMILES.
+        first: record and text of the first one.
         policy: `skip`, `keep` or `error`.
         key: the setting of the policy.
 
     Raises:
         UserError: if the policy is `error`.
     """
-    example = f"(the first is record {numbers[0]:,}, {shorten(first)})"
-    problem = f"{label}: RDKit cannot read {len(numbers):,} of {total:,} SMILES {example}"
+    text = f"{label}: {PROBLEMS[problem]} {count:,} of {total:,} SMILES (the first is {first})"
     if policy == "error":
-        raise UserError(f"{problem}: correct them, or set {key} to skip or keep")
-    return f"{problem}; {'their records are dropped' if policy == 'skip' else 'they are used unchanged'}"
+        raise UserError(f"{text}: correct them, or set {key} to skip or keep")
+    return f"{text}; {'their records are dropped' if policy == 'skip' else 'they are used unchanged'}"
 
 
 def count_unknown(sequences: TokenSequences, unk_id: int) -> NDArray[np.int64]:

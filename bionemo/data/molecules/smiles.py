@@ -14,6 +14,7 @@ from bionemo.common.random_stream import draw_runs
 Molecule = Any
 """rdkit.Chem.Mol; RDKit has no type annotations."""
 
+MAX_PARSED = 10_000  # letters; RDKit's recursion crashes the process at about 20,000 atoms
 _ENTRY_BYTES = 150  # upper bound of the size of a dictionary entry
 _MAX_SEED = 2**31 - 1  # largest seed of RDKit's generator; with seed 0, RDKit would not set the seed
 _STEREO_DONE = "_StereochemDone"  # RDKit's flag of a molecule whose stereocentres it has checked
@@ -24,12 +25,14 @@ _BRACKETED = re.compile(r"\[(Br|Cl|[BCNOPSFI]|[bcops])(?:H\d?)?\]|\[(n)\]")  # a
 
 
 def parse_smiles(text: str) -> Molecule | None:
-    """Parse a SMILES; return None if RDKit rejects it or if it has no atoms.
+    """Parse a SMILES; return None if RDKit rejects it, or if it has no atoms or more than MAX_PARSED letters.
 
     RDKit parses, sanitizes, removes hydrogen atoms and checks stereocentres. If a SMILES has no hydrogen atoms and no
     unusual symbols, the last two steps are skipped, which saves a third of the time for molecules with stereocentres.
     `write_canonical` checks stereocentres later; `write_random` does not, so it also writes invalid stereocentres.
     """
+    if len(text) > MAX_PARSED:
+        return None
     rdkit = _rdkit()
     hydrogen = "[H" in text or "[#" in text or "[0" in text  # [H], [#1], [0H]
     if not (hydrogen or _UNUSUAL.search(text) or _UNUSUAL_CENTRE.search(text)):
@@ -43,6 +46,8 @@ def parse_smiles(text: str) -> Molecule | None:
 
 def is_valid(text: str) -> bool:
     """Return whether RDKit can parse a SMILES, twice as fast as `parse_smiles`."""
+    if len(text) > MAX_PARSED:
+        return False
     rdkit = _rdkit()
     molecule = rdkit.chem.MolFromSmiles(text, rdkit.parse_only)
     if molecule is None or not molecule.GetNumAtoms():

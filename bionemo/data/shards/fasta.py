@@ -16,6 +16,7 @@ from bionemo.tokenizers.residues import check_letters, trim
 
 _NEWLINE, _RETURN, _MARKER = b"\n\r>"
 MARKER_IN_SEQUENCE = "a '>' within a sequence: put a line end before the record that begins there"
+_PIR = re.compile(rb">(?:P1|F1|DL|DC|RL|RC|N1|N3|XX);")
 _TOP_BYTES = 1 << 20  # size of the beginning of a file that must contain the start of the first record
 _HEADER_ENTRY = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")  # `n=3 Tax=Bacillus subtilis TaxID=1423`
 
@@ -78,6 +79,8 @@ def find_first_record(path: Path, display_path: str | None = None) -> int:
     if text and not text.startswith(b">"):
         line = line_number(path, offset)
         raise UserError(f"{display_path or path}:{line}: text before the first '>': is this a FASTA file?")
+    if _PIR.match(text):
+        raise UserError(f"{display_path or path} is a PIR file, in which titles follow the names: convert it to FASTA")
     return offset
 
 

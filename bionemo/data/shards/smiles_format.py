@@ -15,6 +15,7 @@ from bionemo.common.errors import UserError, shorten
 from bionemo.data.shards.blocks import BYTE_ORDER_MARK
 from bionemo.data.shards.columns import SMILES
 from bionemo.data.table import find_id_column, find_sequence_columns, find_smiles_columns
+from bionemo.tokenizers.smiles import end_at_space
 
 _log = logging.getLogger(__name__)
 HEAD_BYTES = 64 << 10  # of the beginning of a file that contains the lines that are examined
@@ -68,7 +69,7 @@ class SmilesFormat(NamedTuple):
         cells = split_cells(line, self.separator)
         if problem := self.problem(len(cells)):
             raise ValueError(problem)
-        return cells[self.smiles], cells[self.name] if self.name is not None else ""
+        return end_at_space(cells[self.smiles]), cells[self.name] if self.name is not None else ""
 
 
 def remove_extensions(name: str) -> str:

@@ -134,6 +134,7 @@ def _index_block(path: Path, block: RecordBlock, columns: SmilesFormat, skipped:
         is_record[is_record] = text[word_start[first[is_record]]] != _COMMENT
     start, stop, first, last = (each[is_record] for each in (start, stop, first, last))
     if columns.separator:  # tabs
+        words = word_start, word_stop
         first, word_start, word_stop = _split_at_tabs(text, start, stop)
         last = np.append(first[1:], len(word_start)) - 1
     count = last - first + 1
@@ -152,6 +153,10 @@ def _index_block(path: Path, block: RecordBlock, columns: SmilesFormat, skipped:
         )
         if columns.name is None:
             end[1] = begin[1]
+        if columns.separator:  # a SMILES is the first word of its cell
+            word = np.minimum(np.searchsorted(words[1], begin[0], "right"), len(words[1]) - 1)
+            end[0] = np.minimum(end[0], words[1][word])
+            begin[0] = np.clip(words[0][word], begin[0], end[0])
     length = [(b - a).astype(np.int32) for a, b in zip(begin, end, strict=True)]
     return RecordIndex([block.base + offset for offset in begin], length, length[0], length[0], crlf=False)
 

@@ -18,6 +18,7 @@ from scipy.stats import chisquare
 from bionemo.common.random_stream import draw_runs
 from bionemo.data.molecules.smiles import (
     SmilesRewriter,
+    is_valid,
     pack,
     parse_smiles,
     remove_brackets,
@@ -25,6 +26,7 @@ from bionemo.data.molecules.smiles import (
     write_canonical,
     write_random,
 )
+from bionemo.preparation.molecules import unmapped_smiles
 from tests.support.molecules import INVALID, INVALID_OR_EMPTY, MOLECULES, shared_molecules
 
 rdBase.DisableLog("rdApp.*")
@@ -222,3 +224,9 @@ def test_rdkit_is_imported_on_first_use() -> None:
         "assert 'rdkit' not in sys.modules\nparse_smiles('C')\nassert 'rdkit' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_molecule_too_large_for_rdkit_is_not_parsed() -> None:
+    """Its recursion would end the process."""
+    text = "C" * 30_000
+    assert not is_valid(text) and parse_smiles(text) is None and unmapped_smiles(text) is None

@@ -100,6 +100,7 @@ def test_shards_with_different_line_ends_and_widths(tmp_path):
         ("\n\nMKV\n>a\nMKV\n", 3, "text before the first '>'"),
         ("\n \n", 2, "text before the first '>'"),
         ("\n\n", None, "contains no records"),
+        (">P1;CRAB\nCRYSTALLIN\nMKV*\n", None, "is a PIR file, in which titles follow the names: convert it to FASTA"),
         (">a\nMKV\n>b\n>c\nM\n", 3, "without a sequence"),
         (">a\nMKV\n>b", 3, "without a sequence"),
         (">a\nMKV\n>é\nMKV\nM\xc9V\n", 5, "byte 0xc3 in a sequence"),

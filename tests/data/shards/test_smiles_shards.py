@@ -31,6 +31,9 @@ FILES = {
     "tabs in names": ("CCO\tid1\t3.5\nC\tid2\n", [("CCO", "id1\t3.5"), ("C", "id2")]),
     "invalid first": ("c1ccccc x\nCCO ethanol\n", [("c1ccccc", "x"), ETHANOL]),
     "extensions": ("CCO |$_R1;;$,c:1| ethanol\nC |o1:0|\nN |x\n", [ETHANOL, ("C", ""), ("N", "|x")]),
+    "extensions in a table": (
+        "SMILES\tID\nCCO |&1:1|\tZ 1\n C \tZ2\nCC |f:0.1, 2|\tx\n", [("CCO", "Z 1"), ("C", "Z2"), ("CC", "x")]
+    ),
     "PubChem": ("1\tCCO\n22\tC\n", [("CCO", "1"), ("C", "22")]),
     "ChEMBL": ("chembl_id\tcanonical_smiles\tstandard_inchi\nCHEMBL5\tCCO\tInChI=1S/x\n", [("CCO", "CHEMBL5")]),
     "ids that resemble SMILES": ("C001\tCCO\nC002\tCCN\n", [("CCO", "C001"), ("CCN", "C002")]),

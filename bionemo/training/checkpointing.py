@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 
 from bionemo import checkpoint
 from bionemo.checkpoint import WEIGHTS, MergedLoRA, TensorsInMemory, TensorSource
@@ -33,11 +34,14 @@ from bionemo.interop.nemo_models import find_nemo_model
 from bionemo.interop.shape_check import check_shapes
 from bionemo.models.language_model import MissingHead
 from bionemo.models.trainable import Trainable
-from bionemo.training.patches import ignore_sigterm_after_training, stop_training
+from bionemo.training.patches import end_run, ignore_sigterm_after_training, stop_training
 from bionemo.training.rank_consistency import max_at_logged_steps
 from bionemo.training.signals import Signals
+from bionemo.training.time_limit import TimeLimit
 
 log = logging.getLogger(__name__)
+_BATCHES_PER_CHECK = 10  # validation batches between checks for a signal, which several ranks make together
+_TIME_LIMIT = signal.NSIG  # instead of the number of a signal
 
 
 class CheckpointCallback(pl.Callback):
@@ -52,6 +56,7 @@ class CheckpointCallback(pl.Callback):
         config: `exp_manager` of the configuration.
         run_id: ID of the run; see `new_or_resumed_run_id`.
         branch: branch of the run; see `choose_branch`.
+        time_limit: time limit of the run, which also ends it during a validation.
 
     Attributes:
         locks: locks of the directories that the run writes, on rank 0.
@@ -64,20 +69,21 @@ class CheckpointCallback(pl.Callback):
         config: ExpManagerConfig,
         run_id: str = "",
         branch: checkpoint.Branch = checkpoint.MAIN_BRANCH,
+        time_limit: TimeLimit | None = None,
     ) -> None:
         self.directory, self.config = directory, config.checkpoint_callback_params
-        self.run_id, self.branch = run_id, branch
+        self.run_id, self.branch, self.time_limit = run_id, branch, time_limit
         self.locks: list[RunLock] = []
         self._enabled = config.create_checkpoint_callback
         key = "exp_manager.checkpoint_callback_params.train_time_interval"
         interval = self.config.train_time_interval
         self._interval = duration_in_seconds(key, interval) if interval else None
         self._saved_at, self._saved_step, self._validated_step = time.monotonic(), -1, -1
+        self._validation_due = False  # a signal or a time limit interrupted the validation after this step
         self._validation = ""  # identity of the validations of this start
         self._last: Path | None = None  # checkpoint that this process saved last
         self._archive: Path | None = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
         self.signals = Signals()
-        self.signals.listen(signal.SIGUSR1)  # a signal before the first step is handled after that step
 
     def check_export(self, trainer: pl.Trainer, model: Trainable) -> None:
         """Raise a UserError if the .nemo file that the run will write has other weight names or shapes than the model.
@@ -128,8 +134,8 @@ class CheckpointCallback(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Save at step and time intervals, and after a signal."""
-        if self._is_enabled(trainer) and not self.signals.save_on_interrupt:
-            self.signals.save_on_interrupt = True
+        if self._is_enabled(trainer) and not self.signals.has_steps_to_save:
+            self.signals.has_steps_to_save = True
             self.signals.listen(signal.SIGHUP)
         step, interval = trainer.global_step, self.config.every_n_train_steps or 0  # 0: never, as in Lightning
         due = interval > 0 and step % interval == 0
@@ -143,6 +149,29 @@ class CheckpointCallback(pl.Callback):
             log.warning("received %s: saving step %d and exiting", signal.Signals(number).name, step)
             self.save(trainer, pl_module)
             stop_training(trainer)
+
+    def on_validation_batch_start(
+        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        """Save and end the run after a signal or at the time limit; the resumed run starts with the validation."""
+        if not self.signals.has_steps_to_save or trainer.sanity_checking or batch_idx % _BATCHES_PER_CHECK:
+            return
+        reason = self.stop_signal or (_TIME_LIMIT if self.time_limit and self.time_limit.is_reached() else 0)
+        if trainer.world_size > 1:
+            reason = int(trainer.strategy.reduce(torch.tensor(reason, device=pl_module.device), reduce_op="max"))
+        if not reason:
+            return
+        if reason == _TIME_LIMIT:
+            why = f"{self.time_limit} is reached"
+        else:
+            self.signals.received = reason
+            why = f"received {signal.Signals(reason).name}"
+        log.warning("%s in the validation: saving step %d and exiting", why, trainer.global_step)
+        self._validation_due = True
+        self.save(trainer, pl_module)
+        strategy: Any = trainer.strategy
+        strategy.checkpoint_writer.wait()
+        end_run()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save with the new value of the monitored metric."""
@@ -174,9 +203,14 @@ class CheckpointCallback(pl.Callback):
             if self.config.save_nemo_on_train_end and not self.config.always_save_nemo:
                 self._export()
 
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say what a signal interrupts."""
+        self.signals.phase = "in the test: no test result"
+
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """End the process at the next Ctrl-C, because all writes are complete."""
-        self.signals.save_on_interrupt = False
+        """End the process at the next signal, because all writes are complete."""
+        self.signals.has_steps_to_save = False
+        self.signals.phase = "after the last step"
 
     def save(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write `-last` unless this step is saved; then link it if it is one of the best, and delete older ones."""
@@ -225,7 +259,8 @@ class CheckpointCallback(pl.Callback):
 
     def _build_metadata(self, trainer: pl.Trainer) -> dict[str, Any]:
         """Return the run and, if this step has been validated, the monitored metric."""
-        written_by = {"run": self.run_id, "branch": list(self.branch) if self.branch.number else None}
+        written_by: dict[str, Any] = {"validation_due": True} if self._validation_due else {}
+        written_by |= {"run": self.run_id, "branch": list(self.branch) if self.branch.number else None}
         value = trainer.callback_metrics.get(self.config.monitor or "")
         if value is None or self._validated_step != trainer.global_step:
             return written_by

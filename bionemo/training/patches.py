@@ -7,15 +7,17 @@
 * `_original_handlers` of one trainer: the SIGTERM handler that Lightning restores after training.
 * `limit_val_batches` and the minimum numbers of steps and epochs of one trainer, when a run ends early.
 * The state of the loops of one trainer.
+* `_TunerExitException`, which ends a run in the middle of a validation.
 """
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies.launchers import subprocess_script
+from lightning.pytorch.utilities.exceptions import _TunerExitException
 
 
 @contextmanager
@@ -39,6 +41,11 @@ def ignore_sigterm_after_training(trainer: pl.Trainer) -> None:
     trainer._signal_connector._original_handlers[signal.SIGTERM] = signal.SIG_IGN
 
 
+def end_run() -> NoReturn:
+    """Leave `fit` from any hook, with the teardown of a completed run; no other hook is called."""
+    raise _TunerExitException
+
+
 def stop_training(trainer: pl.Trainer) -> None:
     """End training after this step, without a validation and even before `trainer.min_steps`.
 
@@ -49,8 +56,10 @@ def stop_training(trainer: pl.Trainer) -> None:
     trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
 
-def loop_state_at_step(trainer: pl.Trainer, step: int) -> dict[str, Any]:
+def loop_state_at_step(trainer: pl.Trainer, step: int, validation_due: bool = False) -> dict[str, Any]:
     """Return the state of Lightning's loops after exactly `step` batches, including validations that were due.
+
+    With `validation_due`, the validation that is due after this step is still to be made.
 
     One batch is one update and all batches are one epoch, so the step determines every counter. The counters that
     Lightning saves depend on the hook that saves: at the end of a batch they are one behind, and every validation of
@@ -62,5 +71,8 @@ def loop_state_at_step(trainer: pl.Trainer, step: int) -> dict[str, Any]:
             counters[scope].update(dict.fromkeys(counters[scope], step))
         fit["epoch_progress"][scope].update(ready=1, started=1, processed=0, completed=0)
     fit["epoch_loop.state_dict"]["_batches_that_stepped"] = step
+    if validation_due:
+        fit["epoch_loop.val_loop.batch_progress"]["total"].update(ready=1, started=1, processed=0, completed=0)
+        fit["epoch_loop.state_dict"]["_batches_that_stepped"] = step - 1  # Lightning adds 1 after the validation
     others = {name: getattr(trainer, name).state_dict() for name in ("validate_loop", "test_loop", "predict_loop")}
     return {"fit_loop": fit, **others}

@@ -210,7 +210,7 @@ class TrainingProgress(ProgressBar):
             shown = [f"val_loss {metrics.pop('val_loss'):.4f}", *(f"{name} {v:.3f}" for name, v in metrics.items())]
             self._console.print(f"step {trainer.global_step:,}  {'  '.join(shown)}", highlight=False, soft_wrap=True)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+    def teardown(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         """Remove the bar."""
         self._stop()
 

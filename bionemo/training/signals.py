@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from bionemo.common.launcher_environment import is_global_rank_zero
 
@@ -19,25 +19,29 @@ _SAME_KEY_PRESS = 0.5  # seconds within which a launcher may forward the SIGINT 
 class Signals:
     """Context manager that records signals and restores the previous handlers. Ignored signals stay ignored.
 
-    SIGTERM, SIGUSR1 and SIGHUP are recorded. SIGINT is recorded while there are steps to save; a second one, or one at
-    any other time, ends the process at once, which is safe because a checkpoint gets its name when it is complete. A
-    thread handles SIGINT, so that it also works while the main thread waits for another rank or a device.
+    Signals are recorded while there are steps to save. At any other time, and at a second SIGINT, they end the process
+    at once, which is safe because a checkpoint gets its name when it is complete. A thread ends the process, so that
+    this also works while the main thread waits for another rank or a device.
 
     Attributes:
         received: number of the first recorded signal; 0: none.
-        save_on_interrupt: whether there are steps to save.
+        has_steps_to_save: whether there are steps to save.
+        phase: what a signal interrupts if there are none, for the message.
         send_to_children: sends a signal to the processes that this one has started.
     """
 
     def __init__(self) -> None:
-        self.received, self.save_on_interrupt = 0, False
+        self.received, self.has_steps_to_save = 0, False
+        self.phase = "before the first step: nothing is saved"
         self.send_to_children: Callable[[Any], object] = lambda number: None
         self._previous_handlers: dict[int, Any] = {}
         self._pid = os.getpid()
         self._wakeup_fds: tuple[int, int] | None = None  # ours and the previous one
         self._interrupted_at: float | None = None
+        self._ending = threading.RLock()
 
     def __enter__(self) -> "Signals":
+        self.listen(signal.SIGTERM, signal.SIGUSR1)
         if self.listen(signal.SIGINT):
             reader, writer = os.pipe()
             os.set_blocking(writer, False)
@@ -51,7 +55,8 @@ class Signals:
             signal.set_wakeup_fd(previous)
             os.close(writer)  # ends the thread
         for number, handler in self._previous_handlers.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) == self._handle:  # ignored now: see `ignore_sigterm_after_training`
+                signal.signal(number, handler)
         self._previous_handlers = {}
 
     def listen(self, *numbers: int) -> bool:
@@ -64,15 +69,15 @@ class Signals:
             return False
         handled = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
         for number in handled:
-            previous = signal.signal(number, self._handle)
-            if number != signal.SIGTERM:  # Lightning restores the previous handler of SIGTERM
-                self._previous_handlers.setdefault(number, previous)
+            self._previous_handlers.setdefault(number, signal.signal(number, self._handle))
         return bool(handled)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Record the signal; the run ends between two steps, because the state within a step is inconsistent."""
         if number == signal.SIGINT or os.getpid() != self._pid:  # the thread handles SIGINT; not in forked processes
             return
+        if not self.has_steps_to_save:
+            self._end_process(number)
         self._record(number)
         if number != signal.SIGHUP:  # the terminal sends it to all processes
             self.send_to_children(number)
@@ -86,20 +91,28 @@ class Signals:
             while byte := signals.read(1):
                 if byte[0] == signal.SIGINT:
                     self._interrupt()
+                elif byte[0] in self._previous_handlers and not self.has_steps_to_save:
+                    self._end_process(byte[0])
 
     def _interrupt(self) -> None:
         """Record the first Ctrl-C if there are steps to save, else end the process."""
         now = time.monotonic()
-        if self.save_on_interrupt and (self._interrupted_at is None or now - self._interrupted_at < _SAME_KEY_PRESS):
+        if self.has_steps_to_save and (self._interrupted_at is None or now - self._interrupted_at < _SAME_KEY_PRESS):
             self._interrupted_at = self._interrupted_at or now
             self._record(signal.SIGINT)
             return
-        if is_global_rank_zero():
-            show_cursor = b"\x1b[?25h" if os.isatty(2) else b""  # a progress bar hides it
-            with suppress(OSError):
-                os.write(2, show_cursor + b"\ninterrupted\n")
-        self.send_to_children(signal.SIGKILL)
-        os._exit(128 + signal.SIGINT)
+        self._end_process(signal.SIGINT)
+
+    def _end_process(self, number: int) -> NoReturn:
+        with self._ending:  # not released: the main thread and the other thread may both be here
+            if is_global_rank_zero():
+                show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
+                is_second = number == signal.SIGINT and self.has_steps_to_save
+                phase = "again: the steps since the last checkpoint are not saved" if is_second else self.phase
+                with suppress(OSError):
+                    os.write(2, f"{show_cursor}\nreceived {signal.Signals(number).name} {phase}\n".encode())
+            self.send_to_children(signal.SIGKILL)
+            os._exit(128 + number)
 
 
 class _TolerantStream:

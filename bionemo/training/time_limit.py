@@ -45,18 +45,24 @@ class TimeLimit(pl.Callback):
         reached = 0
         if self._total is not None and self._seconds() >= self._total:
             reached = 1
-        if self._per_start is not None and time.monotonic() - self._started >= self._per_start:
+        if self.is_reached():
             reached = 2
         reached = max_at_logged_steps(trainer, pl_module, reached)
         if not reached:
             return
-        per_start, total = self._limits
-        limit = f"exp_manager.max_time_per_run={per_start}" if reached == 2 else f"trainer.max_time={total}"
+        limit = str(self) if reached == 2 else f"trainer.max_time={self._limits[1]}"
         log.warning("%s is reached: exiting at step %d", limit, trainer.global_step)
         if reached == 2:
             stop_training(trainer)
         else:
             trainer.should_stop = True  # with a last validation, and after trainer.min_steps
+
+    def is_reached(self) -> bool:
+        """Return whether the limit per start is reached."""
+        return self._per_start is not None and time.monotonic() - self._started >= self._per_start
+
+    def __str__(self) -> str:
+        return f"exp_manager.max_time_per_run={self._limits[0]}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the time of training; {} without `trainer.max_time`, so that equal runs have equal checkpoints."""

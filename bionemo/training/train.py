@@ -93,9 +93,13 @@ def train(
     newest = checkpoint.list_complete(checkpoint_dir, log_dir)[:1]  # another run may write until we hold the lock
     resume_path = find_resume_checkpoint(cfg, checkpoint_dir, log_dir)
 
-    run_id = new_or_resumed_run_id(resume_path, checkpoint_dir, log_dir)
+    time_limit = TimeLimit(cfg.exp_manager.max_time_per_run, cfg.trainer.max_time)
     checkpoints = CheckpointCallback(
-        checkpoint_dir, cfg.exp_manager, run_id, choose_branch(cfg, resume_path, checkpoint_dir, log_dir)
+        checkpoint_dir,
+        cfg.exp_manager,
+        new_or_resumed_run_id(resume_path, checkpoint_dir, log_dir),
+        choose_branch(cfg, resume_path, checkpoint_dir, log_dir),
+        time_limit,
     )
     monitor = HealthMonitor(duration_in_seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
     reference_losses: dict[str, float] = {}  # filled when the data is open
@@ -106,7 +110,7 @@ def train(
             RankConsistencyCheck(cfg, resume_path),
             *([] if cfg.trainer.enable_progress_bar is False else [TrainingProgress()]),
             LossCurve(log_dir, reference_losses),
-            TimeLimit(cfg.exp_manager.max_time_per_run, cfg.trainer.max_time),
+            time_limit,
             *callbacks,
             *early_stopping(cfg.exp_manager),
             checkpoints,  # saves the state of all others
@@ -141,7 +145,7 @@ def train(
             checkpoints.check_export(trainer, model)
 
         make_directories(*written)  # before this only locks and indexes of the data are written
-        files, log_run_id = cfg.exp_manager.files_to_copy or (), run_id if cfg.do_training else None
+        files, log_run_id = cfg.exp_manager.files_to_copy or (), checkpoints.run_id if cfg.do_training else None
         logs = prepare_log_directory(log_dir, log_run_id, files) if trainer.is_global_zero else nullcontext()
         with directory_errors(log_dir), logs:
             start_experiment(trainer, cfg.exp_manager, log_dir)

@@ -22,6 +22,7 @@ from tests.conftest import ROOT
 from tests.support.runs import FAMILIES, FORK, last_checkpoint, tiny
 
 LONG = ("trainer.max_steps=5000", "trainer.val_check_interval=5000")  # the console shows every 50th step
+MANY = "model.data.mock.num_validation_sequences=20000"  # a validation of several seconds
 _START = """\
 import os, pathlib, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
@@ -164,26 +165,59 @@ def test_a_signal_to_all_processes_saves_the_step(
 
 
 @pytest.mark.parametrize(
-    ("start", "overrides"),
+    ("start", "number", "overrides"),
     [
-        pytest.param(Forked, (), id="one rank"),
-        pytest.param(Terminal, ("trainer.devices=2",), id="waiting for another rank", marks=pytest.mark.slow),
+        pytest.param(Forked, signal.SIGINT, (), id="Ctrl-C"),
+        pytest.param(Forked, signal.SIGTERM, ("trainer.num_sanity_val_steps=-1", MANY), id="in the sanity check"),
+        pytest.param(Forked, signal.SIGUSR1, ("trainer.num_sanity_val_steps=-1", MANY), id="time limit of Slurm"),
+        pytest.param(
+            Terminal, signal.SIGINT, ("trainer.devices=2",), id="waiting for another rank", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_signal_before_the_first_step_ends_the_run_at_once(
-    tmp_path: Path, start: type[Terminal], overrides: tuple[str, ...]
+    tmp_path: Path, start: type[Terminal], number: signal.Signals, overrides: tuple[str, ...]
 ) -> None:
     run = start(tmp_path, *overrides)
     run.wait_for("from the beginning")
-    if overrides:
+    if "trainer.devices=2" in overrides:
         run.wait_for_rank(1)
-    run.send(signal.SIGINT)
-    assert run.end() == 128 + signal.SIGINT
+    run.send(number)
+    assert run.end() == 128 + number
     assert not any("saving step" in line for line in run.lines())
-    assert run.lines()[-1] == "interrupted"
-    assert run.lines().count("interrupted") == 1
+    message = f"received {number.name} before the first step: nothing is saved"
+    assert run.lines()[-1] == message
+    assert run.lines().count(message) == 1
     assert not any(line.startswith("error") for line in run.lines())
     assert group_is_gone(run.pid)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_signal_in_a_validation_saves_the_step(tmp_path: Path, devices: int) -> None:
+    """The next start repeats the validation before it continues."""
+    run = Forked(tmp_path, MANY, "trainer.val_check_interval=50", f"trainer.devices={devices}")
+    run.wait_for("step 50 of")
+    time.sleep(1)
+    run.send(signal.SIGTERM)
+    assert run.end() == 128 + signal.SIGTERM, run.lines()
+    assert any("received SIGTERM in the validation: saving step 50 and exiting" in line for line in run.lines())
+    manifest = load_manifest(last_checkpoint(run.directory))
+    assert (manifest["step"], manifest["metrics"]) == (50, {})
+    few = MANY.replace("20000", "8")
+    resumed = Forked(tmp_path, few, "trainer.val_check_interval=50", "trainer.max_steps=51", "trainer.devices=1")
+    assert resumed.end() == 0, resumed.lines()
+    assert any(line.startswith("step 50  val_loss") for line in resumed.lines())
+    assert load_manifest(last_checkpoint(run.directory))["step"] == 51
+
+
+def test_a_signal_in_a_test_ends_the_run_at_once(tmp_path: Path) -> None:
+    short = ("trainer.max_steps=2", "trainer.val_check_interval=2", "trainer.limit_val_batches=1")
+    run = Forked(tmp_path, MANY, "do_testing=True", *short)
+    run.wait_for("logs, ")
+    time.sleep(1)
+    run.send(signal.SIGTERM)
+    assert run.end() == 128 + signal.SIGTERM, run.lines()
+    assert run.lines()[-1] == "received SIGTERM in the test: no test result"
 
 
 def test_a_second_signal_ends_the_run_without_an_incomplete_checkpoint(tmp_path: Path) -> None:
@@ -196,7 +230,7 @@ def test_a_second_signal_ends_the_run_without_an_incomplete_checkpoint(tmp_path:
     assert run.status() is None
     run.send(signal.SIGINT)
     assert run.end() == 128 + signal.SIGINT
-    assert run.lines()[-1] == "interrupted"
+    assert run.lines()[-1] == "received SIGINT again: the steps since the last checkpoint are not saved"
     assert list((run.directory / "checkpoints").glob("*-last")) == []
 
 
@@ -207,7 +241,7 @@ def test_ignored_signals_remain_ignored(name: str) -> None:
     before = signal.signal(number, signal.SIG_IGN)
     try:
         with Signals() as signals:
-            signals.save_on_interrupt = True
+            signals.has_steps_to_save = True
             signals.listen(signal.SIGHUP)
             assert signal.getsignal(number) == signal.SIG_IGN
             os.kill(os.getpid(), number)
@@ -241,7 +275,7 @@ def test_saving_after_a_broken_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with os.fdopen(writer, "w", buffering=1) as pipe, Signals() as signals:
             monkeypatch.setattr(sys, "stderr", pipe)
-            signals.save_on_interrupt = True
+            signals.has_steps_to_save = True
             signals.listen(signal.SIGHUP)
             os.close(reader)
             os.kill(os.getpid(), signal.SIGHUP)

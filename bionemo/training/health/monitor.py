@@ -161,11 +161,14 @@ class HealthMonitor(pl.Callback):
         }
 
     def _schedule_exit(self) -> None:
-        """Dump stacks and exit if the GIL is held so long that this method is not called again."""
+        """Write stacks to the log if the GIL is held so long that this method is not called again.
+
+        The process does not exit: it may only have been suspended, by Slurm or with a laptop.
+        """
         handlers = logging.getLogger("bionemo").handlers
         files: list[Any] = [handler.stream for handler in handlers if isinstance(handler, logging.FileHandler)]
         with suppress(ValueError):  # the file is closed
-            faulthandler.dump_traceback_later(self._timeout + EXIT_SECONDS, exit=True, file=[*files, sys.stderr][0])
+            faulthandler.dump_traceback_later(self._timeout + EXIT_SECONDS, file=[*files, sys.stderr][0])
 
     def _end_process(self, diagnosis: Diagnosis, print_message: bool) -> None:
         """Print the message once for all ranks, let the main thread end if it can, then end the process."""

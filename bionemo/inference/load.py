@@ -13,6 +13,7 @@ from bionemo.config.saved_model import complete_model_section, is_complete, read
 from bionemo.config.schema import ModelConfig
 from bionemo.inference.model import TrainedModel
 from bionemo.interop.convert import Model, open_model
+from bionemo.interop.formats import locate_model
 from bionemo.interop.shape_check import check_plain_values, quote_error
 from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
@@ -85,7 +86,7 @@ def open_saved_model(path: str | Path) -> tuple[Path, Model]:
     Raises:
         UserError: if it does not exist or is damaged.
     """
-    path = Path(path).expanduser()
+    path = locate_model(Path(path).expanduser())
     return path, open_model(path)
 
 

@@ -9,7 +9,7 @@ from bionemo.checkpoint import WEIGHTS, Checkpoint, MergedLoRA, TensorsInMemory,
 from bionemo.common.errors import UserError
 from bionemo.config.saved_model import add_defaults
 from bionemo.interop import model_card, nemo_archive
-from bionemo.interop.formats import CHECKPOINT, HUGGING_FACE, NEMO, detect_format, require_model
+from bionemo.interop.formats import CHECKPOINT, HUGGING_FACE, NEMO, detect_format, locate_model, require_model
 from bionemo.interop.huggingface import directory as huggingface
 from bionemo.interop.huggingface.contacts import ContactHead, check_contact_head
 from bionemo.interop.nemo_models import get_nemo_model
@@ -34,6 +34,7 @@ def convert(source: Path, target: Path, to: str | None = None) -> None:
     Raises:
         UserError: if the source cannot be read, both formats are the same, or the target exists or cannot be written.
     """
+    source = locate_model(source)
     source_format, target_format = detect_format(source), to or (NEMO if target.suffix == ".nemo" else CHECKPOINT)
     if source_format == target_format:
         reason = {
@@ -113,6 +114,7 @@ def describe(path: Path, every_tensor: bool = False) -> str:
     Raises:
         UserError: if it cannot be read.
     """
+    path = locate_model(path)
     file_format = detect_format(path)
     if file_format == CHECKPOINT:
         return tools.describe(path, every_tensor)

@@ -6,6 +6,7 @@ what to do.
 """
 
 import json
+import logging
 import re
 import zipfile
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from bionemo.checkpoint.manifest import INDEX, MANIFEST, STATE
 from bionemo.common.errors import UserError
 from bionemo.common.regular import open_regular
 
+log = logging.getLogger(__name__)
 CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
 CONFIG, ADAPTERS = "config.json", "adapter_config.json"
 _UNKNOWN = "not a checkpoint, a .nemo archive or a Hugging Face directory: give the path of a model"
@@ -60,6 +62,22 @@ def detect_format(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
+def locate_model(path: Path) -> Path:
+    """Return the newest complete checkpoint of a run, given its directory; other paths are returned unchanged."""
+    if (newest := newest_checkpoint(path)) is None:
+        return path
+    log.warning("%s is the directory of a run: its newest checkpoint is used, %s", path, newest.name)
+    return newest
+
+
+def newest_checkpoint(path: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run, given its directory or that of its checkpoints, else None."""
+    if path.suffix == ".nemo" or is_checkpoint(path) or (path / CONFIG).exists():
+        return None
+    directory = path if path.name == "checkpoints" else path / "checkpoints"
+    return next(iter(list_complete(directory)), None)
+
+
 def require_model(path: Path) -> None:
     """Raise a UserError if there is nothing at a path."""
     if not path.exists():
@@ -87,9 +105,9 @@ def _describe_directory(path: Path, names: set[str]) -> str:
         )
     if names >= _NEMO_PARTS or ("model_config.yaml" in names and any("_rank_" in name for name in names)):
         return f"is an unpacked .nemo archive: pack it with tar -cf NAME.nemo -C {path} ."
-    runs = [path, path / "checkpoints", *sorted(path.glob("*/checkpoints")), *sorted(path.glob("*/*/checkpoints"))]
+    runs = [*sorted(path.glob("*/checkpoints")), *sorted(path.glob("*/*/checkpoints"))]
     if found := list_complete(*runs):
-        return f"is not a checkpoint, but the directory of a run; its newest checkpoint is {found[0]}: give that path"
+        return f"is not the directory of one run: give that of a run in it, such as {found[0].parent.parent}"
     if "head.safetensors" in names:
         return (
             f"holds the head of a fine-tuning run, not a model: bionemo analysis label --head {path}/head.safetensors "

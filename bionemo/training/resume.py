@@ -17,7 +17,7 @@ from bionemo.checkpoint.state_schema import find_missing_entry
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
 from bionemo.interop.convert import open_model
-from bionemo.interop.formats import CHECKPOINT, detect_format
+from bionemo.interop.formats import CHECKPOINT, detect_format, locate_model, newest_checkpoint
 from bionemo.interop.run_files import read_run_id
 from bionemo.models.trainable import Trainable
 from bionemo.training.identity import log_changed_settings
@@ -44,11 +44,14 @@ def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
     """
     config = cfg.exp_manager
     if named := config.resume_from_checkpoint or cfg.model.resume_from_checkpoint:
-        if detect_format(Path(named)) != CHECKPOINT:
+        start = Path(named)
+        if newest := newest_checkpoint(start):
+            raise UserError(f"{named} is the directory of a run: name one of its checkpoints, such as {newest}")
+        if detect_format(start) != CHECKPOINT:
             raise UserError(f"{named} is not a checkpoint: set restore_from_path instead of resume_from_checkpoint")
-        checkpoint.check(Path(named))
+        checkpoint.check(start)
         continues = config.resume_if_exists and cfg.do_training
-        return _find_in_branch(Path(named), directories) if continues else Path(named)
+        return _find_in_branch(start, directories) if continues else start
     if not config.resume_if_exists:
         found = None
     else:
@@ -165,16 +168,17 @@ def open_initial_weights(path: str | None, positions: int | None = None) -> Tens
     """
     if path is None:
         return None
-    if detect_format(Path(path)) == CHECKPOINT:
-        checkpoint.check(Path(path))
-        weights: TensorSource = checkpoint.Checkpoint(Path(path))
+    source = locate_model(Path(path))
+    if detect_format(source) == CHECKPOINT:
+        checkpoint.check(source)
+        weights: TensorSource = checkpoint.Checkpoint(source)
     else:
-        weights = open_model(Path(path)).weights
+        weights = open_model(source).weights
     learned = weights.shapes(WEIGHTS).get(_POSITION_EMBEDDINGS)
     if positions is None or learned is None or learned[0] == positions:
         return weights
     change = f"{'repeated' if learned[0] < positions else 'truncated'} to model.max_position_embeddings={positions}"
-    log.warning("%s has %d learned positions, %s", path, learned[0], change)
+    log.warning("%s has %d learned positions, %s", source, learned[0], change)
     return ResizedPositions(weights, positions)
 
 

@@ -23,7 +23,7 @@ from bionemo.interop.formats import detect_format
 from bionemo.training.resume import find_resume_checkpoint, open_initial_weights
 from tests.conftest import checkpoint_command
 from tests.interop.archives import MARK
-from tests.support.runs import config, last_checkpoint, train
+from tests.support.runs import config, last_checkpoint, read_weights, train
 
 
 class Exploit:
@@ -149,13 +149,22 @@ def test_names_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_files_of_a_run(tmp_path: Path) -> None:
-    """The newest checkpoint is named, for the run, its directory of checkpoints, and a directory of runs."""
+    """The directory of a run, or of its checkpoints, is its newest checkpoint; a directory of runs names one."""
     train(config(tmp_path / "name" / "run"))
     newest = last_checkpoint(tmp_path / "name" / "run")
-    for path in (newest.parent.parent, newest.parent, tmp_path / "name", tmp_path):
-        with pytest.raises(UserError) as caught:
+    expected = read_weights(newest)
+    for number, path in enumerate((newest.parent.parent, newest.parent)):
+        assert bionemo.load(path).path == newest
+        assert open_initial_weights(str(path)).path == newest
+        convert(path, tmp_path / f"{number}.nemo")
+        convert(tmp_path / f"{number}.nemo", tmp_path / str(number))
+        found = read_weights(tmp_path / str(number))
+        assert all(torch.equal(found[name], values) for name, values in expected.items())
+        with pytest.raises(UserError, match=f"is the directory of a run: name one of its checkpoints, .* {newest}$"):
+            find_resume_checkpoint(config(tmp_path / "b", f"exp_manager.resume_from_checkpoint={path}"), tmp_path)
+    for path in (tmp_path / "name", tmp_path):
+        with pytest.raises(UserError, match=f"not the directory of one run: .* such as {newest.parent.parent}$"):
             bionemo.load(path)
-        assert str(caught.value).endswith(f"the directory of a run; its newest checkpoint is {newest}: give that path")
     with pytest.raises(UserError, match=r"tensors-0.safetensors is one file of a model: give its directory, .*-last$"):
         bionemo.load(newest / "tensors-0.safetensors")
     for path in (newest.parent).iterdir():

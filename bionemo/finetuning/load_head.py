@@ -118,7 +118,7 @@ def read_records(path: Path) -> tuple[list[str], list[str]]:
 def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) -> list[tuple[str, str]]:
     """Predict for each sequence: a string of classes, one per residue; or a class and its probability; or a number.
 
-    The second item of each pair is the probability, or "".
+    The second item of each pair is the probability, or "". Predictions do not depend on the other sequences.
 
     Raises:
         UserError: if the model cannot read a sequence, its hidden size is not that of the head, a sequence is not a
@@ -132,10 +132,8 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) 
             f"{trained.encoder}"
         )
     if head.per_token:
-        vectors = model.hiddens(texts)
-        lengths = [len(each) for each in vectors]
-        vectors_RD = torch.cat([torch.from_numpy(each) for each in vectors]).to(device)  # R residues, D hidden size
-        classes = _check_finite(model, head(vectors_RD, lengths)).argmax(1).split(lengths)
+        hiddens = (torch.from_numpy(each).to(device) for each in model.hiddens(texts))
+        classes = [_check_finite(model, head(vectors_RD, [len(vectors_RD)])).argmax(1) for vectors_RD in hiddens]
         return [("".join(trained.classes[number] for number in each.tolist()), "") for each in classes]
     if trained.wild_type is None:
         vectors_ND = model.embed(texts)
@@ -143,7 +141,9 @@ def predict_labels(model: TrainedModel, trained: TrainedHead, texts: Sequences) 
         names = [f"sequence {number:,}" for number in range(len(texts))]
         found = compute_variant_vectors(model, trained.wild_type, model.ids(texts), names, DEFAULT_LIMITS)
         vectors_ND = np.concatenate([*found])
-    predictions = _check_finite(model, head(torch.from_numpy(vectors_ND).to(device), [1] * len(texts)))
+    # one at a time: a matrix product rounds differently for other numbers of rows
+    rows = torch.from_numpy(vectors_ND).to(device).split(1)
+    predictions = _check_finite(model, torch.cat([head(vectors_RD, [1]) for vectors_RD in rows]))
     if not trained.classes:
         return [(f"{value:.7g}", "") for value in predictions.squeeze(1).tolist()]
     best = predictions.softmax(1).max(1)

@@ -16,7 +16,7 @@ import bionemo
 from bionemo.cli.analysis import main
 from bionemo.common.errors import UserError
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
-from bionemo.finetuning.load_head import read_records, read_trained_head
+from bionemo.finetuning.load_head import predict_labels, read_records, read_trained_head
 from tests.inference.molecules import trained
 
 HEADS: dict[str, tuple[Any, list[str]]] = {
@@ -69,6 +69,16 @@ def test_predictions_equal_those_of_the_training_run(
                     assert float(row["probability"]) == pytest.approx(float(prediction.softmax(0).max()), abs=1e-4)
                 else:
                     assert float(row["prediction"]) == pytest.approx(float(prediction), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_predictions_do_not_depend_on_the_other_sequences(name: str, model: Path, tmp_path: Path) -> None:
+    kept(tmp_path / "head.safetensors", name, model)
+    trained, ours = read_trained_head(tmp_path / "head.safetensors"), bionemo.load(model)
+    generator = np.random.default_rng(0)
+    texts = ["".join(generator.choice(list("ACDEFGHIKLMNPQRSTVWY"), 20)) for _ in range(40)]
+    together = predict_labels(ours, trained, texts)
+    assert together == [predict_labels(ours, trained, [text])[0] for text in texts]
 
 
 def test_formats_of_the_input(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ port=${RAY_PORT:-6379}
 export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
 token=${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}
 
-command -v ray > /dev/null || { echo "error: Ray is not installed: pip install 'bionemo[ray]'" >&2; exit 1; }
+command -v ray > /dev/null || { echo "error: Ray is not installed: pip install 'ray[train]'" >&2; exit 1; }
 if [ "$node" = 0 ]; then
     if [ "$RAY_AUTH_MODE" = token ] && [ -z "${RAY_AUTH_TOKEN:-}" ] && [ ! -s "$token" ]; then
         mkdir -p "$(dirname "$token")"

@@ -35,6 +35,9 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         return None if name.split(".")[0] in {modules!r} else self.finder.find_spec(name, path, target)
 
+    def find_distributions(self, context):
+        return self.finder.find_distributions(context) if hasattr(self.finder, "find_distributions") else []
+
 sys.meta_path = [Finder(finder) for finder in sys.meta_path]
 from bionemo.cli.main import main
 main()
@@ -52,6 +55,19 @@ def run_without(extras: set[str], directory: Path, *arguments: str | Path) -> su
         [sys.executable, "-c", code, *arguments], cwd=directory, env=environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
+
+
+PACKAGES = {"molecules": "rdkit", "wandb": "wandb", "report": "bokeh", "plots": "matplotlib"}
+
+
+def test_no_advice_installs_another_package() -> None:
+    """The name bionemo belongs to another package on PyPI."""
+    paths = [path for folder in ("bionemo", "docs", "examples", "scripts", "setup")
+             for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".sh", ".ipynb", "")
+             and path.is_file()]  # fmt: skip
+    wrong = [path for path in paths if re.search(r"pip install '?bionemo(\[|'| |$)", path.read_text(), re.MULTILINE)]
+    assert len(paths) > 300
+    assert wrong == []
 
 
 def test_names_of_extras() -> None:
@@ -84,7 +100,7 @@ def test_command_without_its_extra(extra: str, arguments: list[str], smiles: Pat
     names = {"smiles": smiles, "out": tmp_path / "out", "run": run}
     done = run_without({extra}, tmp_path, *(each.format(**names) for each in arguments))
     assert done.returncode == 1, done.stdout
-    message = rf"error: .* requires the extra '{extra}' of bionemo \(.*\): pip install 'bionemo\[{extra}\]'\n"
+    message = rf"error: .* requires the extra '{extra}' of bionemo \(.*\): pip install ('{PACKAGES[extra]}[^']*' ?)+\n"
     *notes, error = done.stderr.splitlines(keepends=True)
     assert re.fullmatch(message, error), done.stderr
     assert all(note.startswith("note: ") for note in notes)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.cpu import amx_is_broken
+from bionemo.common.errors import install_command
 from bionemo.common.launcher_environment import launched_process
 from bionemo.common.version import __version__
 
@@ -73,7 +74,7 @@ def describe_machine() -> Iterator[tuple[str, str]]:
             if " is installed, but " in problem:
                 yield "problem", problem
         if problems:
-            yield "missing", f"pip install 'bionemo[{extra}]', for {use}"
+            yield "missing", f"{install_command(extra)}, for {use}"
 
 
 def dependency_problems(requirements: Sequence[str], extra: str = "") -> Iterator[str]:

@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 
 _RETRY = "run the command again"
 WORKER_ADVICE = (
@@ -117,6 +118,16 @@ def _os_error(error: OSError, message: str) -> str:
     return f"{files}: {reason}: {hint}" if files else f"{reason}: {hint}"
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an extra; PyPI has another package with the name bionemo."""
+    try:
+        requirements = metadata.requires("bionemo") or []
+    except metadata.PackageNotFoundError:
+        return f"pip install -e '.[{extra}]' in its checkout"
+    packages = [text.partition(";")[0] for text in requirements if text.endswith(f"extra == '{extra}'")]
+    return " ".join(["pip install", *(f"'{package.strip()}'" for package in packages)])
+
+
 @contextmanager
 def optional_dependency(extra: str, use: str) -> Iterator[None]:
     """Replace an ImportError in a `with` block by a UserError with the command that installs an extra of this package.
@@ -129,7 +140,7 @@ def optional_dependency(extra: str, use: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise UserError(
-            f"{use} requires the extra '{extra}' of bionemo ({error}): pip install 'bionemo[{extra}]'"
+            f"{use} requires the extra '{extra}' of bionemo ({error}): {install_command(extra)}"
         ) from error
 
 

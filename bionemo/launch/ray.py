@@ -3,7 +3,7 @@
 
 from importlib.util import find_spec
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, install_command
 from bionemo.config.schema import RayConfig
 from bionemo.launch.foreground import ForegroundCluster
 from bionemo.launch.job import Job, JobStep
@@ -29,5 +29,5 @@ class Ray(ForegroundCluster):
     def submit(self, job: Job) -> int:
         """Check that Ray is installed and run the script."""
         if find_spec("ray") is None:
-            raise UserError("cluster=ray requires the extra 'ray' of bionemo: pip install 'bionemo[ray]'")
+            raise UserError(f"cluster=ray requires the extra 'ray' of bionemo: {install_command('ray')}")
         return super().submit(job)

@@ -74,7 +74,7 @@ def test_one_line(
         (SLURM, "sbatch was not found: submit from a login node"),
         (["cluster=mpi"], "mpirun was not found: install it"),
         (BCP, "ngc was not found: install the NGC CLI"),
-        (["cluster=ray"], r"cluster=ray requires the extra 'ray' of bionemo: pip install 'bionemo\[ray\]'"),
+        (["cluster=ray"], r"cluster=ray requires the extra 'ray' of bionemo: pip install 'ray\[train\]"),
     ],
 )
 def test_missing_programs(

@@ -71,7 +71,7 @@ def _check_run(cfg: RunConfig) -> list[str]:
         *_check_end(trainer),
         *_check_validation(trainer, cfg.exp_manager),
         *_check_names(cfg.exp_manager),
-        *_check_optimizer(model.optim, "model.optim"),
+        *_check_optimizer(model.optim, "model.optim", trainer.max_steps),
         *_check_muon(model),
         *_check_schedule(model.optim.sched, trainer),
         *_check_mock(model),
@@ -287,9 +287,22 @@ def _check_validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iter
         )
 
 
-def _check_optimizer(optim: OptimConfig, key: str) -> Iterator[str]:
+def _check_optimizer(optim: OptimConfig, key: str, max_steps: int = -1) -> Iterator[str]:
+    """Check an optimizer; `max_steps` is trainer.max_steps, if it ends the schedule."""
     if len(optim.betas) != 2:
         yield f"{key}.betas is {optim.betas}, expected two numbers from 0 to below 1"
+    sched = optim.sched
+    if sched is None or sched.min_lr is None or sched.name == "NoamAnnealing":  # its `lr` is a multiplier
+        return
+    end, highest = sched.end(max_steps), optim.lr
+    if sched.name == "WarmupAnnealDecayHold":
+        highest = sched.max_lr or sched.min_lr
+    last = highest
+    if sched.name == "InverseSquareRootAnnealing" and end > 0:
+        last /= max(1, (end + 1) / (sched.warm_up(end) + 1)) ** 0.5
+    if sched.min_lr > last:
+        where = "highest rate" if last == highest else f"rate that {sched.name} reaches at its end, step {end}"
+        yield f"{key}.sched.min_lr={sched.min_lr:g} is above {last:g}, the {where}: lower it, or raise {key}.lr"
 
 
 def _check_muon(model: ModelConfig) -> Iterator[str]:
@@ -309,7 +322,7 @@ def _check_schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]
         "WarmupAnnealing",
     )
     open_end = trainer.epochs is not None or trainer.max_time is not None
-    if open_end and needs_end and (sched.max_steps or trainer.max_steps) < 1:
+    if open_end and needs_end and sched.end(trainer.max_steps) < 1:
         yield "missing value: without trainer.max_steps, give model.optim.sched.max_steps=..., the end of the schedule"
 
 

@@ -6,6 +6,7 @@ OmegaConf's structured configs support neither Literal nor unions with lists, an
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -23,6 +24,7 @@ from bionemo.config.v1_keys import replacement
 T = TypeVar("T")
 _DEFAULT_RANGES = {int: ANY_INT, float: ANY_FLOAT}  # of numbers that are not annotated with a range
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_WRITTEN_BOOLS = {"true": True, "false": False}  # where text is permitted, too
 _MAX_LISTED = 20  # keys in an error message
 _MAX_SHOWN = 80  # characters of a value in an error message
 
@@ -150,6 +152,8 @@ def convert(value: Any, hint: Any) -> Any:
         TypeError: if the value does not have this type.
     """
     options = alternatives(hint)
+    if isinstance(value, str):
+        value = _parse_text(value, options)
     if type(value) in options and len(options) > 1 and not isinstance(value, str):
         return value  # in `int | float`, 1 remains a count and 1.0 a fraction
     for option in options:
@@ -163,7 +167,7 @@ def convert(value: Any, hint: Any) -> Any:
 def _convert_to(value: Any, hint: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        return _parse_booleans(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
     if hint is type(None) and value is None:
         return None
     if origin is list and isinstance(value, ListConfig):
@@ -178,6 +182,26 @@ def _convert_to(value: Any, hint: Any) -> Any:
         except (KeyError, ValueError, OverflowError):
             raise TypeError from None
     raise TypeError
+
+
+def _parse_text(text: str, options: tuple[Any, ...]) -> Any:
+    """Return the boolean or number that a text means, if a key with the types `options` does not accept text."""
+    if bool in options and text.lower() in _WRITTEN_BOOLS:
+        return _WRITTEN_BOOLS[text.lower()]
+    if str not in options and (int in options or float in options):
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+    return text
+
+
+def _parse_booleans(value: Any) -> Any:
+    """Convert true and false in values of any type."""
+    if isinstance(value, dict):
+        return {name: _parse_booleans(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_parse_booleans(child) for child in value]
+    return _WRITTEN_BOOLS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def _to_int(value: str | int | float) -> int:

@@ -59,10 +59,16 @@ def print_start(
     for note in backends.notes:
         log.warning(note)
     sched, steps = cfg.model.optim.sched, cfg.trainer.max_steps
+    constant = (sched.constant_steps or 0) if sched is not None and sched.name == "CosineAnnealing" else 0
     if sched is not None and 0 < steps <= (sched.warmup_steps or 0):
         log.warning(
             f"the run ends during the warm-up, at a low learning rate (trainer.max_steps={steps}, "
             f"model.optim.sched.warmup_steps={sched.warmup_steps}): set warmup_steps to about a tenth of the steps"
+        )
+    elif constant and sched.warm_up(end := sched.end(steps)) + constant >= end:
+        log.warning(
+            f"the learning rate falls to min_lr directly after the warm-up: warm-up and model.optim.sched."
+            f"constant_steps={constant} leave no decay in {end} steps; set constant_steps to about a tenth of them"
         )
     if resume_path and 0 < steps <= _read_step(resume_path):
         log.warning(

@@ -102,13 +102,22 @@ class SchedConfig:
     ]  # name of the schedule
     warmup_steps: StepCount | None = None  # steps of the linear warm-up
     warmup_ratio: Fraction | None = None  # of max_steps; alternative to warmup_steps
-    constant_steps: StepCount | None = None  # CosineAnnealing: steps at min_lr at the end
-    min_lr: NonNegativeFloat | None = None  # lowest learning rate; WarmupAnnealDecayHold: first one
+    constant_steps: StepCount | None = None  # CosineAnnealing: steps at min_lr before max_steps
+    #: last rate, which also follows max_steps; None: 0; WarmupAnnealDecayHold: first and lowest rate
+    min_lr: NonNegativeFloat | None = None
     max_lr: PositiveFloat | None = None  # WarmupAnnealDecayHold: peak; replaces optim.lr
-    max_steps: StepLimit | None = None  # None: trainer.max_steps
+    max_steps: StepLimit | None = None  # end of the schedule; None or -1: trainer.max_steps
     anneal_percentage: Fraction | None = None  # WarmupAnnealDecayHold: final learning rate as a fraction of max_lr
     d_model: Dimension | None = None  # NoamAnnealing: hidden size
     last_epoch: StepLimit | None = None  # schedule step to continue from; -1: start
+
+    def end(self, trainer_steps: int) -> int:
+        """Return the last step of the schedule, given trainer.max_steps; below 1: none."""
+        return trainer_steps if self.max_steps in (None, -1, 0) else int(self.max_steps)
+
+    def warm_up(self, end: int) -> int:
+        """Return the number of steps of the warm-up, given the last step of the schedule."""
+        return int((self.warmup_ratio or 0.0) * end if self.warmup_steps is None else self.warmup_steps)
 
 
 @dataclass(kw_only=True)

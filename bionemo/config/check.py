@@ -69,6 +69,7 @@ def _check_run(cfg: RunConfig) -> list[str]:
         *_check_parallel(model, trainer),
         *_check_recomputation(model),
         *_check_end(trainer),
+        *_check_batch_limits(trainer),
         *_check_validation(trainer, cfg.exp_manager),
         *_check_names(cfg.exp_manager),
         *_check_optimizer(model.optim, "model.optim", trainer.max_steps),
@@ -275,6 +276,15 @@ def _check_end(trainer: TrainerConfig) -> Iterator[str]:
         yield "trainer.max_epochs is 0, expected at least 1, or -1 or null for no limit"
     if trainer.max_steps < 1 and trainer.epochs is None and trainer.max_time is None:
         yield f"trainer.max_steps is {trainer.max_steps}, expected at least 1 unless trainer.max_epochs is given"
+
+
+def _check_batch_limits(trainer: TrainerConfig) -> Iterator[str]:
+    limit = trainer.limit_train_batches
+    if isinstance(limit, float) and limit != 1:
+        yield (
+            f"trainer.limit_train_batches is {limit}, expected a number of batches, as all epochs are one stream: set "
+            "trainer.max_steps, or fewer files in model.data.dataset.train"
+        )
 
 
 def _check_validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iterator[str]:

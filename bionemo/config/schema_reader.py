@@ -19,7 +19,7 @@ from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
 from bionemo.config.schema import EncoderConfig, PreparationConfig
 from bionemo.config.schema.ranges import ANY_FLOAT, ANY_INT
 from bionemo.config.targets import target_schema
-from bionemo.config.v1_keys import replacement
+from bionemo.config.v1_keys import UNSUPPORTED, replacement
 
 T = TypeVar("T")
 _DEFAULT_RANGES = {int: ANY_INT, float: ANY_FLOAT}  # of numbers that are not annotated with a range
@@ -121,7 +121,10 @@ class SchemaReader:
     def _add_undefined(self, cfg: DictConfig, name: str, key: str) -> None:
         """Classify a key that the schema lacks as a key of v1 or as unknown; of a group, each key in it."""
         node = OmegaConf.to_container(cfg, resolve=False).get(name)  # type: ignore[union-attr]
-        if instead := replacement(key, self._root):
+        if key in UNSUPPORTED and node:
+            shown = _shorten(str(node))
+            self.problems.append(f"{key} is {shown}, which is not supported: set it to null; {replacement(key)}")
+        elif instead := replacement(key, self._root):
             self.ignored[key] = instead
         elif isinstance(node, dict) and node:
             for child in node:

@@ -115,10 +115,11 @@ def print_result(
             "number to continue, or another exp_manager.exp_dir to train again"
         )
     if trainer.global_step < trainer.max_steps and not trainer.should_stop and cfg.trainer.epochs is None:
-        notify(
-            f"the training data ended before trainer.max_steps={trainer.max_steps}: set "
-            "model.data.train.use_upsampling=True to repeat them"
-        )
+        limit = cfg.trainer.limit_train_batches
+        ended, remedy = "data ended", "set model.data.train.use_upsampling=True to repeat them"
+        if isinstance(limit, int):
+            ended, remedy = f"ended after trainer.limit_train_batches={limit}", "set a larger number, or null"
+        notify(f"the training {ended} before trainer.max_steps={trainer.max_steps}: {remedy}")
     loss = trainer.callback_metrics.get("val_loss")
     losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())
     _print_and_log(", ".join([_format_step(trainer), *(f"{name} {value:.4f}" for name, value in losses)]))

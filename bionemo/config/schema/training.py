@@ -42,12 +42,12 @@ class TrainerConfig:
     min_steps: StepCount | None = None  # minimum number of steps
     min_epochs: NonNegativeInt | None = None  # no effect: see min_steps
     max_time: Duration | None = None  # DD:HH:MM:SS; the run ends after this time
-    limit_train_batches: NonNegativeInt | Fraction | None = None  # a count, or a fraction of the batches
+    limit_train_batches: NonNegativeInt | Fraction | None = None  # batches of the run, or 1.0: all
     fast_dev_run: bool | NonNegativeInt | None = None  # run few batches of each kind without loggers and checkpoints
     overfit_batches: NonNegativeInt | Fraction | None = None  # not implemented: keep 0 or null
     # validation and test
     val_check_interval: PositiveInt | FractionAboveZero | None  # training batches, or a fraction of an epoch
-    #: epochs between validations, if val_check_interval is a fraction
+    #: epochs of which val_check_interval is a fraction, if it is one
     check_val_every_n_epoch: PositiveInt | None = None
     limit_val_batches: NonNegativeInt | Fraction  # per validation; a count, or a fraction of the validation set
     limit_test_batches: NonNegativeInt | Fraction  # a count, or a fraction of the test set

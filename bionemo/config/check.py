@@ -211,11 +211,11 @@ def check_layout(model: ModelConfig, trainer: TrainerConfig, world_size: int) ->
             )
         return
     sequences = model.micro_batch_size * replicas
-    if trainer.accumulate_grad_batches is None:
+    if trainer.accumulate_grad_batches in (None, 1):  # 1: NeMo's only value
         if (model.global_batch_size or sequences) % sequences:
             yield (
                 f"model.global_batch_size is {model.global_batch_size}, not a multiple of {sequences}: the "
-                "micro-batch size times the number of model replicas"
+                "micro-batch size times the number of model replicas; set a multiple or null"
             )
         return
     derived = sequences * trainer.accumulate_grad_batches
@@ -254,7 +254,9 @@ def divide_batch(model: ModelConfig, trainer: TrainerConfig, world_size: int, on
             rows = model.global_batch_size // replicas
         return MicroBatches(rows, 1).limit(rows if on_gpu else model.replica_batch_size)
     rows = model.micro_batch_size * replicas
-    return MicroBatches(model.micro_batch_size, accumulated or (model.global_batch_size or rows) // rows)
+    if accumulated in (None, 1):
+        accumulated = (model.global_batch_size or rows) // rows
+    return MicroBatches(model.micro_batch_size, accumulated)
 
 
 def _check_recomputation(model: ModelConfig) -> Iterator[str]:

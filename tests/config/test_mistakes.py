@@ -109,7 +109,7 @@ def test_user_error(override, message):
 
 
 def test_global_batch_of_explicit_micro_batches() -> None:
-    with pytest.raises(UserError, match="is 7, but micro-batch size x model replicas x"):
+    with pytest.raises(UserError, match="is 7, not a multiple of 2: the micro-batch size"):
         load("pretrain_small", ["model.global_batch_size=7", "model.micro_batch_size=2"], HOME)
 
 

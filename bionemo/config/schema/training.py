@@ -54,8 +54,8 @@ class TrainerConfig:
     limit_predict_batches: NonNegativeInt | Fraction | None = None  # no effect: predictions are a command of their own
     num_sanity_val_steps: IntOrUnlimited | None = None  # validation batches before the first step
     # optimization
-    #: micro-batches per step; with model.micro_batch_size=auto, factor of model.replica_batch_size; None: derived from
-    #: model.global_batch_size
+    #: micro-batches per step; with model.micro_batch_size=auto, factor of model.replica_batch_size; 1 or None: derived
+    #: from model.global_batch_size, if that is set
     accumulate_grad_batches: PositiveInt | None
     gradient_clip_val: NonNegativeFloat | None  # maximum norm over all gradients
     gradient_clip_algorithm: Literal["norm"] | None = None  # norm is the only one

@@ -156,7 +156,7 @@ def convert(value: Any, hint: Any) -> Any:
     """
     options = alternatives(hint)
     if isinstance(value, str):
-        value = _parse_text(value, options)
+        value = parse_text(value, options)
     if type(value) in options and len(options) > 1 and not isinstance(value, str):
         return value  # in `int | float`, 1 remains a count and 1.0 a fraction
     for option in options:
@@ -187,7 +187,7 @@ def _convert_to(value: Any, hint: Any) -> Any:
     raise TypeError
 
 
-def _parse_text(text: str, options: tuple[Any, ...]) -> Any:
+def parse_text(text: str, options: tuple[Any, ...]) -> Any:
     """Return the boolean or number that a text means, if a key with the types `options` does not accept text."""
     if bool in options and text.lower() in _WRITTEN_BOOLS:
         return _WRITTEN_BOOLS[text.lower()]

@@ -161,6 +161,13 @@ def test_console_output(seed_run: Done) -> None:
     )
 
 
+def test_a_schedule_without_decay_is_noted(tmp_path: Path) -> None:
+    keys = ("model.optim.sched.name=CosineAnnealing", "model.optim.sched.warmup_steps=2", "trainer.max_steps=4")
+    for constant, is_noted in ((1, False), (2, True)):
+        _, lines = run(tmp_path / str(constant), *keys, f"model.optim.sched.constant_steps={constant}")
+        assert any("leave no decay in 4 steps" in line for line in lines) == is_noted, lines
+
+
 HEADER = "record_id,record_name,sequence_length,sequence\n"
 ROW = "0,a,8,MKTAYIAK\n"
 

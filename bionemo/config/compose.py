@@ -71,7 +71,7 @@ def load_plain(config_name: str) -> dict[str, Any]:
         UserError: if there is no such configuration in the package and its examples.
     """
     composed, _ = compose(find_source(config_name), [])
-    return _convert_texts(OmegaConf.to_container(composed, resolve=False))  # type: ignore[no-any-return]
+    return _convert_texts(OmegaConf.to_container(composed, resolve=False))
 
 
 def _convert_texts(value: Any) -> Any:

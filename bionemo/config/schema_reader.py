@@ -5,6 +5,7 @@ OmegaConf's structured configs support neither Literal nor unions with lists, an
 """
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -24,6 +25,7 @@ from bionemo.config.v1_keys import UNSUPPORTED, replacement
 T = TypeVar("T")
 _DEFAULT_RANGES = {int: ANY_INT, float: ANY_FLOAT}  # of numbers that are not annotated with a range
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_WRITTEN_FLOAT = re.compile(r"-?\d+\.\d+e[+-]\d+")
 _WRITTEN_BOOLS = {"true": True, "false": False}  # where text is permitted, too
 _MAX_LISTED = 20  # keys in an error message
 _MAX_SHOWN = 80  # characters of a value in an error message
@@ -170,7 +172,7 @@ def convert(value: Any, hint: Any) -> Any:
 def _convert_to(value: Any, hint: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return _parse_booleans(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
+        return _parse_any(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
     if hint is type(None) and value is None:
         return None
     if origin is list and isinstance(value, ListConfig):
@@ -198,12 +200,14 @@ def parse_text(text: str, options: tuple[Any, ...]) -> Any:
     return text
 
 
-def _parse_booleans(value: Any) -> Any:
-    """Convert true and false in values of any type."""
+def _parse_any(value: Any) -> Any:
+    """Convert true, false and numbers as PyYAML writes them (1.0e-05) in values of any type."""
     if isinstance(value, dict):
-        return {name: _parse_booleans(child) for name, child in value.items()}
+        return {name: _parse_any(child) for name, child in value.items()}
     if isinstance(value, list):
-        return [_parse_booleans(child) for child in value]
+        return [_parse_any(child) for child in value]
+    if isinstance(value, str) and _WRITTEN_FLOAT.fullmatch(value):
+        return float(value)
     return _WRITTEN_BOOLS.get(value.lower(), value) if isinstance(value, str) else value
 
 

@@ -2,10 +2,12 @@
 """Text keys keep what was written, in files and on the command line; numbers and booleans keep their meaning."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bionemo.common.errors import UserError
 from bionemo.config.compose import compose_typed, expand_sweep, load, rewrite_overrides
@@ -102,6 +104,15 @@ def test_numbers_and_booleans(key: str, written: str, expected: Any, tmp_path: P
             value = getattr(value, part)
         assert value == expected
         assert type(value) is type(expected)
+
+
+def test_a_saved_configuration_is_read_as_it_was(tmp_path: Path) -> None:
+    keys = ["exp_manager.wandb_logger_kwargs.config={a:1e-05,b:010,c:True,d:1e3,e:2.5,f:x}", "desc=1e3", "name=010"]
+    cfg = load("pretrain_small", keys, HOME)
+    config = cfg.exp_manager.wandb_logger_kwargs.config
+    assert config == {"a": 1e-5, "b": "010", "c": True, "d": "1e3", "e": 2.5, "f": "x"}
+    (tmp_path / "saved.yaml").write_text(yaml.safe_dump(asdict(cfg)))
+    assert compose_typed(find_source("pretrain_small", HOME, "saved", tmp_path), [], RunConfig)[0] == cfg
 
 
 def test_a_time_is_no_number_of_steps(tmp_path: Path) -> None:

@@ -69,9 +69,10 @@ def _check_run(cfg: RunConfig) -> list[str]:
         *_check_parallel(model, trainer),
         *_check_recomputation(model),
         *_check_end(trainer),
+        *_check_batch_limits(trainer),
         *_check_validation(trainer, cfg.exp_manager),
         *_check_names(cfg.exp_manager),
-        *_check_optimizer(model.optim, "model.optim"),
+        *_check_optimizer(model.optim, "model.optim", trainer.max_steps),
         *_check_muon(model),
         *_check_schedule(model.optim.sched, trainer),
         *_check_mock(model),
@@ -210,11 +211,11 @@ def check_layout(model: ModelConfig, trainer: TrainerConfig, world_size: int) ->
             )
         return
     sequences = model.micro_batch_size * replicas
-    if trainer.accumulate_grad_batches is None:
+    if trainer.accumulate_grad_batches in (None, 1):  # 1: NeMo's only value
         if (model.global_batch_size or sequences) % sequences:
             yield (
                 f"model.global_batch_size is {model.global_batch_size}, not a multiple of {sequences}: the "
-                "micro-batch size times the number of model replicas"
+                "micro-batch size times the number of model replicas; set a multiple or null"
             )
         return
     derived = sequences * trainer.accumulate_grad_batches
@@ -253,7 +254,9 @@ def divide_batch(model: ModelConfig, trainer: TrainerConfig, world_size: int, on
             rows = model.global_batch_size // replicas
         return MicroBatches(rows, 1).limit(rows if on_gpu else model.replica_batch_size)
     rows = model.micro_batch_size * replicas
-    return MicroBatches(model.micro_batch_size, accumulated or (model.global_batch_size or rows) // rows)
+    if accumulated in (None, 1):
+        accumulated = (model.global_batch_size or rows) // rows
+    return MicroBatches(model.micro_batch_size, accumulated)
 
 
 def _check_recomputation(model: ModelConfig) -> Iterator[str]:
@@ -277,6 +280,15 @@ def _check_end(trainer: TrainerConfig) -> Iterator[str]:
         yield f"trainer.max_steps is {trainer.max_steps}, expected at least 1 unless trainer.max_epochs is given"
 
 
+def _check_batch_limits(trainer: TrainerConfig) -> Iterator[str]:
+    limit = trainer.limit_train_batches
+    if isinstance(limit, float) and limit != 1:
+        yield (
+            f"trainer.limit_train_batches is {limit}, expected a number of batches, as all epochs are one stream: set "
+            "trainer.max_steps, or fewer files in model.data.dataset.train"
+        )
+
+
 def _check_validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iterator[str]:
     params = manager.checkpoint_callback_params
     saves_otherwise = params.every_n_train_steps or params.train_time_interval
@@ -287,9 +299,22 @@ def _check_validation(trainer: TrainerConfig, manager: ExpManagerConfig) -> Iter
         )
 
 
-def _check_optimizer(optim: OptimConfig, key: str) -> Iterator[str]:
+def _check_optimizer(optim: OptimConfig, key: str, max_steps: int = -1) -> Iterator[str]:
+    """Check an optimizer; `max_steps` is trainer.max_steps, if it ends the schedule."""
     if len(optim.betas) != 2:
         yield f"{key}.betas is {optim.betas}, expected two numbers from 0 to below 1"
+    sched = optim.sched
+    if sched is None or sched.min_lr is None or sched.name == "NoamAnnealing":  # its `lr` is a multiplier
+        return
+    end, highest = sched.end(max_steps), optim.lr
+    if sched.name == "WarmupAnnealDecayHold":
+        highest = sched.max_lr or sched.min_lr
+    last = highest
+    if sched.name == "InverseSquareRootAnnealing" and end > 0:
+        last /= max(1, (end + 1) / (sched.warm_up(end) + 1)) ** 0.5
+    if sched.min_lr > last:
+        where = "highest rate" if last == highest else f"rate that {sched.name} reaches at its end, step {end}"
+        yield f"{key}.sched.min_lr={sched.min_lr:g} is above {last:g}, the {where}: lower it, or raise {key}.lr"
 
 
 def _check_muon(model: ModelConfig) -> Iterator[str]:
@@ -309,7 +334,7 @@ def _check_schedule(sched: SchedConfig, trainer: TrainerConfig) -> Iterator[str]
         "WarmupAnnealing",
     )
     open_end = trainer.epochs is not None or trainer.max_time is not None
-    if open_end and needs_end and (sched.max_steps or trainer.max_steps) < 1:
+    if open_end and needs_end and sched.end(trainer.max_steps) < 1:
         yield "missing value: without trainer.max_steps, give model.optim.sched.max_steps=..., the end of the schedule"
 
 

@@ -18,16 +18,19 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigSource as HydraSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import ListConfig, OmegaConf
 
 from bionemo.common.errors import UserError
 from bionemo.config.interpolations import check_interpolations
 from bionemo.config.paths import CONF_DIR, ConfigSource
+from bionemo.config.text_values import keep_text_of_overrides, read_yaml
 from bionemo.config.untrusted_files import TRUST_FLAG, UserFile, check_yaml_limits, is_packaged
 
 _SEARCH_PATH = re.compile(r"\+{0,2}hydra\.searchpath=")
 _MAX_NUMBER = 1e18  # operands and results of resolvers
+_HEADER = 512  # characters of a file that may contain `# @package`, as in Hydra
 _MAX_DIGITS = 40  # of a number in text
 
 
@@ -36,6 +39,7 @@ def configure_hydra(source: ConfigSource, overrides: Iterable[str] = ()) -> None
     if not os.environ.get("BIONEMO_HOME", "unset"):  # an empty variable is not a directory: files would be in /
         del os.environ["BIONEMO_HOME"]
     register_resolvers()
+    keep_text_of_overrides()
     _exclude_working_directory_plugins()
     BioNeMoSearchPath.extra = source.extra
     Plugins.instance().register(BioNeMoSearchPath)  # creating the instance registers Hydra's own sources
@@ -78,16 +82,15 @@ class CheckedFileSource(FileConfigSource):
             UserError: if a file of the user is too large or contains something that is not permitted.
         """
         path = Path(os.path.realpath(os.path.join(self.path, self._normalize_file_name(config_path))))
-        if is_packaged(path) or not path.exists():
+        if not path.exists():
             return super().load_config(config_path)
-        check_yaml_limits(path)
-        try:
-            result = super().load_config(config_path)
-        except OSError as error:
-            if error.errno is None:  # raised by OmegaConf for a scalar
-                raise UserError(f"{path} contains no keys: a configuration file maps keys to values") from error
-            raise
-        if not self.trusted:
+        packaged = is_packaged(path)
+        if not packaged:
+            check_yaml_limits(path)
+        with path.open(encoding="utf-8") as file:
+            header = HydraSource._get_header_dict(file.read(_HEADER))
+        result = ConfigResult(self.provider, f"{self.scheme()}://{self.path}", read_yaml(path), header)
+        if not packaged and not self.trusted:
             content = OmegaConf.to_container(result.config, resolve=False)
             check_interpolations(content, str(path))
             self._check_search_path(path, result)

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bionemo.common.errors import UserError
 from bionemo.config.hydra_setup import register_resolvers
 from bionemo.config.interpolations import check_interpolations, check_lookups
+from bionemo.config.text_values import read_yaml
 from bionemo.config.untrusted_files import UserFile, check_permissions, check_yaml_limits
 
 _GROUPS = ("cluster", "training")  # other groups belong to stages that are not supported
@@ -65,14 +66,11 @@ def check_launcher_files(directory: Path, values: Mapping[str, Any], given: Iter
 def _read(path: Path) -> DictConfig:
     try:
         check_yaml_limits(path)
-        content = OmegaConf.load(path)
+        return read_yaml(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error})") from error
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, DictConfig):
-        raise UserError(f"{path} contains no keys: a configuration file maps keys to values")
-    return content
 
 
 def _keys(value: Any, prefix: str = "") -> Iterator[str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString, Sweep
@@ -58,7 +58,7 @@ def rewrite_override(override: str, group_options: Callable[[str], list[str]], s
 
 
 def quote_if_needed(key: str, value: str, sweep: bool) -> str:
-    """Quote a value that Hydra cannot parse, or would not parse as text where the key expects text."""
+    """Quote a value that Hydra cannot parse, or would not read as text where the key expects text."""
     types = list(_accepted_types(key))
     try:
         parsed = OverridesParser.create().parse_override(f"{key}={value}")._value
@@ -67,17 +67,13 @@ def quote_if_needed(key: str, value: str, sweep: bool) -> str:
             return f"[{','.join(map(_quote, _LIST_ITEM.findall(value[1:-1])))}]"
         return _quote(value)
     is_sweep = isinstance(parsed, Sweep)
-    if (sweep and is_sweep) or (not is_sweep and _has_type(parsed, types)):
+    is_text = str in types and not {bool, int, float, type(parsed)}.intersection(types)
+    keeps_meaning = not is_text or isinstance(parsed, str | QuotedString | None)
+    if sweep if is_sweep else keeps_meaning:
         return value
     if is_sweep and str not in types:
         raise UserError(f"{key}={value} has several values: add --multirun to run one after the other")
     return _quote(value)
-
-
-def _has_type(value: Any, types: list[Any]) -> bool:
-    if str not in types or any(option in types for option in (bool, int, float)):
-        return True  # numbers are parsed by Hydra
-    return value is None or isinstance(value, str | QuotedString) or type(value) in types
 
 
 def _accepted_types(key: str) -> Iterator[Any]:
@@ -86,6 +82,7 @@ def _accepted_types(key: str) -> Iterator[Any]:
     for name in key.split("."):
         groups = [each for option in options if is_dataclass(option) for each in with_subclasses(option)]
         hints = [_type_hints(group).get(name) for group in groups]
+        hints += [get_args(option)[1] for option in options if get_origin(option) is dict]
         options = [option for hint in hints if hint is not None for option in alternatives(hint)]
     for option in options:
         yield str if get_origin(option) is Literal else get_origin(option) or option

@@ -5,7 +5,9 @@ OmegaConf's structured configs support neither Literal nor unions with lists, an
 """
 
 import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -18,11 +20,13 @@ from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
 from bionemo.config.schema import EncoderConfig, PreparationConfig
 from bionemo.config.schema.ranges import ANY_FLOAT, ANY_INT
 from bionemo.config.targets import target_schema
-from bionemo.config.v1_keys import replacement
+from bionemo.config.v1_keys import UNSUPPORTED, replacement
 
 T = TypeVar("T")
 _DEFAULT_RANGES = {int: ANY_INT, float: ANY_FLOAT}  # of numbers that are not annotated with a range
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_WRITTEN_FLOAT = re.compile(r"-?\d+\.\d+e[+-]\d+")
+_WRITTEN_BOOLS = {"true": True, "false": False}  # where text is permitted, too
 _MAX_LISTED = 20  # keys in an error message
 _MAX_SHOWN = 80  # characters of a value in an error message
 
@@ -119,7 +123,10 @@ class SchemaReader:
     def _add_undefined(self, cfg: DictConfig, name: str, key: str) -> None:
         """Classify a key that the schema lacks as a key of v1 or as unknown; of a group, each key in it."""
         node = OmegaConf.to_container(cfg, resolve=False).get(name)  # type: ignore[union-attr]
-        if instead := replacement(key, self._root):
+        if key in UNSUPPORTED and node:
+            shown = _shorten(str(node))
+            self.problems.append(f"{key} is {shown}, which is not supported: set it to null; {replacement(key)}")
+        elif instead := replacement(key, self._root):
             self.ignored[key] = instead
         elif isinstance(node, dict) and node:
             for child in node:
@@ -150,6 +157,8 @@ def convert(value: Any, hint: Any) -> Any:
         TypeError: if the value does not have this type.
     """
     options = alternatives(hint)
+    if isinstance(value, str):
+        value = parse_text(value, options)
     if type(value) in options and len(options) > 1 and not isinstance(value, str):
         return value  # in `int | float`, 1 remains a count and 1.0 a fraction
     for option in options:
@@ -163,7 +172,7 @@ def convert(value: Any, hint: Any) -> Any:
 def _convert_to(value: Any, hint: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any:
-        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        return _parse_any(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
     if hint is type(None) and value is None:
         return None
     if origin is list and isinstance(value, ListConfig):
@@ -178,6 +187,28 @@ def _convert_to(value: Any, hint: Any) -> Any:
         except (KeyError, ValueError, OverflowError):
             raise TypeError from None
     raise TypeError
+
+
+def parse_text(text: str, options: tuple[Any, ...]) -> Any:
+    """Return the boolean or number that a text means, if a key with the types `options` does not accept text."""
+    if bool in options and text.lower() in _WRITTEN_BOOLS:
+        return _WRITTEN_BOOLS[text.lower()]
+    if str not in options and (int in options or float in options):
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+    return text
+
+
+def _parse_any(value: Any) -> Any:
+    """Convert true, false and numbers as PyYAML writes them (1.0e-05) in values of any type."""
+    if isinstance(value, dict):
+        return {name: _parse_any(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_parse_any(child) for child in value]
+    if isinstance(value, str) and _WRITTEN_FLOAT.fullmatch(value):
+        return float(value)
+    return _WRITTEN_BOOLS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def _to_int(value: str | int | float) -> int:

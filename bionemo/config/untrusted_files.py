@@ -14,10 +14,12 @@ from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from bionemo.common.errors import UserError
 from bionemo.common.secret_names import is_secret_name
 from bionemo.config.paths import CONF_DIR, EXAMPLES
+from bionemo.config.text_values import read_yaml
 
 TRUST_FLAG = "--trust-config"
 _MAX_BYTES, _MAX_NODES, _MAX_DEPTH = 2**18, 5_000, 50
@@ -173,6 +175,6 @@ def _packaged_cluster_values() -> dict[str, list[Any]]:
     """Return the values in `conf/cluster`, so that a copy of one of these files is accepted."""
     values: dict[str, list[Any]] = {}
     for path in (CONF_DIR / "cluster").glob("*.yaml"):
-        for key, value in _leaves(yaml.safe_load(path.read_text("utf-8")), "cluster"):
+        for key, value in _leaves(OmegaConf.to_container(read_yaml(path), resolve=False), "cluster"):
             values.setdefault(key, []).append(value)
     return values

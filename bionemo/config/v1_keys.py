@@ -78,7 +78,7 @@ IGNORED = _by_key({
             "relative_attention_max_distance num_self_attention_per_cross_attention share_token_embeddings "
             "num_query_groups"
         ),
-        "model.global_batch_size is constant": "rampup_batch_size",
+        "model.global_batch_size is constant": "rampup_batch_size",  # see UNSUPPORTED
         "model.sequence_parallel": "context_parallel_size",
         "model.data.drop_last": "drop_last",
         "model.activations_checkpoint_granularity": "num_micro_batches_with_partial_activation_checkpoints",
@@ -120,6 +120,8 @@ IGNORED = _by_key({
         "the model being trained": "infer_target",
     },
 })  # fmt: skip
+# Ignored keys that are an error unless they are null or empty: they would change the training.
+UNSUPPORTED = ("model.rampup_batch_size",)
 # Keys without effect in one command; other commands may define them.
 IGNORED_IN: dict[type, dict[str, str]] = {
     InferConfig: _by_key({

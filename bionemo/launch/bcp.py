@@ -88,7 +88,7 @@ class Bcp:
         many = {
             "datasetid": config.datasets, "workspace": config.workspaces, "port": list(map(_check_port, ports)),
             "label": config.labels, "secret": config.secrets,
-            "env-var": [f"{variable(name)}:{value}" for name, value in config.env_vars.items()],
+            "env-var": [f"{variable(name)}:{value}" for name, value in config.variables.items()],
         }  # fmt: skip
         one = {
             "name": job.name, "org": config.org, "team": config.team, "ace": config.ace, "instance": config.instance,

@@ -178,7 +178,7 @@ class Kubernetes:
         """Return environment variables, and references to secrets."""
         check_secret_names(self.config.secrets, _SECRET)
         timeout = max(self.config.grace_period - _MARGIN, 1)  # of torchrun, which would kill the processes after 30 s
-        variables = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(timeout), **self.config.env_vars}
+        variables = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(timeout), **self.config.variables}
         found: list[Manifest] = [{"name": variable(name), "value": str(value)} for name, value in variables.items()]
         for entry in self.config.secrets:
             name, key, *alias = entry.split(":")

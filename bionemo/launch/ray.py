@@ -22,7 +22,7 @@ class Ray(ForegroundCluster):
         workers = [f"--nodes={step.nodes}", f"--workers-per-node={step.tasks}"]
         workers += [f"--cpus-per-worker={self.config.cpus_per_worker}", f"--accelerator={job.accelerator}"]
         workers += [f"--timeout={self.config.timeout}"]
-        workers += [f"--env={variable(name)}={value}" for name, value in self.config.env_vars.items()]
+        workers += [f"--env={variable(name)}={value}" for name, value in self.config.variables.items()]
         ray = [[job.python, "-u", "-m", "bionemo.cluster", "ray"], f"--address={self.config.address}", workers, "--"]
         return lines([*ray, *job.command(step)])
 

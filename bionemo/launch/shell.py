@@ -15,13 +15,16 @@ def lines(parts: Iterable[str | Sequence[str]], indent: str = "    ") -> str:
     return f" \\\n{indent}".join(shlex.join([part] if isinstance(part, str) else part) for part in parts)
 
 
-def exports(variables: Mapping[str, str]) -> list[str]:
-    """Return lines that export `cluster.env_vars`.
+def exports(variables: Mapping[str, str | None]) -> list[str]:
+    """Return lines that export `cluster.env_vars`, and unset those without a value.
 
     Raises:
         UserError: if a name is not valid.
     """
-    return [f"export {variable(name)}={shlex.quote(value)}" for name, value in variables.items()]
+    return [
+        f"unset {variable(name)}" if value is None else f"export {variable(name)}={shlex.quote(value)}"
+        for name, value in variables.items()
+    ]
 
 
 def variable(name: str) -> str:

@@ -59,10 +59,16 @@ def print_start(
     for note in backends.notes:
         log.warning(note)
     sched, steps = cfg.model.optim.sched, cfg.trainer.max_steps
+    constant = (sched.constant_steps or 0) if sched is not None and sched.name == "CosineAnnealing" else 0
     if sched is not None and 0 < steps <= (sched.warmup_steps or 0):
         log.warning(
             f"the run ends during the warm-up, at a low learning rate (trainer.max_steps={steps}, "
             f"model.optim.sched.warmup_steps={sched.warmup_steps}): set warmup_steps to about a tenth of the steps"
+        )
+    elif constant and sched.warm_up(end := sched.end(steps)) + constant >= end:
+        log.warning(
+            f"the learning rate falls to min_lr directly after the warm-up: warm-up and model.optim.sched."
+            f"constant_steps={constant} leave no decay in {end} steps; set constant_steps to about a tenth of them"
         )
     if resume_path and 0 < steps <= _read_step(resume_path):
         log.warning(
@@ -109,10 +115,11 @@ def print_result(
             "number to continue, or another exp_manager.exp_dir to train again"
         )
     if trainer.global_step < trainer.max_steps and not trainer.should_stop and cfg.trainer.epochs is None:
-        notify(
-            f"the training data ended before trainer.max_steps={trainer.max_steps}: set "
-            "model.data.train.use_upsampling=True to repeat them"
-        )
+        limit = cfg.trainer.limit_train_batches
+        ended, remedy = "data ended", "set model.data.train.use_upsampling=True to repeat them"
+        if isinstance(limit, int):
+            ended, remedy = f"ended after trainer.limit_train_batches={limit}", "set a larger number, or null"
+        notify(f"the training {ended} before trainer.max_steps={trainer.max_steps}: {remedy}")
     loss = trainer.callback_metrics.get("val_loss")
     losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())
     _print_and_log(", ".join([_format_step(trainer), *(f"{name} {value:.4f}" for name, value in losses)]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rate schedules of NeMo 1.23 and BioNeMo v1, as functions of the step.
+"""Learning rate schedules of NeMo and BioNeMo v1, as functions of the step.
 
 The step counts optimizer updates from 0, without those that loss scaling skipped.
 """
@@ -26,23 +26,29 @@ def build_schedule(config: SchedConfig | None, lr: float, max_steps: int) -> Sch
     """
     if config is None:
         return lambda step: lr
-    steps, min_lr = config.max_steps or max_steps, config.min_lr or 0.0
-    warmup = int((config.warmup_ratio or 0.0) * steps if config.warmup_steps is None else config.warmup_steps)
+    steps, min_lr = config.end(max_steps), config.min_lr or 0.0
+    warmup = config.warm_up(steps)
     match config.name:
         case "CosineAnnealing" if config.constant_steps:
-            return _cosine_with_constant(lr, _require(config, "min_lr"), warmup, int(config.constant_steps), steps)
+            return _cosine_with_constant(lr, min_lr, warmup, int(config.constant_steps), steps)
         case "CosineAnnealing":
-            return _warm_up(lr, warmup, steps, lambda x: min_lr + 0.5 * (1 + math.cos(math.pi * x)) * (lr - min_lr))
+            return _warm_up(lr, min_lr, warmup, steps, lambda s: _cosine(lr, min_lr, s - warmup, steps - warmup))
         case "WarmupAnnealDecayHold":
             max_lr, hold = _require(config, "max_lr"), _require(config, "anneal_percentage")
             return _warmup_decay_hold(_require(config, "min_lr"), max_lr, hold, warmup, steps)
         case "InverseSquareRootAnnealing":
-            return lambda s: lr * (s + 1) / (warmup + 1) if s < warmup else lr / math.sqrt((s + 1) / (warmup + 1))
+            return _warm_up(lr, min_lr, warmup, steps, lambda s: lr / math.sqrt((s + 1) / (warmup + 1)))
         case "NoamAnnealing":
             return _noam(lr, min_lr, int(_require(config, "d_model")), warmup)
         case "WarmupAnnealing":
-            return _warm_up(lr, warmup, steps, lambda x: lr + (min_lr - lr) * x)
+            slope = (min_lr - lr) / max(steps - warmup, 1)
+            return _warm_up(lr, min_lr, warmup, steps, lambda s: lr + slope * (s - warmup))
     raise UserError(f"model.optim.sched.name={config.name}: unknown schedule")
+
+
+def _cosine(lr: float, min_lr: float, step: int, steps: int) -> float:
+    """Fall from lr at step 0 to min_lr after `steps` steps."""
+    return min_lr + 0.5 * (1 + math.cos(math.pi * step / max(steps, 1))) * (lr - min_lr)
 
 
 def _cosine_with_constant(lr: float, min_lr: float, warmup: int, constant: int, max_steps: int) -> Schedule:
@@ -50,33 +56,33 @@ def _cosine_with_constant(lr: float, min_lr: float, warmup: int, constant: int, 
     decay = max_steps - warmup - constant
 
     def rate(step: int) -> float:
-        if step <= warmup:
-            return lr * step / warmup if warmup else lr
+        if warmup and step <= warmup:
+            return lr * step / warmup
         if step >= warmup + decay:
             return min_lr
-        return min_lr + 0.5 * (1 + math.cos(math.pi * (step - warmup) / decay)) * (lr - min_lr)
+        return _cosine(lr, min_lr, step - warmup, decay)
 
     return rate
 
 
-def _warm_up(lr: float, warmup: int, max_steps: int, decay: Callable[[float], float]) -> Schedule:
-    """Linear warm-up from lr / (warmup + 1), then `decay` of a number that grows from 0 to 1 at max_steps."""
+def _warm_up(lr: float, min_lr: float, warmup: int, max_steps: int, decay: Schedule) -> Schedule:
+    """Linear warm-up from lr / (warmup + 1), then `decay` until max_steps, then min_lr. max_steps < 1: no end."""
 
     def rate(step: int) -> float:
         if step < warmup:
             return lr * (step + 1) / (warmup + 1)
-        return decay(min((step - warmup) / max(max_steps - warmup, 1), 1.0))
+        return min_lr if step > max(max_steps, warmup) and max_steps > 0 else decay(step)
 
     return rate
 
 
 def _warmup_decay_hold(min_lr: float, max_lr: float, hold: float, warmup: int, max_steps: int) -> Schedule:
-    """Linear warm-up from min_lr to max_lr, then linear decay to 0 at max_steps, at least hold * max_lr."""
+    """Linear warm-up from min_lr to max_lr, then linear decay to 0 at max_steps, at least hold * max_lr and min_lr."""
 
     def rate(step: int) -> float:
         if step < warmup:
             return min_lr + (max_lr - min_lr) * step / warmup
-        return max(max_lr * (1 - (step - warmup) / max(max_steps - warmup, 1)), max_lr * hold)
+        return max(max_lr * (1 - (step - warmup) / max(max_steps - warmup, 1)), max_lr * hold, min_lr)
 
     return rate
 

@@ -36,6 +36,7 @@ from bionemo.training.build_trainer import build_trainer, misconfiguration_as_us
 from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.compilation import is_compiled, shared_graphs
 from bionemo.training.early_stopping import early_stopping
+from bionemo.training.fractions import resolve_fractions
 from bionemo.training.health.monitor import HealthMonitor, report_first_error
 from bionemo.training.loss_curve import LossCurve
 from bionemo.training.metrics import check_monitors
@@ -135,12 +136,9 @@ def train(
             module.check_weights(module.initial_weights, model)
         else:
             check_resumable(checkpoint.Checkpoint(resume_path), module, model)
-        if cfg.do_testing:  # an error in the data ends the run before directories are made
-            data.setup("test")
+        _open_data(cfg, trainer, data)  # an error in the data ends the run before directories are made
         if cfg.do_training:
-            data.setup("fit")
             reference_losses |= data.reference_losses()
-            data.check_steps(trainer.world_size)
             check_monitors(cfg.exp_manager, model, trainer)
             checkpoints.check_export(trainer, model)
 
@@ -162,6 +160,16 @@ def train(
             progress.print_test_result(trainer)
     if checkpoints.stop_signal and trainer.is_global_zero:  # rank 0 only: launchers kill all ranks if one fails
         sys.exit(128 + checkpoints.stop_signal)  # exit status of a process that was ended by this signal
+
+
+def _open_data(cfg: RunConfig, trainer: pl.Trainer, data: SequenceData) -> None:
+    """Open the splits that a run needs."""
+    if cfg.do_testing:
+        data.setup("test")
+    if cfg.do_training:
+        data.setup("fit")
+        data.check_steps(trainer.world_size)
+    resolve_fractions(trainer, data)
 
 
 @contextmanager

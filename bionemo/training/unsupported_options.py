@@ -2,11 +2,21 @@
 """Options of v1 that have no effect: an error if the result would differ, else a warning."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bionemo.common.errors import UserError
-from bionemo.config.schema import DownstreamConfig, GPT3Config, RunConfig
+from bionemo.config.schema import (
+    DownstreamConfig,
+    ESM1bConfig,
+    ESM1nvConfig,
+    ESM2nvConfig,
+    GPT3Config,
+    MegaMolBARTConfig,
+    ModelConfig,
+    ProtT5nvConfig,
+    RunConfig,
+)
 
 log = logging.getLogger(__name__)
 _SAVING = "exp_manager.checkpoint_callback_params"
@@ -62,9 +72,12 @@ _MODEL_OPTIONS: list[_Option] = [
     ("model.data.canonicalize_target_smile", _is_false, "validations compare tokens and decode no SMILES"),
     ("model.data.ngc_registry_target", _not_from_ngc, _NO_NGC),
     ("model.data.ngc_registry_version", _not_from_ngc, _NO_NGC),
-    ("model.tokenizer.model", bool, _BUILT_IN),
-    ("model.tokenizer.model_name", lambda name: name and not name.startswith("facebook/esm"), _BUILT_IN),
 ]
+# libraries in files of v1 and ours
+_LIBRARIES = {
+    ESM1nvConfig: ("sentencepiece", "megatron"), ESM1bConfig: ("huggingface",), ESM2nvConfig: ("huggingface",),
+    ProtT5nvConfig: ("sentencepiece",), MegaMolBARTConfig: ("regex",), GPT3Config: ("megatron",),
+}  # fmt: skip
 
 
 def check_supported(cfg: RunConfig) -> None:
@@ -89,13 +102,32 @@ def warn_ignored_options(cfg: RunConfig | DownstreamConfig) -> None:
         options.append((f"{_SAVING}.model_parallel_size", by_model, "set model.tensor_model_parallel_size"))
         if cfg.model.tensor_model_parallel_size == 1:
             options.append(("model.sequence_parallel", bool, "it requires tensor_model_parallel_size > 1"))
-        if not isinstance(cfg.model, GPT3Config):
-            options.append(("model.tokenizer.vocab_file", bool, _BUILT_IN))
+        options += _tokenizer_options(cfg.model)
     else:
         options.append(("model.finetuning_optim.sched.last_epoch", _differs_from(-1), _SCHEDULE))
     for key, has_no_effect, reason in options:
         if has_no_effect(value := _read(cfg, key)):
             log.warning("%s=%s has no effect: %s", key, value, reason)
+
+
+def _tokenizer_options(model: ModelConfig) -> Iterator[_Option]:
+    """Yield the options of the tokenizer that have no effect; a class of the user may use all of them."""
+    if not model._target_.startswith("bionemo."):
+        return
+    has_mask_id = isinstance(model, ESM2nvConfig | ESM1bConfig)
+    conditions: dict[str, Callable[[Any], bool]] = {
+        "library": _differs_from(*_LIBRARIES.get(type(model), ())),
+        "type": _differs_from("GPT2BPETokenizer" if isinstance(model, GPT3Config) else "BertWordPieceLowerCase"),
+        "model": bool,
+        "model_name": lambda name: name and not (has_mask_id and name.startswith("facebook/esm")),
+        "mask_id": _differs_from(*([32] if has_mask_id else [])),
+    }
+    if not isinstance(model, GPT3Config):
+        conditions |= {"vocab_file": bool, "merge_file": bool}
+    if not isinstance(model, ProtT5nvConfig):
+        conditions["num_sentinel_tokens"] = _differs_from()
+    reason = "model.tokenizer.vocab_file and merge_file define it" if isinstance(model, GPT3Config) else _BUILT_IN
+    yield from ((f"model.tokenizer.{key}", has_no_effect, reason) for key, has_no_effect in conditions.items())
 
 
 def _read(cfg: RunConfig | DownstreamConfig, key: str) -> Any:

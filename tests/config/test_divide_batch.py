@@ -67,6 +67,8 @@ def test_equality_ignores_how_many_rows_fit() -> None:
     ("keys", "replicas", "on_gpu", "on_cpu"),
     [
         ({}, 1, (8, 1), (8, 1)),
+        ({"size": 1, "accumulated": 1, "batch": 8}, 4, (1, 2), (1, 2)),  # as in NeMo
+        ({"size": 4, "accumulated": 1}, 2, (4, 1), (4, 1)),
         ({}, 64, (8, 1), (8, 1)),  # rows of a replica do not depend on the number of replicas
         ({"rows": 2, "accumulated": 1}, 1, (2, 1), (2, 1)),
         ({"rows": 6, "accumulated": 4}, 3, (24, 1), (6, 4)),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bionemo.config.compose import load
 from bionemo.config.overrides import quote_if_needed, rewrite_override
+from bionemo.config.text_values import keep_text_of_overrides
 from tests.conftest import EXAMPLES
 
 FILES = "model.data.dataset.train"
@@ -15,6 +16,7 @@ FILES = "model.data.dataset.train"
 
 def parse(key, value):
     """Return the value that Hydra parses after our rewriting."""
+    keep_text_of_overrides()
     return OverridesParser.create().parse_override(f"{key}={quote_if_needed(key, value, sweep=False)}").value()
 
 
@@ -73,7 +75,8 @@ def test_any_text_is_readable(value):
         ("model.compile", "True", True),
         ("exp_manager.summary_writer_kwargs", "{a:1}", {"a": 1}),
         ("model.num_layers", "12", 12),
-        ("model.optim.lr", "1e-3", 1e-3),
+        ("model.optim.lr", "1e-3", "1e-3"),  # the schema converts it
+        ("model.optim.lr", "0.5", 0.5),
         ("trainer.devices", "auto", "auto"),
         ("trainer.devices", "[0,1]", [0, 1]),
         ("trainer.devices", "2", 2),

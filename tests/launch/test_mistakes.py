@@ -92,7 +92,7 @@ def test_the_configuration_of_a_queued_job_is_not_replaced(tmp_path: Path, monke
     stubs.add("sbatch", "print('17;mini')")
     results = tmp_path / "results"
     used = []
-    for rate in ("1e-4", "1e-5", "1e-5", "1e-4"):
+    for rate in ("1e-4", "2e-4", "2e-4", "1e-4"):
         job = [*SLURM, "name=esm", f"exp_manager.exp_dir={results}", f"model.optim.lr={rate}"]
         assert launch(monkeypatch, tmp_path, *job, path=stubs.directory) == 0
         name = re.findall(r"--config-name=(\S+)", (results / "nemo-megatron-esm_submission.sh").read_text())[0]

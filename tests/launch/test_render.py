@@ -171,3 +171,17 @@ def test_shell_metacharacters_on_base_command_platform(tmp_path: Path, monkeypat
 
 def test_shellcheck_is_installed() -> None:
     assert shutil.which("shellcheck")
+
+
+@pytest.mark.parametrize("kind", ["bcm", "local", "mpi"])
+def test_a_variable_without_value_is_unset(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"cluster={kind}", "trainer.devices=1", "name=esm", "cluster.env_vars={A: null, B: 010}"]
+    assert launch(monkeypatch, tmp_path, *arguments, "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"unset A", "export B=010"} <= set(lines)
+    script = "\n".join(line for line in lines if line in ("unset A", "export B=010")) + "\necho ${A-none} $B"
+    environment = os.environ | {"A": "inherited"}
+    found = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout == "none 010\n"

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rates, compared with a second implementation of v1's formulas and with the values in v1's logs."""
+"""Learning rates, compared with NeMo's classes, with v1's formulas and with the values in v1's logs."""
 
+import itertools
 import math
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
+from nemo.core.optim import lr_scheduler as nemo_schedules
 
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
@@ -109,8 +116,81 @@ def test_warmup_annealing() -> None:
 
 @pytest.mark.parametrize(
     ("name", "missing"),
-    [("WarmupAnnealDecayHold", "max_lr"), ("CosineAnnealing", "min_lr"), ("NoamAnnealing", "d_model")],
+    [("WarmupAnnealDecayHold", "max_lr"), ("NoamAnnealing", "d_model")],
 )
 def test_a_key_that_a_schedule_needs_is_named(name: str, missing: str) -> None:
     with pytest.raises(UserError, match=rf"model\.optim\.sched\.{missing} is not set"):
         schedule(name, 1.0, 100, constant_steps=5)
+
+
+# NeMo's own classes are the reference.
+_NEMO = {
+    "CosineAnnealing": nemo_schedules.CosineAnnealing,
+    "InverseSquareRootAnnealing": nemo_schedules.InverseSquareRootAnnealing,
+    "NoamAnnealing": nemo_schedules.NoamAnnealing,
+    "WarmupAnnealing": nemo_schedules.WarmupAnnealing,
+}
+_LR = 1e-3
+_BEYOND = 25  # steps compared after the end of the schedule
+
+
+def nemo_rates(name: str, steps: int, **keys: Any) -> list[float]:
+    """Return the rates of NeMo's class; shorter than expected where it divides by zero."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=_LR)
+    rates: list[float] = []
+    with suppress(ZeroDivisionError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scheduler = _NEMO[name](optimizer, max_steps=steps, **keys)
+        for _ in range(steps + _BEYOND):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+    return rates
+
+
+def settings_of(name: str) -> Iterator[tuple[dict[str, Any], int, int | None]]:
+    """Yield keys of a schedule, trainer.max_steps, and sched.max_steps."""
+    constants = (None, 0, 5, 50) if name == "CosineAnnealing" else (None,)
+    warmups = (
+        {}, {"warmup_steps": 0}, {"warmup_steps": 1}, {"warmup_steps": 10}, {"warmup_steps": 40},
+        {"warmup_ratio": 0.0}, {"warmup_ratio": 0.13}, {"warmup_ratio": 1.0},
+    )  # fmt: skip
+    for warmup, constant, min_lr in itertools.product(warmups, constants, (None, 0.0, 1e-5, 5e-4)):
+        keys = {"constant_steps": constant, "min_lr": min_lr, "d_model": 64 if name == "NoamAnnealing" else None}
+        for trainer_steps, end in ((1, None), (40, None), (40, -1), (60, 37), (100, 40), (10, 40)):
+            yield warmup | {key: value for key, value in keys.items() if value is not None}, trainer_steps, end
+
+
+@pytest.mark.parametrize("name", list(_NEMO))
+def test_rates_equal_those_of_nemo(name: Any) -> None:
+    compared = 0
+    for keys, trainer_steps, end in settings_of(name):
+        expected = nemo_rates(name, trainer_steps if end in (None, -1) else end, **keys)
+        config = keys if end is None else keys | {"max_steps": end}
+        rate = schedule(name, _LR, trainer_steps, **config)
+        found = [rate(step) for step in range(len(expected))]
+        assert found == pytest.approx(expected, rel=1e-12, abs=1e-18), (keys, trainer_steps, end)
+        compared += bool(expected)
+    assert compared > 150
+
+
+def test_decay_and_hold_does_not_fall_below_its_first_rate() -> None:
+    rate = schedule("WarmupAnnealDecayHold", 1.0, 100, warmup_steps=20, min_lr=0.02, max_lr=0.1, anneal_percentage=0.1)
+    assert [rate(s) for s in (0, 20, 60, 100, 300)] == pytest.approx([0.02, 0.1, 0.05, 0.02, 0.02])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.optim.sched.name=WarmupAnnealing", "model.optim.sched.min_lr=1"], "is above 0.0002, the"),
+        (["model.optim.sched.min_lr=1"], "is above 0.0002, the highest rate"),
+        (
+            ["model.optim.sched.name=InverseSquareRootAnnealing", "model.optim.sched.min_lr=1e-4",
+             "model.optim.sched.warmup_steps=0", "trainer.max_steps=8"],
+            "is above 6.66667e-05, the rate that InverseSquareRootAnnealing reaches at its end, step 8",
+        ),
+    ],
+)  # fmt: skip
+def test_a_lowest_rate_above_the_others_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        shipped("esm1nv", "pretrain_small", *overrides)

@@ -35,6 +35,20 @@ def test_a_key_without_effect_is_named(override: str, caplog: pytest.LogCaptureF
     assert noted(caplog, "pretrain_esm2_8M", override) == [override]
 
 
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        ("pretrain_esm2_8M", ["library=regex", "type=x", "model=x", "model_name=x", "vocab_file=x", "merge_file=x",
+                              "mask_id=31", "num_sentinel_tokens=9"]),
+        ("pretrain_small_span_aug", ["library=megatron", "type=x", "model=x", "vocab_file=x", "mask_id=32"]),
+        ("pretrain_gpt3_126m", ["library=regex", "type=x", "model=x", "model_name=facebook/esm2", "mask_id=32"]),
+    ],
+)  # fmt: skip
+def test_keys_of_the_tokenizer_without_effect(config: str, keys: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    overrides = [f"model.tokenizer.{key}" for key in keys]
+    assert sorted(noted(caplog, config, *overrides)) == sorted(overrides)
+
+
 def test_notes_about_molecules(caplog: pytest.LogCaptureFixture) -> None:
     found = noted(caplog, "pretrain_small_span_aug", "model.data.canonicalize_target_smile=False")
     assert found == ["model.data.canonicalize_target_smile=False"]

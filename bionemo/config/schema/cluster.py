@@ -12,7 +12,13 @@ class ClusterConfig:
     """Keys of every cluster."""
 
     _target_: str  # a class with `render` and `submit`
-    env_vars: dict[str, str]  # environment of the run; not for secrets, which stay in the submitter's environment
+    #: environment of the run; None unsets a variable; not for secrets, which stay in the submitter's environment
+    env_vars: dict[str, str | None]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of `env_vars` that have a value."""
+        return {name: value for name, value in self.env_vars.items() if value is not None}
 
 
 @dataclass(kw_only=True)

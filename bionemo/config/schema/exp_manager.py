@@ -62,7 +62,7 @@ class MLFlowParams:
     experiment_name: str | None = None  # experiment
     run_name: str | None = None  # name of the run
     tracking_uri: str | None = None  # address of the server
-    tags: dict[str, Any] | None = None  # tags of the run
+    tags: dict[str, str] | None = None  # tags of the run
     save_dir: str | None = None  # directory of the files
     prefix: str | None = None  # of metric names
     artifact_location: str | None = None  # place of artifacts

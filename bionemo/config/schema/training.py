@@ -42,20 +42,20 @@ class TrainerConfig:
     min_steps: StepCount | None = None  # minimum number of steps
     min_epochs: NonNegativeInt | None = None  # no effect: see min_steps
     max_time: Duration | None = None  # DD:HH:MM:SS; the run ends after this time
-    limit_train_batches: NonNegativeInt | Fraction | None = None  # a count, or a fraction of the batches
+    limit_train_batches: NonNegativeInt | Fraction | None = None  # batches of the run, or 1.0: all
     fast_dev_run: bool | NonNegativeInt | None = None  # run few batches of each kind without loggers and checkpoints
     overfit_batches: NonNegativeInt | Fraction | None = None  # not implemented: keep 0 or null
     # validation and test
     val_check_interval: PositiveInt | FractionAboveZero | None  # training batches, or a fraction of an epoch
-    #: epochs between validations, if val_check_interval is a fraction
+    #: epochs of which val_check_interval is a fraction, if it is one
     check_val_every_n_epoch: PositiveInt | None = None
     limit_val_batches: NonNegativeInt | Fraction  # per validation; a count, or a fraction of the validation set
     limit_test_batches: NonNegativeInt | Fraction  # a count, or a fraction of the test set
     limit_predict_batches: NonNegativeInt | Fraction | None = None  # no effect: predictions are a command of their own
     num_sanity_val_steps: IntOrUnlimited | None = None  # validation batches before the first step
     # optimization
-    #: micro-batches per step; with model.micro_batch_size=auto, factor of model.replica_batch_size; None: derived from
-    #: model.global_batch_size
+    #: micro-batches per step; with model.micro_batch_size=auto, factor of model.replica_batch_size; 1 or None: derived
+    #: from model.global_batch_size, if that is set
     accumulate_grad_batches: PositiveInt | None
     gradient_clip_val: NonNegativeFloat | None  # maximum norm over all gradients
     gradient_clip_algorithm: Literal["norm"] | None = None  # norm is the only one
@@ -102,13 +102,22 @@ class SchedConfig:
     ]  # name of the schedule
     warmup_steps: StepCount | None = None  # steps of the linear warm-up
     warmup_ratio: Fraction | None = None  # of max_steps; alternative to warmup_steps
-    constant_steps: StepCount | None = None  # CosineAnnealing: steps at min_lr at the end
-    min_lr: NonNegativeFloat | None = None  # lowest learning rate; WarmupAnnealDecayHold: first one
+    constant_steps: StepCount | None = None  # CosineAnnealing: steps at min_lr before max_steps
+    #: last rate, which also follows max_steps; None: 0; WarmupAnnealDecayHold: first and lowest rate
+    min_lr: NonNegativeFloat | None = None
     max_lr: PositiveFloat | None = None  # WarmupAnnealDecayHold: peak; replaces optim.lr
-    max_steps: StepLimit | None = None  # None: trainer.max_steps
+    max_steps: StepLimit | None = None  # end of the schedule; None or -1: trainer.max_steps
     anneal_percentage: Fraction | None = None  # WarmupAnnealDecayHold: final learning rate as a fraction of max_lr
     d_model: Dimension | None = None  # NoamAnnealing: hidden size
     last_epoch: StepLimit | None = None  # schedule step to continue from; -1: start
+
+    def end(self, trainer_steps: int) -> int:
+        """Return the last step of the schedule, given trainer.max_steps; below 1: none."""
+        return trainer_steps if self.max_steps in (None, -1, 0) else int(self.max_steps)
+
+    def warm_up(self, end: int) -> int:
+        """Return the number of steps of the warm-up, given the last step of the schedule."""
+        return int((self.warmup_ratio or 0.0) * end if self.warmup_steps is None else self.warmup_steps)
 
 
 @dataclass(kw_only=True)

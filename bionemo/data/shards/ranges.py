@@ -20,18 +20,23 @@ _OPENING = ("_OP_", "(", "[", "<", "{")
 _CLOSING = ("_CL_", ")", "]", ">", "}")
 _MAX_FILES = 100_000  # a typing error such as x[0..99999999] must not fill the memory
 _BOUNDS = re.compile(r"(-?\d+)\.\.(-?\d+)")
+_BRACKET = re.compile(f"({'|'.join(map(re.escape, _OPENING + _CLOSING))})")
+_WRONG_RANGE = re.compile(r"\{((\d+)(?:[-:~]|\.{3,})(\d+))\}")  # converted; two numbers in brackets, with another sign
+_LITERAL_BRACES = str.maketrans("{}", "\0\1")  # braces that braceexpand must not see
+_FINAL_BRACES = str.maketrans("\0\1", "{}", "{}")
 _MAX_LISTED = 10
 INDEX = re.compile(r"\.idx-[0-9a-f]{8}$")  # end of the name of an index
 
 
 def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
-    """Expand a shard pattern, or several, into file names in the order of the pattern, with its directory.
+    """Expand a shard pattern, or several, into paths in the order of the pattern.
 
-    Only the last component of a path is expanded; brackets in directory names are literal, as in
+    Directory names can contain ranges and lists, too; other brackets in them are literal, as in
     `/data/run(1)/x000.csv`. An extension such as `.csv` is added to names that end neither with it nor with `.gz`.
 
     Raises:
-        UserError: if brackets are unbalanced or empty, or the pattern is empty or not text.
+        UserError: if brackets are unbalanced or empty, a range is written with other signs than two dots, or the
+            pattern is empty or not text.
     """
     if isinstance(pattern, Sequence) and not isinstance(pattern, str):
         return [name for each in pattern for name in expand_range(each, extension)]
@@ -39,17 +44,20 @@ def expand_range(pattern: str | Sequence[str], extension: str) -> list[str]:
         raise UserError(
             f"{pattern!r} is not a range of files: write text such as 'x000' or 'x[000..049]', or a list of it"
         )
-    directory, slash, name = pattern.strip().rpartition("/")
-    braces = _convert_brackets(name, pattern)
+    braces = _convert_brackets(pattern.strip())
+    if wrong := _WRONG_RANGE.search(braces):
+        raise UserError(
+            f"'{wrong[1]}' in '{pattern}' is not a range: write {wrong[2]}..{wrong[3]}, as in x[000..003] or "
+            "x_OP_000..003_CL_"
+        )
     # braceexpand builds a list of every range before it yields the first name
     largest = max((abs(int(last) - int(first)) for first, last in _BOUNDS.findall(braces)), default=0)
     stems = [] if largest > _MAX_FILES else list(islice(braceexpand(braces, escape=False), _MAX_FILES + 1))
     if largest > _MAX_FILES or len(stems) > _MAX_FILES:
         raise UserError(f"the range '{pattern}' expands to more than {_MAX_FILES:,} files: check its bounds")
     # braceexpand keeps the braces of a set with one element; x[0] is the file x0
-    stems = [stem.replace("{", "").replace("}", "") for stem in stems]
-    names = [stem if stem.endswith((extension, *COMPRESSED)) else stem + extension for stem in stems]
-    return [f"{directory}{slash}{each}" for each in names]
+    stems = [stem.translate(_FINAL_BRACES) for stem in stems]
+    return [stem if stem.endswith((extension, *COMPRESSED)) else stem + extension for stem in stems]
 
 
 def shard_paths(
@@ -57,13 +65,19 @@ def shard_paths(
 ) -> list[Path]:
     """Return the existing files of one split, `dataset_path/split/pattern`, in the order of the pattern.
 
-    An absolute pattern replaces the directories; see `expand_range`.
+    An absolute pattern replaces the directories; see `expand_range`. A dataset path with sets is expanded, too, unless
+    there is a directory of this name.
 
     Raises:
         UserError: if files are missing; lists the first ten of them and the content of the directory. If one is
             compressed.
     """
-    paths = [Path(dataset_path, split, name) for name in expand_range(pattern, extension)]
+    directory = str(Path(dataset_path, split))
+    directories = [directory] if Path(dataset_path).is_dir() else expand_range(directory, "")
+    names = expand_range(pattern, extension)
+    repeated = [name for name in names if not Path(name).is_absolute()]
+    paths = [Path(directories[0], name) for name in names]
+    paths += [Path(other, name) for other in directories[1:] for name in repeated]
     for path in paths:
         if path.suffix in COMPRESSED:
             refuse_compressed(path)
@@ -81,29 +95,33 @@ def shard_paths(
     return paths
 
 
-def _convert_brackets(name: str, pattern: str) -> str:
-    """Convert all brackets to braces, and check that they are balanced and not empty."""
-    text, opened, offset = "", [], 0
-    while offset < len(name):
-        bracket = next((token for token in _OPENING + _CLOSING if name.startswith(token, offset)), None)
-        if bracket is None:
-            text += name[offset]
-        elif bracket in _OPENING:
-            text += "{"
-            opened.append(bracket)
-        elif not opened:
-            raise UserError(f"unbalanced '{bracket}' in the range '{pattern}': the opening bracket is missing")
-        else:
-            if text.endswith("{"):
+def _convert_brackets(pattern: str) -> str:
+    """Convert the brackets of sets to braces. In directory names, those that enclose no range or list are literal.
+
+    Raises:
+        UserError: if brackets in the name of the file are unbalanced or empty.
+    """
+    tokens = [token for token in _BRACKET.split(pattern) if token]
+    last_slash = max((index for index, token in enumerate(tokens) if "/" in token), default=-1)
+    converted = [token.translate(_LITERAL_BRACES) for token in tokens]
+    opened: list[int] = []
+    for index, token in enumerate(tokens):
+        if token in _OPENING:
+            opened.append(index)
+        elif token in _CLOSING and opened:
+            start = opened.pop()
+            content = "".join(tokens[start + 1 : index])
+            if index > last_slash and not content:
                 raise UserError(
-                    f"empty '{opened[-1]}{bracket}' in the range '{pattern}': name files, as in x[000..003]"
+                    f"empty '{tokens[start]}{token}' in the range '{pattern}': name files, as in x[000..003]"
                 )
-            text += "}"
-            opened.pop()
-        offset += len(bracket or " ")
-    if opened:
-        raise UserError(f"unbalanced '{opened[-1]}' in the range '{pattern}': the closing bracket is missing")
-    return text
+            if index > last_slash or ".." in content or "," in content or token == "_CL_":
+                converted[start], converted[index] = "{", "}"
+        elif token in _CLOSING and index > last_slash:
+            raise UserError(f"unbalanced '{token}' in the range '{pattern}': the opening bracket is missing")
+    if opened and opened[-1] > last_slash:
+        raise UserError(f"unbalanced '{tokens[opened[-1]]}' in the range '{pattern}': the closing bracket is missing")
+    return "".join(converted)
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
+
 import pytest
+from braceexpand import braceexpand
 
 from bionemo.common.errors import UserError
 from bionemo.data.shards.ranges import expand_range, shard_paths
@@ -32,11 +35,35 @@ from bionemo.data.shards.ranges import expand_range, shard_paths
         ("x[-1..1]", ["x-1", "x0", "x1"]),
         ("/data/exp(1)/x[0..1]", ["/data/exp(1)/x0", "/data/exp(1)/x1"]),
         ("a[0/x0", ["a[0/x0"]),
+        ("a]0/x0", ["a]0/x0"]),
+        ("run{1}/set[]/date[2020-01]/x0", ["run{1}/set[]/date[2020-01]/x0"]),
+        ("x[2020-01,2020-02]", ["x2020-01", "x2020-02"]),
+        ("x[train-clean]", ["xtrain-clean"]),
         (["x[0..1]", "y0"], ["x0", "x1", "y0"]),
     ],
 )
 def test_expansion(pattern, stems):
     assert expand_range(pattern, ".csv") == [f"{stem}.csv" for stem in stems]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["d[0..1]/x000", "d_OP_a,b_CL_/x<0..2>", "[uf50/x000,uf90/x001]", "a(0..1)/b{x,y}/c[1..2]", "d_OP_7..7_CL_/x0"],
+)
+def test_sets_in_directories_are_expanded_as_by_nemo(pattern):
+    """NeMo replaces every bracket of a path by a brace, and expands the result."""
+    braces = re.sub(r"_OP_|[(\[<]", "{", re.sub(r"_CL_|[)\]>]", "}", pattern))
+    assert expand_range(pattern, "") == list(braceexpand(braces, escape=False))
+
+
+def test_sets_in_the_path_of_a_data_set(tmp_path):
+    for name in ("a0", "a1", "b[0,1]"):
+        (tmp_path / name / "train").mkdir(parents=True)
+        (tmp_path / name / "train" / "x0.csv").touch()
+    first, second = (tmp_path / name / "train" / "x0.csv" for name in ("a0", "a1"))
+    assert shard_paths(tmp_path / "a_OP_0..1_CL_", "train", "x0") == [first, second]
+    assert shard_paths(tmp_path / "a[0..1]", "train", ["x0", str(first)]) == [first, first, second]
+    assert shard_paths(tmp_path / "b[0,1]", "train", "x0") == [tmp_path / "b[0,1]" / "train" / "x0.csv"]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +76,10 @@ def test_expansion(pattern, stems):
         ("x[0..99999999]", "more than 100,000"),
         ("", "not a range"),
         (7, "not a range"),
+        ("x_OP_000-003_CL_", r"'000-003' in 'x_OP_000-003_CL_' is not a range: write 000\.\.003"),
+        ("x_OP_000:003_CL_", r"write 000\.\.003"),
+        ("x[0...3]", r"write 0\.\.3"),
+        ("d_OP_0-3_CL_/x0", r"write 0\.\.3"),
     ],
 )
 def test_errors_are_one_line(pattern, message):

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep values as they are written, in YAML files and on the command line.
+
+YAML 1.1 and Hydra read 010, 12:00:00, no and 1e3 as 8, 43200, False and 1000.0. Here a value becomes a number or a
+boolean only if Python writes it in the same way, so that nothing is lost. All others stay text, and
+`schema_reader.convert` converts them where a key expects a number or a boolean.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser import overrides_parser
+from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
+from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
+
+from bionemo.common.errors import UserError
+
+_CONVERTED = tuple(f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
+
+
+def _is_lossless(text: str) -> bool:
+    """Return whether a number or boolean is written as Python writes its value."""
+    if text in ("True", "False"):
+        return True
+    for kind in (int, float):
+        try:
+            if str(kind(text)) == text:
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+class _Loader(get_yaml_loader()):  # type: ignore[misc]
+    """OmegaConf's loader, which keeps values that a conversion would change."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """Return the tag of a node without explicit tag; see yaml.resolver.BaseResolver."""
+        tag: str = super().resolve(kind, value, implicit)
+        if kind is yaml.ScalarNode and tag in _CONVERTED and not _is_lossless(value):
+            return yaml.resolver.BaseResolver.DEFAULT_SCALAR_TAG
+        return tag
+
+
+class _OverrideVisitor(HydraOverrideVisitor):
+    """Hydra's reader of overrides, which keeps values that a conversion would change."""
+
+    _in_function = False
+
+    def visitFunction(self, ctx: Any) -> Any:
+        """Read a function; the arguments of all except `choice` are numbers."""
+        before, self._in_function = self._in_function, not ctx.getText().startswith("choice(")
+        try:
+            return super().visitFunction(ctx)
+        finally:
+            self._in_function = before
+
+    def _createPrimitive(self, ctx: Any) -> Any:
+        value = super()._createPrimitive(ctx)
+        text = ctx.getText().strip()
+        is_converted = isinstance(value, bool | int | float) and not self._in_function
+        return text if is_converted and not _is_lossless(text) else value
+
+
+def keep_text_of_overrides() -> None:
+    """Make Hydra keep the text of values in overrides."""
+    overrides_parser.HydraOverrideVisitor = _OverrideVisitor  # type: ignore[misc]
+
+
+def read_yaml(path: Path) -> DictConfig:
+    """Read a configuration file.
+
+    Raises:
+        OSError: if it cannot be read.
+        UserError: if it does not contain keys.
+        yaml.YAMLError: if it is not YAML.
+    """
+    with path.open(encoding="utf-8") as file:
+        content = yaml.load(file, _Loader)
+    if not isinstance(content, dict | None):
+        raise UserError(f"{path} contains no keys: a configuration file maps keys to values")
+    return OmegaConf.create(content or {})

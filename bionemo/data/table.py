@@ -156,7 +156,7 @@ def parse_table(file: BinaryIO, path: Path | str, separator: str) -> Table:
             if len(row) > len(columns) == 1:
                 raise UserError(
                     f"{path}: the first line, {shorten(columns[0])}, has one cell and {location} has {len(row)}: "
-                    "remove the lines above the titles of the columns"
+                    "quote a cell that contains a comma, or remove the lines above the titles of the columns"
                 )
             if len(row) > len(columns):
                 raise UserError(

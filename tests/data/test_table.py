@@ -86,7 +86,7 @@ def test_the_separator_follows_from_two_lines(name: str, text: str, tmp_path: Pa
 def test_lines_above_the_titles(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("# written by a program\nsequence,y\nMKT,1\n")
-    with pytest.raises(UserError, match=r"has one cell and .*x.csv:2 has 2: remove the lines above the titles"):
+    with pytest.raises(UserError, match=r"has one cell and .*x.csv:2 has 2: quote a cell .* remove the lines above"):
         read_table(path)
 
 

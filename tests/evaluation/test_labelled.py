@@ -189,7 +189,7 @@ def test_molecules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "FreeSolv, MSE: frozen" in captured.out
     for note in (
         "1 of 82 rows have no label in column &#x27;expt&#x27; (1 NaN): left out",
-        "1 of 81 SMILES cannot be read by RDKit",
+        "RDKit cannot read 1 of 81 SMILES",
     ):
         assert page.count(note) == 1
         assert captured.err.count(note.replace("&#x27;", "'")) == 1

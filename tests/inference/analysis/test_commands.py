@@ -160,7 +160,7 @@ TABLE = "variant,score\nK2A,1\n"
         ("variant\nA4G\n\nK3A\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:4, K3A: residue 3 is T, not K"),
         ("variant\nA4\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:2, A4: expected a residue, its position"),
         ("variant,zero_shot\nA4G,1\n", ["--variants", "x"], "x has a column 'zero_shot' already"),
-        ("variant\nA4G,K2A\n", ["--variants", "x"], "x:2: 2 cells under 1 columns"),
+        ("variant\nA4G,K2A\n", ["--variants", "x"], "x: the first line, 'variant', has one cell and x:2 has 2: quote"),
         ("variant,score\nA4G\n", ["--variants", "x"], "x:2: the row is incomplete: fill in variant, score"),
         ("variant\n", ["--variants", "x"], "x has no rows below a header"),
         ("", ["--variants", "x"], "x has no rows below a header"),

@@ -81,13 +81,22 @@ def test_the_best_checkpoints_are_ranked_across_restarts_with_other_names(tmp_pa
     assert sorted(saved(tmp_path).values()) == [2, 4, 8]
 
 
-def test_checkpoint_names_equal_v1(tmp_path: Path) -> None:
-    train(config(tmp_path))
-    pattern = r"megatron_bert--val_loss=\d\.\d\d-step=(4|8)-consumed_samples=\d+(-last)?"
+@pytest.mark.parametrize("v1", [False, True])
+def test_names_of_checkpoints(tmp_path: Path, v1: bool) -> None:
+    """By default they are short, and the key of v1 gives those of v1."""
+    pattern, overrides = r"step=(4|8)-val_loss=\d\.\d\d(-last)?", []
+    if v1:
+        pattern = r"megatron_bert--val_loss=\d\.\d\d-step=(4|8)-consumed_samples=\d+(-last)?"
+        name = "'megatron_bert--{val_loss:.2f}-{step}-{consumed_samples}'"
+        overrides.append(f"exp_manager.checkpoint_callback_params.filename={name}")
+    train(config(tmp_path, *overrides))
     assert len(saved(tmp_path)) == 3
     for name, step in saved(tmp_path).items():
         assert (match := re.fullmatch(pattern, name))
         assert int(match[1]) == step
+        assert v1 or len(name) <= 40
+    if not v1:
+        return
     (consumed,) = re.findall(r"samples=(\d+)-last", last_checkpoint(tmp_path).name)
     assert int(consumed) == logged(tmp_path, "consumed_samples")[8]
     value = checkpoint.load_manifest(last_checkpoint(tmp_path))["metrics"]["val_loss"]

@@ -54,20 +54,6 @@ _DISABLED_FEATURES = {  # features that this package implements itself; NeMo's c
 }
 
 
-def log_directory(config: ExpManagerConfig) -> Path:
-    """Return the log directory of a run: explicit_log_dir, else exp_dir/name[/version]."""
-    if config.explicit_log_dir:
-        return Path(config.explicit_log_dir).absolute()
-    parent = Path(config.exp_dir or "nemo_experiments").absolute()
-    return parent / (config.name or "default") / (config.version or "")
-
-
-def checkpoint_directory(config: ExpManagerConfig, directory: Path) -> Path:
-    """Return the directory of a run's checkpoints: dirpath, else `checkpoints` in the log directory."""
-    dirpath = config.checkpoint_callback_params.dirpath
-    return Path(dirpath).absolute() if dirpath else directory / "checkpoints"
-
-
 def make_directories(*directories: Path) -> None:
     """Create the directories of a run and check that logs can be written to them.
 

@@ -71,7 +71,7 @@ def run_jobs(task: Callable[[Any], Any], jobs: Sequence[Job], location: Sequence
             break
         gc.collect()  # the memory and the process groups of this run
     if is_global_rank_zero():
-        print(_table(jobs[: len(results)], results), end="")
+        print(_table(jobs[: len(results)], results), end="", file=sys.stderr)
     if None in results:
         sys.exit(1)
 
@@ -79,7 +79,7 @@ def run_jobs(task: Callable[[Any], Any], jobs: Sequence[Job], location: Sequence
 def _has_launcher() -> bool:
     """Return whether a launcher started several processes, some of which may have ended with the failed run."""
     process = launched_process()
-    return process is not None and process.world_size > 1
+    return process is not None and process.world_size != 1
 
 
 def _table(jobs: Sequence[Job], results: Sequence[Mapping[str, float] | None]) -> str:

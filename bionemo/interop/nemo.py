@@ -39,8 +39,16 @@ _DISABLED_FEATURES = {  # features that this package implements itself; NeMo's c
     "resume_if_exists": False,
     "resume_ignore_no_checkpoint": True,
     "resume_from_checkpoint": None,
-    **{f"create_{name}_logger": False for name in ("wandb", "mlflow", "dllogger", "clearml", "neptune")},
-    **{f"{name}_logger_kwargs": None for name in ("wandb", "mlflow", "dllogger", "clearml", "neptune")},
+    "create_wandb_logger": False,  # see loggers.py
+    "create_mlflow_logger": False,
+    "create_dllogger_logger": False,
+    "create_clearml_logger": False,
+    "create_neptune_logger": False,
+    "wandb_logger_kwargs": None,
+    "mlflow_logger_kwargs": None,
+    "dllogger_logger_kwargs": None,
+    "clearml_logger_kwargs": None,
+    "neptune_logger_kwargs": None,
     "max_time_per_run": None,  # NeMo's timer stops without saving
     "create_checkpoint_callback": False,
     "create_preemption_callback": False,

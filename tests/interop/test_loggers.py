@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loggers: one run for all starts, errors that do not end training, and the real packages (slow)."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 
 from bionemo.config.compose import load
 from bionemo.interop import loggers
+from tests.conftest import ROOT
 from tests.support.runs import run
 
 SHORT = ("trainer.max_steps=2", "trainer.val_check_interval=2", "exp_manager.create_tensorboard_logger=False")
@@ -107,8 +109,8 @@ def train(place: str, directory: Path, *overrides: str, **environment: str) -> l
         "from bionemo.cli.pretrain import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False, capture_output=True, text=True,
-        env={**loggers.os.environ, **environment}, timeout=300,
+        [sys.executable, "-c", code], cwd=directory.parent, check=False, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "nothing is logged" not in done.stderr
@@ -144,5 +146,5 @@ def test_clearml_offline(install: Any, tmp_path: Path) -> None:
 def test_neptune_offline(install: Any, tmp_path: Path) -> None:
     kwargs = "++exp_manager.neptune_logger_kwargs={project: a/b, mode: offline, log_model_checkpoints: false}"
     train(
-        install("neptune==1.14.0.post2"), tmp_path / "run", *SHORT, "++exp_manager.create_neptune_logger=True", neptune
+        install("neptune==1.14.0.post2"), tmp_path / "run", *SHORT, "++exp_manager.create_neptune_logger=True", kwargs
     )

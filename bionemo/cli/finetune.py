@@ -4,14 +4,16 @@
 bionemo finetune --config-name=downstream_flip_sec_str model.restore_encoder_path=esm2.nemo
 """
 
+import json
 import sys
 from pathlib import Path
 
 from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
-from bionemo.common.launcher_environment import launched_process
+from bionemo.common.launcher_environment import is_global_rank_zero, launched_process
 from bionemo.common.lock import run_lock
 from bionemo.config import run
+from bionemo.config.directories import log_directory
 from bionemo.config.help import CommandSpec
 from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.downstream import DownstreamModelConfig
@@ -48,8 +50,10 @@ def main(config_name: str = "downstream_flip_sec_str", config_dir: str | Path | 
         run(prepare_and_fine_tune, config_name, config_dir, _SPEC)
 
 
-def prepare_and_fine_tune(cfg: DownstreamConfig) -> None:
-    """Prepare the data, train and test, as configured. Without training, the data is prepared, as in v1.
+def prepare_and_fine_tune(cfg: DownstreamConfig) -> dict[str, float]:
+    """Prepare the data, train and test, as configured; return the metrics of validation and test.
+
+    Without training, the data is prepared, as in v1.
 
     Raises:
         UserError: if the configuration contradicts itself, or the model or the data cannot be used.
@@ -61,7 +65,7 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> None:
             raise UserError("model.data.preprocessing is null, so there is nothing to prepare: set do_training=True")
         prepare(cfg.model.data.preprocessing)
     if not cfg.do_training:
-        return
+        return {}
     _check(cfg.model)
     from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
@@ -70,7 +74,7 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> None:
 
     with quick_imports():
         import bionemo.megatron  # noqa: F401  # before NeMo, which would import more of Megatron-Core
-        from bionemo.interop.nemo import log_directory
+        from bionemo.finetuning.results import REPORT
 
     silence_dependencies()
     log_to_console()
@@ -79,7 +83,7 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> None:
     if cfg.model.encoder_frozen:
         process = launched_process()
         if process is not None and process.rank:  # one process is enough to train a head
-            return
+            return {}
         from bionemo.finetuning.linear_probe import run_linear_probe
 
         with run_lock(directory):
@@ -88,6 +92,14 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> None:
         from bionemo.finetuning.finetune import fine_tune
 
         fine_tune(cfg, directory)
+    if not is_global_rank_zero():
+        return {}
+    report = json.loads((directory / REPORT).read_text())
+    return {
+        name: value
+        for name, value in report.items()
+        if name.startswith(("val_", "test_")) and isinstance(value, int | float)
+    }
 
 
 def _check(config: DownstreamModelConfig) -> None:

@@ -19,16 +19,18 @@ def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = 
     config.run(prepare_and_train, config_name, config_dir)
 
 
-def prepare_and_train(cfg: RunConfig) -> None:
-    """Prepare data, train and test, as configured. Without training and testing, the data is prepared, as in v1."""
+def prepare_and_train(cfg: RunConfig) -> dict[str, float]:
+    """Prepare data, train and test, as configured; return the last metrics of validation and test.
+
+    Without training and testing, the data is prepared, as in v1.
+    """
     from bionemo.training.unsupported_options import check_supported
 
     check_supported(cfg)
     train_or_test = cfg.do_training or cfg.do_testing
     if cfg.do_preprocessing or not train_or_test:
         prepare_data(cfg)
-    if train_or_test:
-        pretrain(cfg)
+    return pretrain(cfg) if train_or_test else {}
 
 
 def prepare_data(cfg: RunConfig) -> None:
@@ -48,8 +50,8 @@ def prepare_data(cfg: RunConfig) -> None:
     prepare(job)
 
 
-def pretrain(cfg: RunConfig) -> None:
-    """Build data and model, then train and test."""
+def pretrain(cfg: RunConfig) -> dict[str, float]:
+    """Build data and model, then train and test; return the last metrics of validation and test."""
     # Imported here, so that --help does not wait for it, and missing files are reported before torch is imported.
     from bionemo.config.check import divide_batch
     from bionemo.data.files import check_files_exist
@@ -104,4 +106,4 @@ def pretrain(cfg: RunConfig) -> None:
         from bionemo.finetuning.validation import DownstreamValidation
 
         callbacks.append(DownstreamValidation(cfg))
-    train(cfg, build, callbacks)
+    return train(cfg, build, callbacks)

@@ -31,18 +31,19 @@ def notify(*notes: str) -> None:
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors() -> Iterator[list[int]]:
     """Convert errors caused by the user, a file or the machine to one line on stderr and exit status 1.
 
     Ctrl-C exits with status 130. Any other exception is a bug in bionemo: its traceback is printed, followed by a
-    line that asks the user to report it. Secrets are redacted in both.
+    line that asks the user to report it. Secrets are redacted in both. The block receives a list that is empty until
+    SIGINT arrives.
     """
     register_secrets(sys.argv[1:])
     interrupted = _note_interrupts()
     try:
         check_environment()
         _check_directories()
-        yield
+        yield interrupted
     except Exception as error:
         if interrupted:  # a library raised another exception while it handled KeyboardInterrupt
             _end_interrupted()
@@ -52,16 +53,21 @@ def one_line_errors() -> Iterator[None]:
         if isinstance(error, BrokenPipeError) and error.filename is None:  # the reader of the output has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit without another error
             sys.exit(128 + signal.SIGPIPE)
-        line = describe(error)
-        if line is None:
-            _print_traceback(error)
-        if (descriptor := os.environ.get(ERROR_DESCRIPTOR)) is not None:
-            os.write(int(descriptor), redact_text(line or BUG_MESSAGE).encode(errors="backslashreplace"))
-        elif line is None or _prints(error):
-            print(redact_text(f"error: {line or BUG_MESSAGE}"), file=sys.stderr)
+        report_error(error)
         sys.exit(1)
     except KeyboardInterrupt:
         _end_interrupted()
+
+
+def report_error(error: Exception) -> None:
+    """Print an error as `one_line_errors` describes."""
+    line = describe(error)
+    if line is None:
+        _print_traceback(error)
+    if (descriptor := os.environ.get(ERROR_DESCRIPTOR)) is not None:
+        os.write(int(descriptor), redact_text(line or BUG_MESSAGE).encode(errors="backslashreplace"))
+    elif line is None or _prints(error):
+        print(redact_text(f"error: {line or BUG_MESSAGE}"), file=sys.stderr)
 
 
 def _prints(error: Exception) -> bool:

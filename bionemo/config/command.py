@@ -7,18 +7,17 @@ devices.
 """
 
 import argparse
-import gc
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
-from bionemo.common.redaction import redact_arguments, redact_text
+from bionemo.common.redaction import redact_text
 from bionemo.config.help import PRETRAINING, CommandSpec, help_text
 from bionemo.config.paths import CONF_DIR, ConfigSource, find_source
 
@@ -30,7 +29,7 @@ _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
 def run(
-    task: Callable[[Any], None],
+    task: Callable[[Any], Any],
     config_name: str,
     config_dir: str | Path | None = None,
     spec: CommandSpec = PRETRAINING,
@@ -38,12 +37,12 @@ def run(
     """Compose and check the configuration given by sys.argv, then pass it to the task.
 
     Args:
-        task: function that receives the typed configuration.
+        task: function that receives the typed configuration; it may return metrics for the table of a sweep.
         config_name: default of `--config-name`.
         config_dir: directory of that file. By default `conf` beside the running script, else the package's own.
         spec: schema and `--help` text of the command.
     """
-    with one_line_errors():
+    with one_line_errors() as interrupted:
         flags = parse_flags(sys.argv[1:])
         if flags.help:
             source = find_source(config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir)
@@ -56,37 +55,37 @@ def run(
             source = find_source(
                 config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir, flags.trust_config
             )
-            _run(task, flags, source, spec.schema)
+            _run(task, flags, source, spec.schema, interrupted)
 
 
-def _run(task: Callable[[Any], None], flags: argparse.Namespace, source: ConfigSource, schema: type) -> None:
+def _run(
+    task: Callable[[Any], Any], flags: argparse.Namespace, source: ConfigSource, schema: type, interrupted: list[int]
+) -> None:
     from bionemo.config.compose import MissingValueError, compose_typed, expand_sweep, rewrite_overrides
+    from bionemo.config.sweep import Job, check_jobs, run_jobs
 
     queries = _hydra_arguments(flags)
     if flags.shell_completion or flags.hydra_help:
         _run_hydra(source, [*queries, *flags.overrides])
         return
     overrides = rewrite_overrides(source, flags.overrides, sweep=flags.multirun)
-    jobs = expand_sweep(source, overrides) if flags.multirun else [overrides]
-    # check all jobs before the first one runs
-    checked: list[tuple[Any, list[str]]] = []
+    jobs: list[Job] = []
     try:
-        checked += (compose_typed(source, job, schema) for job in jobs)
+        if flags.multirun:  # check all jobs before the first one runs
+            jobs = check_jobs(source, expand_sweep(source, overrides), schema)
+        else:
+            jobs = [Job(overrides, *compose_typed(source, overrides, schema))]
     except MissingValueError:
         if not queries:  # a configuration can be printed without them
             raise
     if queries:
         _run_hydra(source, [*queries, *overrides])
     elif flags.multirun:
-        for number, (job, (cfg, notes)) in enumerate(zip(jobs, checked, strict=True), 1):
-            notify(f"run {number} of {len(jobs)}: {' '.join(redact_arguments(job))}", *notes)
-            with _command_line([*_location_arguments(flags), *job]):
-                task(cfg)
-            gc.collect()  # the memory and the process groups of this run
+        run_jobs(task, jobs, _location_arguments(flags), interrupted)
     else:
-        [(cfg, notes)] = checked
-        notify(*notes)
-        task(cfg)
+        [job] = jobs
+        notify(*job.notes)
+        task(job.config)
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -138,6 +137,7 @@ def _run_hydra(source: ConfigSource, arguments: Sequence[str]) -> None:
     import hydra
 
     from bionemo.config.hydra_setup import configure_hydra
+    from bionemo.config.sweep import command_line
 
     def unreachable(cfg: "DictConfig") -> None:
         raise AssertionError("Hydra was called for one of its own flags and must not run a task")
@@ -145,20 +145,10 @@ def _run_hydra(source: ConfigSource, arguments: Sequence[str]) -> None:
     configure_hydra(source, arguments)
     output = io.StringIO()
     try:
-        with _command_line(arguments), redirect_stdout(output):
+        with command_line(arguments), redirect_stdout(output):
             hydra.main(version_base="1.3", config_path=str(source.directory), config_name=source.name)(unreachable)()
     finally:
         print(redact_text(output.getvalue()), end="")
-
-
-@contextmanager
-def _command_line(arguments: Sequence[str]) -> Iterator[None]:
-    before = sys.argv
-    sys.argv = [before[0], *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 def _program() -> str:

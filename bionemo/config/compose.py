@@ -156,12 +156,27 @@ def compose_typed(
     problems = reader.problems if cfg is None else check_config(cfg)
     if cfg is not None:
         register_secrets(resolved := asdict(cfg))  # type: ignore[call-overload]
-        problems += find_secret_names(resolved)
+        problems += [*find_secret_names(resolved), *_check_directory(cfg, overrides)]
     if cfg is None or problems:
         more = len(problems) - _MAX_REPORTED
         error_class = MissingValueError if len(reader.missing) == len(problems) else UserError
         raise error_class("; ".join(problems[:_MAX_REPORTED]) + (f"; and {more} more" if more > 0 else ""))
     return cfg, notes + describe_ignored_keys(reader.ignored)
+
+
+def _check_directory(cfg: object, overrides: Sequence[str]) -> Iterator[str]:
+    """Check that exp_dir on the command line has an effect on a file that sets explicit_log_dir, as saved ones do."""
+    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    if not isinstance(cfg, RunConfig | DownstreamConfig) or "exp_manager.exp_dir" not in keys:
+        return
+    exp_dir, log_dir = cfg.exp_manager.exp_dir, cfg.exp_manager.explicit_log_dir
+    if "exp_manager.explicit_log_dir" in keys or not exp_dir or not log_dir:
+        return
+    if not Path(log_dir).absolute().is_relative_to(Path(exp_dir).absolute()):
+        yield (
+            f"exp_manager.exp_dir={exp_dir} has no effect, because the file sets "
+            f"exp_manager.explicit_log_dir={log_dir}: set this key, too"
+        )
 
 
 def _check_user_files(loader: ConfigLoader, name: str, overrides: Sequence[str]) -> None:

@@ -64,8 +64,8 @@ def quote_if_needed(key: str, value: str, sweep: bool) -> str:
         parsed = OverridesParser.create().parse_override(f"{key}={value}")._value
     except HydraException:
         if list in types and value.startswith("[") and value.endswith("]"):
-            return f"[{','.join(map(_quote, _LIST_ITEM.findall(value[1:-1])))}]"
-        return _quote(value)
+            return f"[{','.join(map(quote, _LIST_ITEM.findall(value[1:-1])))}]"
+        return quote(value)
     is_sweep = isinstance(parsed, Sweep)
     is_text = str in types and not {bool, int, float, type(parsed)}.intersection(types)
     keeps_meaning = not is_text or isinstance(parsed, str | QuotedString | None)
@@ -73,7 +73,7 @@ def quote_if_needed(key: str, value: str, sweep: bool) -> str:
         return value
     if is_sweep and str not in types:
         raise UserError(f"{key}={value} has several values: add --multirun to run one after the other")
-    return _quote(value)
+    return quote(value)
 
 
 def _accepted_types(key: str) -> Iterator[Any]:
@@ -93,7 +93,7 @@ def _type_hints(group: type) -> dict[str, Any]:
     return get_type_hints(group)
 
 
-def _quote(value: str) -> str:
+def quote(value: str) -> str:
     r"""Quote for Hydra's grammar. Only before a quote, \\ means a backslash and \' means a quote."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"

@@ -13,21 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.utilities import rank_zero_only
 from nemo.utils import logging as nemo_logging
 from nemo.utils.exceptions import NeMoBaseException
 from omegaconf import OmegaConf
 
-from bionemo.common.errors import UserError, optional_dependency
+from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
-from bionemo.common.redaction import LogFilter, redact_arguments, redact_tree
+from bionemo.common.redaction import LogFilter, redact_arguments
 from bionemo.common.version import __version__
 from bionemo.config.interpolations import escape_interpolations
 from bionemo.config.schema import ExpManagerConfig
-from bionemo.config.schema.exp_manager import WandbLoggerConfig
 from bionemo.interop.console_logging import log_to_file
 from bionemo.interop.log_write_errors import tolerate_write_errors
+from bionemo.interop.loggers import closed_loggers, start_loggers
 from bionemo.interop.quick_imports import import_exp_manager
 
 nemo = import_exp_manager()
@@ -41,8 +39,16 @@ _DISABLED_FEATURES = {  # features that this package implements itself; NeMo's c
     "resume_if_exists": False,
     "resume_ignore_no_checkpoint": True,
     "resume_from_checkpoint": None,
-    "create_wandb_logger": False,  # see _start_wandb
+    "create_wandb_logger": False,  # see loggers.py
+    "create_mlflow_logger": False,
+    "create_dllogger_logger": False,
+    "create_clearml_logger": False,
+    "create_neptune_logger": False,
     "wandb_logger_kwargs": None,
+    "mlflow_logger_kwargs": None,
+    "dllogger_logger_kwargs": None,
+    "clearml_logger_kwargs": None,
+    "neptune_logger_kwargs": None,
     "max_time_per_run": None,  # NeMo's timer stops without saving
     "create_checkpoint_callback": False,
     "create_preemption_callback": False,
@@ -54,21 +60,6 @@ _DISABLED_FEATURES = {  # features that this package implements itself; NeMo's c
     "log_delta_step_timing": False,
     "log_tflops_per_sec_per_gpu": False,
 }
-_WANDB_UNREDACTED = ("settings", "dir", "save_dir")  # needed to log in and to write; W&B does not display secrets
-
-
-def log_directory(config: ExpManagerConfig) -> Path:
-    """Return the log directory of a run: explicit_log_dir, else exp_dir/name[/version]."""
-    if config.explicit_log_dir:
-        return Path(config.explicit_log_dir).absolute()
-    parent = Path(config.exp_dir or "nemo_experiments").absolute()
-    return parent / (config.name or "default") / (config.version or "")
-
-
-def checkpoint_directory(config: ExpManagerConfig, directory: Path) -> Path:
-    """Return the directory of a run's checkpoints: dirpath, else `checkpoints` in the log directory."""
-    dirpath = config.checkpoint_callback_params.dirpath
-    return Path(dirpath).absolute() if dirpath else directory / "checkpoints"
 
 
 def make_directories(*directories: Path) -> None:
@@ -103,11 +94,13 @@ def directory_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path) -> None:
-    """Create the log files and loggers of a run with exp_manager, and add them to the trainer; secrets are redacted.
+def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path, run_id: str) -> None:
+    """Create the log files and loggers of a run, and add the loggers to the trainer; secrets are redacted.
+
+    All starts of a run, which have the same `run_id`, continue one run of Weights & Biases and MLflow.
 
     Raises:
-        UserError: if exp_manager or a logger rejects the configuration.
+        UserError: if exp_manager rejects the configuration, or the package of a logger is not installed.
         OSError: if a file cannot be written.
     """
     tolerate_write_errors()
@@ -126,10 +119,9 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     try:
         with _adapted_nemo():
             nemo.exp_manager(trainer, OmegaConf.create(escape_interpolations(given)))
-            if config.create_wandb_logger:
-                trainer.loggers = [*trainer.loggers, _start_wandb(config.wandb_logger_kwargs, directory)]
+            start_loggers(trainer, config, directory, run_id)
     except ImportError as error:
-        raise UserError(f"exp_manager: {error}: install it, or disable that logger or callback") from error
+        raise UserError(f"exp_manager: {error}: install it, or disable that callback") from error
     except (ValueError, TypeError, NeMoBaseException) as error:
         raise UserError(f"exp_manager: {error}") from error
     for name in ("nemo_logger", "lightning.pytorch"):
@@ -181,27 +173,12 @@ def _open_log_file(path: Path) -> None:
 
 @contextmanager
 def closed_logs() -> Iterator[None]:
-    """Close the log files and the Weights & Biases run that are opened inside; later runs would write to them, too."""
-    earlier = _wandb_run()
-    exit_code = 1
+    """Close the log files and loggers that are opened in a `with` block; later runs would write to them, too."""
     try:
-        yield
-        exit_code = 0
+        with closed_loggers():
+            yield
     finally:
-        if _wandb_run() is not earlier:
-            _finish_wandb(exit_code)
         _close_log_files()
-
-
-def _wandb_run() -> Any:
-    return getattr(sys.modules.get("wandb"), "run", None)  # only runs that use W&B import it
-
-
-def _finish_wandb(exit_code: int) -> None:
-    try:
-        sys.modules["wandb"].finish(exit_code)
-    except Exception as error:  # the result of the run must not depend on it
-        log.warning("the Weights & Biases run cannot be finished (%s): upload it with `wandb sync`", error)
 
 
 def _close_log_files() -> None:
@@ -221,35 +198,6 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_none(item) for key, item in value.items() if item is not None}
     return value
-
-
-def _start_wandb(config: WandbLoggerConfig, directory: Path) -> WandbLogger:
-    """Start a Weights & Biases run on rank 0; an offline run needs neither network nor account."""
-    with optional_dependency("wandb", "exp_manager.create_wandb_logger=True"):
-        import wandb
-
-    arguments = {key: value for key, value in asdict(config).items() if value is not None}
-    arguments |= redact_tree({key: value for key, value in arguments.items() if key not in _WANDB_UNREDACTED})
-    if config.offline:
-        arguments["mode"] = "offline"
-    try:
-        logger = WandbLogger(**({"save_dir": str(directory)} | arguments))
-        _open_wandb_run(logger)
-    except (wandb.Error, ValueError, TypeError) as error:
-        raise UserError(
-            f"exp_manager.create_wandb_logger=True: {error}; log in with `wandb login`, or set "
-            "exp_manager.wandb_logger_kwargs.offline=True and upload the run later with `wandb sync`"
-        ) from error
-    return logger
-
-
-@rank_zero_only
-def _open_wandb_run(logger: WandbLogger) -> None:
-    import wandb
-
-    wandb.setup()  # reads WANDB_SILENT before the first warning
-    if url := logger.experiment.url:
-        log.warning("this run on Weights & Biases: %s", url)
 
 
 def _describe_version() -> str:

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from bionemo.checkpoint import list_complete, load_manifest
+from bionemo.checkpoint import load_manifest
 from bionemo.common.console import notify
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
@@ -124,11 +124,20 @@ def print_result(
     losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())
     _print_and_log(", ".join([_format_step(trainer), *(f"{name} {value:.4f}" for name, value in losses)]))
     has_curve = (directory / loss_curve.FILE_NAME).exists()  # not before the first validation or logged step
-    newest = next(iter(list_complete(directory / "checkpoints")), None)
+    module: Any = trainer.lightning_module
+    newest = next(iter(module.list_checkpoints()), None)
+    if newest and newest.is_relative_to(directory):
+        newest = newest.relative_to(directory)
     _print_and_log(
         f"logs{', checkpoints and the loss curve' if has_curve else ' and checkpoints'} are in {directory}"
-        + (f"; the newest checkpoint is {newest.relative_to(directory)}" if newest else "")
+        + (f"; the newest checkpoint is {newest}" if newest else "")
     )
+
+
+def final_metrics(trainer: pl.Trainer) -> dict[str, float]:
+    """Return the last metrics of validation and test."""
+    metrics = trainer.callback_metrics.items()
+    return {name: float(value) for name, value in metrics if name.startswith(("val_", "test_"))}
 
 
 @rank_zero_only
@@ -147,10 +156,26 @@ def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path, micro_batc
     model = replace(cfg.model, micro_batch_size=micro_batches.size)
     trainer_config = replace(cfg.trainer, accumulate_grad_batches=micro_batches.count)
     resolved: Any = redact_tree(asdict(replace(cfg, model=model, trainer=trainer_config)))
-    write_atomic(directory / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
+    saved = resolved | {"exp_manager": _relative_directories(resolved["exp_manager"])}
+    write_atomic(directory / "config.yaml", yaml.safe_dump(saved, sort_keys=False))
     for logger in trainer.loggers:
         logger.log_hyperparams(resolved)
         logger.save()
+
+
+def _relative_directories(manager: dict[str, Any]) -> dict[str, Any]:
+    """Return exp_manager with directories inside exp_dir relative to it: a copy with another exp_dir writes there."""
+
+    def relative(path: str | None) -> str | None:
+        if not (path and manager["exp_dir"] and Path(path).is_relative_to(manager["exp_dir"])):
+            return path
+        return "/".join(["${exp_manager.exp_dir}", *Path(path).relative_to(manager["exp_dir"]).parts])
+
+    params = manager["checkpoint_callback_params"]
+    params = params | {"dirpath": relative(params["dirpath"])}
+    return manager | {
+        "explicit_log_dir": relative(manager["explicit_log_dir"]), "checkpoint_callback_params": params,
+    }  # fmt: skip
 
 
 def _print_and_log(line: str) -> None:

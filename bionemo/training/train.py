@@ -15,14 +15,13 @@ from bionemo import checkpoint
 from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import launched_process, restored_variables
 from bionemo.common.lock import RunLock, run_lock
+from bionemo.config.directories import checkpoint_directory, log_directory
 from bionemo.config.schema import RunConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.data.data_module import SequenceData
 from bionemo.interop.nemo import (
-    checkpoint_directory,
     closed_logs,
     directory_errors,
-    log_directory,
     make_directories,
     start_experiment,
 )
@@ -65,9 +64,10 @@ def _restored_process() -> Iterator[None]:
             yield
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    if dist.is_initialized():  # not after an error: other ranks may not respond
-        # Processes of a launcher keep the default group: torchrun's store, which outlives it, contains its addresses.
-        groups.destroy_all(keep_default=launched)
+        if dist.is_initialized():
+            groups.destroy()
+            # Processes of a launcher keep the default group: torchrun's store, which outlives it, has its addresses.
+            groups.destroy_all(keep_default=launched)
 
 
 @_restored_process()
@@ -75,8 +75,8 @@ def train(
     cfg: RunConfig,
     build: Callable[[pl.Trainer, Precision, Path | None], TrainingSetup],
     callbacks: Sequence[pl.Callback] = (),
-) -> None:
-    """Train and test as configured.
+) -> dict[str, float]:
+    """Train and test as configured; return the last metrics of validation and test.
 
     Args:
         cfg: configuration of the run.
@@ -89,8 +89,7 @@ def train(
     """
     gpu = use_gpu(cfg.trainer.accelerator)
     precision, compiled = resolve_precision(cfg.trainer.precision, gpu), is_compiled(cfg.model.compile, gpu)
-    log_dir = log_directory(cfg.exp_manager)
-    checkpoint_dir = checkpoint_directory(cfg.exp_manager, log_dir)
+    log_dir, checkpoint_dir = log_directory(cfg.exp_manager), checkpoint_directory(cfg.exp_manager)
     newest = checkpoint.list_complete(checkpoint_dir, log_dir)[:1]  # another run may write until we hold the lock
     resume_path = find_resume_checkpoint(cfg, checkpoint_dir, log_dir)
 
@@ -146,7 +145,7 @@ def train(
         files, log_run_id = cfg.exp_manager.files_to_copy or (), checkpoints.run_id if cfg.do_training else None
         logs = prepare_log_directory(log_dir, log_run_id, files) if trainer.is_global_zero else nullcontext()
         with directory_errors(log_dir), logs:
-            start_experiment(trainer, cfg.exp_manager, log_dir)
+            start_experiment(trainer, cfg.exp_manager, log_dir, run_id)
             progress.save_config(cfg, trainer, log_dir, data.micro_batches)
 
         backends = select_backends(cfg, precision, trainer.strategy.root_device)
@@ -160,6 +159,7 @@ def train(
             progress.print_test_result(trainer)
     if checkpoints.stop_signal and trainer.is_global_zero:  # rank 0 only: launchers kill all ranks if one fails
         sys.exit(128 + checkpoints.stop_signal)  # exit status of a process that was ended by this signal
+    return progress.final_metrics(trainer)
 
 
 def _open_data(cfg: RunConfig, trainer: pl.Trainer, data: SequenceData) -> None:

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _SAVING = "exp_manager.checkpoint_callback_params"
 _BY_STEP = "set every_n_train_steps or train_time_interval"
 _STEP_TIMING = "seconds per step are always logged"
+_NO_UPLOAD = "checkpoints are not uploaded and stay in the directory of the run"
 _SCHEDULE = "a resumed run continues with the schedule of its checkpoint"
 _BUILT_IN = "the vocabularies are part of the package"
 _NO_NGC = "nothing is downloaded from NGC: set model.data.dataset_path, or model.data.preprocessing.source"
@@ -37,6 +38,7 @@ def _differs_from(*values: Any) -> Callable[[Any], bool]:
 
 
 _not_from_ngc = _differs_from("uniref50_2022_05", "uspto_50k_dataset", "v23.06")  # values in `conf/`, from v1
+_LOGGERS = ("wandb", "mlflow", "dllogger", "clearml", "neptune")
 
 # key, condition under which its value has no effect, reason or alternative
 _Option = tuple[str, Callable[[Any], Any], str]
@@ -61,6 +63,13 @@ _OPTIONS: list[_Option] = [
     ("exp_manager.log_delta_step_timing", bool, _STEP_TIMING),
     ("exp_manager.step_timing_kwargs.reduction", _differs_from("mean"), "the mean since the last log is logged"),
     ("exp_manager.log_tflops_per_sec_per_gpu", bool, "`bionemo plan` prints FLOPs per step"),
+    ("exp_manager.wandb_logger_kwargs.log_model", bool, _NO_UPLOAD),
+    ("exp_manager.mlflow_logger_kwargs.log_model", bool, _NO_UPLOAD),
+    ("exp_manager.clearml_logger_kwargs.log_model", bool, _NO_UPLOAD),
+    ("exp_manager.wandb_logger_kwargs.checkpoint_name", bool, _NO_UPLOAD),
+    ("exp_manager.clearml_logger_kwargs.log_cfg", bool, _NO_UPLOAD),
+    ("exp_manager.clearml_logger_kwargs.log_metrics", bool, _NO_UPLOAD),
+    ("exp_manager.clearml_logger_kwargs.model_name", bool, _NO_UPLOAD),
     ("exp_manager.resume_past_end", bool, "set a larger trainer.max_steps"),
 ]  # fmt: skip
 _MODEL_OPTIONS: list[_Option] = [
@@ -105,6 +114,9 @@ def warn_ignored_options(cfg: RunConfig | DownstreamConfig) -> None:
         options += _tokenizer_options(cfg.model)
     else:
         options.append(("model.finetuning_optim.sched.last_epoch", _differs_from(-1), _SCHEDULE))
+        if cfg.model.encoder_frozen:
+            reason = "the metrics of a head on a frozen encoder are in the directory of the run"
+            options += [(f"exp_manager.create_{name}_logger", bool, reason) for name in _LOGGERS]
     for key, has_no_effect, reason in options:
         if has_no_effect(value := _read(cfg, key)):
             log.warning("%s=%s has no effect: %s", key, value, reason)

@@ -64,6 +64,7 @@ def command(tmp_path):
         heavy.unlink()
         return done.returncode, done.stdout, done.stderr
 
+    start.directory = script.parent
     return start
 
 
@@ -162,7 +163,54 @@ def test_sweep_runs_one_after_the_other(command):
     assert status == 0
     assert [line.split()[:3] for line in out.splitlines()] == [["task", "esm1nv", "1"], ["task", "esm1nv", "2"]]
     assert "'++model.micro_batch_size=2'" in out.splitlines()[1]  # Lightning starts this command again for other ranks
-    assert len(err.splitlines()) == 2
+    assert [line.split()[:3] for line in err.splitlines()[2:]] == [
+        ["run", "model.micro_batch_size", "result"], ["1", "1", "done"], ["2", "2", "done"],
+    ]  # fmt: skip
+
+
+def test_a_failed_run_does_not_end_a_sweep(command):
+    status, out, err = command("-m", "name=first,fails,last")
+    assert status == 1
+    assert [line.split()[1] for line in out.splitlines()] == ["first", "last"]
+    assert err.count("error: the task says no\n") == 1
+    assert [line.split()[:3] for line in err.splitlines()[-3:]] == [
+        ["1", "first", "done"], ["2", "fails", "failed"], ["3", "last", "done"],
+    ]  # fmt: skip
+
+
+def test_runs_of_a_sweep_have_different_directories(command):
+    """The default directory, and one that is given, get directories named after the values."""
+    for directory in ([], ["exp_manager.exp_dir=/x/y"]):
+        status, out, err = command("-m", "model.optim.lr=1e-4,4e-4", *directory)
+        found = [line.split()[-1] for line in err.splitlines()[-2:]]
+        assert status == 0
+        assert [name.rpartition("/")[2] for name in found] == ["model.optim.lr=0.0001", "model.optim.lr=0.0004"]
+        assert f"explicit_log_dir='{found[1]}'" in out.splitlines()[1]
+    status, _, err = command("-m", "model.optim.lr=1e-4,4e-4", "exp_manager.exp_dir=/x/${model.optim.lr}")
+    assert [line.split()[-1] for line in err.splitlines()[-2:]] == ["/x/0.0001", "/x/0.0004"]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [("model.optim.lr=1e-4,1e-4", "exp_dir"),
+     ("exp_manager.checkpoint_callback_params.dirpath=/x model.optim.lr=1e-4,2e-4", "dirpath")],
+)  # fmt: skip
+def test_runs_that_share_a_directory_are_refused_before_the_first_one(command, override, key):
+    status, out, err = command("-m", *override.split())
+    assert (status, out) == (1, "")
+    assert err.startswith("error: runs 1 and 2 have the same directory ")
+    assert f"{key}, such as " in err
+
+
+def test_a_directory_without_effect_is_refused(command):
+    arguments = ["exp_manager.exp_dir=/new", "exp_manager.explicit_log_dir=/old"]
+    assert command(*arguments)[0] == 0
+    (command.directory / "saved.yaml").write_text(
+        "defaults: [pretrain_small, _self_]\nexp_manager: {exp_dir: /old, explicit_log_dir: /old}\n"
+    )
+    status, out, err = command(f"--config-dir={command.directory}", "--config-name=saved", "exp_manager.exp_dir=/new")
+    assert (status, out) == (1, "")
+    assert err.startswith("error: exp_manager.exp_dir=/new has no effect")
 
 
 @pytest.mark.parametrize(

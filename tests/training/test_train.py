@@ -24,6 +24,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.distributed.distributed_c10d import _world
 
 from bionemo.common.errors import UserError
+from bionemo.config.compose import compose_typed
+from bionemo.config.directories import log_directory
+from bionemo.config.paths import find_source
+from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.interop import nemo
 from bionemo.megatron.precision import cpu_has_bf16
@@ -116,7 +120,25 @@ def test_the_resolved_configuration_is_written(seed_run: Done) -> None:
         assert written["model"]["micro_batch_size"] == 8
         assert written["model"]["ffn_hidden_size"] == 128
         assert written["exp_manager"]["wandb_logger_kwargs"]["config"] == {"api_key": "***"}
-        assert "${" not in (seed_run.directory / name).read_text()
+    assert "${" not in (seed_run.directory / "hparams.yaml").read_text()
+
+
+def test_a_saved_configuration_writes_to_another_directory(seed_run: Done, tmp_path: Path) -> None:
+    overrides = [f"exp_manager.exp_dir={tmp_path}"]
+    again, _ = compose_typed(find_source("config", seed_run.directory, trusted=True), overrides, RunConfig)
+    same, _ = compose_typed(find_source("config", seed_run.directory, trusted=True), [], RunConfig)
+    assert log_directory(again.exp_manager) == tmp_path
+    assert log_directory(same.exp_manager) == seed_run.directory
+
+
+def test_the_last_line_names_the_checkpoint_of_this_run(tmp_path: Path) -> None:
+    """With `dirpath`, checkpoints are elsewhere, and another run may have written to the log directory."""
+    short = ("trainer.max_steps=2", "trainer.val_check_interval=2")
+    assert run(tmp_path / "run", *short)[0] == 0
+    elsewhere = f"++exp_manager.checkpoint_callback_params.dirpath={tmp_path}/elsewhere"
+    status, lines = run(tmp_path / "run", *short, elsewhere, "exp_manager.resume_if_exists=False")
+    assert status == 0
+    assert f"; the newest checkpoint is {tmp_path}/elsewhere/" in lines[-1]
 
 
 def test_logged_metrics(seed_run: Done) -> None:
@@ -217,7 +239,7 @@ def test_invalid_data_is_one_line_and_creates_no_directory(
         ("+trainer.deterministic=True trainer.benchmark=True", "chooses algorithms by timing"),
         ("+exp_manager.ema.enable=True", "set exp_manager.ema.enable=False"),
         ("model.data.max_seq_length=32", "model.data.max_seq_length is 32, but model.seq_length="),
-        ("+exp_manager.create_clearml_logger=True", "install it"),
+        ("+exp_manager.create_clearml_logger=True", "the package clearml cannot be imported"),
         ("+trainer.barebones=True", "trainer.barebones=True: not implemented; set trainer.barebones=False"),
         ("+trainer.overfit_batches=2", "trainer.overfit_batches=2: not implemented; set trainer.overfit_batches=0"),
         ("exp_manager.exp_dir=/proc/nowhere", "/proc/nowhere cannot be written"),

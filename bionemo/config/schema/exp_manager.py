@@ -32,13 +32,13 @@ class WandbLoggerConfig:
     tags: list[str] | None = None  # tags of the run
     offline: bool | None = None  # write only to disk; upload later with `wandb sync`
     entity: str | None = None  # user or team
-    id: str | None = None  # id of the run, to continue it
+    id: str | None = None  # id of the run; None: that of the training run, which later starts continue
     version: str | None = None  # the same as id
     dir: str | None = None  # directory of the files
     save_dir: str | None = None  # directory of the files; the same as dir
     prefix: str | None = None  # of metric names
-    log_model: bool | Literal["all"] | None = None  # upload checkpoints
-    checkpoint_name: str | None = None  # name of uploaded checkpoints
+    log_model: bool | Literal["all"] | None = None  # no effect: checkpoints are not uploaded
+    checkpoint_name: str | None = None  # no effect: checkpoints are not uploaded
     resume: bool | str | None = None  # continue a run of the same id
     resume_from: str | None = None  # continue a run from a step
     fork_from: str | None = None  # start from a step of another run
@@ -66,8 +66,8 @@ class MLFlowParams:
     save_dir: str | None = None  # directory of the files
     prefix: str | None = None  # of metric names
     artifact_location: str | None = None  # place of artifacts
-    run_id: str | None = None  # id of the run, to continue it
-    log_model: bool | None = None  # upload checkpoints
+    run_id: str | None = None  # id of the run; None: that of the training run, which later starts continue
+    log_model: bool | None = None  # no effect: checkpoints are not uploaded
 
 
 @dataclass(kw_only=True)
@@ -76,7 +76,7 @@ class DLLoggerParams:
 
     verbose: bool | None = None  # print more
     stdout: bool | None = None  # print values
-    json_file: str | None = None  # file of the values
+    json_file: str | None = None  # file of the values; None: dllogger.json in the run's directory
 
 
 @dataclass(kw_only=True)
@@ -86,11 +86,11 @@ class ClearMLParams:
     project: str | None = None  # project
     task: str | None = None  # name of the task
     connect_pytorch: bool | None = None  # record what PyTorch saves
-    model_name: str | None = None  # name of the model
+    model_name: str | None = None  # no effect: checkpoints are not uploaded
     tags: list[str] | None = None  # tags of the task
-    log_model: bool | None = None  # upload checkpoints
-    log_cfg: bool | None = None  # upload the configuration
-    log_metrics: bool | None = None  # upload metrics
+    log_model: bool | None = None  # no effect: checkpoints are not uploaded
+    log_cfg: bool | None = None  # no effect: it is a part of uploaded checkpoints
+    log_metrics: bool | None = None  # no effect: they are a part of uploaded checkpoints
 
 
 @dataclass(kw_only=True)

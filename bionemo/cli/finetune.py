@@ -43,11 +43,19 @@ def main(config_name: str = "downstream_flip_sec_str", config_dir: str | Path | 
     """Run `bionemo finetune`."""
     with one_line_errors():
         runs = [replace_table_arguments(arguments) for arguments in one_target_each(sys.argv[1:])]
+    has_failed = False
     for arguments, found in runs:
         sys.argv[1:] = arguments
         if found:
             notify(found)
-        run(prepare_and_fine_tune, config_name, config_dir, _SPEC)
+        try:
+            run(prepare_and_fine_tune, config_name, config_dir, _SPEC)
+        except SystemExit as end:
+            if end.code != 1 or len(runs) == 1:  # a signal ends all
+                raise
+            has_failed = True
+    if has_failed:
+        sys.exit(1)
 
 
 def prepare_and_fine_tune(cfg: DownstreamConfig) -> dict[str, float]:

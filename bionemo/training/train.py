@@ -145,7 +145,7 @@ def train(
         files, log_run_id = cfg.exp_manager.files_to_copy or (), checkpoints.run_id if cfg.do_training else None
         logs = prepare_log_directory(log_dir, log_run_id, files) if trainer.is_global_zero else nullcontext()
         with directory_errors(log_dir), logs:
-            start_experiment(trainer, cfg.exp_manager, log_dir, run_id)
+            start_experiment(trainer, cfg.exp_manager, log_dir, checkpoints.run_id)
             progress.save_config(cfg, trainer, log_dir, data.micro_batches)
 
         backends = select_backends(cfg, precision, trainer.strategy.root_device)

@@ -42,7 +42,8 @@ RUNNABLE = {
     "megamolbart": ("pretrain_base", "molecule", 159),
     "gpt3": ("pretrain_gpt3_126m", ".", 131),
 }
-BOTH = {"accelerator", "create_wandb_logger", "notes", "job_type", "precision", "pin_memory", "micro_batch_size", "filename"}
+BOTH = {"accelerator", "create_wandb_logger", "notes", "job_type", "precision", "pin_memory", "micro_batch_size"}
+BOTH |= {"filename"}
 
 
 @pytest.mark.parametrize("model", RUNNABLE)

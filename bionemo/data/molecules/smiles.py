@@ -27,11 +27,14 @@ _BRACKETED = re.compile(r"\[(Br|Cl|[BCNOPSFI]|[bcops])(?:H\d?)?\]|\[(n)\]")  # a
 def parse_smiles(text: str) -> Molecule | None:
     """Parse a SMILES; return None if RDKit rejects it, or if it has no atoms or more than MAX_PARSED letters.
 
+    Text that is not ASCII is rejected: RDKit drops such characters at both ends, so that CCＯ with a full-width O would
+    be ethane.
+
     RDKit parses, sanitizes, removes hydrogen atoms and checks stereocentres. If a SMILES has no hydrogen atoms and no
     unusual symbols, the last two steps are skipped, which saves a third of the time for molecules with stereocentres.
     `write_canonical` checks stereocentres later; `write_random` does not, so it also writes invalid stereocentres.
     """
-    if len(text) > MAX_PARSED:
+    if len(text) > MAX_PARSED or not text.isascii():
         return None
     rdkit = _rdkit()
     hydrogen = "[H" in text or "[#" in text or "[0" in text  # [H], [#1], [0H]
@@ -46,7 +49,7 @@ def parse_smiles(text: str) -> Molecule | None:
 
 def is_valid(text: str) -> bool:
     """Return whether RDKit can parse a SMILES, twice as fast as `parse_smiles`."""
-    if len(text) > MAX_PARSED:
+    if len(text) > MAX_PARSED or not text.isascii():
         return False
     rdkit = _rdkit()
     molecule = rdkit.chem.MolFromSmiles(text, rdkit.parse_only)

@@ -230,3 +230,10 @@ def test_a_molecule_too_large_for_rdkit_is_not_parsed() -> None:
     """Its recursion would end the process."""
     text = "C" * 30_000
     assert not is_valid(text) and parse_smiles(text) is None and unmapped_smiles(text) is None
+
+
+@pytest.mark.parametrize("text", ["CC(=O)\u041e", "\uff2fCC", "CC\u041eC", "CCO\u200b"])
+def test_letters_outside_ascii_are_invalid(text: str) -> None:
+    """RDKit drops them at both ends, which gives another molecule."""
+    assert not is_valid(text)
+    assert parse_smiles(text) is None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError, shorten
+from bionemo.common.limits import check_address_space
 
 if TYPE_CHECKING:
     from bionemo.inference.model import TrainedModel
@@ -53,6 +54,7 @@ def main() -> None:
         options = vars(_parser().parse_args())
         from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
+        check_address_space()
         log_to_console()
         silence_dependencies()
         from bionemo.inference.analysis import commands
@@ -102,7 +104,7 @@ def _label(
     from bionemo.inference.progress import progress_bar
     from bionemo.tokenizers import SmilesTokenizer
 
-    refuse_existing([output], overwrite)
+    refuse_existing([output], overwrite, [input_path])
     trained, (ids, sequences) = read_trained_head(head), read_records(input_path)
     with staged_file(output) as file:
         try:

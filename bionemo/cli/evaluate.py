@@ -11,6 +11,7 @@ from pathlib import Path
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
+from bionemo.common.limits import check_address_space
 from bionemo.launch.spawn import LAUNCHER
 
 _SETTINGS = ("method", "window", "fine_tuning")  # options that are settings of a suite
@@ -48,6 +49,7 @@ def evaluate(options: Namespace) -> None:
     """
     from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
+    check_address_space()
     log_to_console()
     silence_dependencies()
     import torch
@@ -100,7 +102,7 @@ def _compare() -> None:
     parser.add_argument("results", type=Path, nargs="+", metavar="DIR", help="output of `bionemo evaluate`")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="page to write")
     options = parser.parse_args(sys.argv[2:])
-    from bionemo.common.files import write_atomic
+    from bionemo.evaluation.html import write_page
     from bionemo.evaluation.report import read_report, render_reports
 
     names = [directory.resolve().name for directory in options.results]
@@ -109,7 +111,7 @@ def _compare() -> None:
     if options.output.is_dir() or not options.output.parent.is_dir():
         raise UserError(f"--output={options.output}: name a file in an existing directory")
     reports = {name: read_report(path) for name, path in zip(names, options.results, strict=True)}
-    write_atomic(options.output, render_reports(reports))
+    write_page(options.output, render_reports(reports))
 
 
 def _average() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import is_global_rank_zero, launched_process
+from bionemo.common.limits import check_address_space
 from bionemo.common.lock import run_lock
 from bionemo.config import run
 from bionemo.config.directories import log_directory
@@ -77,6 +78,7 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> dict[str, float]:
     _check(cfg.model)
     from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
+    check_address_space()
     silence_dependencies()
     from bionemo.interop.quick_imports import quick_imports
 

@@ -19,16 +19,16 @@ def report(options: Namespace) -> None:
     """Write the page; with `watch`, write it again and again until the command is interrupted.
 
     Raises:
-        UserError: if a directory is not that of a run, or Bokeh is not installed.
+        UserError: if a directory is not that of a run, the output exists and is no report, or Bokeh is not installed.
         OSError: if the page cannot be written.
     """
-    from bionemo.common.files import write_atomic
+    from bionemo.evaluation.html import write_page
     from bionemo.evaluation.run_report import render_runs, watch
 
     if options.watch:
         print(f"{options.output} is updated every {_SECONDS} seconds; press Ctrl-C to end", flush=True)
         watch(options.runs, options.output, _SECONDS)
-    write_atomic(options.output, render_runs(options.runs))
+    write_page(options.output, render_runs(options.runs))
     print(f"report: {options.output}")
 
 

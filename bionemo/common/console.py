@@ -18,6 +18,7 @@ from bionemo.common.launcher_environment import (
     is_global_rank_zero,
     is_local_rank_zero,
 )
+from bionemo.common.limits import raise_open_files
 from bionemo.common.redaction import redact_text, register_secrets
 
 BUG_MESSAGE = "this is a bug in bionemo: please report it in the issue tracker, with the traceback above"
@@ -42,6 +43,7 @@ def one_line_errors() -> Iterator[list[int]]:
     interrupted = _note_interrupts()
     try:
         check_environment()
+        raise_open_files()
         _check_directories()
         yield interrupted
     except Exception as error:

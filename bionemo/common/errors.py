@@ -21,7 +21,7 @@ _HINTS = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
     errno.EISDIR: "give a file",
-    errno.EMFILE: "raise `ulimit -n`",
+    errno.EMFILE: "raise the hard limit of open files (`ulimit -Hn`)",
     errno.ENFILE: "close other programs, or raise the limit of open files",
     errno.EIO: f"check the disk or the network file system, then {_RETRY}",
     errno.ESTALE: f"check the network file system, then {_RETRY}",

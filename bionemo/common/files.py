@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durable and atomic writes, and directories that record that this project created them."""
+"""Durable and atomic writes that replace only files, and directories that record that this project created them."""
 
 import errno
 import json
 import math
 import os
 import re
+import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bionemo.common.errors import UserError
@@ -52,7 +55,7 @@ def write_atomic(path: Path, data: str | bytes) -> None:
 
 
 @contextmanager
-def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
+def replacing(path: Path, directory: Path | None = None, durable: bool = True) -> Iterator[Path]:
     """Replace a file by one that the block writes, for writers that need a path.
 
     The new file is flushed to disk and renamed when the block ends; when the block fails it is deleted and the old
@@ -61,29 +64,85 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
     Args:
         path: the file; it need not exist.
         directory: where the new file is written, on the same file system; None: beside `path`.
+        durable: flush the file to disk; False for a file that can be made again and whose damage is detected.
+
+    A pipe or a character device, such as /dev/stdout, is not replaced: the content of the new file is copied to it.
 
     Yields:
         The path of the new file, which does not exist.
 
     Raises:
+        UserError: if `path` is another device, a socket, or a pipe that no process reads.
         OSError: if it cannot be written; it names `path`.
     """
+    if _is_stream(path):
+        with _copied_to(path) as new:
+            yield new
+        return
     temporary = (directory or path.parent) / f".{path.name[:200]}.{uuid.uuid4().hex[:12]}.tmp"
     try:
         try:
             yield temporary
-            sync(temporary)
+            if durable:
+                sync(temporary)
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink()
             raise
-        sync(path.parent)
+        if durable:
+            sync(path.parent)
     except OSError as error:
         if error.errno and error.filename in (None, str(temporary)):  # write() and fsync() set no file name
             error.filename = str(path)
             del error.filename2
         raise
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path is written like a stream: what is no file or directory, and names of open files."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        raise UserError(f"{path} is a {'device' if stat.S_ISBLK(mode) else 'socket'}: name a file")
+    open_file = path.absolute().is_relative_to("/dev") or path.absolute().is_relative_to("/proc")
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or (stat.S_ISREG(mode) and path.is_symlink() and open_file)
+
+
+@contextmanager
+def _copied_to(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file, which is copied to a pipe or device at the end."""
+    with TemporaryDirectory() as directory:
+        new = Path(directory) / "new"
+        yield new
+        flags = os.O_WRONLY | (os.O_APPEND if stat.S_ISREG(path.stat().st_mode) else os.O_NONBLOCK)
+        try:
+            descriptor = os.open(path, flags)  # O_NONBLOCK: without a reader, a pipe would block forever
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                raise UserError(
+                    f"{path}: no process reads this pipe: start the reader first, or name a file"
+                ) from error
+            raise
+        os.set_blocking(descriptor, True)
+        with new.open("rb") as source, open(descriptor, "wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+def refuse_replacing(path: Path, marker: bytes, option: str) -> None:
+    """Check that a file does not exist or begins like those of this project, before it is replaced.
+
+    Raises:
+        UserError: if it is another file.
+        OSError: if it cannot be read.
+    """
+    if path.is_file() and not _is_stream(path):
+        with path.open("rb") as file:
+            found = file.read(len(marker))
+        if found and found != marker:
+            raise UserError(f"{path} exists and was not written by this command: choose another {option}")
 
 
 def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = None) -> None:

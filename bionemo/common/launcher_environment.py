@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank, world size and address of rank 0 from the environment variables of torchrun, mpirun, bcprun, Ray and srun.
 
-No other module reads these variables. This module does not import torch, because errors are reported before torch is
-loaded.
+mpirun is that of Open MPI, MPICH or Intel MPI. No other module reads these variables. This module does not import
+torch, because errors are reported before torch is loaded.
 """
 
 import os
@@ -20,8 +20,14 @@ _PORTS = 15000, 10000  # first port for MASTER_PORT, and the number of ports
 _INTEGERS = (  # variables that torch, Lightning or this module reads
     "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID",
     "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "JSM_NAMESPACE_RANK",
+    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS", "JSM_NAMESPACE_RANK",
 )  # fmt: skip
+# rank, local rank, size and local size of Open MPI, and of MPICH and Intel MPI; srun may set PMI_RANK as well
+_OPEN_MPI = (
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+)  # fmt: skip
+_MPICH = "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"
 _TASKS = re.compile(r"(\d{1,18})(?:\(x(\d{1,18})\))?")
 
 
@@ -85,6 +91,11 @@ def launched_process(environment: Mapping[str, str] = os.environ) -> Process | N
     for read in (_torchrun, _mpirun, _by_rank, _srun):
         if found := read(environment):
             return found
+    if environment.get("PMI_SIZE", "1") != "1":
+        raise UserError(
+            f"a launcher has started {shorten(environment['PMI_SIZE'])} processes (PMI_SIZE), but the local rank of "
+            "this one is unknown: set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and MASTER_ADDR for each process"
+        )
     return None
 
 
@@ -160,7 +171,7 @@ def is_global_rank_zero(environment: Mapping[str, str] = os.environ) -> bool:
 
 def is_local_rank_zero(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process is local rank 0, without a process group; True if unset or invalid."""
-    names = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"]
+    names = ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"]
     if "RANK" not in environment and _one_of_many_tasks(environment):
         names = names[1:]
     return next((_may_be_first(environment, name) for name in names if name in environment), True)
@@ -177,25 +188,27 @@ def _torchrun(environment: Mapping[str, str]) -> Process | None:
 
 
 def _mpirun(environment: Mapping[str, str]) -> Process | None:
-    """Read the variables of Open MPI, where ranks fill one node after the other (its default, and -npernode).
+    """Read the variables of an MPI whose ranks fill one node after the other (the default, -npernode, and -ppn).
 
     OMPI_COMM_WORLD_NODE_RANK is not the number of a node.
     """
-    if "OMPI_COMM_WORLD_RANK" not in environment:
+    if "OMPI_COMM_WORLD_RANK" in environment:
+        names, per_node, forward = _OPEN_MPI, "-npernode N or --map-by ppr:N:node", "-x MASTER_ADDR=$(hostname)"
+    elif "MPI_LOCALRANKID" in environment:
+        names, per_node, forward = _MPICH, "-ppn N", "-genv MASTER_ADDR $(hostname)"
+    else:
         return None
     number = _numbers("mpirun", environment)
-    rank, local_rank = number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_LOCAL_RANK")
-    size, local_size = number("OMPI_COMM_WORLD_SIZE"), number("OMPI_COMM_WORLD_LOCAL_SIZE")
+    rank, local_rank, size, local_size = map(number, names)
     if rank % local_size != local_rank:
         raise UserError(
             f"mpirun gave rank {rank} the local rank {local_rank} of {local_size}: fill one node after the other with "
-            "the same number of ranks (-npernode N or --map-by ppr:N:node)"
+            f"the same number of ranks ({per_node})"
         )
     address = environment.get("MASTER_ADDR") or environment.get("NGC_MASTER_ADDR")
     if not address and size > local_size:
-        raise UserError(
-            "MASTER_ADDR is not set: start mpirun on the first node with `mpirun -x MASTER_ADDR=$(hostname)`"
-        )
+        raise UserError(f"MASTER_ADDR is not set: start mpirun on the first node with `mpirun {forward}`")
+    # MPICH sets no number of the job: two runs on one machine need different MASTER_PORTs
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid", "")
     port = number("MASTER_PORT", _port_of(zlib.crc32(job.encode())))
     return Process("mpirun", rank, local_rank, rank // local_size, size, local_size, address or "127.0.0.1", port)

@@ -159,6 +159,12 @@ def _check_divisibility(model: ModelConfig) -> Iterator[str]:
 
 def _check_lengths(model: ModelConfig) -> Iterator[str]:
     data = model.data
+    shortest = 3 if isinstance(data, MaskedDataConfig) else 2 if isinstance(model, EncoderDecoderConfig) else 1
+    if model.seq_length < shortest:
+        yield (
+            f"model.seq_length is {model.seq_length}, expected at least {shortest}: one token of the sequence and "
+            f"{shortest - 1} at its ends"
+        )
     lengths = {"model.encoder_seq_length": model.encoder_seq_length}
     if isinstance(data, ShardDataConfig):
         lengths["model.data.max_seq_length"] = data.max_seq_length
@@ -349,16 +355,24 @@ def _check_split_sizes(job: object, prefix: str) -> Iterator[str]:
     if not isinstance(job, SplitSizes | MoleculeNetJob):
         return
     fractions = [size for size in (job.val_size, job.test_size) if isinstance(size, float) and size < 1]
+    for key in ("val_size", "test_size"):
+        size = getattr(job, key)
+        if isinstance(size, float) and size >= 1 and not (size > 1 and size.is_integer()):
+            yield f"{prefix}{key} is {size}, expected a number of records, or a fraction below 1"
     if sum(fractions) >= 1:
         yield f"{prefix}val_size + {prefix}test_size is {sum(fractions):g}, expected below 1"
 
 
 def _check_names(manager: ExpManagerConfig) -> Iterator[str]:
     """Check names of directories, checkpoints and archives, before the first checkpoint fails to be saved."""
-    for key in ("name", "version"):
-        value = getattr(manager, key)
-        if value is not None and (PurePath(value).is_absolute() or ".." in PurePath(value).parts):
-            yield f"exp_manager.{key} is {value}, expected a name: the directory is set by exp_manager.exp_dir"
+    if manager.name and (manager.name in (".", "..") or "/" in manager.name):
+        yield (
+            f"exp_manager.name is {manager.name}, expected a name without /, because files are named after it: the "
+            "directory is set by exp_manager.exp_dir"
+        )
+    version = manager.version
+    if version is not None and (PurePath(version).is_absolute() or ".." in PurePath(version).parts):
+        yield f"exp_manager.version is {version}, expected a name: the directory is set by exp_manager.exp_dir"
     params = manager.checkpoint_callback_params
     for key in ("prefix", "postfix"):
         value = getattr(params, key)

@@ -3,7 +3,11 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
+from pathlib import Path
 
+from bionemo.common.files import refuse_replacing, write_atomic
+
+_START = '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="bionemo">'
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222;
        overflow-wrap: anywhere }
@@ -17,10 +21,20 @@ div.texts td { white-space: normal; max-width: 24rem; min-width: 5rem } svg { ma
 def html_page(title: str, parts: Iterable[str]) -> str:
     """Return a page; the parts are HTML, the title is text."""
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+        f'{_START}<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n<h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page, or replace an earlier one.
+
+    Raises:
+        UserError: if the file exists and is not such a page.
+        OSError: if it cannot be written.
+    """
+    refuse_replacing(path, _START.encode(), "--output")
+    write_atomic(path, page)
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], highlighted: Collection[str] = ()) -> str:

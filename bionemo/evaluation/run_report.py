@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from bionemo.common.errors import UserError, optional_dependency
-from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text
 from bionemo.config.compose import load_plain
 from bionemo.evaluation import event_files
-from bionemo.evaluation.html import html_page, html_table
+from bionemo.evaluation.html import html_page, html_table, write_page
 from bionemo.evaluation.run_files import Run, flatten, open_runs
 from bionemo.planning.devices import match_device
 
@@ -69,8 +68,8 @@ class RunReport:
         return f'<iframe srcdoc="{escape(self.html)}" style="width: 100%; height: 50rem; border: 0"></iframe>'
 
     def write(self, path: Path) -> None:
-        """Write the page to a file."""
-        write_atomic(path, self.html)
+        """Write the page to a file; see `write_page`."""
+        write_page(path, self.html)
 
 
 def _summary(runs: Sequence[Run]) -> str:
@@ -295,5 +294,5 @@ def watch(paths: Sequence[str | Path], output: Path, seconds: int) -> None:
         OSError: if the file cannot be written.
     """
     while True:
-        write_atomic(output, render_runs(paths, refresh=seconds))
+        write_page(output, render_runs(paths, refresh=seconds))
         time.sleep(seconds)

@@ -175,6 +175,11 @@ def _refuse_existing(prediction: Prediction) -> None:
     output = prediction.output
     if output.is_dir():
         raise UserError(f"{output} is a directory: set model.data.output_fname to a file in it")
+    if output.exists() and not output.is_file():
+        raise UserError(f"{output} is a device or a pipe: set model.data.output_fname to a file")
+    for path in prediction.records.paths:
+        if output.exists() and os.path.samefile(output, path):
+            raise UserError(f"{output} is the input: choose another model.data.output_fname")
     if output.exists() and not prediction.data.overwrite and not _is_merged_from_parts(prediction):
         raise UserError(f"{output} exists: choose another model.data.output_fname, or set model.data.overwrite=True")
 

@@ -2,8 +2,11 @@
 """Kubernetes: a PyTorchJob of Kubeflow's Training Operator, one pod per node, in which torchrun starts the processes.
 
 A PyTorchJob contains everything that its pods need. A TrainJob, its successor, refers to a runtime that an
-administrator has installed, and sets volumes and node selectors only as changes to that runtime. The command of the
-pods reads PET_* variables, which both set, so it is also valid in a TrainJob.
+administrator has installed, and sets volumes and node selectors only as changes to that runtime.
+
+The command of the pods is torchrun, which reads PET_* variables. The Training Operator sets them in all containers of
+a PyTorchJob. A TrainJob sets them only in the container `node` of a runtime with a `torch` policy, and the number of
+processes to `auto` unless the TrainJob has `trainer.numProcPerNode`, so the pods here are not valid in a TrainJob.
 """
 
 import re

@@ -11,13 +11,15 @@ import signal
 import subprocess
 from pathlib import Path
 
-from bionemo.common.errors import UserError
+from bionemo.common.errors import UserError, shorten
 from bionemo.config.schema import SlurmConfig
 from bionemo.launch.job import Job, JobStep
 from bionemo.launch.shell import exports, lines, one_line
 
 _TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _SIGNAL = re.compile(r"(?:SIG)?(USR1|TERM)@(\d+)", re.IGNORECASE)  # signals after which a run saves and exits
+# what sbatch --parsable prints, or wrappers that drop the option; with a site's banner, on a line of its own
+_JOB_NUMBER = re.compile(r"^[ \t]*(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?[ \t]*\r?$", re.MULTILINE)
 _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
 _SLACK = 1800  # seconds added to trainer.max_time, for starting and saving
 _GPU_OPTIONS = ("gpus_per_node", "gpus_per_task", "gres")
@@ -57,11 +59,16 @@ class Slurm:
             script = self._script(job, step)
             command = ["sbatch", "--parsable", *_after(self.config.dependency, numbers), str(script)]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode:
-                if numbers:
-                    subprocess.run(["scancel", *numbers], check=False)
-                raise UserError(f"sbatch refused {script}: {' '.join(result.stderr.split())}")
-            numbers.append(result.stdout.split(";")[0].strip())
+            found = _JOB_NUMBER.findall(result.stdout)
+            if result.returncode or not found:
+                printed = " ".join((result.stderr if result.returncode else result.stdout + result.stderr).split())
+                raise UserError(
+                    f"sbatch refused {script}: {printed}{_cancel(numbers)}"
+                    if result.returncode
+                    else f"sbatch printed no job number for {script}, but {shorten(printed, 300)}{_cancel(numbers)}: "
+                    "the job may be queued, see `squeue --me`"
+                )
+            numbers.append(found[-1])
             print(f"{job.stem(step)}: submitted batch job {numbers[-1]}")
         (job.directory / "launcher.log").write_text("".join(f"Submitted batch job {number}\n" for number in numbers))
         print(f"logs and results: {job.directory}")
@@ -72,7 +79,9 @@ class Slurm:
 
     def _batch(self, job: Job, step: JobStep) -> str:
         python = self.config.python or ("python3" if self.config.container_image else None)
-        srun = lines([["srun", "--kill-on-bad-exit=1"], *self._srun_arguments(job), *job.command(step, python)])
+        # --export=ALL: with SBATCH_EXPORT=NONE, srun would start the run without the variables of this script
+        start = ["srun", "--kill-on-bad-exit=1", "--export=ALL"]
+        srun = lines([start, *self._srun_arguments(job), *job.command(step, python)])
         parts = [
             "#!/bin/bash",
             f"# {one_line('name', job.stem(step))}: to submit it again, sbatch {self._script(job, step).name}",
@@ -162,7 +171,14 @@ class Slurm:
         if not config.container_image:  # options of Pyxis
             return [argument for argument in given if not re.match(r"--(no-)?container-", argument)]
         mounts = ",".join([f"{job.directory}:{job.directory}", *config.container_mounts])
-        return [f"--container-image={config.container_image}", f"--container-mounts={mounts}", *given]
+        image = [f"--container-image={config.container_image}", f"--container-mounts={mounts}"]
+        names = list(config.env_vars)  # otherwise values of the image take precedence over them
+        if names:
+            option = "--container-env="
+            names += [argument.removeprefix(option) for argument in given if argument.startswith(option)]
+            given = [argument for argument in given if not argument.startswith(option)]
+            image.append(option + ",".join(names))
+        return [*image, *given]
 
     def _check_files_exist(self, job: Job) -> None:
         image = self.config.container_image
@@ -171,6 +187,19 @@ class Slurm:
         for mount in self.config.container_mounts if image else []:
             if not Path(mount.split(":")[0]).exists():
                 raise UserError(f"cluster.container_mounts: {mount.split(':')[0]} does not exist")
+
+
+def _cancel(numbers: list[str]) -> str:
+    """Cancel jobs; return what the user must know if this fails."""
+    if not numbers:
+        return ""
+    try:
+        result = subprocess.run(["scancel", *numbers], capture_output=True, text=True, check=False)
+        error = " ".join(result.stderr.split()) or f"status {result.returncode}" if result.returncode else ""
+    except OSError as failed:
+        error = str(failed)
+    jobs = " ".join(numbers)
+    return f"; the jobs {jobs} are still queued, because scancel failed ({error}): `scancel {jobs}`" if error else ""
 
 
 def _after(dependency: str | None, numbers: list[str]) -> list[str]:

@@ -55,6 +55,12 @@ class LanguageModel(Trainable):
 
     def __init__(self, config: ModelConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
+        if self.rotary and config.head_size % 2:
+            raise UserError(
+                f"the size of an attention head is {config.head_size} (model.hidden_size={config.hidden_size}, "
+                f"model.num_attention_heads={config.num_attention_heads}, model.kv_channels={config.kv_channels}): "
+                "rotary positions need an even size"
+            )
         self.config, self.vocabulary = config, vocabulary
         # attributes that Megatron reads; they depend on the pipeline stage of this process, see megatron/groups.py
         self.pre_process, self.post_process = groups.is_first_stage(), groups.is_last_stage()

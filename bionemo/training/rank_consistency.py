@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that all ranks have the same versions, configuration, checkpoint and data; decisions common to all ranks."""
+"""Check that all ranks have the same directories, versions, configuration, checkpoint and data; common decisions."""
 
 import hashlib
 import platform
 import socket
+import time
+import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from bionemo.common.version import __version__
 from bionemo.config.schema import RunConfig
 from bionemo.data.dataset import Dataset
 
+_VISIBLE_SECONDS = 10.0  # within which a network file system shows a new file to all hosts
+
 
 def max_at_logged_steps(trainer: pl.Trainer, pl_module: Any, value: int) -> int:
     """Return the maximum over all ranks at steps that are logged, when ranks synchronize anyway, and 0 at others.
@@ -35,12 +39,14 @@ def max_at_logged_steps(trainer: pl.Trainer, pl_module: Any, value: int) -> int:
 
 
 class RankConsistencyCheck(pl.Callback):
-    """Ends a run whose ranks differ in version, configuration, checkpoint or data, before the model is built.
+    """Ends a run whose ranks differ in directories, version, configuration, checkpoint or data, before the first step.
 
-    Without this check, such ranks would train on different data without an error, or wait for each other forever.
+    Without this check, such ranks would train on different data without an error, wait for each other forever, or
+    fail at the first checkpoint.
     """
 
-    def __init__(self, cfg: RunConfig, resume_path: Path | None) -> None:
+    def __init__(self, cfg: RunConfig, resume_path: Path | None, directories: Sequence[Path]) -> None:
+        self._directories = directories
         self._common = {
             "bionemo": __version__,
             "torch": torch.__version__,
@@ -52,9 +58,43 @@ class RankConsistencyCheck(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Compare the ranks; process groups and datasets exist now."""
         if trainer.world_size > 1:
+            check_shared(trainer, self._directories)
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
             datasets = {f"the {name} data": _summarize(dataset) for name, dataset in sorted(data.datasets.items())}
             check_equal_on_all_ranks(trainer, self._common | datasets)
+
+
+def check_shared(trainer: pl.Trainer, directories: Sequence[Path]) -> None:
+    """Check that every rank sees the files that rank 0 writes to the directories of the run, which exist on all hosts.
+
+    Raises:
+        UserError: on all ranks, if a rank does not see a new file of rank 0.
+        OSError: on rank 0, if it cannot write.
+    """
+    for directory in directories:
+        path: Path = directory / f".shared-test-{uuid.uuid4().hex}"
+        if trainer.is_global_zero:
+            path.touch()
+        path = trainer.strategy.broadcast(path)  # after rank 0 has written it
+        lowest, _ = _ranks_with(trainer, not _appears(path))
+        if trainer.is_global_zero:
+            path.unlink(missing_ok=True)
+        if lowest is not None:
+            here = socket.gethostname()
+            first, other = trainer.strategy.broadcast(here), trainer.strategy.broadcast(here, src=lowest)
+            raise UserError(
+                f"exp_manager.exp_dir: {directory} is not the same directory on host {first} (rank 0) and host "
+                f"{other} (rank {lowest}): choose a directory on a file system that all machines share"
+            )
+
+
+def _appears(path: Path) -> bool:
+    until = time.monotonic() + _VISIBLE_SECONDS
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def check_equal_on_all_ranks(trainer: pl.Trainer, values: Mapping[str, str]) -> None:
@@ -63,22 +103,28 @@ def check_equal_on_all_ranks(trainer: pl.Trainer, values: Mapping[str, str]) -> 
     Raises:
         UserError: on all ranks, if values differ; names the first differing key of the lowest rank with a difference.
     """
-    strategy, num_ranks = trainer.strategy, trainer.world_size
+    strategy = trainer.strategy
     reference: Mapping[str, str] = strategy.broadcast(values)
     keys = [key for key in {**reference, **values} if reference.get(key) != values.get(key)]
-    differs = torch.tensor([num_ranks - trainer.global_rank if keys else 0, bool(keys)], device=strategy.root_device)
-    lowest = num_ranks - int(strategy.reduce(differs[0].clone(), reduce_op="max"))
-    others = int(strategy.reduce(differs[1].clone(), reduce_op="sum")) - 1
-    if lowest == num_ranks:
+    lowest, count = _ranks_with(trainer, bool(keys))
+    if lowest is None:
         return
     key = keys[0] if keys else ""
     key, value, host = strategy.broadcast((key, values.get(key, "not set"), socket.gethostname()), src=lowest)
-    rank = f"rank {lowest} (host {host})" + (f" and {others} more ranks" if others else "")
+    rank = f"rank {lowest} (host {host})" + (f" and {count - 1} more ranks" if count > 1 else "")
     if is_secret_name(key):
         difference = f"differs between rank 0 and {rank}"
     else:
         difference = f"is {reference.get(key, 'not set')} on rank 0, {value} on {rank}"
     raise UserError(f"{key} {difference}: all ranks need the same versions, configuration, checkpoint and data")
+
+
+def _ranks_with(trainer: pl.Trainer, problem: bool) -> tuple[int | None, int]:
+    """Return the lowest rank that has a problem, None if there is none, and the number of these ranks."""
+    strategy, num_ranks = trainer.strategy, trainer.world_size
+    found = torch.tensor([num_ranks - trainer.global_rank if problem else 0, problem], device=strategy.root_device)
+    lowest = num_ranks - int(strategy.reduce(found[0].clone(), reduce_op="max"))
+    return (None if lowest == num_ranks else lowest), int(strategy.reduce(found[1].clone(), reduce_op="sum"))
 
 
 def flatten_config(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -102,12 +102,13 @@ def train(
         time_limit,
     )
     monitor = HealthMonitor(duration_in_seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
+    written = [log_dir, checkpoint_dir] if cfg.do_training else [log_dir]
     reference_losses: dict[str, float] = {}  # filled when the data is open
     trainer = build_trainer(
         cfg,
         [
             monitor,
-            RankConsistencyCheck(cfg, resume_path),
+            RankConsistencyCheck(cfg, resume_path, written),
             *([] if cfg.trainer.enable_progress_bar is False else [TrainingProgress()]),
             LossCurve(log_dir, reference_losses),
             time_limit,
@@ -116,7 +117,6 @@ def train(
             checkpoints,  # saves the state of all others
         ],
     )
-    written = [log_dir, checkpoint_dir] if cfg.do_training else [log_dir]
     locked = written if cfg.exp_manager.create_checkpoint_callback else [log_dir]
     if (launcher := trainer.strategy.launcher) is not None:
         checkpoints.signals.send_to_children = launcher.kill

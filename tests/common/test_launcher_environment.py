@@ -22,19 +22,21 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "j1", "RANK": "3", "LOCAL_RANK": "1", "GROUP_
 MPIRUN = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4",
           "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_NODE_RANK": "1", "PMIX_NAMESPACE": "1234",
           "MASTER_ADDR": "node1", "MASTER_PORT": "2345"}  # fmt: skip
+MPICH = {"PMI_RANK": "3", "MPI_LOCALRANKID": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "PMI_FD": "9",
+         "MASTER_ADDR": "node1", "MASTER_PORT": "2345"}  # fmt: skip
 BCPRUN = {"NGC_ARRAY_SIZE": "2", "NGC_GPUS_PER_NODE": "2", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1",
           "MASTER_ADDR": "node1", "MASTER_PORT": "2345"}  # fmt: skip
 SRUN = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
         "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "node[1-2]",
         "SLURM_NTASKS": "4", "MASTER_PORT": "2345"}  # fmt: skip
-LAUNCHERS = {"torchrun": TORCHRUN, "mpirun": MPIRUN, "bcprun": BCPRUN, "srun": SRUN}
+LAUNCHERS = {"torchrun": TORCHRUN, "mpirun": MPIRUN, "MPICH": MPICH, "bcprun": BCPRUN, "srun": SRUN}
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_last_process_of_two_nodes_with_two_processes_each(launcher: str) -> None:
     found = launched_process(LAUNCHERS[launcher])
     sizes = (None, None) if launcher == "bcprun" else (4, 2)  # it does not set the number of nodes
-    assert found == Process(launcher, 3, 1, 1, *sizes, "node1", 2345)
+    assert found == Process("mpirun" if launcher == "MPICH" else launcher, 3, 1, 1, *sizes, "node1", 2345)
     found.check(num_nodes=2, devices=2)
     assert not is_global_rank_zero(LAUNCHERS[launcher])
     assert not is_local_rank_zero(LAUNCHERS[launcher])
@@ -65,11 +67,19 @@ def test_a_task_of_srun_is_not_mistaken_for_a_process_of_lightning() -> None:
     assert not is_local_rank_zero(alone)
 
 
-@pytest.mark.parametrize(("inner", "outer"), [("torchrun", "srun"), ("mpirun", "srun"), ("bcprun", "srun")])
+@pytest.mark.parametrize(
+    ("inner", "outer"), [("torchrun", "srun"), ("mpirun", "srun"), ("bcprun", "srun"), ("MPICH", "srun")]
+)
 def test_the_innermost_launcher_takes_precedence(inner: str, outer: str) -> None:
     found = launched_process({**LAUNCHERS[outer], **LAUNCHERS[inner]})
     assert found is not None
-    assert found.launcher == inner
+    assert found.launcher == ("mpirun" if inner == "MPICH" else inner)
+
+
+def test_srun_with_pmi2_is_not_mistaken_for_mpich() -> None:
+    found = launched_process({**SRUN, "PMI_RANK": "3", "PMI_SIZE": "4"})
+    assert found is not None
+    assert (found.launcher, found.local_rank) == ("srun", 1)
 
 
 def test_ranks_are_contiguous_on_nodes_and_ports_depend_on_the_job() -> None:
@@ -106,6 +116,9 @@ def test_first_host(hosts: str, first: str) -> None:
         ("torchrun", {"GROUP_RANK": None}, "GROUP_RANK is not set; torchrun sets it to an integer"),
         ("mpirun", {"MASTER_ADDR": None}, "MASTER_ADDR is not set: start mpirun on the first node"),
         ("mpirun", {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "fill one node after the other"),
+        ("MPICH", {"MASTER_ADDR": None}, "start mpirun on the first node with `mpirun -genv MASTER_ADDR $(hostname)`"),
+        ("MPICH", {"MPI_LOCALRANKID": "0"}, "fill one node after the other with the same number of ranks (-ppn N)"),
+        ("MPICH", {"MPI_LOCALRANKID": None}, "'4' processes (PMI_SIZE), but the local rank of this one is unknown"),
         ("bcprun", {"GROUP_RANK": None}, "the node of rank 3 is unknown (bcprun): set NODE_RANK"),
     ],
 )
@@ -192,6 +205,6 @@ def test_a_world_size_other_than_configured_is_rejected(launcher: str, num_nodes
     assert process is not None
     with pytest.raises(UserError) as caught:
         process.check(num_nodes, devices)
-    assert launcher in str(caught.value)
+    assert process.launcher in str(caught.value)
     if launcher != "bcprun" and num_nodes * devices != 4:
         assert "trainer.num_nodes=2 trainer.devices=2" in str(caught.value)

@@ -15,8 +15,10 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from bionemo.common.errors import UserError
 from bionemo.evaluation import run_report
 from bionemo.evaluation.event_files import Scalars, downsample, join, read_events
+from bionemo.evaluation.html import html_page, write_page
 from bionemo.evaluation.run_files import open_runs
 from bionemo.evaluation.run_report import RunReport, render_runs, watch
 from tests.support.runs import config, run, train
@@ -169,6 +171,20 @@ def test_secrets_are_redacted(tmp_path: Path) -> None:
 def report(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bionemo.cli", "report", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_other_files_are_not_replaced(tmp_path: Path) -> None:
+    page, text = tmp_path / "page.html", ">a\nMKV\n"
+    page.write_text(text)
+    with pytest.raises(
+        UserError, match=r"page.html exists and was not written by this command: choose another --output"
+    ):
+        write_page(page, html_page("Title", []))
+    assert page.read_text() == text
+    page.unlink()
+    for title in ("One", "Two"):
+        write_page(page, html_page(title, []))
+    assert "Two" in page.read_text()
 
 
 def test_command(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An invalid prediction is reported in one line before anything is written."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -84,5 +85,14 @@ def test_existing_outputs_are_kept(model: Path, fasta: Path, tmp_path: Path) -> 
     assert f"{output} exists: choose another" in mistake(model, fasta, output)
     assert output.read_text() == "mine"
     go(model, fasta, output, "model.data.overwrite=True")
+    table = tmp_path / "x.csv"
+    table.write_text("id,sequence\na,MKTAYIAKQR\n")
+    os.link(table, tmp_path / "same.csv")
+    for path in (table, tmp_path / "same.csv"):
+        csv = "model.downstream_task.outputs=[pseudo_perplexity]"
+        assert f"{path} is the input: choose another" in mistake(model, table, path, "model.data.overwrite=True", csv)
+    assert table.read_text() == "id,sequence\na,MKTAYIAKQR\n"
+    null = ("/dev/null", "model.data.output_format=npz", "model.data.overwrite=True")
+    assert "/dev/null is a device or a pipe" in mistake(model, fasta, Path(null[0]), *null[1:])
     assert len(np.load(output)["id"]) == 10
     assert "does not end in one of .npz, .h5" in mistake(model, fasta, tmp_path / "out" / "x.foo")

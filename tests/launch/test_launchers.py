@@ -82,6 +82,32 @@ def mpirun(place: Path) -> Path:
     )  # fmt: skip
 
 
+def mpich(place: Path) -> Path:
+    """Install MPICH from PyPI and start it on two simulated hosts."""
+    call([sys.executable, "-m", "venv", str(place / "venv")], place)
+    call([str(place / "venv" / "bin" / "pip"), "install", "--quiet", "mpich"], place)
+    agent = place / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    hosts = place / "hosts"
+    hosts.write_text(f"{socket.gethostname()}:2\nnode2:2\n")
+    remote = ["-f", str(hosts), "-ppn", "2", "-n", "4", "-launcher", "rsh", "-launcher-exec", str(agent)]
+    variables = [
+        "-genv",
+        "MASTER_ADDR",
+        "127.0.0.1",
+        "-genv",
+        "MASTER_PORT",
+        port(),
+        "-genv",
+        "GLOO_SOCKET_IFNAME",
+        "lo",
+    ]
+    program = [sys.executable, "-m", "bionemo.pretrain", *overrides(place / "run")]
+    call([str(place / "venv" / "bin" / "mpiexec"), *remote, *variables, *program], place)
+    return place / "run"
+
+
 def slurm(place: Path) -> Path:
     with mini_slurm(place / "slurm") as environment:
         results = launched(place, "cluster=bcm", MASTER_ADDR="127.0.0.1", **environment)
@@ -117,6 +143,7 @@ LAUNCHERS: dict[str, tuple[Callable[[Path], Path], object]] = {
     "bcprun": (bcprun, True),
     "torchrun": (torchrun, True),
     "mpirun": (mpirun, shutil.which("mpirun") and os.geteuid() == 0),
+    "mpich": (mpich, os.geteuid() == 0),
     "slurm": (slurm, not MISSING),
     "ray": (ray, find_spec("ray") and AVAILABLE),
 }

@@ -136,6 +136,39 @@ def test_a_job_chain_is_submitted_completely_or_not_at_all(
     assert stubs.calls("scancel") == [["scancel", "19", "20"]]
 
 
+BANNER = """\
+print("-----\\n   Welcome to node 7\\n--> Verifying (2026)...OK")
+number = 16 + len(open(calls.name).readlines())
+"""
+
+
+@pytest.mark.parametrize("line", ["number", "f'{number};mini'", "f'Submitted batch job {number} on cluster mini'"])
+def test_the_job_number_is_found_after_a_banner(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("sbatch", f"{BANNER}print({line})")
+    chain = [*SLURM, "do_testing=True", "name=esm", "exp_manager.exp_dir=results/esm"]
+    assert launch(monkeypatch, tmp_path, *chain, path=stubs.directory) == 0
+    log = tmp_path / "results" / "esm" / "launcher.log"
+    assert log.read_text() == "Submitted batch job 17\nSubmitted batch job 18\n"
+    assert stubs.calls()[1][2] == "--dependency=singleton,afterok:17"
+
+
+def test_a_missing_job_number_and_a_failed_scancel_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("sbatch", f"{BANNER}print(number) if number == 17 else None")
+    stubs.add("scancel", "print('scancel: error: no controller', file=sys.stderr); sys.exit(1)")
+    chain = [*SLURM, "do_testing=True", "name=esm", "exp_manager.exp_dir=results/esm"]
+    assert launch(monkeypatch, tmp_path, *chain, path=stubs.directory) == 1
+    error = error_of(capsys)
+    assert "sbatch printed no job number for" in error
+    assert "'----- Welcome to node 7 --> Verifying (2026)...OK'" in error
+    assert (
+        "the jobs 17 are still queued, because scancel failed (scancel: error: no controller): `scancel 17`" in error
+    )
+
+
 def test_an_error_of_ngc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stubs = Stubs(tmp_path / "bin")
     stubs.add("ngc", "print('Error: Invalid org.\\nTry again.', file=sys.stderr); sys.exit(1)")

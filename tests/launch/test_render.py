@@ -20,7 +20,8 @@ CASES: dict[str, list[str]] = {
     "bcm": [*GPT3, *SLURM, "cluster.env_vars={NCCL_DEBUG: INFO}"],
     "bcm_container": [
         *GPT3, *SLURM, "cluster.container_image=/apps/bionemo.sqsh", "cluster.container_mounts=[/fsx:/fsx]",
-        "cluster.stderr_to_stdout=False", "cluster.additional_parameters={qos: high, cpus-per-task: 8, nice: 0}",
+        "cluster.env_vars={BIONEMO_HOME: /fsx/home, NCCL_DEBUG: INFO}", "cluster.stderr_to_stdout=False",
+        "cluster.additional_parameters={qos: high, cpus-per-task: 8, nice: 0}",
     ],
     "bcm_chain": [*GPT3, *SLURM, "do_preprocessing=True", "do_testing=True", "trainer.accelerator=cpu"],
     "bcm_benchmark": [*GPT3, *SLURM, "exp_manager.resume_if_exists=False", "cluster.account=null"],
@@ -109,6 +110,16 @@ def started(calls: list[list[str]], program: str) -> list[list[str]]:
     return [call[1:] for call in calls if call[0] == program]
 
 
+def test_srun_arguments_of_the_user_keep_their_container_env(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = "cluster.srun_args=['--container-env=A,B',--container-writable]"
+    image = [*SLURM, "trainer.devices=8", "cluster.container_image=org/image:1", given]
+    assert launch(monkeypatch, tmp_path, *image, "cluster.env_vars={NCCL_DEBUG: INFO}", "--dry-run") == 0
+    script = capsys.readouterr().out
+    assert "    --container-env=NCCL_DEBUG,A,B \\\n    --container-writable \\\n" in script
+
+
 def run_all(tmp_path: Path, stubs: Stubs) -> None:
     """Run every script in a shell, like the program that receives it."""
     environment = {**os.environ, "PATH": f"{stubs.directory}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
@@ -125,8 +136,9 @@ def test_shell_metacharacters_are_passed_through_and_not_executed(
     here.mkdir()
     stubs = Stubs(tmp_path / "bin")
     python = stubs.directory / "python 3"
-    for name in ("srun", "sbatch", "mpirun", python.name):
+    for name in ("srun", "mpirun", python.name):
         stubs.add(name, "print(os.environ.get('MINE'))")
+    stubs.add("sbatch", "print(17)")
     monkeypatch.setattr("bionemo.launch.job.sys.executable", str(python))
     quoted = "'" + HOSTILE.replace("'", "\\'") + "'"
     arguments = [f"cluster={kind}", f"name={quoted}", f"cluster.env_vars={{MINE: {quoted}}}", "trainer.devices=1",

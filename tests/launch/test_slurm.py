@@ -131,6 +131,23 @@ def test_a_rank_that_dies_ends_the_step_at_once(
 
 
 @pytest.mark.usefixtures("slurm")
+@pytest.mark.parametrize("given", ["", "SBATCH_EXPORT", "export"])
+def test_env_vars_reach_the_run_with_every_export(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sites set SBATCH_EXPORT=NONE; srun then starts processes without the variables that the script exports."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\necho "task $SLURM_PROCID: ${NCCL_SOCKET_IFNAME-not set}"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE") if given == "SBATCH_EXPORT" else None
+    options = ["cluster.additional_parameters.export=NONE"] if given == "export" else []
+    arguments = [*TWO_NODES, f"cluster.python={python}", "cluster.env_vars.NCCL_SOCKET_IFNAME=ib0", *options]
+    assert launch(monkeypatch, tmp_path, *arguments, "trainer.accelerator=cpu", "name=exports") == 0
+    state = ended(submitted(capsys))
+    assert sorted(Path(state["StdOut"]).read_text().splitlines()) == ["task 0: ib0", "task 1: ib0"]
+
+
+@pytest.mark.usefixtures("slurm")
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -3,14 +3,18 @@
 
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from bionemo.common.errors import UserError
-from bionemo.training.rank_consistency import check_equal_on_all_ranks, flatten_config
+from bionemo.training import rank_consistency
+from bionemo.training.rank_consistency import check_equal_on_all_ranks, check_shared, flatten_config
 
 
 class World:
@@ -37,18 +41,24 @@ class World:
 
     def compare(self) -> set[str]:
         """Return the errors of all ranks for their values."""
+        errors = self.run(lambda trainer, rank: check_equal_on_all_ranks(trainer, self._facts[rank]))
+        return {error.split(": all ranks")[0] for error in errors}
 
-        def compare(rank: int) -> str:
+    def run(self, check: Callable[[Any, int], None]) -> set[str]:
+        """Return the errors of all ranks for a check."""
+
+        def run(rank: int) -> str:
             self.here.rank = rank
-            trainer: Any = SimpleNamespace(strategy=self, global_rank=rank, world_size=len(self._facts))
+            size = len(self._facts)
+            trainer = SimpleNamespace(strategy=self, global_rank=rank, world_size=size, is_global_zero=rank == 0)
             try:
-                check_equal_on_all_ranks(trainer, self._facts[rank])
+                check(trainer, rank)
             except UserError as error:
-                return str(error).split(": all ranks")[0]
+                return str(error)
             return ""
 
         with ThreadPoolExecutor(len(self._facts)) as pool:
-            return set(pool.map(compare, range(len(self._facts))))
+            return set(pool.map(run, range(len(self._facts))))
 
 
 def test_all_ranks_report_the_first_difference() -> None:
@@ -69,3 +79,18 @@ def test_secrets_are_compared_but_not_printed() -> None:
         f"logger.api_key differs between rank 0 and rank 1 (host {socket.gethostname()})"
     }
     assert not {"open", "sesame"} & {value for each in facts for value in each.values()}
+
+
+def test_a_directory_that_hosts_do_not_share_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 is on a host where the path leads to another disk, as in a mount namespace of its own."""
+    world, exists = World([{}] * 3), Path.exists
+    monkeypatch.setattr(rank_consistency, "_VISIBLE_SECONDS", 0.3)
+    assert world.run(lambda trainer, rank: check_shared(trainer, [tmp_path])) == {""}
+
+    monkeypatch.setattr(Path, "exists", lambda path: world.here.rank != 2 and exists(path))
+    here = socket.gethostname()
+    assert world.run(lambda trainer, rank: check_shared(trainer, [tmp_path])) == {
+        f"exp_manager.exp_dir: {tmp_path} is not the same directory on host {here} (rank 0) and host {here} (rank 2): "
+        "choose a directory on a file system that all machines share"
+    }
+    assert list(tmp_path.iterdir()) == []

@@ -27,8 +27,8 @@ _BRACKETED = re.compile(r"\[(Br|Cl|[BCNOPSFI]|[bcops])(?:H\d?)?\]|\[(n)\]")  # a
 def parse_smiles(text: str) -> Molecule | None:
     """Parse a SMILES; return None if RDKit rejects it, or if it has no atoms or more than MAX_PARSED letters.
 
-    Text that is not ASCII is rejected: RDKit drops such characters at both ends, so that CCＯ with a full-width O would
-    be ethane.
+    Text that is not ASCII is rejected: RDKit drops such letters at both ends, and CC with a Cyrillic O behind it is
+    ethane.
 
     RDKit parses, sanitizes, removes hydrogen atoms and checks stereocentres. If a SMILES has no hydrogen atoms and no
     unusual symbols, the last two steps are skipped, which saves a third of the time for molecules with stereocentres.

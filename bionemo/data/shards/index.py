@@ -32,6 +32,7 @@ _MAX_HEADER_BYTES = 1 << 20
 _MAX_CTIMES = 256  # status change times in an index
 _RECORDS_PER_CHECK = 1 << 20
 _HASH_BYTES = 4 << 20  # bytes per read
+_SMALL_BYTES = 64 << 10  # a smaller index is read, not mapped: a mapped file stays open, and there may be thousands
 
 IndexSpec = dict[str, Any]
 """The text format and the columns to index, as JSON values."""
@@ -136,7 +137,7 @@ class RecordIndex:
 
 
 def write_index(path: Path, spec: IndexSpec, state: FileState, index: RecordIndex) -> None:
-    """Write an index file atomically.
+    """Write an index file atomically; its checksum detects one that did not reach the disk.
 
     Raises:
         OSError: if the directory cannot be written; nothing is left behind.
@@ -152,14 +153,14 @@ def write_index(path: Path, spec: IndexSpec, state: FileState, index: RecordInde
     checksum = zlib.crc32(_render_header(spec, state, about, checksum=0))
     for array in index.arrays():
         checksum = zlib.crc32(array.data, checksum)
-    with replacing(path) as temporary, temporary.open("xb") as file:
+    with replacing(path, durable=False) as temporary, temporary.open("xb") as file:
         file.write(_render_header(spec, state, about, checksum))
         for array in index.arrays():
             file.write(array.data)
 
 
 def read_index(path: Path, spec: IndexSpec, state: FileState) -> RecordIndex | None:
-    """Map an index file into memory; the arrays are read-only views of the file.
+    """Map an index file into memory, or read a small one; the arrays are read-only.
 
     Returns None if there is no index, it belongs to another state of the data, it is damaged, or an offset is outside
     the data.
@@ -173,10 +174,10 @@ def read_index(path: Path, spec: IndexSpec, state: FileState) -> RecordIndex | N
         if header != _render_header(spec, state, about, checksum):
             return None
         layout = _array_layout(len(spec["fields"]), about)
-        mapped = MappedFile(path)
-        if mapped.data[:start] != header:
+        mapped = MappedFile(path) if os.fstat(file.fileno()).st_size > _SMALL_BYTES else None
+        if mapped is not None and mapped.data[:start] != header:
             return None  # the file was replaced after it was opened
-        view = memoryview(mapped.data)
+        view = memoryview(header + file.read() if mapped is None else mapped.data)
         if len(view) != start + sum(4 * n if dtype == "I32" else 8 * n for _, dtype, n in layout):
             return None
         if zlib.crc32(view[start:], zlib.crc32(_render_header(spec, state, about, checksum=0))) != checksum:

@@ -135,7 +135,7 @@ def _build_lock(path: Path, size: int) -> Iterator[None]:
         if error.errno not in _LOCKS_UNSUPPORTED:
             raise
     try:
-        _remove_abandoned(path)
+        _remove_abandoned(path.parent)
         yield
     finally:
         if lock.is_locked:
@@ -144,9 +144,10 @@ def _build_lock(path: Path, size: int) -> Iterator[None]:
             lock.release()
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Delete temporary files of processes that were killed; see `files.replacing`."""
-    for leftover in path.parent.glob(f".{path.name[:200]}.*.tmp"):
+@cache
+def _remove_abandoned(directory: Path) -> None:
+    """Delete temporary files of processes that were killed; see `files.replacing`. Once: there may be many files."""
+    for leftover in directory.glob(".*.idx-*.tmp"):
         with suppress(FileNotFoundError):  # its process may be alive and have renamed it
             if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
                 leftover.unlink()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interface of sequence sources; opens the files of a split with the configured reader and finds duplicate files."""
 
-import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -129,19 +129,31 @@ def _find_duplicates(paths: Sequence[Path], others: Sequence[Path] | None = None
     """Return each file with its duplicate among the others; None: among each other.
 
     Duplicates are links to the same file, or files with the same size and the same hash of samples (see `FileState`).
-    Only files of equal size are opened. Unreadable files have no duplicates.
+    Only files of equal size are opened, each once. Unreadable files have no duplicates.
     """
-    by_size: dict[int, list[Path]] = {}
+    sizes = Counter(size for path in (*paths, *(others or ())) if (size := _size(path)) > 0)
+    first: dict[str, Path] = {}
     found = []
+
+    def key(path: Path) -> str | None:
+        """Return what duplicates have in common; None if no other file has this size, or it cannot be read."""
+        if sizes[_size(path)] < 2:
+            return None
+        try:
+            return FileState.of(path).blake2b
+        except OSError:
+            return None
+
     for path in others or ():
-        by_size.setdefault(_size(path), []).append(path)
+        if (content := key(path)) is not None:
+            first.setdefault(content, path)
     for path in paths:
-        size = _size(path)
-        same_size = by_size.get(size, []) if size > 0 else []
-        if match := next((other for other in same_size if _is_same(path, other)), None):
-            found.append((path, match))
+        if (content := key(path)) is None:
+            continue
+        if content in first:
+            found.append((path, first[content]))
         elif others is None:
-            by_size.setdefault(size, []).append(path)
+            first[content] = path
     return found
 
 
@@ -154,10 +166,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return -1
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(path, other) or FileState.of(path).blake2b == FileState.of(other).blake2b
-    except OSError:
-        return False

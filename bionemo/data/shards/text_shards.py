@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from bionemo.data.shards.index_store import load_index
 from bionemo.tokenizers.residues import note_stops
 
 _log = logging.getLogger(__name__)
-_PROGRESS_BAR_BYTES = 2 << 30  # less is indexed too quickly for a progress bar
+_PROGRESS_BAR_BYTES, _PROGRESS_BAR_FILES = 2 << 30, 1000  # less is indexed too quickly for a progress bar
 
 
 class TextShards(ABC):
@@ -145,7 +146,7 @@ class TextShards(ABC):
         """Map all files and their indexes. Missing indexes are built, several at a time."""
         sizes = [_regular_size(path) for path in self.paths]
         workers = max(1, min(self._workers or (os.cpu_count() or 2) // 2, len(self.paths)))
-        with _progress_bar(sum(sizes)) as progress, ThreadPoolExecutor(workers) as pool:
+        with _progress_bar(sum(sizes), len(sizes)) as progress, ThreadPoolExecutor(workers) as pool:
             try:
                 self._shards = list(pool.map(lambda path: self._open_shard(path, progress), self.paths))
             except BaseException:
@@ -179,7 +180,9 @@ class TextShards(ABC):
             index = load_index(path, self._spec, build, self._index_mapping_dir)
             return _Shard.open(path, index, self._sequence_field)
         except OSError as error:
-            hint = "raise `ulimit -n`" if error.errno == errno.EMFILE else "check the file and its permissions"
+            hint = "check the file and its permissions"
+            if error.errno == errno.EMFILE:
+                hint = f"raise the hard limit (`ulimit -Hn`) above {2 * len(self.paths) + 256:,}, or merge files"
             raise UserError(f"{path} cannot be read ({error.strerror}): {hint}") from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -231,22 +234,33 @@ def _regular_size(path: Path) -> int:
 
 
 @contextmanager
-def _progress_bar(total: int) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar while large files are indexed, on a terminal of the first rank of each machine."""
-    if total < _PROGRESS_BAR_BYTES or not sys.stderr.isatty() or not is_local_rank_zero():
+def _progress_bar(size: int, files: int) -> Iterator[Callable[[int], object]]:
+    """Show a progress bar while large or many files are indexed; without a terminal, print one note.
+
+    Only the first rank of each machine shows it, and nothing appears if all indexes exist.
+    """
+    if (size < _PROGRESS_BAR_BYTES and files < _PROGRESS_BAR_FILES) or not is_local_rank_zero():
         yield lambda count: None
+        return
+    if not sys.stderr.isatty():
+        yield lambda count: _note_indexing(size, files)
         return
     from rich.console import Console
     from rich.progress import Progress
 
     bar = Progress(console=Console(stderr=True), transient=True)
-    task = bar.add_task("indexing", total=total)
+    task = bar.add_task("indexing", total=size)
 
     def advance(count: int) -> None:
-        bar.start()  # no bar appears if all indexes exist
+        bar.start()
         bar.advance(task, count)
 
     try:
         yield advance
     finally:
         bar.stop()
+
+
+@cache
+def _note_indexing(size: int, files: int) -> None:
+    _log.warning("indexing %s files (%s MiB), once", f"{files:,}", f"{size >> 20:,}")

@@ -33,7 +33,7 @@ def run_variants(
 ) -> None:  # fmt: skip
     """Score the variants of a file."""
     plot = _plot_path(output)
-    files.refuse_existing([output, plot], overwrite)
+    files.refuse_existing([output, plot], overwrite, [variants])
     table, sequences = read_variants(variants)
     if "zero_shot" in table.columns:
         raise UserError(f"{table.path} has a column 'zero_shot' already: rename it")
@@ -83,7 +83,7 @@ def run_scan(
     if sequence is None:
         raise UserError("--scan needs the wild type: give it with --sequence, a FASTA file or its letters")
     plot, wild_type = _plot_path(output), files.read_sequence(sequence)
-    files.refuse_existing([output, plot], overwrite)
+    files.refuse_existing([output, plot], overwrite, [Path(sequence)] if sequence else [])
     with files.staged_file(output) as file, files.staged_file(plot) as plot_file:
         model = load_model()
         note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
@@ -145,7 +145,7 @@ def run_contacts(
 
 def run_contacts_fit(load_model: LoadModel, *, input_path: Path, maps: Path, output: Path, overwrite: bool) -> None:
     """Fit a contact head to proteins of known structure."""
-    files.refuse_existing([output], overwrite)
+    files.refuse_existing([output], overwrite, [input_path])
     records = files.read_fasta(input_path)
     known_maps = _read_maps(maps, _file_names(records, input_path))
     model = load_model()
@@ -165,7 +165,7 @@ def run_map(
     from bionemo.inference.analysis.plots import plot_map
 
     plot = _plot_path(output)
-    files.refuse_existing([output, plot], overwrite)
+    files.refuse_existing([output, plot], overwrite, [input_path, table])
     if table and not color:
         raise UserError("--table needs --color: name the column of the colors")
     make_reducer(method, neighbors, seed)  # reports a missing installation before anything is computed

@@ -2,6 +2,7 @@
 """Input and output files of the commands of `bionemo analysis`."""
 
 import csv
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -100,9 +101,11 @@ def staged_file(path: Path) -> Iterator[Path]:
         ) from error
 
 
-def refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
-    """Raise a UserError if an output is a directory, or exists and `overwrite` is false."""
+def refuse_existing(paths: Sequence[Path], overwrite: bool, inputs: Sequence[Path | None] = ()) -> None:
+    """Raise a UserError if an output is a directory or an input, or exists and `overwrite` is false."""
     for path in paths:
+        if path.exists() and any(each and os.path.exists(each) and os.path.samefile(path, each) for each in inputs):
+            raise UserError(f"{path} is an input: choose another --output")
         if path.is_dir():
             raise UserError(f"{path} is a directory: name a file in it")
         if path.exists() and not overwrite:

@@ -20,6 +20,7 @@ from bionemo.common.errors import UserError
 from bionemo.data.shards import index, index_store, text_shards
 from bionemo.data.shards.index import UNWRAPPED, ContentHash, FileState, RecordIndex, read_index, write_index
 from bionemo.data.shards.index_store import index_paths, load_index
+from bionemo.data.shards.source import _find_duplicates
 from tests.support.sequence_files import open_sequences
 
 SPEC = {"format": "test", "fields": ["id", "sequence"], "sequence": 1}
@@ -166,17 +167,17 @@ def test_the_index_is_next_to_the_data_or_in_index_mapping_dir(data, tmp_path, m
 
 @pytest.mark.parametrize("trouble", ["read-only", "full"])
 def test_the_next_directory_is_used_if_one_cannot_be_written(data, tmp_path, monkeypatch, caplog, trouble):
-    """/proc and a failing fsync represent read-only and full disks, because root may write anywhere."""
+    """/proc and a failing rename represent read-only and full disks, because root may write anywhere."""
     folder, builds = "/proc/none", Builds()
     if trouble == "full":
-        folder, real = tmp_path / "full", os.fsync
+        folder, real = tmp_path / "full", os.replace
 
-        def fsync(file):
-            if str(folder) in os.readlink(f"/proc/self/fd/{file}"):
+        def rename(old, new):
+            if str(folder) in str(new):
                 raise OSError(errno.ENOSPC, "No space left on device")
-            real(file)
+            real(old, new)
 
-        monkeypatch.setattr(os, "fsync", fsync)
+        monkeypatch.setattr(os, "replace", rename)
     for _ in range(2):
         assert same(load_index(data, SPEC, builds, folder), table())
     assert builds.count == 1 and not caplog.messages
@@ -269,6 +270,36 @@ def test_a_progress_bar_is_shown_on_a_terminal(data, monkeypatch, capsys):
     assert "indexing" in capsys.readouterr().err
     open_sequences("csv_mmap", [data], data_col=1)
     assert capsys.readouterr().err == ""
+
+
+def test_many_small_files_are_indexed_with_one_open_file_each_and_not_flushed(data, monkeypatch, caplog):
+    paths = [data.with_name(f"x{number:03}.csv") for number in range(200)]
+    for path in paths:
+        path.write_text(f"id,sequence\n1,MKV\n2,{path.stem}\n")
+    flushed, listed = [], []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    monkeypatch.setattr(text_shards, "_PROGRESS_BAR_FILES", 200)
+    text_shards._note_indexing.cache_clear()
+    real = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: listed.append(pattern) or real(path, pattern))
+    before = len(os.listdir("/proc/self/fd"))
+    source = open_sequences("csv_mmap", paths, data_col=1)
+    assert [source.text(399), len(source), flushed, len(listed)] == ["x199", 400, [], 1]
+    assert len(os.listdir("/proc/self/fd")) - before <= 200
+    assert "indexing 200 files (0 MiB), once" in caplog.messages
+    caplog.clear()
+    assert len(open_sequences("csv_mmap", paths, data_col=1)) == 400
+    assert not caplog.messages
+
+
+def test_duplicates_are_found_by_reading_each_file_once(tmp_path, monkeypatch):
+    paths = [tmp_path / f"x{number:03}.csv" for number in range(100)]
+    for number, path in enumerate(paths):
+        path.write_text(f"id,sequence\n{number % 99:03},MKV\n")
+    read, real = [], FileState.of
+    monkeypatch.setattr(FileState, "of", classmethod(lambda _, path: read.append(path) or real(path)))
+    assert _find_duplicates(paths) == [(paths[99], paths[0])]
+    assert sorted(read) == paths
 
 
 def test_an_error_in_the_data_leaves_no_files_behind(data):

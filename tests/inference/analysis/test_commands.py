@@ -357,6 +357,8 @@ def test_existing_files_are_kept(run: Run, tmp_path: Path, path: Path) -> None:
     assert run(*arguments, "--overwrite") == "20 residues: scan.csv, scan.png\n"
     assert run(*arguments) == "error: scan.csv exists: choose another --output, or add --overwrite\n"
     (tmp_path / "x.fasta").write_text(f">a\n{WILD_TYPE}\n")
+    scan = ["variants", "--model", path, "--sequence", "x.fasta", "--scan", "--output", "x.fasta", "--overwrite"]
+    assert run(*scan) == "error: x.fasta is an input: choose another --output\n"
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.csv").write_text("mine")
     output = run("contacts", "--model", path, "--input", "x.fasta", "--output", "out")

@@ -184,10 +184,10 @@ def test_runs_of_a_sweep_have_different_directories(command):
         status, out, err = command("-m", "model.optim.lr=1e-4,4e-4", *directory)
         found = [line.split()[-1] for line in err.splitlines()[-2:]]
         assert status == 0
-        assert [name.rpartition("/")[2] for name in found] == ["model.optim.lr=0.0001", "model.optim.lr=0.0004"]
+        assert [name.rpartition("/")[2] for name in found] == ["model.optim.lr=1e-4", "model.optim.lr=4e-4"]
         assert f"explicit_log_dir='{found[1]}'" in out.splitlines()[1]
     status, _, err = command("-m", "model.optim.lr=1e-4,4e-4", "exp_manager.exp_dir=/x/${model.optim.lr}")
-    assert [line.split()[-1] for line in err.splitlines()[-2:]] == ["/x/0.0001", "/x/0.0004"]
+    assert [line.split()[-1] for line in err.splitlines()[-2:]] == ["/x/1e-4", "/x/4e-4"]
 
 
 @pytest.mark.parametrize(

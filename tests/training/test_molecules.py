@@ -11,14 +11,15 @@ from tests.support.runs import config, logged, run, train
 
 
 def test_validation_metrics_are_logged_and_part_of_checkpoint_names(tmp_path: Path) -> None:
-    status, lines = run(tmp_path / "run", "trainer.max_steps=4", model="megamolbart")
+    name = "exp_manager.checkpoint_callback_params.filename='accuracy={val_molecular_accuracy:.2f}-{step}'"
+    status, lines = run(tmp_path / "run", "trainer.max_steps=4", name, model="megamolbart")
     assert status == 0, lines
     (validation,) = [line for line in lines if line.startswith("step 4  val_loss")]
     for name in ("character_accuracy", "molecular_accuracy", "percent_invalid"):
         value = logged(tmp_path / "run", f"val_{name}")[4]
         assert 0 <= value <= 1
         assert f"val_{name} {value:.3f}" in validation
-    assert list((tmp_path / "run" / "checkpoints").glob("*val_molecular_accuracy=0.00*"))
+    assert list((tmp_path / "run" / "checkpoints").glob("accuracy=val_molecular_accuracy=0.00*"))
 
 
 def test_unusable_molecules_are_dropped_with_a_note(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 """A run that was interrupted and resumed equals an uninterrupted one bitwise."""
 
 import json
-import os
 import random
 import re
 import shutil
@@ -16,7 +15,6 @@ import pytest
 from bionemo.checkpoint import find_damage, list_complete, load_manifest
 from bionemo.checkpoint.json_state import decode, encode
 from bionemo.common.errors import UserError
-from bionemo.training.checkpointing import CheckpointCallback
 from tests.support.forged_checkpoints import forge
 from tests.support.runs import FAMILIES, Command, config, fingerprint, last_checkpoint, logged, train
 
@@ -80,23 +78,6 @@ def test_a_longer_run_continues_a_finished_one(uninterrupted: tuple[str, Path], 
     train(config(tmp_path, "trainer.max_steps=6", schedule, EVERY_3, model=model))
     train(config(tmp_path, schedule, EVERY_3, model=model))
     assert list(logged(tmp_path, "reduced_train_loss")) == list(range(1, 9))
-
-
-@pytest.mark.parametrize("uninterrupted", ["esm2nv"], indirect=True)
-def test_a_signal_before_the_first_step_takes_effect_after_it(
-    uninterrupted: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every start makes a step, so a run that is signalled and requeued again and again finishes."""
-    model, whole = uninterrupted
-    cfg = config(tmp_path, EVERY_3, model=model)
-    with monkeypatch.context() as patch:
-        patch.setattr(CheckpointCallback, "setup", lambda *_, **__: os.kill(os.getpid(), signal.SIGUSR1))
-        with pytest.raises(SystemExit) as end:
-            train(cfg)
-    assert end.value.code == 128 + signal.SIGUSR1
-    assert load_manifest(last_checkpoint(tmp_path))["step"] == 1
-    train(config(tmp_path, EVERY_3, model=model))
-    assert fingerprint(tmp_path) == fingerprint(whole)
 
 
 OFTEN = (

@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -67,6 +68,12 @@ class HeartbeatClient(threading.Thread):
         with self._send_lock, suppress(OSError):  # the receiving thread gets the same error
             if self._connection is not None:
                 self._connection.sendall(json.dumps(self._get_status()).encode() + b"\n")
+
+    def kill_unresponsive_rank_0(self) -> None:
+        """Kill the process of rank 0 if it runs on this host: no thread of its own can end it."""
+        if self._rank_0.host == socket.gethostname():
+            with suppress(OSError):
+                os.kill(self._rank_0.pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """Stop the thread."""

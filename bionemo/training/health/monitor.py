@@ -184,6 +184,9 @@ class HealthMonitor(pl.Callback):
         self._wait_for_other_ranks()
         for logger in self._trainer.loggers:
             _run_with_timeout(partial(logger.finalize, "failed"))
+        if hung and print_message and self._client is not None:  # this rank says that rank 0 does not answer
+            time.sleep(RECONNECT_SECONDS + 2 * self._interval)  # until the other ranks have found the same
+            self._client.kill_unresponsive_rank_0()
         os._exit(1)
 
     def _wait_for_other_ranks(self) -> None:

@@ -17,6 +17,8 @@ from bionemo.data.shards.columns import PROTEINS
 from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards, read_prefixes
 from bionemo.tokenizers import Alphabet
 
+_COUNTED_MOCK_SEQUENCES = 50_000  # they are generated when they are read, which takes longer
+
 
 @dataclass(frozen=True)
 class Split:
@@ -102,8 +104,8 @@ def _open_clusters(config: ProteinDataConfig, members: int) -> Clusters:
 
 
 def count_letters(source: SequenceSource) -> NDArray[np.int64]:
-    """Return the occurrences of each byte in the first 200,000 sequences, int64 [256]."""
-    total = min(len(source), COUNTED_SEQUENCES)
+    """Return the occurrences of each byte in the first 200,000 sequences, int64 [256]; of mock data in 50,000."""
+    total = min(len(source), _COUNTED_MOCK_SEQUENCES if isinstance(source, MockSource) else COUNTED_SEQUENCES)
     histogram = np.zeros(256, np.int64)
     for start in range(0, total, 4096):
         letters, _ = read_prefixes(source, np.arange(start, min(start + 4096, total)))

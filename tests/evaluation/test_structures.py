@@ -326,7 +326,7 @@ def test_repeats_need_numbers(tmp_path: Path) -> None:
         ("<!DOCTYPE html><p>ATOM</p>", "neither a CIF data block nor ATOM records"),
         ("data_x\n_cell.length_a 3\n", "it has no table _atom_site"),
         (" " * 100_000, "it is empty"),
-        (gzip.compress(pdb_of(STANDARD).encode())[:500], "is not a valid structure file"),
+        (gzip.compress(pdb_of(STANDARD).encode(), mtime=0)[:500], "is not a valid structure file"),
         (b"\x83\xa3abc" + bytes(range(255)), "is not a valid structure file"),
         (pdb_of(modelled(["DA", "DC"], atoms=("N", "C"))), "has no residues of a protein: remove the file"),
     ],

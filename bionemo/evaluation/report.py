@@ -151,7 +151,8 @@ def describe_report(report: Report, output: Path) -> list[str]:
     for name, section in report["suites"].items():
         lines += SUITES[section["suite"]].describe(section["summary"])
         failed, skipped, faulty = len(section["failed"]), section["left_out"], section["faulty_rows"]
-        left_out = f", {failed:,} failed" if failed else ""
+        errors = [f"{result['task']}: {result['error']}" for result in section["results"] if "error" in result]
+        left_out = f", {failed:,} failed ({'; '.join(errors[:_MAX_NAMED])})" if failed else ""
         left_out += f", {len(skipped):,} left out ({'; '.join(skipped[:_MAX_NAMED])})" if skipped else ""
         left_out += f", {faulty:,} faulty rows left out" if faulty else ""
         lines.append(f"{name}: {len(section['results']) - failed - len(skipped):,} tasks{left_out}")

@@ -11,6 +11,7 @@ from bionemo.config.schema import ProteinDataConfig
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.files import SplitName, cluster_members, split_files
 from bionemo.data.policies import apply_length_policy, drop_empty
+from bionemo.data.proteins import mock
 from bionemo.data.proteins.content_checks import COUNTED_SEQUENCES, check_content, note_unknown_letters
 from bionemo.data.proteins.mock import MockSource
 from bionemo.data.shards.columns import PROTEINS
@@ -105,7 +106,7 @@ def _open_clusters(config: ProteinDataConfig, members: int) -> Clusters:
 
 def count_letters(source: SequenceSource) -> NDArray[np.int64]:
     """Return the occurrences of each byte in the first 200,000 sequences, int64 [256]; of mock data in 50,000."""
-    total = min(len(source), _COUNTED_MOCK_SEQUENCES if isinstance(source, MockSource) else COUNTED_SEQUENCES)
+    total = min(len(source), _COUNTED_MOCK_SEQUENCES if isinstance(source, mock.MockSource) else COUNTED_SEQUENCES)
     histogram = np.zeros(256, np.int64)
     for start in range(0, total, 4096):
         letters, _ = read_prefixes(source, np.arange(start, min(start + 4096, total)))

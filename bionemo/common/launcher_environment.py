@@ -188,7 +188,7 @@ def _torchrun(environment: Mapping[str, str]) -> Process | None:
 
 
 def _mpirun(environment: Mapping[str, str]) -> Process | None:
-    """Read the variables of an MPI whose ranks fill one node after the other (the default, -npernode, and -ppn).
+    """Read the variables of Open MPI, MPICH or Intel MPI; consecutive ranks must be on one node, as by default.
 
     OMPI_COMM_WORLD_NODE_RANK is not the number of a node.
     """

@@ -165,7 +165,7 @@ def compose_typed(
 
 
 def _check_directory(cfg: object, overrides: Sequence[str]) -> Iterator[str]:
-    """Check that exp_dir on the command line has an effect on a file that sets explicit_log_dir, as saved ones do."""
+    """Yield a problem if the file sets explicit_log_dir, so that exp_dir on the command line would be ignored."""
     keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     if not isinstance(cfg, RunConfig | DownstreamConfig) or "exp_manager.exp_dir" not in keys:
         return

@@ -190,7 +190,7 @@ def _convert_to(value: Any, hint: Any) -> Any:
 
 
 def parse_text(text: str, options: tuple[Any, ...]) -> Any:
-    """Return the boolean or number that a text means, if a key with the types `options` does not accept text."""
+    """Convert text to a boolean if that is one of the types `options`, or to a number if text is none of them."""
     if bool in options and text.lower() in _WRITTEN_BOOLS:
         return _WRITTEN_BOOLS[text.lower()]
     if str not in options and (int in options or float in options):

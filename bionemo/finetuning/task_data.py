@@ -203,7 +203,7 @@ def _check_molecules(
 
 @lru_cache(1 << 16)
 def _identity(text: str, molecules: bool) -> str:
-    """Return a text that is equal for spellings of the same protein or molecule."""
+    """Return the canonical form of a protein or molecule, by which equal sequences are grouped."""
     if not molecules:
         return trim(text.encode()).decode().upper()
     molecule = parse_smiles(smiles := end_at_space(text))

@@ -14,8 +14,8 @@ def resolve_fractions(trainer: pl.Trainer, data: SequenceData) -> None:
     """Replace fractions in a trainer for the splits that are open. A split is counted only if its key is a fraction.
 
     `trainer.limit_val_batches` and `limit_test_batches` are rounded down, to at least one batch.
-    `trainer.val_check_interval` is a fraction of `check_val_every_n_epoch` epochs, rounded down; that of the whole run
-    is its end.
+    `trainer.val_check_interval` is a fraction of `check_val_every_n_epoch` epochs, rounded down; a fraction that
+    covers the whole run means its end.
     """
     config, replicas = data.trainer_config, data.config.data_parallel_size(trainer.world_size)
     for key, split, make_loader in (

@@ -192,10 +192,12 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(
     assert group_is_gone(run.pid)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_signal_in_a_validation_saves_the_step(tmp_path: Path, devices: int) -> None:
+@pytest.mark.parametrize(
+    ("start", "devices"), [(Forked, 1), pytest.param(Terminal, 2, marks=pytest.mark.slow, id="two devices")]
+)
+def test_a_signal_in_a_validation_saves_the_step(tmp_path: Path, start: type[Terminal], devices: int) -> None:
     """The next start repeats the validation before it continues."""
-    run = Forked(tmp_path, MANY, "trainer.val_check_interval=50", f"trainer.devices={devices}")
+    run = start(tmp_path, MANY, "trainer.val_check_interval=50", f"trainer.devices={devices}")
     run.wait_for("step 50 of")
     time.sleep(1)
     run.send(signal.SIGTERM)

@@ -59,12 +59,15 @@ def _restored_process() -> Iterator[None]:
     launched = launched_process() is not None
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    is_complete = False
     try:
         with closed_logs(), restored_variables():
             yield
+        is_complete = True
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        if dist.is_initialized():
+        # NCCL waits for the other ranks, which may not respond after an error
+        if dist.is_initialized() and (is_complete or dist.get_world_size() == 1 or dist.get_backend() == "gloo"):
             groups.destroy()
             # Processes of a launcher keep the default group: torchrun's store, which outlives it, has its addresses.
             groups.destroy_all(keep_default=launched)

@@ -50,7 +50,12 @@ def import_exp_manager() -> Any:
         package: Any = module_from_spec(spec)
         package.__getattr__ = partial(_execute, package)
         sys.modules[spec.name] = nemo.collections.common = package
-    from nemo.utils import exp_manager
+    from lightning.pytorch import loggers
+    from lightning.pytorch.loggers import neptune
+
+    # NeMo 3.0 imports the logger from where it was until lightning 2.6.3; the class of later versions raises an error.
+    with patch.object(loggers, "NeptuneLogger", neptune.NeptuneLogger, create=True):
+        from nemo.utils import exp_manager
 
     return exp_manager
 

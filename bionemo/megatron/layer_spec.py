@@ -170,9 +170,15 @@ def layer_spec(config: ModelConfig, block_type: BlockType) -> ModuleSpec:
             pre_cross_attn_layernorm=LayerNorm if block_type == "decoder" else IdentityOp,
             cross_attention=cross if block_type == "decoder" else IdentityOp,
             pre_mlp_layernorm=LayerNorm,
-            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=column, linear_fc2=row)),
+            mlp=_mlp_spec(MLPSubmodules(linear_fc1=column, linear_fc2=row)),
         ),
     )
+
+
+def _mlp_spec(submodules: MLPSubmodules) -> Any:
+    if hasattr(MLP, "as_mlp_submodule"):  # megatron-core 0.18
+        return partial(MLP.as_mlp_submodule, submodules=submodules)
+    return ModuleSpec(module=MLP, submodules=submodules)
 
 
 def transformer_config(config: ModelConfig) -> TransformerConfig:

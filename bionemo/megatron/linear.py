@@ -7,11 +7,12 @@ Shapes: T tokens (of this rank with sequence parallelism), B = 1, D hidden size.
 from collections.abc import Callable
 from typing import Any
 
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from bionemo.megatron.attention import cast_for_autocast
+from bionemo.megatron.sharding import mark_sharded
 
 
 class Linear(nn.Linear):
@@ -40,7 +41,7 @@ class ColumnLinear(ColumnParallelLinear):
 
     def __init__(self, *sizes: int, skip_bias_add: bool, **options: Any) -> None:
         super().__init__(*sizes, skip_bias_add=True, **options)
-        set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
+        mark_sharded(self.weight, 0)
 
     def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:
         """Return the product including the bias."""
@@ -53,7 +54,7 @@ class RowLinear(RowParallelLinear):
 
     def __init__(self, *sizes: int, skip_bias_add: bool, **options: Any) -> None:
         super().__init__(*sizes, skip_bias_add=True, **options)
-        set_tensor_model_parallel_attributes(self.weight, True, 1, 1)
+        mark_sharded(self.weight, 1)
 
     def forward(self, x_TBD: Tensor) -> tuple[Tensor, None]:
         """Return the product including the bias."""

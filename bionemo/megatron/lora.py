@@ -15,14 +15,13 @@ from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
-    set_tensor_model_parallel_attributes,
 )
 from torch import Tensor, nn
 
 from bionemo.checkpoint.merged_lora import UP
 from bionemo.megatron.layer_spec import PackedTransformerBlock
 from bionemo.megatron.linear import ColumnLinear, RowLinear
-from bionemo.megatron.sharding import ParameterShard
+from bionemo.megatron.sharding import ParameterShard, mark_sharded
 
 TARGET_MODULES = {  # NeMo's names of the adapted modules
     "attention_qkv": "self_attention.linear_qkv",
@@ -50,7 +49,7 @@ class LoraAdapter(nn.Module):
         self.sequence_parallel = sequence_parallel
         if self.column or self.row:
             sharded, replicated = (self.up, self.down) if self.column else (self.down, self.up)
-            set_tensor_model_parallel_attributes(sharded, True, 0 if self.column else 1, 1)
+            mark_sharded(sharded, 0 if self.column else 1)
             vars(replicated)["sequence_parallel"] = sequence_parallel  # Megatron sums the gradients over the ranks
 
     def forward(self, x_TBD: Tensor) -> Tensor:

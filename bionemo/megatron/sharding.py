@@ -8,6 +8,7 @@ parallel layout.
 from dataclasses import dataclass
 
 import torch
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import Tensor, nn
 
@@ -37,6 +38,12 @@ def materialize(model: nn.Module, device: torch.device) -> None:
     model.to_empty(device=device)
     for name, parameter in model.named_parameters():
         vars(parameter).update(attributes[name])
+
+
+def mark_sharded(parameter: Tensor, dimension: int) -> None:
+    """Set Megatron's attributes of a parameter that is sharded over the tensor ranks along `dimension`."""
+    if not hasattr(parameter, "tensor_model_parallel"):  # megatron-core 0.18 sets them on the weights of its modules
+        set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
 
 
 def parameter_shards(model: nn.Module) -> dict[nn.Parameter, ParameterShard]:

@@ -13,13 +13,13 @@ from megatron.core.tensor_parallel import (
     gather_from_sequence_parallel_region,
     gather_from_tensor_model_parallel_region,
     scatter_to_sequence_parallel_region,
-    set_tensor_model_parallel_attributes,
     vocab_parallel_cross_entropy,
 )
 from torch import Tensor, nn
 
 from bionemo.data.batch import PackedBatch
 from bionemo.megatron import groups
+from bionemo.megatron.sharding import mark_sharded
 
 _NO_INITIALIZATION = ModelParallelConfig(use_cpu_initialization=True, perform_initialization=False)
 
@@ -32,13 +32,13 @@ def vocabulary_embedding(padded_size: int, hidden_size: int) -> nn.Module:
         hidden_size: D.
     """
     if groups.tensor_size() == 1:
-        embedding: nn.Module = nn.Embedding(padded_size, hidden_size)
+        embedding: nn.Embedding = nn.Embedding(padded_size, hidden_size)
     else:
         embedding = VocabParallelEmbedding(
             padded_size, hidden_size, init_method=nn.init.zeros_, config=_NO_INITIALIZATION,
             tp_group=groups.collection().tp,
         )  # fmt: skip
-        set_tensor_model_parallel_attributes(embedding.weight, True, 0, 1)
+        mark_sharded(embedding.weight, 0)
     # The first and the last pipeline stage each hold a copy; Megatron sums the gradients of the copies.
     vars(embedding.weight)["shared_embedding"] = groups.pipeline_size() > 1
     return embedding
@@ -77,7 +77,7 @@ class VocabularyProjection(nn.Module):
         self.weight = nn.Parameter(torch.zeros(self.shard_size, hidden_size)) if hidden_size else None
         self.bias = nn.Parameter(torch.zeros(self.shard_size)) if bias else None
         for parameter in self.parameters(recurse=False):
-            set_tensor_model_parallel_attributes(parameter, True, 0, 1)
+            mark_sharded(parameter, 0)
 
     def forward(self, x_MD: Tensor, weight_VD: Tensor | None = None) -> Tensor:
         """Return the logits of this rank's part of the vocabulary, [M, V], -inf for padding."""

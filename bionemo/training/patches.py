@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes to private parts of Lightning. Verified with lightning 2.5.6; tests/training/test_patches.py checks them.
+"""Changes to private parts of Lightning, verified with 2.5.6 and 2.6.6; tests/training/test_patches.py checks them.
 
 * `subprocess_script._launch_process_observer`: kills all processes of the host, including the caller, when one ends;
   the health monitor reports the cause instead.

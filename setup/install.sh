@@ -22,7 +22,8 @@ echo "Installing into .venv; this takes a few minutes..." >&2
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip=(.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile)
 # install torch first: otherwise pip may download a second, larger build of it
-"${pip[@]}" 'torch==2.13.0'
+torch=$(.venv/bin/python -c 'import sys; print("2.13.0" if sys.version_info < (3, 12) else "2.15.0")')
+"${pip[@]}" "torch==$torch"
 "${pip[@]}" --no-deps --require-hashes -r setup/requirements/dev.txt
 "${pip[@]}" --no-deps --editable .
 # compile on all cores (pip uses one); errors in files for other Python versions are harmless

@@ -21,6 +21,10 @@ from bionemo.common.launcher_environment import launched_process
 from bionemo.common.version import __version__
 
 _PACKAGES = ("torch", "megatron-core", "lightning", "nemo_toolkit", "triton")
+# releases that the whole test suite or its slow part has passed with
+_TESTED = {
+    "torch": ("2.11.0", "2.13.0", "2.15.0"), "megatron-core": ("0.16.1", "0.19.2"), "lightning": ("2.5.6", "2.6.6"),
+}  # fmt: skip
 _TOOLS = {  # programs, and what needs them
     "sbatch": "cluster=bcm (Slurm)", "mpirun": "cluster=mpi", "kubectl": "cluster=k8s", "ngc": "cluster=bcp",
     "mmseqs": "faster search of training data (evaluate --suite loss)", "gcc": "torch.compile",
@@ -54,6 +58,7 @@ def describe_machine() -> Iterator[tuple[str, str]]:
     """Yield topics and what is known about them."""
     yield "bionemo", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield "packages", ", ".join(f"{name} {_version(name) or 'missing'}" for name in _PACKAGES)
+    yield "tested with", "; ".join(f"{name} {', '.join(releases)}" for name, releases in _TESTED.items())
     requirements = []
     try:
         requirements = metadata.requires("bionemo") or []

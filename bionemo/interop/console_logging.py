@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logging of a command: notes of this package on the console, messages of dependencies only in log files."""
 
+import atexit
 import logging
 import os
 import sys
@@ -23,12 +24,22 @@ def silence_dependencies() -> None:
     if "inline" in os.environ.get("MPLBACKEND", ""):  # a shell command in a notebook, which cannot redraw lines
         os.environ.setdefault("TTY_COMPATIBLE", "0")  # rich then prints no progress bars
     logging.getLogger("nv_one_logger").setLevel(logging.CRITICAL)  # it warns that telemetry is off
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of CUDA without a GPU
+    atexit.unregister(_silence_teardown)
+    atexit.register(_silence_teardown)
     for name in _DEPENDENCIES:
         logger = logging.getLogger(name)
         logger.propagate = False
         for handler in list(logger.handlers):
             if type(handler) is logging.StreamHandler:
                 logger.removeHandler(handler)
+
+
+def _silence_teardown() -> None:
+    """Discard what extension modules print after the exit handlers: triton 3.9 lists 80 lines of leaked objects."""
+    if "triton" in sys.modules:
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def log_to_console() -> None:

@@ -88,8 +88,11 @@ class MegatronStrategy(DDPStrategy):
         pieces = [piece for each in state_dicts for piece in each["pieces"]]
         self.checkpoint_writer.save(Path(filepath), checkpoint_, pieces)
 
-    def load_checkpoint(self, checkpoint_path: Any) -> dict[str, Any]:
-        """Read the state of a verified checkpoint; its tensors are read later, when the model exists."""
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read the state of a verified checkpoint; its tensors are read later, when the model exists.
+
+        `weights_only` of Lightning is ignored: no file of a checkpoint is unpickled.
+        """
         saved = checkpoint.Checkpoint(Path(checkpoint_path))
         return {**saved.state, _TENSORS: saved}
 

@@ -48,6 +48,17 @@ def test_this_installation_has_no_problem() -> None:
     assert f"torch {metadata.version('torch')}" in topics["packages"]
 
 
+def test_the_tested_releases_are_the_first_and_last_that_are_allowed() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    for name, releases in doctor._TESTED.items():
+        found = re.search(rf'"{name}>=([\d.]+),<(\d+)\.(\d+)', project)
+        assert found is not None
+        assert (releases[0] + ".0").startswith(found[1] + ".")
+        major, minor = map(int, releases[-1].split(".")[:2])
+        assert (major, minor + 1) == (int(found[2]), int(found[3]))
+        assert f"{name} {', '.join(releases)}" in dict(describe_machine())["tested with"]
+
+
 def test_missing_programs_are_listed_with_what_needs_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "sbatch").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

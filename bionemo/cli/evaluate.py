@@ -12,6 +12,7 @@ from bionemo.common.console import one_line_errors
 from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
 from bionemo.common.limits import check_address_space
+from bionemo.config.model_argument import HELP, model_path
 from bionemo.launch.spawn import LAUNCHER
 
 _SETTINGS = ("method", "window", "fine_tuning")  # options that are settings of a suite
@@ -144,7 +145,7 @@ def _parser() -> ArgumentParser:
         formatter_class=RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("model", type=Path, help="checkpoint, .nemo archive or Hugging Face directory")
+    add("model", type=model_path, metavar="MODEL", help=HELP)
     add(
         "--suite", required=True,
         help="proteingym: effects of substitutions; flip: labelled proteins; contacts: contacts between residues of "

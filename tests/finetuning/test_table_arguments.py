@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bionemo finetune data=labels.csv model=MODEL`: columns and type of the labels are found, the rows divided."""
+"""`bionemo finetune MODEL data=labels.csv`: columns and type of the labels are found, the rows divided."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def table(path: Path, text: str) -> Path:
 )
 def test_columns_and_type_are_found(text: str, sequence: str, target: str, task_type: str, tmp_path: Path) -> None:
     path = table(tmp_path / "my 'labels'.csv", text)
-    arguments, found = replace_table_arguments([f"data={path}", "model=x.nemo", "trainer.max_epochs=3"])
+    arguments, found = replace_table_arguments([f"data={path}", "trainer.max_epochs=3"])
     start = f"{path}: sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
     assert found is not None and found.startswith(start)
     assert found.removeprefix(start) in ("", " (1 '0', 1 '1')", " (1 'membrane', 1 'nucleus')")
@@ -45,7 +45,6 @@ def test_columns_and_type_are_found(text: str, sequence: str, target: str, task_
     data = cfg.model.data
     assert (data.sequence_column, data.target_column, data.task_type) == (sequence, target, task_type)
     assert (data.dataset_path, cfg.name, cfg.trainer.max_epochs) == (str(path), "my_labels_", 3)
-    assert cfg.model.restore_encoder_path == "x.nemo"
 
 
 def test_keys_of_the_user_are_kept(tmp_path: Path) -> None:
@@ -79,9 +78,7 @@ def test_mistakes_are_one_line(text: str | None, message: str, tmp_path: Path) -
     if text is not None:
         path.write_text(text)
     with pytest.raises(UserError, match=message):
-        replace_table_arguments([f"data={path}", "model=x.nemo"])
-    with pytest.raises(UserError, match=r"model=PATH needs data=PATH"):
-        replace_table_arguments(["model=x.nemo"])
+        replace_table_arguments([f"data={path}"])
 
 
 def test_a_table_and_a_model_suffice(
@@ -95,7 +92,7 @@ def test_a_table_and_a_model_suffice(
     here.mkdir()
     monkeypatch.chdir(here)
     settings = ["exp_manager.exp_dir=out", "trainer.accelerator=cpu", "model.finetuning_optim.lr=0.01"]
-    monkeypatch.setattr(sys, "argv", ["finetune", f"data={path}", f"model={model}", *settings])
+    monkeypatch.setattr(sys, "argv", ["finetune", str(model), f"data={path}", *settings])
     main()
     assert (
         f"note: {path}: sequences in column 'sequence', labels in column 'content': regression"
@@ -112,7 +109,7 @@ def test_a_table_without_titles_is_refused(tmp_path: Path) -> None:
     rows = [f"{text},{label}\n" for text, label in zip(peptides(6), ["a", "b"] * 3, strict=True)]
     for text in ("".join(rows), "".join(row.replace(",a", ",1.5").replace(",b", ",2.5") for row in rows)):
         with pytest.raises(UserError, match=r"has a record with .* in its first line: add a line with titles"):
-            replace_table_arguments([f"data={table(tmp_path / 'x.csv', text)}", "model=x.nemo"])
+            replace_table_arguments([f"data={table(tmp_path / 'x.csv', text)}"])
     path, text = tmp_path / "x.csv", "CCO,1.5,2\nCCN,1.5,3\n"
     with pytest.raises(UserError, match=r"\(if this is a record, add a first line with titles\)"):
         replace_table_arguments([f"data={table(path, text)}"])
@@ -121,7 +118,7 @@ def test_a_table_without_titles_is_refused(tmp_path: Path) -> None:
 def test_one_column(tmp_path: Path) -> None:
     path = table(tmp_path / "x.csv", "sequence|label\nMKT|1\n")
     with pytest.raises(UserError, match=r"has a single column .*: separate columns by commas, semicolons or tabs"):
-        replace_table_arguments([f"data={path}", "model=x.nemo"])
+        replace_table_arguments([f"data={path}"])
 
 
 def test_several_targets(tmp_path: Path) -> None:
@@ -147,7 +144,7 @@ def test_labels_of_residues_with_blanks(tmp_path: Path) -> None:
     }
     for form, rows in forms.items():
         path = write(tmp_path / f"{form}.csv", "sequence,label,mask", rows)
-        arguments, _ = replace_table_arguments([f"data={path}", "model=x", "model.data.target_column=label"])
+        arguments, _ = replace_table_arguments([f"data={path}", "model.data.target_column=label"])
         assert "model.data.task_type='token-level-classification'" in arguments
         config = load("downstream_table", [*arguments[1:], "model.data.mask_column=mask"], schema=DownstreamConfig)
         data = read_splits(config.model.data, "k", ["train", "val", "test"])

@@ -301,7 +301,7 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--input", "x.fasta"], "x.fasta holds sequences: add --model, which embeds them"),
+        (["--input", "x.fasta"], "x.fasta holds sequences: add MODEL, which embeds them"),
         (["--input", "none", "--method", "umap"], "the method umap (pca needs no package) requires the extra"),
         (["--input", "none"], "none cannot be read"),
         (["--input", "kinds.csv"], "kinds.csv is not a .npz file of plain arrays"),

@@ -175,7 +175,7 @@ def _parser() -> ArgumentParser:
             help="precision of matrix products (%(default)s)",
         )  # fmt: skip
         add(
-            "--longest", type=int, metavar="TOKENS",
+            "--max-length", "--longest", dest="longest", type=int, metavar="TOKENS",
             help="maximum length of a sequence with begin and end tokens, if longer than in training (rotary models)",
         )  # fmt: skip
         add("--overwrite", action="store_true", help="replace existing output files")

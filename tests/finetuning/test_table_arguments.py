@@ -171,5 +171,5 @@ def test_a_sweep_over_targets_has_a_report_for_each(
                for name in ("tm", "soluble")}  # fmt: skip
     for (name, found), kind in zip(reports.items(), ("regression", "classification"), strict=True):
         data = json.loads(found.read_text())["data"]
-        assert (data["target_column"], data["task_type"], data["split"]) == (name, kind, "auto")
+        assert (data["target_column"], data["task_type"], data["split"]) == (name, kind, "random")
         assert data["dataset_path"] == str(path) and sum(data["rows"].values()) == 40 and data["notes"] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import bionemo
 from bionemo.cli.finetune import main
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
@@ -173,3 +174,22 @@ def test_a_sweep_over_targets_has_a_report_for_each(
         data = json.loads(found.read_text())["data"]
         assert (data["target_column"], data["task_type"], data["split"]) == (name, kind, "random")
         assert data["dataset_path"] == str(path) and sum(data["rows"].values()) == 40 and data["notes"] == []
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_the_report_says_how_the_rows_were_divided_and_what_was_truncated(
+    is_frozen: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = bionemo.load(model, "cpu").network.config.max_position_embeddings
+    texts = [*peptides(30), "M" * (longest + 1)]
+    splits = ["train"] * 20 + ["val"] * 5 + ["test"] * 6
+    rows = [f"{text},{number / 8},{split}" for number, (text, split) in enumerate(zip(texts, splits, strict=True))]
+    path = table(tmp_path / "x.csv", "\n".join(["sequence,label,part", *rows]) + "\n")
+    settings = ["trainer.accelerator=cpu", "trainer.max_epochs=1", f"exp_manager.exp_dir={tmp_path}/run",
+                f"model.encoder_frozen={is_frozen}", "model.micro_batch_size=10"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["finetune", str(model), f"data={path}", *settings])
+    main()
+    data = json.loads((tmp_path / "run" / "report.json").read_text())["data"]
+    assert (data["split"], data["rows"]) == ("column part", {"train": 20, "val": 5, "test": 6})
+    truncated = f"test: 1 of 6 sequences are longer than {longest - 2} tokens and truncated"
+    assert data["notes"] == [f"{path}: column 'part' divides the rows: 20 train, 5 val, 6 test", truncated]

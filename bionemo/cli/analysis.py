@@ -140,7 +140,7 @@ def _label(
             ids, sequences = [ids[number] for number in kept], [sequences[number] for number in kept]
             if not ids:
                 raise UserError(f"{input_path}: no SMILES is left: correct them, or use --on-invalid=keep")
-        # Errors before anything is computed. Molecules are truncated as in training; for proteins there is --max-length.
+        # Errors before anything is computed. Molecules are truncated as in training; proteins have --max-length.
         is_molecules = isinstance(model.network.vocabulary, SmilesTokenizer)
         tokens = model.ids(sequences, [f"{input_path}: {name}" for name in ids], truncate=is_molecules)
         with progress_bar("predicting", len(ids), "sequences") as advance:

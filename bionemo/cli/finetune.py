@@ -121,7 +121,7 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> dict[str, float]:
 
 def _check(config: DownstreamModelConfig) -> None:
     if config.restore_encoder_path is None:
-        raise UserError("missing value: give MODEL, the pretrained model (or model.restore_encoder_path=MODEL)")
+        raise UserError("missing value: give MODEL, or model.restore_encoder_path=..., the pretrained model")
     without_effect = {
         "model.peft.enabled=True": config.peft.enabled,
         "model.freeze_layers": config.freeze_layers,

@@ -85,10 +85,10 @@ def locate_model(path: Path) -> Path:
     if wants_best:
         found, why = _find_best(run, checkpoints)
     elif checkpoints:
-        found, why = checkpoints[0], "newest"
+        found, why = checkpoints[0], "newest checkpoint"
     else:
         return path
-    log.warning("%s is the directory of a run: its %s checkpoint is used, %s", run, why, found.name)
+    log.warning("%s is the directory of a run: its %s is used, %s", run, why, found.name)
     return found
 
 
@@ -111,7 +111,7 @@ def _find_best(run: Path, checkpoints: Iterable[Path]) -> tuple[Path, str]:
     if not ranks:
         raise UserError(f"{run}: {name} is not finite in any checkpoint: give {run}, its newest checkpoint")
     found = min(ranks, key=lambda path: ranks[path])
-    return found, f"best ({name} {validated[found]['metrics'][name]:.4g})"
+    return found, f"best checkpoint ({name} {validated[found]['metrics'][name]:.4g})"
 
 
 def require_model(path: Path) -> None:

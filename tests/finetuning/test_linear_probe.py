@@ -225,7 +225,7 @@ def test_a_run_writes_a_head_and_a_report(model: Path, tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["model.restore_encoder_path=null"], "give model.restore_encoder_path="),
+        (["model.restore_encoder_path=null"], "give MODEL, or model.restore_encoder_path="),
         (["model.restore_encoder_path=none"], "none: there is no such checkpoint"),
         (["model.data.target_column=[3state,8state]"], "only one target is supported"),
         (

@@ -150,7 +150,7 @@ def test_names_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         bionemo.load("facebook/esm2_t6_8M_UR50D")
 
 
-def test_files_of_a_run(tmp_path: Path) -> None:
+def test_files_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The directory of a run, or of its checkpoints, is its newest checkpoint; a directory of runs names one."""
     train(config(tmp_path / "name" / "run"))
     newest = last_checkpoint(tmp_path / "name" / "run")
@@ -164,6 +164,13 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], values) for name, values in expected.items())
         with pytest.raises(UserError, match=f"is the directory of a run: name one of its checkpoints, .* {newest}$"):
             find_resume_checkpoint(config(tmp_path / "b", f"exp_manager.resume_from_checkpoint={path}"), tmp_path)
+    saved = sorted(each for each in newest.parent.iterdir() if each.is_dir())
+    capsys.readouterr()
+    checkpoint_command(monkeypatch, "verify", f"model={newest.parent.parent}")
+    assert capsys.readouterr().out == "".join(f"{each}: valid\n" for each in saved)
+    checkpoint_command(monkeypatch, "average", tmp_path / "mean", newest.parent.parent, newest)
+    mean = read_weights(tmp_path / "mean")
+    assert all(torch.equal(mean[name], values) for name, values in expected.items())
     for path in (tmp_path / "name", tmp_path):
         with pytest.raises(UserError, match=f"not the directory of one run: .* such as {newest.parent.parent}$"):
             bionemo.load(path)
@@ -183,7 +190,7 @@ def rewrite(path: Path, **values: object) -> None:
     (path / "manifest.json").write_text(format_manifest(manifest))
 
 
-def test_best_checkpoint_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_checkpoint_of_a_run(tmp_path: Path) -> None:
     """RUN:best has the best metric among the last kind of validation, whatever its mode, and is no NAME-last."""
     run, best = tmp_path / "run", f"{tmp_path}/run:best"
     keep = "exp_manager.checkpoint_callback_params.save_top_k=-1"

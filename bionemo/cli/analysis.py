@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError, shorten
 from bionemo.common.limits import check_address_space
+from bionemo.config.model_argument import HELP, split_model
 
 if TYPE_CHECKING:
     from bionemo.inference.model import TrainedModel
@@ -20,16 +21,17 @@ if TYPE_CHECKING:
 _DESCRIPTION = "Analyze proteins with a trained model: effects of mutations, contacts, maps of embeddings, labels."
 _EXAMPLES = """\
 examples
-  bionemo analysis variants --model esm2.nemo --sequence wild_type.fasta \\
+  bionemo analysis variants esm2.nemo --sequence wild_type.fasta \\
       --variants measured.csv --column mutant --score-column DMS_score --output scores.csv
-  bionemo analysis variants --model esm2.nemo --variants P62593_variants.fasta --output scores.csv
-  bionemo analysis variants --model esm2.nemo --sequence MKTAYIAKQR --scan --output scan.csv
-  bionemo analysis contacts --model esm2-hf --input proteins.fasta --output contacts
-  bionemo analysis contacts-fit --model esm2.nemo --input known.fasta --maps maps --output head.json
-  bionemo analysis contacts --model esm2.nemo --head head.json --input proteins.fasta --output contacts
+  bionemo analysis variants esm2.nemo --variants P62593_variants.fasta --output scores.csv
+  bionemo analysis variants esm2.nemo --sequence MKTAYIAKQR --scan --output scan.csv
+  bionemo analysis contacts esm2-hf --input proteins.fasta --output contacts
+  bionemo analysis contacts-fit esm2.nemo --input known.fasta --maps maps --output head.json
+  bionemo analysis contacts esm2.nemo --head head.json --input proteins.fasta --output contacts
   bionemo analysis map --input embeddings.npz --output map.csv
-  bionemo analysis map --model esm2.nemo --input proteins.fasta --method pca --color Tax --output map.csv
+  bionemo analysis map esm2.nemo --input proteins.fasta --method pca --color Tax --output map.csv
 """
+_NEEDS_NO_MODEL = ("map", "label")  # of embeddings; with the model of the head
 _ABOUT = {  # texts in the help of a command
     "variants": """\
 Input: a CSV file with a header and a column of substitutions; several of them are separated by colons:
@@ -51,7 +53,7 @@ The model needs a contact head: that of a Hugging Face directory of ESM-1b, ESM-
 def main() -> None:
     """Run `bionemo analysis`."""
     with one_line_errors():
-        options = vars(_parser().parse_args())
+        options = _parse(_parser())
         from bionemo.interop.console_logging import log_to_console, silence_dependencies
 
         check_address_space()
@@ -72,6 +74,22 @@ def main() -> None:
             _variants(load_model, **options)
         else:
             run[name](load_model, **options)
+
+
+def _parse(parser: ArgumentParser) -> dict[str, Any]:
+    """Return the options. argparse would not find an optional MODEL between other options, so it is read here."""
+    found, words = parser.parse_known_args()
+    options = vars(found)
+    unknown = [word for word in words if word.startswith("-")]
+    model, others = (None, []) if unknown else split_model(words)
+    if unknown + others:
+        parser.error(f"unrecognized arguments: {' '.join(unknown + others)}")
+    if model and options["model"]:
+        parser.error(f"MODEL and --model are given: omit --model {options['model']}")
+    model = model or options["model"]
+    if not model and options["command"] not in _NEEDS_NO_MODEL:
+        parser.error("the following arguments are required: MODEL")
+    return options | {"model": Path(model) if model else None}
 
 
 def _load(path: Path, device: str | None, precision: str, longest: int | None) -> "TrainedModel":
@@ -110,7 +128,7 @@ def _label(
         try:
             model, rows = load(path or trained.encoder), []
         except UserError as error:
-            remedy = "" if path else f"; {head} was trained with this model: give another path with --model"
+            remedy = "" if path else f"; {head} was trained with this model: give another MODEL"
             raise UserError(f"{error}{remedy}") from error
         check_encoder(trained, model.path, model.weights_checksum)
         unusable = find_invalid(model.network, sequences)
@@ -122,7 +140,7 @@ def _label(
             ids, sequences = [ids[number] for number in kept], [sequences[number] for number in kept]
             if not ids:
                 raise UserError(f"{input_path}: no SMILES is left: correct them, or use --on-invalid=keep")
-        # Errors before anything is computed. Molecules are truncated as in training; for proteins there is --longest.
+        # Errors before anything is computed. Molecules are truncated as in training; proteins have --max-length.
         is_molecules = isinstance(model.network.vocabulary, SmilesTokenizer)
         tokens = model.ids(sequences, [f"{input_path}: {name}" for name in ids], truncate=is_molecules)
         with progress_bar("predicting", len(ids), "sequences") as advance:
@@ -145,21 +163,19 @@ def _parser() -> ArgumentParser:
 
     def add_command(name: str, description: str, model: str = "") -> Callable[..., Any]:
         command = commands.add_parser(
-            name, help=description, description=f"{description[0].upper()}{description[1:]}.",
+            name, help=description, prog=f"bionemo analysis {name} {'[MODEL]' if model else 'MODEL'}",
+            description=f"{description[0].upper()}{description[1:]}. MODEL: {HELP} {model}".strip(),
             epilog=_ABOUT.get(name), formatter_class=RawDescriptionHelpFormatter,
         )  # fmt: skip
         add = command.add_argument
-        add(
-            "--model", type=Path, required=not model, metavar="PATH",
-            help=f"checkpoint, .nemo archive or Hugging Face directory {model}".strip(),
-        )  # fmt: skip
+        add("--model", metavar="MODEL", help="former spelling of MODEL")
         add("--device", help="device such as cpu or cuda:1 (default: the first GPU if there is one)")
         add(
             "--precision", default="32", choices=["32", "bf16-mixed", "16-mixed"],
             help="precision of matrix products (%(default)s)",
         )  # fmt: skip
         add(
-            "--longest", type=int, metavar="TOKENS",
+            "--max-length", "--longest", dest="longest", type=int, metavar="TOKENS",
             help="maximum length of a sequence with begin and end tokens, if longer than in training (rotary models)",
         )  # fmt: skip
         add("--overwrite", action="store_true", help="replace existing output files")
@@ -195,7 +211,7 @@ def _parser() -> ArgumentParser:
 
     add = add_command("map", "project embeddings of many sequences to two dimensions", "(for FASTA input)")
     add("--input", dest="input_path", type=Path, required=True, metavar="INPUT",
-        help=".npz or .h5 with id and embeddings, .h5 with a data set for each id, or FASTA with --model")  # fmt: skip
+        help=".npz or .h5 with id and embeddings, .h5 with a data set for each id, or FASTA with MODEL")  # fmt: skip
     add("--pooling", default="mean", choices=["mean", "begin"], help="pooling of FASTA input (%(default)s)")
     add("--method", default="umap", choices=["umap", "pca"], help="%(default)s")
     add("--neighbors", type=int, default=15, help="number of neighbors of each sequence (umap, %(default)s)")

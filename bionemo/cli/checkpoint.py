@@ -6,13 +6,14 @@ from pathlib import Path
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
+from bionemo.config.model_argument import HELP, model_path
 
 _EXAMPLES = """\
-  bionemo checkpoint inspect RUN/checkpoints/NAME-last
-  bionemo checkpoint verify RUN/checkpoints
-  bionemo checkpoint convert RUN/checkpoints/NAME-last esm2nv.nemo
+  bionemo checkpoint inspect RUN
+  bionemo checkpoint verify RUN
+  bionemo checkpoint convert RUN:best esm2nv.nemo
   bionemo checkpoint convert esm2nv_650M_converted.nemo weights
-  bionemo checkpoint convert RUN/checkpoints/NAME-last gpt2-hf --to=hf
+  bionemo checkpoint convert RUN gpt2-hf --to=hf
   bionemo checkpoint convert gpt2-hf weights
   bionemo checkpoint average mean RUN/checkpoints/NAME*step=*
 """
@@ -33,18 +34,20 @@ def _parser() -> ArgumentParser:
     actions = parser.add_subparsers(required=True, metavar="action")
 
     inspect = actions.add_parser("inspect", help="describe a checkpoint, a .nemo file or a Hugging Face directory")
-    inspect.add_argument("path", type=Path)
+    inspect.add_argument("path", type=model_path, metavar="MODEL", help=HELP)
     inspect.add_argument("--tensors", action="store_true", help="list all tensors")
     inspect.set_defaults(run=_inspect)
 
     verify = actions.add_parser("verify", help="compare every file with its checksum")
-    verify.add_argument("paths", type=Path, nargs="+", help="checkpoints, or directories of checkpoints")
+    verify.add_argument(
+        "paths", type=model_path, nargs="+", metavar="MODEL", help="RUN for all checkpoints of a run, or checkpoints"
+    )
     verify.set_defaults(run=_verify)
 
     convert = actions.add_parser(
         "convert", help="convert between checkpoints, .nemo files and Hugging Face directories"
     )
-    convert.add_argument("source", type=Path, help="NAME.nemo, a Hugging Face directory, or a checkpoint")
+    convert.add_argument("source", type=model_path, metavar="MODEL", help=HELP)
     convert.add_argument(
         "target",
         type=Path,
@@ -55,7 +58,7 @@ def _parser() -> ArgumentParser:
 
     average = actions.add_parser("average", help="average the weights of several checkpoints")
     average.add_argument("output", type=Path)
-    average.add_argument("inputs", type=Path, nargs="+")
+    average.add_argument("inputs", type=model_path, nargs="+", metavar="MODEL", help=HELP)
     average.set_defaults(run=_average)
     return parser
 
@@ -71,11 +74,10 @@ def _verify(arguments: Namespace) -> None:
 
     bad = 0
     for path in arguments.paths:
-        found = sorted(part for part in path.glob("*") if part.is_dir())
+        directory = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        found = sorted(part for part in directory.glob("*") if part.is_dir())
         if not any(map(is_checkpoint, found)):
-            if not is_checkpoint(path):
-                _require_checkpoint(path)
-            found = [path]
+            found = [path if is_checkpoint(path) else _require_checkpoint(path)]
         for checkpoint in found:
             problem = find_damage(checkpoint)
             bad += bool(problem)
@@ -91,12 +93,14 @@ def _convert(arguments: Namespace) -> None:
     print(f"{arguments.target} written")
 
 
-def _require_checkpoint(path: Path) -> None:
-    from bionemo.interop.formats import CHECKPOINT, detect_format, require_model
+def _require_checkpoint(path: Path) -> Path:
+    """Return the checkpoint that a MODEL names."""
+    from bionemo.interop.formats import CHECKPOINT, detect_format, locate_model
 
-    require_model(path)
+    path = locate_model(path)
     if detect_format(path) != CHECKPOINT:
         raise UserError(f"{path} is not a checkpoint: convert it first with bionemo checkpoint convert")
+    return path
 
 
 def _average(arguments: Namespace) -> None:
@@ -105,9 +109,8 @@ def _average(arguments: Namespace) -> None:
     from bionemo.config.model_differences import differences
     from bionemo.config.saved_model import affects_outputs
 
-    for path in arguments.inputs:
-        _require_checkpoint(path)
-    first, *others = arguments.inputs
+    inputs = [_require_checkpoint(path) for path in arguments.inputs]
+    first, *others = inputs
     for path in others:
         for key, one, other in differences(Checkpoint(first).config, Checkpoint(path).config):
             if affects_outputs(key):
@@ -115,5 +118,5 @@ def _average(arguments: Namespace) -> None:
                     f"{path} has model.{key}={other}, {first} has {one}: their weights compute different functions "
                     "and cannot be averaged"
                 )
-    average(arguments.output, arguments.inputs)
-    print(f"{arguments.output}: average of {len(arguments.inputs)} checkpoints; use it with restore_from_path")
+    average(arguments.output, inputs)
+    print(f"{arguments.output}: average of {len(inputs)} checkpoints; use it as MODEL")

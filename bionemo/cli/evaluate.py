@@ -12,6 +12,7 @@ from bionemo.common.console import one_line_errors
 from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
 from bionemo.common.limits import check_address_space
+from bionemo.config.model_argument import HELP, model_path
 from bionemo.launch.spawn import LAUNCHER
 
 _SETTINGS = ("method", "window", "fine_tuning")  # options that are settings of a suite
@@ -72,7 +73,9 @@ def evaluate(options: Namespace) -> None:
             torch.set_num_threads(max(torch.get_num_threads() // processes, 1))
         settings = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
         suites = open_suites(options.suite, options.data, settings)
-        model = load(options.model, f"cuda:{local_rank}" if gpus else options.device, options.precision)
+        model = load(
+            options.model, f"cuda:{local_rank}" if gpus else options.device, options.precision, options.max_length
+        )
         results = Results(suites, model, options.output, options.keep_going)
     if rank:
         run_other_process(results, rank, ranks, error_class)
@@ -144,7 +147,7 @@ def _parser() -> ArgumentParser:
         formatter_class=RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("model", type=Path, help="checkpoint, .nemo archive or Hugging Face directory")
+    add("model", type=model_path, metavar="MODEL", help=HELP)
     add(
         "--suite", required=True,
         help="proteingym: effects of substitutions; flip: labelled proteins; contacts: contacts between residues of "
@@ -168,6 +171,10 @@ def _parser() -> ArgumentParser:
     add(
         "--precision", default="32", choices=["32", "bf16-mixed", "16-mixed"],
         help="precision of matrix products (%(default)s)",
+    )  # fmt: skip
+    add(
+        "--max-length", type=int, metavar="TOKENS",
+        help="maximum length of a sequence with begin and end tokens, if longer than in training (rotary models)",
     )  # fmt: skip
     add("--keep-going", action="store_true", help="leave out faulty rows and tasks, and count them")
     return parser

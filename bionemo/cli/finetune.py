@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fine-tune a pretrained model on a labelled task: prepare its data, train, test.
 
-bionemo finetune --config-name=downstream_flip_sec_str model.restore_encoder_path=esm2.nemo
+bionemo finetune --config-name=downstream_flip_sec_str esm2.nemo
 """
 
 import json
@@ -27,16 +27,23 @@ _SPEC = CommandSpec(
     example="model.data.task_name=scl",
     has_groups=False,
     examples=(
-        "data=labels.csv model=esm2.nemo",
+        "esm2.nemo data=labels.csv",
+        "esm2.nemo data=labels.csv model.data.target_column=Tm model.data.split=random",
         "do_training=False model.data.preprocessed_data_path=data/FLIP",
         "do_training=False model.data.task_name=all model.data.preprocessed_data_path=data/FLIP",
         "do_training=False model.data.preprocessing.source=downloads/FLIP model.data.preprocessed_data_path=data/FLIP",
-        "model.restore_encoder_path=esm2.nemo model.data.preprocessed_data_path=data/FLIP",
-        "model.restore_encoder_path=RUN/checkpoints/NAME-last trainer.max_epochs=5 exp_manager.exp_dir=results",
-        "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.freeze_layers=-2",
-        "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.restore_head_path=RUN/head.safetensors",
-        "model.restore_encoder_path=esm2.nemo model.encoder_frozen=False model.peft.enabled=True",
+        "esm2.nemo model.data.preprocessed_data_path=data/FLIP",
+        "RUN:best trainer.max_epochs=5 exp_manager.exp_dir=results",
+        "esm2.nemo model.encoder_frozen=False model.freeze_layers=-2",
+        "esm2.nemo model.encoder_frozen=False model.restore_head_path=RUN/head.safetensors",
+        "esm2.nemo model.encoder_frozen=False model.peft.enabled=True",
     ),
+    model_key="model.restore_encoder_path",
+    keys="""\
+  data=FILE                 table of sequences and labels; its columns are found, unless these keys name them:
+  model.data.sequence_column=NAME, model.data.target_column=NAME (the labels; -m and A,B: one run for each)
+  model.data.split=HOW      auto (by a column of the table, else at random), random, or scaffold (of molecules)
+""",
 )
 
 
@@ -114,7 +121,7 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> dict[str, float]:
 
 def _check(config: DownstreamModelConfig) -> None:
     if config.restore_encoder_path is None:
-        raise UserError("missing value: give model.restore_encoder_path=..., the pretrained model")
+        raise UserError("missing value: give MODEL, or model.restore_encoder_path=..., the pretrained model")
     without_effect = {
         "model.peft.enabled=True": config.peft.enabled,
         "model.freeze_layers": config.freeze_layers,

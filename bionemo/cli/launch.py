@@ -38,6 +38,7 @@ _SPEC = CommandSpec(
         "--config-path=DIR adds its files",
         "do_preprocessing=True do_testing=True   one job each for preparation, training and testing",
     ),
+    model_key="restore_from_path",
 )
 
 

@@ -35,8 +35,8 @@ Pretrain and apply biomolecular language models.
 
 examples
   bionemo pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
-  bionemo predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
-  bionemo checkpoint convert RUN/checkpoints/NAME-last esm2nv.nemo\
+  bionemo predict esm2.nemo model.data.dataset_path=x.fasta
+  bionemo checkpoint convert RUN esm2nv.nemo\
 """
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute outputs of a trained model for files: embeddings, hiddens, logits, pseudo-perplexities, molecules.
 
-bionemo predict model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta
+bionemo predict esm2.nemo model.data.dataset_path=x.fasta
 """
 
 import logging
@@ -38,14 +38,14 @@ _SPEC = CommandSpec(
     example="model.data.batch_size=64",
     has_groups=False,
     examples=(
-        "model.downstream_task.restore_from_path=esm2.nemo model.data.dataset_path=x.fasta "
-        "model.data.output_fname=x.npz",
+        "esm2.nemo model.data.dataset_path=x.fasta model.data.output_fname=x.npz",
         "... model.downstream_task.outputs=[embeddings,hiddens] model.data.output_fname=x.h5 trainer.devices=8",
         "... model.data.dataset_path='x[000..049].csv' model.data.data_fields_map.sequence=protein",
         "... model.downstream_task.outputs=[pseudo_perplexity] model.data.output_fname=x.csv",
         "... model.downstream_task.outputs=[samples] model.downstream_task.sampling.num_samples=10 "
         "model.data.output_fname=x.csv",
     ),
+    model_key="model.downstream_task.restore_from_path",
 )
 
 

@@ -99,7 +99,7 @@ class Redactor:
                 return self.arguments(tree)
             return [self.tree(item, secret_name) for item in tree]
         if secret_name:
-            return tree if is_harmless_value(secret_name, tree) else self._hide(str(tree))
+            return tree if is_harmless_value(tree) else self._hide(str(tree))
         return self.text(tree) if isinstance(tree, str) else tree
 
     def arguments(self, arguments: Sequence[str]) -> list[str]:
@@ -112,7 +112,7 @@ class Redactor:
             if hide_next:
                 shown.append(self._hide(argument))
             elif equals and secret:
-                shown.append(argument if is_harmless_value(name, value) else f"{key}={self._hide(value)}")
+                shown.append(argument if is_harmless_value(value) else f"{key}={self._hide(value)}")
             else:
                 shown.append(self.text(argument))
             hide_next = not equals and argument.startswith("-") and secret
@@ -149,7 +149,7 @@ class Redactor:
             content = next((part for part in value.group("escaped", "double", "single", "block", "plain") if part), "")
             if match["spaced"] is not None and value["plain"] and not _is_key(text, match):
                 continue
-            if content.startswith(HIDDEN) or is_harmless_value(match["name"], content.rstrip(",;.)]}")):
+            if content.startswith(HIDDEN) or is_harmless_value(content.rstrip(",;.)]}")):
                 continue
             yield text[done : match.end()]
             yield self._hide(content, learn="=" in match["between"])

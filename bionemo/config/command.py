@@ -19,6 +19,7 @@ from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_text
 from bionemo.config.help import PRETRAINING, CommandSpec, help_text
+from bionemo.config.model_argument import split_model
 from bionemo.config.paths import CONF_DIR, ConfigSource, find_source
 
 if TYPE_CHECKING:  # --help and wrong flags must not wait for the import of Hydra
@@ -52,14 +53,31 @@ def run(
 
             print(f"bionemo {__version__}")
         else:
+            flags.overrides = _name_model(flags.overrides, spec)
             source = find_source(
                 config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir, flags.trust_config
             )
-            _run(task, flags, source, spec.schema, interrupted)
+            _run(task, flags, source, spec, interrupted)
+
+
+def _name_model(words: Sequence[str], spec: CommandSpec) -> list[str]:
+    """Replace the MODEL of a command line by the configuration key of the command."""
+    if not spec.model_key:
+        return [*words]
+    model, overrides = split_model(words, spec.has_groups)
+    if model is None:
+        return overrides
+    if any(each.lstrip("+").partition("=")[0] == spec.model_key for each in overrides):
+        raise UserError(f"MODEL {model!r} is given, and {spec.model_key}: omit one")
+    return [f"{spec.model_key}={model}", *overrides]
 
 
 def _run(
-    task: Callable[[Any], Any], flags: argparse.Namespace, source: ConfigSource, schema: type, interrupted: list[int]
+    task: Callable[[Any], Any],
+    flags: argparse.Namespace,
+    source: ConfigSource,
+    spec: CommandSpec,
+    interrupted: list[int],
 ) -> None:
     from bionemo.config.compose import MissingValueError, compose_typed, expand_sweep, rewrite_overrides
     from bionemo.config.sweep import Job, check_jobs, run_jobs
@@ -72,12 +90,13 @@ def _run(
     jobs: list[Job] = []
     try:
         if flags.multirun:  # check all jobs before the first one runs
-            jobs = check_jobs(source, expand_sweep(source, overrides), schema)
+            jobs = check_jobs(source, expand_sweep(source, overrides), spec.schema)
         else:
-            jobs = [Job(overrides, *compose_typed(source, overrides, schema))]
-    except MissingValueError:
+            jobs = [Job(overrides, *compose_typed(source, overrides, spec.schema))]
+    except MissingValueError as error:
         if not queries:  # a configuration can be printed without them
-            raise
+            wanted = f"give {spec.model_key}="
+            raise UserError(str(error).replace(wanted, wanted.replace("give", "give MODEL, or"))) from error
     if queries:
         _run_hydra(source, [*queries, *overrides])
     elif flags.multirun:

@@ -4,17 +4,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from bionemo.config.model_argument import HELP as MODEL_HELP
 from bionemo.config.paths import EXAMPLES, list_configs, script_dir
 from bionemo.config.schema import RunConfig
 
 _TEXT = """\
-usage: {program} [--config-name NAME] [key=value ...] [group=choice ...]
+usage: {program} {model}[--config-name NAME] [key=value ...] [group=choice ...]
 
 {description}
 
 Composes a configuration from YAML files, checks it, and runs it. Every key can be set on the command line.
 
-  key=value                 set a key, such as {example}; a wrong key or value is an error
+{model_help}{keys}  key=value                 set a key, such as {example}; a wrong key or value is an error
   group=choice              choose another file of a group (listed below, if the command has groups)
   --config-name NAME        the file to start from (default: {name})
   --config-path DIR         directory of your own files; they can use all groups below
@@ -31,6 +32,10 @@ Composes a configuration from YAML files, checks it, and runs it. Every key can 
 {groups}examples
 {examples}
 """
+_MODEL = """\
+  MODEL                     {help}
+                            (or {key}=MODEL, the key of v1)
+"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class CommandSpec:
     example: str  # an override that `--help` shows
     has_groups: bool  # whether its configuration files are composed of groups
     examples: tuple[str, ...]  # arguments of example command lines; `{name}` is replaced by the default configuration
+    model_key: str = ""  # key that a MODEL on the command line sets; "": the command takes none
+    keys: str = ""  # lines of `--help` about the keys that most users set
 
 
 PRETRAINING = CommandSpec(
@@ -55,7 +62,9 @@ PRETRAINING = CommandSpec(
         "model.data.dataset_path=DIR trainer.max_steps=1000 model.optim.sched.warmup_steps=100",
         "'model.data.dataset.train=x[000..009]' trainer.precision=bf16-mixed exp_manager.exp_dir=/results",
         "--cfg job --package model.optim",
+        "MODEL --config-name={name} model.data.dataset_path=DIR   start from the weights of a model",
     ),
+    model_key="restore_from_path",
 )
 
 
@@ -73,6 +82,9 @@ def help_text(program: str, name: str, directory: Path, groups: Path, spec: Comm
         listed.append(f"  {group.name:12} {', '.join(choices)}")
     return _TEXT.format(
         program=program,
+        model=("[MODEL] " if spec.has_groups else "MODEL ") if spec.model_key else "",
+        model_help=_MODEL.format(help=MODEL_HELP, key=spec.model_key) if spec.model_key else "",
+        keys=spec.keys,
         description=spec.description,
         name=name,
         configs="\n  ".join(_list_runnable(directory, spec)),

@@ -46,7 +46,7 @@ _FINE_TUNING = (
     "model.encoder_frozen=False", "model.encoder_lr_scale=0.3", "model.finetuning_optim.lr=3e-4",
     "trainer.max_epochs=3",
 )  # fmt: skip
-_SHOWN = {"accuracy": "accuracy (%)", "mse": "MSE", "spearman": "Spearman", "roc_auc": "ROC-AUC"}
+_SHOWN = {"accuracy": "accuracy (%)", "mse": "MSE", "spearman": "Spearman", "roc_auc": "ROC-AUC (%)"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class LabelledTask(Task):
     def _train_heads(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], dict[str, Any]]:
         """Return the test metrics of each seed, the number of truncated sequences, and notes about the data."""
         data = self.config.model.data
-        splits, classes, notes = read_splits(data, "model.data", SPLITS, model.network.vocabulary)
+        splits, classes, notes, _ = read_splits(data, "model.data", SPLITS, model.network.vocabulary)
         if self.input == FROZEN:  # once for each data set
             notify(*notes)
         if self.input == ONE_HOT:
@@ -162,7 +162,13 @@ class LabelledTask(Task):
         for seed in SEEDS:
             with TemporaryDirectory() as directory:
                 output = Path(directory)
-                common = [f"model.restore_encoder_path={model.path.absolute()}", f"model.seed={seed}", *self.overrides]
+                length = f"model.seq_length={model.network.config.max_position_embeddings}"
+                common = [
+                    f"model.restore_encoder_path={model.path.absolute()}",
+                    f"model.seed={seed}",
+                    length,
+                    *self.overrides,
+                ]
                 _finetune(model, self.config_name, output / "head", *common)
                 head = f"model.restore_head_path={output / 'head' / 'head.safetensors'}"
                 report = _finetune(model, self.config_name, output / "whole", *common, head, *_FINE_TUNING)

@@ -16,7 +16,7 @@ from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import MaxLengths, TokenizedBatch, concatenate_sequences
 from bionemo.data.files import SplitName
 from bionemo.finetuning.features import tokenize_split
-from bionemo.finetuning.task_data import IGNORED, Split, TaskType
+from bionemo.finetuning.task_data import IGNORED, Split, TaskType, describe_truncation
 from bionemo.inference.batching import Ids
 from bionemo.models.language_model import LanguageModel
 
@@ -96,7 +96,7 @@ class LabelledData:
             target_positions.append(labelled + (has_bos_eos if target.ndim else 0))
             target_ids.append(target[labelled] if target.ndim else _target_bits(target))
         cut = sum(len(tokens) > max_length for tokens in sequences)
-        note = f"{name}: {cut:,} of {len(sequences):,} sequences are longer than {max_length:,} tokens and truncated"
+        note = describe_truncation(name, cut, len(sequences), max_length)
         seed = getattr(config.data, name).seed
         return LabelledDataset(
             ids, target_positions, target_ids, max_length + 2 * has_bos_eos, seed, (note,) if cut else ()

@@ -56,7 +56,8 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     check_same_function(path, saved.config, asdict(model))
     names = ["train", "val", *(["test"] if cfg.do_testing else [])]
     vocabulary = read_vocabulary(model_class, model, saved, path)
-    splits, classes, notes = read_splits(cfg.model.data, "model.data", names, vocabulary)
+    task = read_splits(cfg.model.data, "model.data", names, vocabulary)
+    splits, classes, notes, _ = task
     notify(*notes)
     labelled = LabelledData(splits, cfg.model.data.task_type, model_class)
     weights = checksum_weights(iterate_weights(saved.weights))
@@ -81,7 +82,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
         build = partial(_build, cfg, model_class, model, vocabulary, make_head, saved, sample, head_weights)
         return TrainingSetup(data, TrainingModule(build, loss_function, model, run.trainer, precision))
 
-    train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, splits, notes))])
+    train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, task))])
 
 
 def _build(
@@ -219,9 +220,16 @@ class ReportCallback(pl.Callback):
         trainable = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
         head = sum(parameter.numel() for parameter in model.head.parameters() if parameter.requires_grad)
         total = sum(sizes.values())
-        details = {"parameters": total, "parameters_that_learn": trainable, "parameters_of_the_head": head}
+        details: dict[str, Any] = {
+            "parameters": total,
+            "parameters_that_learn": trainable,
+            "parameters_of_the_head": head,
+        }
+        data, opened = self.data["data"], self._data(trainer)
+        notes = [*data["notes"], *(note for name in data["rows"] for note in opened.dataset(name).notes)]
+        details["data"] = {**data, "notes": notes}
         encoder = Encoder(path, checksum_weights(iterate_weights(open_model(path).weights)))
-        results = Results(encoder, model.head, best, self.history, test, self.fingerprint, {**details, **self.data})
+        results = Results(encoder, model.head, best, self.history, test, self.fingerprint, details)
         write_results(results, self.cfg, self.directory, self.classes)
 
     def _load_best(self, trainer: pl.Trainer, module: Any, checkpoints: CheckpointCallback) -> tuple[Path, int]:

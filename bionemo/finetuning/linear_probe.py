@@ -33,7 +33,7 @@ from bionemo.finetuning.results import (
     run_fingerprint,
     write_results,
 )
-from bionemo.finetuning.task_data import IGNORED, read_splits
+from bionemo.finetuning.task_data import IGNORED, describe_truncation, read_splits
 from bionemo.finetuning.variants import read_wild_type
 from bionemo.inference.batching import BatchLimits, max_tokens
 from bionemo.inference.fingerprint import model_fingerprint
@@ -85,7 +85,8 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
     path, saved = open_saved_model(str(config.restore_encoder_path))
     network = build_network(saved, path, config.seq_length)
     names = ["train", "val", *(["test"] if cfg.do_testing else [])]
-    splits, classes, notes = read_splits(data, "model.data", names, network.vocabulary)
+    task = read_splits(data, "model.data", names, network.vocabulary)
+    splits, classes, notes, _ = task
     notify(*notes)
     device = "cuda" if use_gpu(cfg.trainer.accelerator) else "cpu"
     model = load_network(network, saved, path, device, str(cfg.trainer.precision))
@@ -104,7 +105,8 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
                 file = feature_directory / f"{name}.npy"
                 features[name], cut = compute_features(model, split, data.task_type, limits, file, advance, wild_type)
             if cut:
-                log.warning("%s: %d sequences are longer than %d tokens and truncated", name, cut, max_tokens(network))
+                notes.append(describe_truncation(name, cut, len(split.texts), max_tokens(network)))
+                log.warning("%s", notes[-1])
         counts = ", ".join(f"{len(each):,} {name} ({each.count_labels():,} labels)" for name, each in features.items())
         print_line(f"{cfg.name}: {counts}")
         width = features["train"].vectors.shape[1]
@@ -114,7 +116,7 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
         )
         test = predict(trained.head, features["test"]) if "test" in features else None
         encoder = Encoder(model.path, model.weights_checksum)
-        details = describe_data(cfg, splits, notes)
+        details = describe_data(cfg, task)
         results = Results(encoder, trained.head, trained.best, trained.history, test, fingerprint, details)
         write_results(results, cfg, directory, classes, wild_type)
 

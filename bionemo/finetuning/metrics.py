@@ -33,7 +33,7 @@ def compute_metrics(predictions_RC: Tensor, targets_R: Tensor, ranking: bool = T
 
 
 def classification_metrics(logits_RC: Tensor, targets_R: Tensor, ranking: bool = True) -> dict[str, float]:
-    """Return accuracy in percent, as in v1, its mean over classes, mean F1, and area under the ROC curve.
+    """Return accuracy, its mean over classes, mean F1, and area under the ROC curve, all in percent, as v1's accuracy.
 
     Balanced accuracy and area are means over the classes of the targets, each against all others, and nan if there is
     only one class. The area takes more time than all others, and is left out without `ranking`. {} without rows.
@@ -44,7 +44,7 @@ def classification_metrics(logits_RC: Tensor, targets_R: Tensor, ranking: bool =
     found: dict[str, Tensor | float] = {
         "accuracy": 100 * multiclass_accuracy(logits_RC, targets_R, classes, average="micro"),
         "balanced_accuracy": math.nan,
-        "f1": multiclass_f1_score(logits_RC, targets_R, classes, average="macro"),
+        "f1": 100 * multiclass_f1_score(logits_RC, targets_R, classes, average="macro"),
     }
     present = targets_R.unique()
     if ranking:
@@ -59,7 +59,7 @@ def classification_metrics(logits_RC: Tensor, targets_R: Tensor, ranking: bool =
             scores_RC = logits_RC.double().log_softmax(1)
             scores_RC -= (-scores_RC.exp()).clamp_min(-1).log1p()
         areas = [roc_auc(scores_RC[:, each], targets_R == each) for each in present.tolist()]
-        found["roc_auc"] = sum(areas) / len(areas)
+        found["roc_auc"] = 100 * sum(areas) / len(areas)
     return {name: float(value) for name, value in found.items()}
 
 

@@ -20,7 +20,7 @@ from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning import metrics
 from bionemo.finetuning.heads import Head
-from bionemo.finetuning.task_data import Split
+from bionemo.finetuning.task_data import Split, TaskData
 from bionemo.inference.fingerprint import digest
 from bionemo.megatron.finite import all_finite
 
@@ -66,13 +66,13 @@ def run_fingerprint(
     return digest([known, cfg.model.data.task_type, cfg.model.data.shuffle, model, _digest_splits(splits)])
 
 
-def describe_data(cfg: DownstreamConfig, splits: Mapping[str, Split], notes: Sequence[str]) -> dict[str, Any]:
+def describe_data(cfg: DownstreamConfig, data: TaskData) -> dict[str, Any]:
     """Return the entry `data` of the report: file, columns, division, sizes, and notes about what was left out."""
     config = cfg.model.data
-    names = ("dataset_path", "sequence_column", "target_column", "mask_column", "task_type", "split")
+    names = ("dataset_path", "sequence_column", "target_column", "mask_column", "task_type")
     known = {name: getattr(config, name) for name in names}
-    rows = {name: len(split.texts) for name, split in splits.items()}
-    return {"data": {**known, "rows": rows, "notes": [*notes]}}
+    rows = {name: len(split.texts) for name, split in data.splits.items()}
+    return {"data": {**known, "split": data.division, "rows": rows, "notes": [*data.notes]}}
 
 
 def _digest_splits(splits: Mapping[str, Split]) -> str:

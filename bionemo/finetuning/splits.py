@@ -61,8 +61,8 @@ def _with_validation(table: Table, splits: list[str]) -> list[str]:
     return ["val" if flag and split == "train" else split for split, flag in zip(splits, flags, strict=True)]
 
 
-def choose_column(table: Table, used: Collection[str], mode: str) -> tuple[list[str] | None, list[str]]:
-    """Return the split of each row if a column divides the table, else None; and notes about such columns.
+def choose_column(table: Table, used: Collection[str], mode: str) -> tuple[list[str] | None, str, list[str]]:
+    """Return the split of each row if a column divides the table, else None; its name; and notes about such columns.
 
     In modes other than `auto`, no column is used.
     """
@@ -80,7 +80,7 @@ def choose_column(table: Table, used: Collection[str], mode: str) -> tuple[list[
         else:
             text = f"is not used, but {chosen!r}" if chosen else f"is not used: model.data.split={mode}"
         notes.append(f"{table.path}: column {name!r} {text}")
-    return columns[chosen] if chosen else None, notes
+    return columns[chosen] if chosen else None, chosen or "", notes
 
 
 class Row(NamedTuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bionemo finetune data=labels.csv model=MODEL`: find columns and type of labels in the user's own table.
+"""`bionemo finetune MODEL data=labels.csv`: find columns and type of labels in the user's own table.
 
 The arguments are replaced by those of a complete command line, before the configuration is composed. Imports nothing
 heavy.
@@ -53,7 +53,7 @@ def one_target_each(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Replace `data=` and `model=` of a command line.
+    """Replace `data=` of a command line.
 
     Args:
         arguments: the command line. Keys that it sets are not detected.
@@ -66,19 +66,13 @@ def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | 
     """
     given = dict(argument.lstrip("+").split("=", 1) for argument in arguments if "=" in argument)
     if "data" not in given:
-        if "model" in given:
-            raise UserError(
-                "model=PATH needs data=PATH, a table of labelled sequences; or set model.restore_encoder_path"
-            )
         return list(arguments), None
     path = Path(given["data"]).expanduser()
     overrides, found = detect(read_table(_first_file(path)), given)
-    rest = [argument for argument in arguments if argument.lstrip("+").split("=")[0] not in ("data", "model")]
+    rest = [argument for argument in arguments if argument.lstrip("+").split("=")[0] != "data"]
     new = (
         [] if any(argument.startswith(("--config-name", "-cn")) for argument in rest) else [f"--config-name={CONFIG}"]
     )
-    if "model" in given:
-        new.append(f"model.restore_encoder_path={given['model']}")
     overrides |= {
         "model.data.task_name": re.sub(r"\W+", "_", "_".join(filter(None, (path.stem, _given(given, _TARGET_KEY))))),
         "model.data.dataset_path": str(path.absolute()),

@@ -89,6 +89,12 @@ class TaskData(NamedTuple):
     splits: dict[str, Split]  # splits by name
     classes: tuple[str, ...]  # names of the classes, () for regression
     notes: list[str]  # for the user: what was left out, and how the rows were divided
+    division: str  # into splits: files, column NAME, scaffold, or random
+
+
+def describe_truncation(name: str, count: int, total: int, max_length: int) -> str:
+    """Return a note about the sequences of a split that are longer than the model accepts."""
+    return f"{name}: {count:,} of {total:,} sequences are longer than {max_length:,} tokens and truncated"
 
 
 def read_splits(
@@ -120,11 +126,12 @@ def read_splits(
         split, on_invalid = config.split, config.on_invalid
     path, molecules = Path(config.dataset_path), vocabulary if isinstance(vocabulary, SmilesTokenizer) else None
     notes: list[str] = []
+    division = "files"
     if path.is_file():
         table = read_table(path)
         rows = read_examples([table], columns, notes)
         try:
-            divided = _divide(table, rows, columns, split, on_invalid, molecules, notes)
+            divided, division = _divide(table, rows, columns, split, on_invalid, molecules, notes)
         except UserError as error:
             raise UserError("; ".join([str(error), *notes])) from error
         examples = {name: divided[name] for name in names}
@@ -146,15 +153,15 @@ def read_splits(
     encoded = {name: encode(each, columns, classes) for name, each in examples.items()}
     if columns.task_type == "regression":
         _check_numbers(examples["train"], columns)
-    return TaskData(encoded, classes, notes)
+    return TaskData(encoded, classes, notes, division)
 
 
 def _divide(
     table: Table, examples: list[Example], columns: TaskColumns, split: str, on_invalid: str,
     molecules: SmilesTokenizer | None,
     notes: list[str],
-) -> dict[str, list[Example]]:  # fmt: skip
-    """Divide the examples of a table: by one of its columns, by scaffold, or at random."""
+) -> tuple[dict[str, list[Example]], str]:  # fmt: skip
+    """Divide the examples of a table: by one of its columns, by scaffold, or at random; say by which."""
     if split == "scaffold" and not molecules:
         raise UserError(f"{columns.key}.split=scaffold needs molecules: set it to random")
     if molecules:
@@ -165,26 +172,31 @@ def _divide(
         Row(example.text, key, example.target if is_class else "") for example, key in zip(examples, keys, strict=True)
     ]
     used = {columns.sequence, columns.target, columns.mask or columns.target}
-    given, column_notes = choose_column(table, used, split)
+    given, column, column_notes = choose_column(table, used, split)
     notes += column_notes
+    division = column and f"column {column}"
     if given is not None:
         by_location = dict(zip(table.locations, given, strict=True))
         found = [by_location[example.location] for example in examples]
         if lacking := {"val", "test"} - {*found}:
             notes.append(f"{table.path}: a tenth of the training rows is used as {' and '.join(sorted(lacking))}")
             training = [number for number, name in enumerate(found) if name == "train"]
+            division += f", {' and '.join(sorted(lacking))} at random"
             drawn = divide_at_random([rows[number] for number in training], str(table.path))
             for number, name in zip(training, drawn, strict=True):
                 found[number] = name if name in lacking else "train"
     elif split == "scaffold":
         found = divide_by_scaffold([row.text for row in rows], 0.1, 0.1)
+        division = "scaffold"
         notes.append(f"{table.path}: divided by scaffold")
     else:
+        division = "random"
         found = divide_at_random(rows, str(table.path))
-    return {
+    divided = {
         name: [example for example, each in zip(examples, found, strict=True) if each == name]
         for name in ("train", "val", "test")
     }
+    return divided, division
 
 
 def _check_molecules(

@@ -46,7 +46,7 @@ class DownstreamValidation(pl.Callback):
                 "model.pipeline_model_parallel_size=1, and tensor_model_parallel_size instead"
             )
         vocabulary = load_tokenizer(load_model_class(cfg.model._target_).tokenizer, cfg.model.tokenizer)
-        self.splits, self.classes, notes = read_splits(self.config, _KEY, ["train", "test"], vocabulary)
+        self.splits, self.classes, notes, _ = read_splits(self.config, _KEY, ["train", "test"], vocabulary)
         notify(*notes)
         target = self.config.target_column
         self.target = target if isinstance(target, str) else target[0]

@@ -53,7 +53,7 @@ def load(
     """Load a trained model onto one device; it may have been trained with any parallel layout.
 
     Args:
-        path: checkpoint, `.nemo` archive or Hugging Face directory.
+        path: a checkpoint, RUN (the newest checkpoint of a run), RUN:best, `.nemo` archive or Hugging Face directory.
         device: device such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU.
         precision: `32`, `bf16-mixed` or `16-mixed`, as in training.
         max_length: maximum number of tokens of a sequence, with begin and end tokens. It may exceed the length in
@@ -86,7 +86,7 @@ def open_saved_model(path: str | Path) -> tuple[Path, Model]:
     Raises:
         UserError: if it does not exist or is damaged.
     """
-    path = locate_model(Path(path).expanduser())
+    path = locate_model(Path(path))
     return path, open_model(path)
 
 

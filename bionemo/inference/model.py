@@ -133,8 +133,8 @@ class TrainedModel(InferenceModel):
         if length > max_length:
             size = length + 2  # with begin and end tokens
             remedy = (
-                f"shorten it, or load a model with rotary positions with max_length={size} (bionemo analysis: "
-                f"--longest {size})"
+                f"shorten it, or load a model with rotary positions with max_length={size} (bionemo "
+                f"analysis and evaluate: --max-length {size})"
             )
             raise too_long_error(name, length, max_length, remedy)
         return found

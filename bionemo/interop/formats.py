@@ -7,6 +7,8 @@ what to do.
 
 import json
 import logging
+import math
+import os
 import re
 import zipfile
 from collections.abc import Iterable
@@ -14,9 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from bionemo.checkpoint import is_checkpoint, list_complete
-from bionemo.checkpoint.manifest import INDEX, MANIFEST, STATE
+from bionemo.checkpoint.manifest import INDEX, MANIFEST, STATE, load_manifest
 from bionemo.common.errors import UserError
 from bionemo.common.regular import open_regular
+from bionemo.config.model_argument import BEST
 
 log = logging.getLogger(__name__)
 CHECKPOINT, NEMO, HUGGING_FACE = "checkpoint", "nemo", "hf"
@@ -63,19 +66,52 @@ def detect_format(path: Path) -> str:
 
 
 def locate_model(path: Path) -> Path:
-    """Return the newest complete checkpoint of a run, given its directory; other paths are returned unchanged."""
-    if (newest := newest_checkpoint(path)) is None:
+    """Return the model that a path names: everything that takes a MODEL calls this.
+
+    The directory of a run, RUN, or that of its checkpoints is the newest complete checkpoint; RUN:best is the one with
+    the best monitored metric, among the validations of the same data as the last one. Other paths are returned
+    unchanged, with `~` expanded.
+
+    Raises:
+        UserError: if there is no best checkpoint.
+    """
+    path = Path(os.path.expanduser(path))
+    run = Path(str(path).removesuffix(BEST))
+    wants_best = run != path and not path.exists()
+    if not wants_best and (path.suffix == ".nemo" or is_checkpoint(path) or (path / CONFIG).exists()):
         return path
-    log.warning("%s is the directory of a run: its newest checkpoint is used, %s", path, newest.name)
-    return newest
+    require_model(run)
+    checkpoints = list_complete(run if run.name == "checkpoints" else run / "checkpoints")
+    if wants_best:
+        found, why = _find_best(run, checkpoints)
+    elif checkpoints:
+        found, why = checkpoints[0], "newest checkpoint"
+    else:
+        return path
+    log.warning("%s is the directory of a run: its %s is used, %s", run, why, found.name)
+    return found
 
 
-def newest_checkpoint(path: Path) -> Path | None:
-    """Return the newest complete checkpoint of a run, given its directory or that of its checkpoints, else None."""
-    if path.suffix == ".nemo" or is_checkpoint(path) or (path / CONFIG).exists():
-        return None
-    directory = path if path.name == "checkpoints" else path / "checkpoints"
-    return next(iter(list_complete(directory)), None)
+def _find_best(run: Path, checkpoints: Iterable[Path]) -> tuple[Path, str]:
+    """Return the checkpoint of a run with the best metric, and a description."""
+    manifests = {path: load_manifest(path) for path in checkpoints}
+    validated = {path: each for path, each in manifests.items() if each.get("metrics") and each.get("validation")}
+    if not validated:
+        raise UserError(f"{run} has no checkpoint with the metric of a validation: give {run}, its newest checkpoint")
+    last, *_ = validated.values()
+    (name,) = last["metrics"]
+    sign = -1 if str(last["validation"]).endswith(" max") else 1
+    ranks = {
+        # of two names of the same files, not NAME-last, which a running training deletes
+        path: (sign * each["metrics"][name], path.name.endswith("-last"))
+        for path, each in validated.items()
+        if (each["run"], each["validation"]) == (last["run"], last["validation"])
+        and math.isfinite(each["metrics"][name])
+    }
+    if not ranks:
+        raise UserError(f"{run}: {name} is not finite in any checkpoint: give {run}, its newest checkpoint")
+    found = min(ranks, key=lambda path: ranks[path])
+    return found, f"best checkpoint ({name} {validated[found]['metrics'][name]:.4g})"
 
 
 def require_model(path: Path) -> None:

@@ -17,7 +17,7 @@ from bionemo.checkpoint.state_schema import find_missing_entry
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
 from bionemo.interop.convert import open_model
-from bionemo.interop.formats import CHECKPOINT, detect_format, locate_model, newest_checkpoint
+from bionemo.interop.formats import CHECKPOINT, detect_format, locate_model
 from bionemo.interop.run_files import read_run_id
 from bionemo.models.trainable import Trainable
 from bionemo.training.identity import log_changed_settings
@@ -45,8 +45,8 @@ def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
     config = cfg.exp_manager
     if named := config.resume_from_checkpoint or cfg.model.resume_from_checkpoint:
         start = Path(named)
-        if newest := newest_checkpoint(start):
-            raise UserError(f"{named} is the directory of a run: name one of its checkpoints, such as {newest}")
+        if (model := locate_model(start)) != start:
+            raise UserError(f"{named} is the directory of a run: name one of its checkpoints, such as {model}")
         if detect_format(start) != CHECKPOINT:
             raise UserError(f"{named} is not a checkpoint: set restore_from_path instead of resume_from_checkpoint")
         checkpoint.check(start)

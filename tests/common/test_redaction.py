@@ -25,7 +25,8 @@ HARMLESS_NAMES = (
     "path patience pattern signal design assignment attention authority secretary accession tokens_per_batch "
     "mask_special_tokens num_sentinel_tokens embedding_token_dropout json_key sort_key public_key query_key_value "
     "apply_query_key_layer_scaling share_token_embeddings bos_token pad_token_id consumed_tokens session_id sasa "
-    "config_exclude_keys rank_termination_signal passes PWD SSH_AUTH_SOCK secret_name password_file token_type"
+    "tokens secrets image_pull_secrets longest_tokens word_token num_keys config_exclude_keys "
+    "rank_termination_signal passes PWD SSH_AUTH_SOCK secret_name password_file token_type"
 )
 HARMLESS = [
     "esm2-8M: 7,510,000 parameters, 32 on 1 x cpu, 4 sequences a step, from the beginning",
@@ -34,7 +35,10 @@ HARMLESS = [
     "/data/secret: Permission denied", "exp_manager.api_key: environment variable X is not set", "sk-learn",
     "a7c9b1d0e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6b7", "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQAPILSRVGDGTQDNLSGAEKAVQVKVK",
     "CC(=O)OC1=CC=CC=C1C(=O)O", "bionemo.models.esm2nv.ESM2nv", "rank 1: token: that is no letter", "100 % of 3",
-    "auth=true", "model.data.mock.num_sequences=300", "x[000..049]", "key=value", "",
+    "auth=true", "unrecognized arguments: --tokens=abc: see --help", "--tokens abc",
+    "secrets: [wandb:api-key:WANDB_API_KEY]", "image_pull_secrets:\n- registry\nsecrets:\n- wandb:key:WANDB_API_KEY\n",
+    "cluster.secrets is 'x', expected a list of str", "model.data.target_tokens=abc",
+    "model.data.mock.num_sequences=300", "x[000..049]", "key=value", "",
 ]  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_help_lists_configs_groups_and_flags(command):
     assert (status, err) == (0, "")
     for text in ("key=value", "pretrain_small", "esm2nv_650M", "uniref50_90", "--cfg job", "--info", "train.py"):
         assert text in out
-    assert out.split("examples\n")[1].count("train.py") == 5
+    assert out.split("examples\n")[1].count("train.py") == 6
     assert "_encoder" not in out
 
 

@@ -101,6 +101,24 @@ def test_pseudo_perplexities_equal_those_of_transformers(model: Path, test_file:
     assert section["summary"]["all"]["perplexity"] == pytest.approx(math.exp(total / sum(LENGTHS)))
 
 
+def test_a_longer_protein_is_read_as_a_whole(model: Path, tmp_path: Path) -> None:
+    """A model with rotary positions accepts it with --max-length; otherwise it is cut into parts."""
+    text = random_protein(random.Random(1), LONGEST + 20)
+    write_fasta(tmp_path / "x.fasta", [text])
+    more = ["--method=pseudo-perplexity", f"--max-length={len(text) + 2}"]
+    found = evaluate(model, tmp_path / "x.fasta", tmp_path / "out", *more)["summary"]["all"]["loss"]
+    cut = evaluate(model, tmp_path / "x.fasta", tmp_path / "cut", more[0])["summary"]["all"]["loss"]
+    whole = bionemo.load(model, "cpu", max_length=len(text) + 2)
+    ids = torch.tensor([0, *whole.ids([text])[0].tolist(), 2])
+    copies, places = ids.repeat(len(text), 1), torch.arange(len(text))
+    copies[places, places + 1] = 32
+    with torch.no_grad():
+        logits = EsmForMaskedLM.from_pretrained(model).eval()(copies, torch.ones_like(copies)).logits
+    expected = -logits[places, places + 1].log_softmax(-1)[places, ids[1:-1]].mean().item()
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert cut != pytest.approx(expected, rel=1e-5)
+
+
 def test_masked_losses_equal_those_of_transformers(
     model: Path, test_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

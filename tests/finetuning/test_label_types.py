@@ -67,7 +67,7 @@ def test_a_label_among_numbers_that_is_none_is_named(wrong: str, count: int, tmp
         [(text, f'"{label}"') for text, label in zip(peptides(60), labels, strict=True)],
     )
     with pytest.raises(UserError) as caught:
-        replace_table_arguments([f"data={path}", "model=x.nemo"])
+        replace_table_arguments([f"data={path}"])
     assert str(caught.value).startswith(f"{path}:9: the label {wrong!r} is not a number with a decimal point, as most")
     assert "model.data.task_type=classification" in str(caught.value)
 
@@ -99,8 +99,8 @@ def test_spellings_of_a_class_are_one_class(tmp_path: Path) -> None:
 def test_several_targets_are_refused_by_one_message(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", "sequence,a,b", [(text, n, n + 1) for n, text in enumerate(peptides(12))])
     with pytest.raises(UserError, match=r"target_column=\['a', 'b'\]: only one target is supported: start a run for"):
-        replace_table_arguments([f"data={path}", "model=x.nemo", "model.data.target_column=[a,b]"])
-    arguments, _ = replace_table_arguments([f"data={path}", "model=x.nemo", "model.data.target_column=[b]"])
+        replace_table_arguments([f"data={path}", "model.data.target_column=[a,b]"])
+    arguments, _ = replace_table_arguments([f"data={path}", "model.data.target_column=[b]"])
     assert "model.data.task_type='regression'" in arguments
 
 
@@ -126,7 +126,7 @@ def test_labels_do_not_depend_on_numpy(tmp_path: Path) -> None:
 )
 def test_numbers_that_are_equal_in_fp32_are_refused(labels: list[float], message: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", "sequence,label", list(zip(peptides(40), labels, strict=True)))
-    arguments, _ = replace_table_arguments([f"data={path}", "model=x"])
+    arguments, _ = replace_table_arguments([f"data={path}"])
     data = load("downstream_table", arguments[1:], schema=DownstreamConfig).model.data
     with pytest.raises(UserError, match=message):
         read_splits(data, "k", ["train", "val", "test"])

@@ -113,7 +113,7 @@ def test_a_missing_encoder_is_reported_with_the_head(
     with pytest.raises(SystemExit):
         main()
     error = capsys.readouterr().err.strip()
-    assert error.endswith(f"; {tmp_path}/head.safetensors was trained with this model: give another path with --model")
+    assert error.endswith(f"; {tmp_path}/head.safetensors was trained with this model: give another MODEL")
 
 
 def test_molecules_that_rdkit_rejects(

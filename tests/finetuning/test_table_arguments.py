@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bionemo finetune data=labels.csv model=MODEL`: columns and type of the labels are found, the rows divided."""
+"""`bionemo finetune MODEL data=labels.csv`: columns and type of the labels are found, the rows divided."""
 
 import json
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import bionemo
 from bionemo.cli.finetune import main
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
@@ -37,7 +38,7 @@ def table(path: Path, text: str) -> Path:
 )
 def test_columns_and_type_are_found(text: str, sequence: str, target: str, task_type: str, tmp_path: Path) -> None:
     path = table(tmp_path / "my 'labels'.csv", text)
-    arguments, found = replace_table_arguments([f"data={path}", "model=x.nemo", "trainer.max_epochs=3"])
+    arguments, found = replace_table_arguments([f"data={path}", "trainer.max_epochs=3"])
     start = f"{path}: sequences in column {sequence!r}, labels in column {target!r}: {task_type}"
     assert found is not None and found.startswith(start)
     assert found.removeprefix(start) in ("", " (1 '0', 1 '1')", " (1 'membrane', 1 'nucleus')")
@@ -45,7 +46,6 @@ def test_columns_and_type_are_found(text: str, sequence: str, target: str, task_
     data = cfg.model.data
     assert (data.sequence_column, data.target_column, data.task_type) == (sequence, target, task_type)
     assert (data.dataset_path, cfg.name, cfg.trainer.max_epochs) == (str(path), "my_labels_", 3)
-    assert cfg.model.restore_encoder_path == "x.nemo"
 
 
 def test_keys_of_the_user_are_kept(tmp_path: Path) -> None:
@@ -79,9 +79,7 @@ def test_mistakes_are_one_line(text: str | None, message: str, tmp_path: Path) -
     if text is not None:
         path.write_text(text)
     with pytest.raises(UserError, match=message):
-        replace_table_arguments([f"data={path}", "model=x.nemo"])
-    with pytest.raises(UserError, match=r"model=PATH needs data=PATH"):
-        replace_table_arguments(["model=x.nemo"])
+        replace_table_arguments([f"data={path}"])
 
 
 def test_a_table_and_a_model_suffice(
@@ -95,7 +93,7 @@ def test_a_table_and_a_model_suffice(
     here.mkdir()
     monkeypatch.chdir(here)
     settings = ["exp_manager.exp_dir=out", "trainer.accelerator=cpu", "model.finetuning_optim.lr=0.01"]
-    monkeypatch.setattr(sys, "argv", ["finetune", f"data={path}", f"model={model}", *settings])
+    monkeypatch.setattr(sys, "argv", ["finetune", str(model), f"data={path}", *settings])
     main()
     assert (
         f"note: {path}: sequences in column 'sequence', labels in column 'content': regression"
@@ -112,7 +110,7 @@ def test_a_table_without_titles_is_refused(tmp_path: Path) -> None:
     rows = [f"{text},{label}\n" for text, label in zip(peptides(6), ["a", "b"] * 3, strict=True)]
     for text in ("".join(rows), "".join(row.replace(",a", ",1.5").replace(",b", ",2.5") for row in rows)):
         with pytest.raises(UserError, match=r"has a record with .* in its first line: add a line with titles"):
-            replace_table_arguments([f"data={table(tmp_path / 'x.csv', text)}", "model=x.nemo"])
+            replace_table_arguments([f"data={table(tmp_path / 'x.csv', text)}"])
     path, text = tmp_path / "x.csv", "CCO,1.5,2\nCCN,1.5,3\n"
     with pytest.raises(UserError, match=r"\(if this is a record, add a first line with titles\)"):
         replace_table_arguments([f"data={table(path, text)}"])
@@ -121,7 +119,7 @@ def test_a_table_without_titles_is_refused(tmp_path: Path) -> None:
 def test_one_column(tmp_path: Path) -> None:
     path = table(tmp_path / "x.csv", "sequence|label\nMKT|1\n")
     with pytest.raises(UserError, match=r"has a single column .*: separate columns by commas, semicolons or tabs"):
-        replace_table_arguments([f"data={path}", "model=x.nemo"])
+        replace_table_arguments([f"data={path}"])
 
 
 def test_several_targets(tmp_path: Path) -> None:
@@ -147,7 +145,7 @@ def test_labels_of_residues_with_blanks(tmp_path: Path) -> None:
     }
     for form, rows in forms.items():
         path = write(tmp_path / f"{form}.csv", "sequence,label,mask", rows)
-        arguments, _ = replace_table_arguments([f"data={path}", "model=x", "model.data.target_column=label"])
+        arguments, _ = replace_table_arguments([f"data={path}", "model.data.target_column=label"])
         assert "model.data.task_type='token-level-classification'" in arguments
         config = load("downstream_table", [*arguments[1:], "model.data.mask_column=mask"], schema=DownstreamConfig)
         data = read_splits(config.model.data, "k", ["train", "val", "test"])
@@ -174,5 +172,24 @@ def test_a_sweep_over_targets_has_a_report_for_each(
                for name in ("tm", "soluble")}  # fmt: skip
     for (name, found), kind in zip(reports.items(), ("regression", "classification"), strict=True):
         data = json.loads(found.read_text())["data"]
-        assert (data["target_column"], data["task_type"], data["split"]) == (name, kind, "auto")
+        assert (data["target_column"], data["task_type"], data["split"]) == (name, kind, "random")
         assert data["dataset_path"] == str(path) and sum(data["rows"].values()) == 40 and data["notes"] == []
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_the_report_says_how_the_rows_were_divided_and_what_was_truncated(
+    is_frozen: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = bionemo.load(model, "cpu").network.config.max_position_embeddings
+    texts = [*peptides(30), "M" * (longest + 1)]
+    splits = ["train"] * 20 + ["val"] * 5 + ["test"] * 6
+    rows = [f"{text},{number / 8},{split}" for number, (text, split) in enumerate(zip(texts, splits, strict=True))]
+    path = table(tmp_path / "x.csv", "\n".join(["sequence,label,part", *rows]) + "\n")
+    settings = ["trainer.accelerator=cpu", "trainer.max_epochs=1", f"exp_manager.exp_dir={tmp_path}/run",
+                f"model.encoder_frozen={is_frozen}", "model.micro_batch_size=10"]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["finetune", str(model), f"data={path}", *settings])
+    main()
+    data = json.loads((tmp_path / "run" / "report.json").read_text())["data"]
+    assert (data["split"], data["rows"]) == ("column part", {"train": 20, "val": 5, "test": 6})
+    truncated = f"test: 1 of 6 sequences are longer than {longest - 2} tokens and truncated"
+    assert data["notes"] == [f"{path}: column 'part' divides the rows: 20 train, 5 val, 6 test", truncated]

@@ -69,7 +69,7 @@ def test_metrics_equal_those_of_the_saved_checkpoint(data: Path, tmp_path: Path)
         target_column="3state", target_sizes=[3], mask_column="resolved", emb_batch_size=3, shuffle=True,
         split="auto", on_invalid="skip", wild_type=None, preprocessing=None,  # type: ignore[arg-type]
     )  # fmt: skip
-    splits, classes, _ = read_splits(config, "x", ["train", "test"])
+    splits, classes, *_ = read_splits(config, "x", ["train", "test"])
     train, test = (
         compute_features(model, splits[name], config.task_type, DEFAULT_LIMITS)[0] for name in ("train", "test")
     )

@@ -140,3 +140,19 @@ def test_the_python_interface_notes_letters_and_reads_masked_ids(
     (expected,) = ours.masked_log_probabilities(ids, np.array([3]))
     assert np.allclose(logits[3] - np.logaddexp.reduce(logits[3]), expected[0].numpy(), atol=1e-5)
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_noted"),
+    [
+        (["ACGTACGTACNN", "ggattc ACGT"], True), (["AUGGCUAUGGCUAUGGCU", "ACG"], True), (["ACGT"], False),
+        (["AGAGAGAGAG" * 3, "GA"], False), (["ACGTACGTACGTACGTACGTACGT", "ACGTE"], False),
+    ],
+)  # fmt: skip
+def test_a_file_of_dna_is_noted(
+    texts: list[str], is_noted: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nucleotides are letters of amino acids as well: only a file without any other letter is noted."""
+    note = "all letters are A, C, G, T, U or N: is this DNA or RNA? The model reads proteins: translate it"
+    go(model, write(tmp_path / "x.fasta", texts), tmp_path / "x.npz")
+    assert (note in capsys.readouterr().err) == is_noted

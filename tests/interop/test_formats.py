@@ -3,6 +3,7 @@
 
 import io
 import json
+import math
 import os
 import pickle
 import struct
@@ -16,10 +17,11 @@ import torch
 from safetensors.torch import save_file
 
 import bionemo
+from bionemo.checkpoint.manifest import format_manifest, load_manifest
 from bionemo.common.errors import UserError
 from bionemo.inference.load import open_saved_model
 from bionemo.interop.convert import convert, describe
-from bionemo.interop.formats import detect_format
+from bionemo.interop.formats import detect_format, locate_model
 from bionemo.training.resume import find_resume_checkpoint, open_initial_weights
 from tests.conftest import checkpoint_command
 from tests.interop.archives import MARK
@@ -148,7 +150,7 @@ def test_names_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         bionemo.load("facebook/esm2_t6_8M_UR50D")
 
 
-def test_files_of_a_run(tmp_path: Path) -> None:
+def test_files_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The directory of a run, or of its checkpoints, is its newest checkpoint; a directory of runs names one."""
     train(config(tmp_path / "name" / "run"))
     newest = last_checkpoint(tmp_path / "name" / "run")
@@ -162,6 +164,13 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         assert all(torch.equal(found[name], values) for name, values in expected.items())
         with pytest.raises(UserError, match=f"is the directory of a run: name one of its checkpoints, .* {newest}$"):
             find_resume_checkpoint(config(tmp_path / "b", f"exp_manager.resume_from_checkpoint={path}"), tmp_path)
+    saved = sorted(each for each in newest.parent.iterdir() if each.is_dir())
+    capsys.readouterr()
+    checkpoint_command(monkeypatch, "verify", f"model={newest.parent.parent}")
+    assert capsys.readouterr().out == "".join(f"{each}: valid\n" for each in saved)
+    checkpoint_command(monkeypatch, "average", tmp_path / "mean", newest.parent.parent, newest)
+    mean = read_weights(tmp_path / "mean")
+    assert all(torch.equal(mean[name], values) for name, values in expected.items())
     for path in (tmp_path / "name", tmp_path):
         with pytest.raises(UserError, match=f"not the directory of one run: .* such as {newest.parent.parent}$"):
             bionemo.load(path)
@@ -173,6 +182,44 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         bionemo.load(newest.parent.parent)
     with pytest.raises(UserError, match=r"manifest\.json is missing"):  # a damaged checkpoint remains one
         bionemo.load(newest)
+
+
+def rewrite(path: Path, **values: object) -> None:
+    """Change entries of the manifest of a checkpoint."""
+    manifest = load_manifest(path) | values
+    (path / "manifest.json").write_text(format_manifest(manifest))
+
+
+def test_best_checkpoint_of_a_run(tmp_path: Path) -> None:
+    """RUN:best has the best metric among the last kind of validation, whatever its mode, and is no NAME-last."""
+    run, best = tmp_path / "run", f"{tmp_path}/run:best"
+    keep = "exp_manager.checkpoint_callback_params.save_top_k=-1"
+    train(config(run, keep, "trainer.max_steps=3", "trainer.val_check_interval=1"))
+    steps = {load_manifest(path)["step"]: path for path in (run / "checkpoints").glob("*[!t]") if path.is_dir()}
+    assert [*sorted(steps)] == [1, 2, 3]
+    name, newest = "val_loss", locate_model(run)
+    kind = load_manifest(newest)["validation"]
+    for path, loss in zip([*(steps[step] for step in (1, 2, 3)), newest], [3.0, 1.0, 2.0, 2.0], strict=True):
+        rewrite(path, metrics={name: loss})
+    assert bionemo.load(best).path == locate_model(Path(best)) == steps[2]
+    assert open_initial_weights(best).path == steps[2]
+    assert locate_model(tmp_path / "run" / "checkpoints:best") == steps[2]
+    convert(Path(best), tmp_path / "best.nemo")
+    with pytest.raises(UserError, match=f"is the directory of a run: name one of its checkpoints, .* {steps[2]}$"):
+        find_resume_checkpoint(config(tmp_path / "b", f"exp_manager.resume_from_checkpoint={best}"), tmp_path)
+    rewrite(steps[1], metrics={name: 0.5}, validation=f"another {kind}")
+    assert locate_model(Path(best)) == steps[2]
+    rewrite(steps[2], metrics={name: math.nan})
+    assert locate_model(Path(best)) == steps[3]
+    for path in (*steps.values(), newest):
+        rewrite(path, validation=kind.replace(" min", " max"), metrics={name: 3.0 - load_manifest(path)["step"]})
+    assert locate_model(Path(best)) == steps[1]
+    for path in (*steps.values(), newest):
+        rewrite(path, metrics={})
+    with pytest.raises(UserError, match=f"{run} has no checkpoint with the metric of a validation: give {run}, its"):
+        locate_model(Path(best))
+    with pytest.raises(UserError, match="absent: there is no such checkpoint"):
+        locate_model(Path("absent:best"))
 
 
 def test_a_directory_with_one_file(tmp_path: Path) -> None:

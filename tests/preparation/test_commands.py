@@ -83,4 +83,4 @@ def test_downstream_flip(tmp_path: Path) -> None:
     ]
     run(*command, "do_training=False", *overrides)
     assert (tmp_path / "out" / "gb1" / "train" / "x000.csv").read_text() == "id,sequence,target\na,MKV,1e-3\n"
-    assert "missing value: give model.restore_encoder_path=" in run(*command, *overrides, status=1)
+    assert "missing value: give MODEL, or model.restore_encoder_path=" in run(*command, *overrides, status=1)

@@ -37,7 +37,7 @@ ENVIRONMENT = {
 NAMES = {
     name: _value()
     for name in [
-        "api_key", "apikey", "wandbKey", "auth", "authorization", "private_key", "token", "tokens", "dsn",
+        "api_key", "apikey", "wandbKey", "auth", "authorization", "private_key", "token", "access_token", "dsn",
         "passphrase",
         "pwd", "secret", "client-secret", "credential", "access_key", "sas", "signature", "cookie", "bearer",
         "session_key", "password", "authToken", "github_pat", "connection_string", "refreshToken",

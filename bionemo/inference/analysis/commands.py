@@ -190,7 +190,7 @@ def _embed(
 ) -> tuple[list[str], Floats, list[str] | None]:
     """Return the ids, embeddings and colors of the records of a FASTA file."""
     if load_model is None:
-        raise UserError(f"{path} holds sequences: add --model, which embeds them")
+        raise UserError(f"{path} holds sequences: add MODEL, which embeds them")
     records = files.read_fasta(path)
     if color and not any(color in record for record in records):
         raise UserError(f"{path}: no header has {color}=...: name another key, or add --table")

@@ -47,7 +47,7 @@ def tokenize_protein(
         size = len(ids) + 2  # with begin and end tokens
         remedy = (
             f"cut out a domain, or set max_length={size} in Python, which counts the begin and end tokens (bionemo "
-            f"analysis: --longest {size}; bionemo evaluate leaves it out with --keep-going)"
+            f"analysis and evaluate: --max-length {size}; evaluate leaves it out with --keep-going)"
         )
         raise too_long_error(name, len(ids), max_length, remedy, "residues")
     return Protein(letters, ids, network.vocabulary)

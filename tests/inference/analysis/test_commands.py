@@ -301,7 +301,7 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--input", "x.fasta"], "x.fasta holds sequences: add --model, which embeds them"),
+        (["--input", "x.fasta"], "x.fasta holds sequences: add MODEL, which embeds them"),
         (["--input", "none", "--method", "umap"], "the method umap (pca needs no package) requires the extra"),
         (["--input", "none"], "none cannot be read"),
         (["--input", "kinds.csv"], "kinds.csv is not a .npz file of plain arrays"),
@@ -387,4 +387,24 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr(sys, "argv", ["bionemo.inference.analysis", "--help"])
     with pytest.raises(SystemExit, match="0"):
         command.main()
-    assert "bionemo analysis variants --model esm2.nemo" in capsys.readouterr().out
+    assert "bionemo analysis variants esm2.nemo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--output=x", "none"], "none: there is no such checkpoint"), (["model=none"], "none: there is no such"),
+        (["--model", "none"], "none: there is no such"), (["a/b=c:best"], "a/b=c: there is no such checkpoint"),
+        ([], "required: MODEL"), (["a", "b"], "'a' and 'b': give one MODEL"), (["a", "--model=b"], "omit --model b"),
+        (["a", "--other", "b"], "unrecognized arguments: --other"), (["a", "key=b"], "unrecognized arguments: key=b"),
+    ],
+)  # fmt: skip
+def test_the_model_is_a_word_anywhere(
+    words: list[str], error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--sequence=MKTAYIAKQR", "--scan", *words, *([] if "--output=x" in words else ["--output=x"])]
+    monkeypatch.setattr(sys, "argv", ["bionemo analysis", "variants", *given])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert error in capsys.readouterr().err

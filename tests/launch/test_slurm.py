@@ -97,6 +97,35 @@ def test_an_interrupted_and_requeued_run_is_bitwise_equal(
 
 
 @pytest.mark.slow
+def test_a_suspended_run_continues_and_is_bitwise_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With SUSPEND,GANG Slurm stops all processes of the run until the urgent job ends, here after rank_timeout + 20 s."""
+    long = ["trainer.max_steps=600", "trainer.val_check_interval=300", "trainer.log_every_n_steps=10",
+            "trainer.rank_timeout=00:00:00:30"]  # fmt: skip
+    alone, directory = tmp_path / "alone", tmp_path / "results" / "esm"
+    assert [status for status, _ in run_on_ranks(alone, *long, ranks=2)] == [0, 0]
+    with mini_slurm(tmp_path / "slurm", preemption="SUSPEND") as environment:
+        for name, value in (environment | {"MASTER_ADDR": "127.0.0.1"}).items():
+            monkeypatch.setenv(name, value)
+        arguments = tiny(*long, *TWO_NODES, "name=esm", f"exp_manager.exp_dir={directory}")
+        assert launch(monkeypatch, tmp_path, *arguments) == 0
+        number = submitted(capsys)
+        console = directory / f"log-nemo-megatron-esm_{number}.out"
+        until(lambda: console.exists() and "\nstep " in console.read_text(), lambda: str(job(number)))
+        assert job(number)["JobState"] == "RUNNING", console.read_text()
+        urgent = ("--partition=urgent", "--nodes=2", "--ntasks-per-node=8", f"--output={tmp_path}/urgent")
+        call("sbatch", "--wait", *urgent, f"--wrap=sleep 5; squeue --noheader --jobs={number} --format=%T; sleep 75")
+        assert (tmp_path / "urgent").read_text() == "SUSPENDED\n"
+        assert job(number)["JobState"] != "COMPLETED"
+        state = ended(number)
+    assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "0"), console.read_text()
+    results = directory / "results"
+    assert fingerprint(results) == fingerprint(alone)
+    assert logged(results, "reduced_train_loss") == logged(alone, "reduced_train_loss")
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_slurm_signals_a_run_before_its_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -4,6 +4,7 @@
 The names of the files are those of NeMo's launcher.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -22,6 +23,7 @@ _SIGNAL = re.compile(r"(?:SIG)?(USR1|TERM)@(\d+)", re.IGNORECASE)  # signals aft
 _JOB_NUMBER = re.compile(r"^[ \t]*(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?[ \t]*\r?$", re.MULTILINE)
 _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
 _SLACK = 1800  # seconds added to trainer.max_time, for starting and saving
+_KEPT_IN_A_JOB = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")  # where and as whom to submit
 _GPU_OPTIONS = ("gpus_per_node", "gpus_per_task", "gres")
 
 _REQUEUE = """
@@ -58,7 +60,7 @@ class Slurm:
         for step in job.steps:
             script = self._script(job, step)
             command = ["sbatch", "--parsable", *_after(self.config.dependency, numbers), str(script)]
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            result = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
             found = _JOB_NUMBER.findall(result.stdout)
             if result.returncode or not found:
                 printed = " ".join((result.stderr if result.returncode else result.stdout + result.stderr).split())
@@ -187,6 +189,19 @@ class Slurm:
         for mount in self.config.container_mounts if image else []:
             if not Path(mount.split(":")[0]).exists():
                 raise UserError(f"cluster.container_mounts: {mount.split(':')[0]} does not exist")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment for sbatch, without the variables of a job in whose shell `bionemo launch` runs.
+
+    The new job inherits them, and its srun reads them as options: SLURM_MEM_PER_NODE, SLURM_DISTRIBUTION, SLURM_GPUS.
+    """
+    in_a_job = "SLURM_JOB_ID" in os.environ
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not (in_a_job and name.startswith("SLURM_")) or name in _KEPT_IN_A_JOB
+    }
 
 
 def _cancel(numbers: list[str]) -> str:

@@ -34,7 +34,7 @@ SchedulerParameters=bf_interval=2,sched_interval=2
 SlurmctldParameters=preempt_send_user_signal
 SlurmdParameters=config_overrides
 PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
+PreemptMode={gang}
 ReturnToService=2
 KillWait=5
 MinJobAge=3600
@@ -47,8 +47,9 @@ SlurmdPidFile={directory}/run/slurmd-%n.pid
 SlurmctldLogFile={directory}/log/slurmctld.log
 SlurmdLogFile={directory}/log/slurmd-%n.log
 NodeName=node[1-{nodes}] NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMemory=16000 Gres=gpu:8 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=5 PreemptMode=REQUEUE GraceTime=60
-PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe={shared}
+PartitionName=main Default=YES PriorityTier=5 PreemptMode={preemption} GraceTime=60
+PartitionName=urgent PriorityTier=10 PreemptMode=OFF
 """
 # any character devices will do: Slurm needs one file per GPU and assigns their numbers
 _GPUS = (
@@ -58,15 +59,19 @@ _GPUS = (
 
 
 @contextmanager
-def mini_slurm(directory: Path, nodes: int = 2) -> Iterator[dict[str, str]]:
-    """Run the cluster; yield the environment variables for `sbatch` and the other commands."""
+def mini_slurm(directory: Path, nodes: int = 2, preemption: str = "REQUEUE") -> Iterator[dict[str, str]]:
+    """Run the cluster; yield the environment variables for `sbatch` and the other commands.
+
+    Jobs in `urgent` preempt jobs in `main`: these are requeued or, with `preemption="SUSPEND"`, stopped meanwhile.
+    """
     for name in ("state", "spool", "run", "log"):
         (directory / name).mkdir(parents=True)
     ports = _free_ports(nodes + 1)
+    gang, shared = ("SUSPEND,GANG", "FORCE:1") if preemption == "SUSPEND" else (preemption, "NO")
     (directory / "slurm.conf").write_text(
         _CONFIGURATION.format(
             host=socket.gethostname(), user=getpass.getuser(), directory=directory, nodes=nodes, port=ports,
-            first=ports + 1, last=ports + nodes,
+            first=ports + 1, last=ports + nodes, preemption=preemption, gang=gang, shared=shared,
         )
     )  # fmt: skip
     (directory / "gres.conf").write_text(_GPUS.format(nodes=nodes))

@@ -7,6 +7,8 @@ from pathlib import Path
 _STUB = """\
 #!{python}
 import json, os, sys
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print({version!r}))
 with open({calls!r}, "a") as calls:
     calls.write(json.dumps([{name!r}, *sys.argv[1:]]) + "\\n")
 {rest}
@@ -24,10 +26,11 @@ class Stubs:
         self.directory, self._calls = directory, directory / "calls.jsonl"
         directory.mkdir(parents=True)
 
-    def add(self, name: str, rest: str = "") -> None:
-        """Add a program; `rest` is Python code that it runs after recording the call."""
+    def add(self, name: str, rest: str = "", version: str = "mpirun (Open MPI) 4.1.4") -> None:
+        """Add a program; `rest` is Python code that it runs after recording the call, unless it prints its version."""
         path = self.directory / name
-        path.write_text(_STUB.format(python=sys.executable, calls=str(self._calls), name=name, rest=rest))
+        text = _STUB.format(python=sys.executable, calls=str(self._calls), name=name, rest=rest, version=version)
+        path.write_text(text)
         path.chmod(0o755)
 
     def calls(self, name: str = "") -> list[list[str]]:

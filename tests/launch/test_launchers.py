@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.support.runs import fingerprint, logged, run_on_ranks, tiny
 
 pytestmark = pytest.mark.slow
 NAME = "--config-name=pretrain_esm2_8M"
-# starts a process of Open MPI for another host on this machine, under that host's name
+# starts a process of mpirun for another host on this machine, under that host's name
 AGENT = """#!/bin/sh
 host=$1; shift
 exec unshare --uts sh -c 'hostname "$0" && exec sh -c "$1"' "$host" "$*"
@@ -69,43 +70,32 @@ def launched(place: Path, *more: str, nodes: int = 2, devices: int = 2, **enviro
     return place / "launched" / "results"
 
 
-def mpirun(place: Path) -> Path:
+def mpi(place: Path, options: list[str], **environment: str) -> Path:
+    """Start the run on this host and on one that the agent simulates."""
     agent = place / "agent"
     agent.write_text(AGENT)
     agent.chmod(0o755)
     hosts = place / "hosts"
     hosts.write_text(f"{socket.gethostname()} slots=2\nnode2 slots=2\n")
-    options = f"[--allow-run-as-root,--mca,plm_rsh_agent,{agent},--mca,plm_rsh_no_tree_spawn,'1']"
+    given = ",".join(option.format(agent=agent) for option in options)
     return launched(
-        place, "cluster=mpi", f"cluster.hostfile={hosts}", f"cluster.mpirun_args={options}",
-        "cluster.env_vars={GLOO_SOCKET_IFNAME: lo}", MASTER_ADDR="127.0.0.1",
+        place, "cluster=mpi", f"cluster.hostfile={hosts}", f"cluster.mpirun_args=[{given}]",
+        "cluster.env_vars={GLOO_SOCKET_IFNAME: lo}", MASTER_ADDR="127.0.0.1", **environment,
     )  # fmt: skip
 
 
-def mpich(place: Path) -> Path:
-    """Install MPICH from PyPI and start it on two simulated hosts."""
+def mpirun(place: Path) -> Path:
+    return mpi(
+        place, ["--allow-run-as-root", "--mca", "plm_rsh_agent", "{agent}", "--mca", "plm_rsh_no_tree_spawn", "'1'"]
+    )
+
+
+def hydra(place: Path, package: str) -> Path:
+    """Install MPICH or Intel MPI from PyPI; both start processes with a program named Hydra."""
     call([sys.executable, "-m", "venv", str(place / "venv")], place)
-    call([str(place / "venv" / "bin" / "pip"), "install", "--quiet", "mpich"], place)
-    agent = place / "agent"
-    agent.write_text(AGENT)
-    agent.chmod(0o755)
-    hosts = place / "hosts"
-    hosts.write_text(f"{socket.gethostname()}:2\nnode2:2\n")
-    remote = ["-f", str(hosts), "-ppn", "2", "-n", "4", "-launcher", "rsh", "-launcher-exec", str(agent)]
-    variables = [
-        "-genv",
-        "MASTER_ADDR",
-        "127.0.0.1",
-        "-genv",
-        "MASTER_PORT",
-        port(),
-        "-genv",
-        "GLOO_SOCKET_IFNAME",
-        "lo",
-    ]
-    program = [sys.executable, "-m", "bionemo.pretrain", *overrides(place / "run")]
-    call([str(place / "venv" / "bin" / "mpiexec"), *remote, *variables, *program], place)
-    return place / "run"
+    call([str(place / "venv" / "bin" / "pip"), "install", "--quiet", package], place)
+    path = f"{place / 'venv' / 'bin'}:{os.environ['PATH']}"
+    return mpi(place, ["-launcher", "rsh", "-launcher-exec", "{agent}"], PATH=path)
 
 
 def slurm(place: Path) -> Path:
@@ -143,7 +133,8 @@ LAUNCHERS: dict[str, tuple[Callable[[Path], Path], object]] = {
     "bcprun": (bcprun, True),
     "torchrun": (torchrun, True),
     "mpirun": (mpirun, shutil.which("mpirun") and os.geteuid() == 0),
-    "mpich": (mpich, os.geteuid() == 0),
+    "mpich": (partial(hydra, package="mpich"), os.geteuid() == 0),
+    "intel_mpi": (partial(hydra, package="impi-rt"), os.geteuid() == 0),
     "slurm": (slurm, not MISSING),
     "ray": (ray, find_spec("ray") and AVAILABLE),
 }

@@ -197,3 +197,51 @@ def test_a_variable_without_value_is_unset(
     environment = os.environ | {"A": "inherited"}
     found = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout == "none 010\n"
+
+
+OPEN_MPI = ["-np", "4", "--map-by", "ppr:2:node", "--bind-to", "none", "--hostfile", "hosts", "-mine"]
+MPICH = ["-n", "4", "-ppn", "2", "-hosts", "node7,node8", "-mine"]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("mpirun (Open MPI) 5.0.8", OPEN_MPI),
+        ("HYDRA build details:\n    Version:    5.0.2", MPICH),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626", MPICH),
+    ],
+)
+@pytest.mark.parametrize(
+    "hosts", ["node7 slots=2\nnode8 slots=2\n", "# ours\n\nnode7:2\nnode8:2", "node7\n" * 2 + "node8"]
+)
+def test_mpirun_gets_the_options_of_its_implementation(
+    version: str, expected: list[str], hosts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("mpirun", "print(os.environ['MASTER_ADDR'], os.environ.get('I_MPI_PIN'))", version)
+    (tmp_path / "hosts").write_text(hosts)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    where = ["cluster=mpi", "cluster.hostfile=hosts", "cluster.mpirun_args=[-mine]", "cluster.env_vars={A: b}"]
+    sizes = ["trainer.devices=2", "trainer.num_nodes=2", "name=esm"]
+    assert launch(monkeypatch, tmp_path, *where, *sizes, path=stubs.directory) == 0
+    (call,) = stubs.calls("mpirun")
+    python = call.index(sys.executable)
+    forwarded = call[1 + len(expected) : python]
+    assert call[1 : 1 + len(expected)] == expected
+    if expected == MPICH:
+        assert forwarded == []  # it forwards all variables
+    else:
+        assert set(forwarded[::2]) == {"-x"}
+        assert {"PATH", "MASTER_ADDR", "A"} <= set(forwarded[1::2])
+    (log,) = tmp_path.rglob("log-*.out")
+    assert log.read_text() == f"node7 {'off' if expected == MPICH else None}\n"
+
+
+def test_another_mpirun_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stubs = Stubs(tmp_path / "bin")
+    stubs.add("mpirun", version="HPE MPT 2.28")
+    assert launch(monkeypatch, tmp_path, "cluster=mpi", "trainer.devices=2", path=stubs.directory) == 1
+    assert "error: mpirun is not that of Open MPI, MPICH or Intel MPI: put one of them first" in capfd.readouterr().err
+    assert stubs.calls() == []

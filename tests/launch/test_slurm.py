@@ -1,7 +1,9 @@
 """Runs on a real Slurm cluster of two nodes: job scripts, signals before the time limit, preemption and failures."""
 
+import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +99,35 @@ def test_an_interrupted_and_requeued_run_is_bitwise_equal(
 
 
 @pytest.mark.slow
+def test_a_suspended_run_continues_and_is_bitwise_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With SUSPEND,GANG Slurm stops the run until the urgent job ends: for longer than rank_timeout + 20 s."""
+    long = ["trainer.max_steps=600", "trainer.val_check_interval=300", "trainer.log_every_n_steps=10",
+            "trainer.rank_timeout=00:00:00:30"]  # fmt: skip
+    alone, directory = tmp_path / "alone", tmp_path / "results" / "esm"
+    assert [status for status, _ in run_on_ranks(alone, *long, ranks=2)] == [0, 0]
+    with mini_slurm(tmp_path / "slurm", preemption="SUSPEND") as environment:
+        for name, value in (environment | {"MASTER_ADDR": "127.0.0.1"}).items():
+            monkeypatch.setenv(name, value)
+        arguments = tiny(*long, *TWO_NODES, "name=esm", f"exp_manager.exp_dir={directory}")
+        assert launch(monkeypatch, tmp_path, *arguments) == 0
+        number = submitted(capsys)
+        console = directory / f"log-nemo-megatron-esm_{number}.out"
+        until(lambda: console.exists() and "\nstep " in console.read_text(), lambda: str(job(number)))
+        assert job(number)["JobState"] == "RUNNING", console.read_text()
+        urgent = ("--partition=urgent", "--nodes=2", "--ntasks-per-node=8", f"--output={tmp_path}/urgent")
+        call("sbatch", "--wait", *urgent, f"--wrap=sleep 5; squeue --noheader --jobs={number} --format=%T; sleep 75")
+        assert (tmp_path / "urgent").read_text() == "SUSPENDED\n"
+        assert job(number)["JobState"] != "COMPLETED"
+        state = ended(number)
+    assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "0"), console.read_text()
+    results = directory / "results"
+    assert fingerprint(results) == fingerprint(alone)
+    assert logged(results, "reduced_train_loss") == logged(alone, "reduced_train_loss")
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_slurm_signals_a_run_before_its_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -145,6 +176,26 @@ def test_env_vars_reach_the_run_with_every_export(
     assert launch(monkeypatch, tmp_path, *arguments, "trainer.accelerator=cpu", "name=exports") == 0
     state = ended(submitted(capsys))
     assert sorted(Path(state["StdOut"]).read_text().splitlines()) == ["task 0: ib0", "task 1: ib0"]
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_job_submitted_in_another_job_does_not_inherit_its_options(tmp_path: Path) -> None:
+    """Slurm gives the shell of an interactive job variables that srun of the new job would read as its options."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/bash\necho "task $SLURM_PROCID on node $SLURM_NODEID: ${SLURM_MEM_PER_NODE-all} memory"\n'
+    )
+    python.chmod(0o755)
+    interactive = ["srun", "--nodes=1", "--ntasks=1", "--mem=100", "--gpus=1", "--distribution=cyclic"]
+    arguments = [*TWO_NODES, "trainer.devices=2", f"cluster.python={python}", "trainer.accelerator=cpu", "name=inner"]
+    command = [*interactive, sys.executable, "-m", "bionemo.launch", "--config-name=pretrain_esm2_8M", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = re.search(r"submitted batch job (\d+)", done.stdout)
+    assert found, done.stderr
+    state = ended(int(found[1]))
+    lines = sorted(Path(state["StdOut"]).read_text().splitlines())
+    assert lines == [f"task {rank} on node {rank // 2}: all memory" for rank in range(4)]
 
 
 @pytest.mark.usefixtures("slurm")

@@ -28,9 +28,9 @@ class LocalConfig(ClusterConfig):
 
 @dataclass(kw_only=True)
 class MpiConfig(ClusterConfig):
-    """Machines started by mpirun."""
+    """Machines started by mpirun of Open MPI, MPICH or Intel MPI."""
 
-    hostfile: str | None  # lines of `HOST slots=8`; None: mpirun's default
+    hostfile: str | None  # lines of `HOST slots=8`, or `HOST:8` for MPICH and Intel MPI; None: mpirun's default
     mpirun_args: list[str]  # more options, such as --allow-run-as-root
 
 

@@ -17,7 +17,6 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -229,18 +228,18 @@ def _start_dllogger(config: ExpManagerConfig, directory: Path) -> Logger:
 
 
 def _start_clearml(config: ExpManagerConfig, directory: Path) -> Logger:
+    """Start the task, which NeMo's logger then uses: it would record `git diff` and search a checkout for imports."""
     import clearml
 
-    start = clearml.Task.init
-
-    def start_without_repository(**arguments: Any) -> Any:
-        """Do not record `git diff`, nor search a checkout for imports for minutes."""
-        arguments["auto_connect_frameworks"] |= {"detect_repository": False}
-        return start(**arguments)
-
-    params = nemo.ClearMLParams(**_arguments(config.clearml_logger_kwargs or ClearMLParams()))
-    with patch.object(clearml.Task, "init", start_without_repository):
-        return nemo.ClearMLLogger(params, str(directory), config.name or "default", False)
+    params, name = nemo.ClearMLParams(**_arguments(config.clearml_logger_kwargs or ClearMLParams())), config.name
+    clearml.Task.init(
+        project_name=os.getenv("CLEARML_PROJECT", params.project or "NeMo"),  # as in NeMo, otherwise it is an error
+        task_name=os.getenv("CLEARML_TASK", params.task or f"Trainer {name or 'default'}"),
+        auto_connect_frameworks={"pytorch": params.connect_pytorch, "detect_repository": False},
+        output_uri=True,
+        tags=["NeMo", *(params.tags or ())],
+    )
+    return nemo.ClearMLLogger(params, str(directory), name or "default", False)
 
 
 def _start_neptune(config: ExpManagerConfig) -> Logger:

@@ -34,7 +34,7 @@ from bionemo.interop.nemo_models import find_nemo_model
 from bionemo.interop.shape_check import check_shapes
 from bionemo.models.language_model import MissingHead
 from bionemo.models.trainable import Trainable
-from bionemo.training.patches import end_run, ignore_sigterm_after_training, stop_training
+from bionemo.training.patches import end_run, ignore_sigterm_after_training, stop_training, validate_first
 from bionemo.training.rank_consistency import max_at_logged_steps
 from bionemo.training.signals import Signals
 from bionemo.training.time_limit import TimeLimit
@@ -79,7 +79,9 @@ class CheckpointCallback(pl.Callback):
         interval = self.config.train_time_interval
         self._interval = duration_in_seconds(key, interval) if interval else None
         self._saved_at, self._saved_step, self._validated_step = time.monotonic(), -1, -1
-        self._validation_due = False  # a signal or a time limit interrupted the validation after this step
+        self._validates = False  # whether the run has validations
+        self._validation_due = False  # whether the validation after this step is still to be made
+        self._is_complete = False  # whether the last checkpoint and the .nemo file of this start are written
         self._validation = ""  # identity of the validations of this start
         self._last: Path | None = None  # checkpoint that this process saved last
         self._archive: Path | None = directory / f"{self.config.prefix or config.name}{self.config.postfix or '.nemo'}"
@@ -123,8 +125,14 @@ class CheckpointCallback(pl.Callback):
                     "compared with new ones; the first is %s", len(others), "s" * (len(others) > 1), others[0],
                 )  # fmt: skip
 
+    def on_load_checkpoint(self, trainer: pl.Trainer, pl_module: Any, state: dict[str, Any]) -> None:
+        """Begin with the validation that a signal or a time limit prevented or interrupted."""
+        if state.get("validation_due"):
+            validate_first(trainer)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Replace Lightning's SIGTERM handler, which stops within a step."""
+        self._validates = trainer.enable_validation  # not when a time limit has ended the run
         self.signals.listen(signal.SIGTERM, signal.SIGUSR1)
 
     @property
@@ -141,8 +149,8 @@ class CheckpointCallback(pl.Callback):
         due = interval > 0 and step % interval == 0
         if self._interval is not None and not due:
             due = bool(max_at_logged_steps(trainer, pl_module, time.monotonic() - self._saved_at >= self._interval))
-        validates = trainer.enable_validation and step % (trainer.val_check_batch or step) == 0
-        if due and not validates:  # otherwise it is saved after the validation, with the metric
+        self._validation_due = self._validates and step % (trainer.val_check_batch or step) == 0
+        if due and not self._validation_due:  # otherwise it is saved after the validation, with the metric
             self.save(trainer, pl_module)
         if number := max_at_logged_steps(trainer, pl_module, self.stop_signal):
             self.signals.received = number
@@ -176,11 +184,12 @@ class CheckpointCallback(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save with the new value of the monitored metric."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._validated_step = trainer.global_step
+            self._validated_step, self._validation_due = trainer.global_step, False
             self.save(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Save the last step unless it is saved, and export the weights."""
+        self._is_complete = True
         self.save(trainer, pl_module)
         if not self._is_enabled(trainer):
             pl_module.check_finite()
@@ -196,7 +205,7 @@ class CheckpointCallback(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Complete the last save of a run that was killed after its last step; Lightning calls no other hook then."""
-        if self._saved_step >= 0 or not self._is_enabled(trainer) or not trainer.is_global_zero:
+        if self._is_complete or not self._is_enabled(trainer) or not trainer.is_global_zero:
             return
         if last := [path for path in self._list_own() if path.name.endswith("-last")][:1]:
             self._link_and_prune(last[0], last[0].name.removesuffix("-last"))

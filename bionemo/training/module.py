@@ -335,6 +335,6 @@ class TrainingModule(pl.LightningModule):
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:
         """Restore the state of this module; `check_resumable` has checked it."""
-        state["loops"] = loop_state_at_step(self.trainer, state["global_step"], bool(state.get("validation_due")))
+        state["loops"] = loop_state_at_step(self.trainer, state["global_step"])
         self.schedule_step = state["schedule_step"]
         self.scaler.load_state_dict(state["loss_scaler"])

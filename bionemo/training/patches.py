@@ -7,6 +7,7 @@
 * `_original_handlers` of one trainer: the SIGTERM handler that Lightning restores after training.
 * `limit_val_batches` and the minimum numbers of steps and epochs of one trainer, when a run ends early.
 * The state of the loops of one trainer.
+* `fit_loop.run` of one trainer, to begin with a validation that was interrupted.
 * `_TunerExitException`, which ends a run in the middle of a validation.
 """
 
@@ -47,19 +48,27 @@ def end_run() -> NoReturn:
 
 
 def stop_training(trainer: pl.Trainer) -> None:
-    """End training after this step, without a validation and even before `trainer.min_steps`.
-
-    A validation that is due at this step is not repeated by the resumed run.
-    """
+    """End training after this step, without a validation and even before `trainer.min_steps`."""
     trainer.should_stop = True
     trainer.limit_val_batches = 0
     trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
 
-def loop_state_at_step(trainer: pl.Trainer, step: int, validation_due: bool = False) -> dict[str, Any]:
-    """Return the state of Lightning's loops after exactly `step` batches, including validations that were due.
+def validate_first(trainer: pl.Trainer) -> None:
+    """Begin `fit` with a validation, even if the run has no step left."""
+    run = trainer.fit_loop.run
 
-    With `validation_due`, the validation that is due after this step is still to be made.
+    def validate_and_run() -> None:
+        trainer.validating = True
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
+        run()
+
+    trainer.fit_loop.run = validate_and_run  # type: ignore[method-assign]
+
+
+def loop_state_at_step(trainer: pl.Trainer, step: int) -> dict[str, Any]:
+    """Return the state of Lightning's loops after exactly `step` batches, including validations that were due.
 
     One batch is one update and all batches are one epoch, so the step determines every counter. The counters that
     Lightning saves depend on the hook that saves: at the end of a batch they are one behind, and every validation of
@@ -71,8 +80,5 @@ def loop_state_at_step(trainer: pl.Trainer, step: int, validation_due: bool = Fa
             counters[scope].update(dict.fromkeys(counters[scope], step))
         fit["epoch_progress"][scope].update(ready=1, started=1, processed=0, completed=0)
     fit["epoch_loop.state_dict"]["_batches_that_stepped"] = step
-    if validation_due:
-        fit["epoch_loop.val_loop.batch_progress"]["total"].update(ready=1, started=1, processed=0, completed=0)
-        fit["epoch_loop.state_dict"]["_batches_that_stepped"] = step - 1  # Lightning adds 1 after the validation
     others = {name: getattr(trainer, name).state_dict() for name in ("validate_loop", "test_loop", "predict_loop")}
     return {"fit_loop": fit, **others}

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loggers: one run for all starts, errors that do not end training, and the real packages (slow)."""
 
+import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,7 +141,11 @@ def test_clearml_offline(install: Any, tmp_path: Path) -> None:
     lines = train(install("clearml==2.1.12"), tmp_path / "run", *SHORT, "++exp_manager.create_clearml_logger=True",
                   CLEARML_OFFLINE_MODE="1", HOME=str(tmp_path))  # fmt: skip
     assert lines
-    assert list(tmp_path.rglob("offline-*.zip"))
+    [archive] = tmp_path.rglob("offline-*.zip")
+    with zipfile.ZipFile(archive) as files:
+        task = json.loads(files.read("task.json"))
+    assert (task["project_name"], task["name"], task["tags"]) == ("NeMo", "Trainer esm2-8M", ["NeMo"])
+    assert not task.get("script")  # neither `git diff` nor imports of a checkout
 
 
 @pytest.mark.slow

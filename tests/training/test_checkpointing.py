@@ -443,6 +443,21 @@ def test_the_time_of_a_run_is_limited(tmp_path: Path) -> None:
         train(config(directory, "exp_manager.max_time_per_run=1h"))
 
 
+def test_a_validation_that_the_time_limit_prevents_is_made_by_the_next_start(tmp_path: Path) -> None:
+    """Also after the last step: the second start writes the best checkpoint and the .nemo file."""
+    limited = ("exp_manager.max_time_per_run='00:00:00:00'", "trainer.max_steps=1", "trainer.val_check_interval=1",
+               f"{PARAMS}.save_nemo_on_train_end=True")  # fmt: skip
+    for directory, starts in ((tmp_path / "limited", 2), (tmp_path / "whole", 1)):
+        for _ in range(starts):
+            train(config(directory, *limited[starts == 1 :]))
+    assert logged(tmp_path / "limited", "val_loss") == logged(tmp_path / "whole", "val_loss") != {}
+    found, expected = (
+        sorted(path.name for path in tmp_path.glob(f"{name}/checkpoints/[!.]*")) for name in ("limited", "whole")
+    )
+    assert found == expected
+    assert len(found) == 3  # the newest and the best checkpoint, and the .nemo file
+
+
 @pytest.mark.usefixtures("given_losses")
 def test_early_stopping(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A run that stopped early stays stopped; every checkpoint has the counter of its own step."""

@@ -212,6 +212,27 @@ def test_a_signal_in_a_validation_saves_the_step(tmp_path: Path, start: type[Ter
     assert load_manifest(last_checkpoint(run.directory))["step"] == 51
 
 
+def test_a_signal_in_the_last_validation_does_not_lose_its_metric(tmp_path: Path) -> None:
+    """The same command repeats the validation; it ends with the checkpoints and metrics of a run without a signal."""
+    last = ("trainer.val_check_interval=50", "trainer.max_steps=50")
+    run = Forked(tmp_path, MANY, *last)
+    run.wait_for("step 50 of")
+    time.sleep(1)
+    run.send(signal.SIGTERM)
+    assert run.end() == 128 + signal.SIGTERM, run.lines()
+    resumed = Forked(tmp_path, MANY.replace("20000", "8"), *last)
+    assert resumed.end() == 0, resumed.lines()
+    assert any(line.startswith("step 50  val_loss") for line in resumed.lines())
+    (other := tmp_path / "other").mkdir()
+    whole = Forked(other, MANY.replace("20000", "8"), *last)
+    assert whole.end() == 0, whole.lines()
+    found, expected = (
+        {path.name: load_manifest(path)["metrics"] for path in (each.directory / "checkpoints").iterdir()}
+        for each in (resumed, whole)
+    )
+    assert found == expected
+
+
 def test_a_signal_in_a_test_ends_the_run_at_once(tmp_path: Path) -> None:
     short = ("trainer.max_steps=2", "trainer.val_check_interval=2", "trainer.limit_val_batches=1")
     run = Forked(tmp_path, MANY, "do_testing=True", *short)

@@ -30,7 +30,7 @@ _DESCRIPTION = """\
 Computes outputs of a trained model for the sequences of FASTA, CSV or SMILES files. An interrupted prediction
 continues when the same command is run again.
 
-arrays in .npz, .h5 and .pt files; .parquet and .csv files have a row for each sequence
+arrays in .npz and .h5 files; .parquet and .csv files have a row for each sequence
 """ + "\n".join(f"  {name:18} {text}" for name, text in ARRAY_DESCRIPTIONS.items())
 _SPEC = CommandSpec(
     schema=InferConfig,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files for libraries that crash the process when a write fails: the error is raised after the library has finished.
+"""Files for a library that crashes the process when a write fails: the error is raised after it has finished.
 
 HDF5 writes its caches again when a file is closed and when the process ends, and reads back what it has written. It
-crashes if a write or a read fails. torch's writer raises the error in a destructor, which ends the process.
+crashes if a write or a read fails.
 """
 
 import io

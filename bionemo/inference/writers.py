@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Output files of predictions, in the order of the input.
 
-    .npz .h5 .pt   `id` [N], `tokens` [N], outputs per sequence [N, ...], outputs per token [all tokens, ...], of
-                   which sequence i has `offsets`[i] to `offsets`[i + 1]; generated molecules are text, in .pt lists
+    .npz .h5       `id` [N], `tokens` [N], outputs per sequence [N, ...], outputs per token [all tokens, ...], of
+                   which sequence i has `offsets`[i] to `offsets`[i + 1]; generated molecules are text
     .parquet       a row for each sequence, lists for vectors and samples
     .csv           a row for each sequence, a column for each number or text
     .pkl           v1's format: a list of dictionaries, hiddens [n, D] in each
     h5_by_id       a .h5 file with a data set for each id: [D] for outputs per sequence, [n, D] for outputs per token
 
-N sequences. All formats except .pt and .pkl are written part by part, in bounded memory.
+N sequences. All formats except .pkl are written part by part, in bounded memory.
 """
 
 import os
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.lib import format as npy
 from safetensors import safe_open
 
@@ -35,7 +34,7 @@ from bionemo.inference.outputs import GENERATED, PER_TOKEN
 from bionemo.inference.part_files import COMPLETE
 from bionemo.inference.text_outputs import decode_texts
 
-FORMATS = ("npz", "h5", "pt", "csv", "parquet", "pkl")
+FORMATS = ("npz", "h5", "csv", "parquet", "pkl")
 BY_ID = "h5_by_id"
 
 
@@ -206,14 +205,6 @@ def _h5_by_id(path: Path, results: PredictionResults) -> None:
             target.raise_error()
 
 
-def _pt(path: Path, results: PredictionResults) -> None:
-    numbers = {name: torch.from_numpy(array) for name, array in _index(results).items() if name != "id"}
-    arrays = {name: np.concatenate(list(results.column(name))) for name in results.outputs}
-    values = {name: each.tolist() if name in GENERATED else torch.from_numpy(each) for name, each in arrays.items()}
-    with defer_errors(path) as target:
-        torch.save({"id": results.ids, **numbers, **values}, target)  # type: ignore[arg-type]
-
-
 def _index(results: PredictionResults) -> dict[str, np.ndarray]:
     found = {"id": np.array(results.ids, np.str_), "tokens": results.tokens}
     return found | ({"offsets": results.offsets} if set(results.outputs) & {*PER_TOKEN} else {})
@@ -285,5 +276,5 @@ def _pkl(path: Path, results: PredictionResults) -> None:
 
 
 _WRITERS: dict[str, Callable[[Path, PredictionResults], None]] = {
-    "npz": _npz, "h5": _h5, "pt": _pt, "csv": _csv, "parquet": _parquet, "pkl": _pkl, BY_ID: _h5_by_id,
+    "npz": _npz, "h5": _h5, "csv": _csv, "parquet": _parquet, "pkl": _pkl, BY_ID: _h5_by_id,
 }  # fmt: skip

@@ -9,18 +9,17 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-import torch
 
 from tests.inference.samples import go, sequences
 
 
-@pytest.mark.parametrize("kind", ["h5", "pt", "parquet", "pkl"])
+@pytest.mark.parametrize("kind", ["h5", "parquet", "pkl"])
 def test_formats_have_equal_content(kind: str, model: Path, fasta: Path, tmp_path: Path) -> None:
     overrides = ["model.downstream_task.outputs=[embeddings,hiddens,pseudo_perplexity]"]
     go(model, fasta, tmp_path / "x.npz", *overrides)
     go(model, fasta, tmp_path / f"x.{kind}", *overrides)
     one = np.load(tmp_path / "x.npz")
-    read = {"h5": from_h5, "pt": from_pt, "parquet": from_parquet, "pkl": from_pkl}[kind]
+    read = {"h5": from_h5, "parquet": from_parquet, "pkl": from_pkl}[kind]
     for key, values in read(tmp_path / f"x.{kind}").items():
         assert np.array_equal(one[key], values), key
 
@@ -31,12 +30,6 @@ def from_h5(path: Path) -> dict[str, np.ndarray]:
         assert "rows offsets[i]:offsets[i + 1] of hiddens" in file["offsets"].attrs["description"]
         assert all(each.attrs["description"] for each in file.values())
         return {name: np.array(each.asstr()[:] if name == "id" else each) for name, each in file.items()}
-
-
-def from_pt(path: Path) -> dict[str, np.ndarray]:
-    found = torch.load(path, weights_only=True)
-    assert len(found) == 6
-    return {name: np.array(each) for name, each in found.items()}
 
 
 def from_parquet(path: Path) -> dict[str, np.ndarray]:

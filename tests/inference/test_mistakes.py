@@ -95,4 +95,4 @@ def test_existing_outputs_are_kept(model: Path, fasta: Path, tmp_path: Path) -> 
     null = ("/dev/null", "model.data.output_format=npz", "model.data.overwrite=True")
     assert "/dev/null is a device or a pipe" in mistake(model, fasta, Path(null[0]), *null[1:])
     assert len(np.load(output)["id"]) == 10
-    assert "does not end in one of .npz, .h5" in mistake(model, fasta, tmp_path / "out" / "x.foo")
+    assert "does not end in one of .npz, .h5, .csv, .parquet, .pkl" in mistake(model, fasta, tmp_path / "out" / "x.pt")

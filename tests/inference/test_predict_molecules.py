@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-import torch
 
 import bionemo
 from bionemo.cli.predict import predict
@@ -69,11 +68,6 @@ def from_h5(path: Path) -> dict[str, Any]:
         return {name: file[name].asstr()[:].tolist() for name in ("id", "reconstruction", "samples")}
 
 
-def from_pt(path: Path) -> dict[str, Any]:
-    found = torch.load(path, weights_only=True)
-    return {name: found[name] for name in ("id", "reconstruction", "samples")}
-
-
 def from_csv(path: Path) -> dict[str, Any]:
     options = pyarrow.csv.ConvertOptions(strings_can_be_null=False)
     table = pyarrow.csv.read_csv(path, convert_options=options)
@@ -85,7 +79,7 @@ def from_csv(path: Path) -> dict[str, Any]:
 
 
 READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "npz": from_npz, "h5": from_h5, "pt": from_pt, "csv": from_csv,
+    "npz": from_npz, "h5": from_h5, "csv": from_csv,
     "parquet": lambda path: lists(pyarrow.parquet.read_table(path).to_pylist()),
     "pkl": lambda path: lists(pickle.loads(path.read_bytes())),
 }  # fmt: skip

@@ -88,7 +88,7 @@ class InferDataConfig:
     long_sequences: Literal["truncate", "split", "drop", "error"]  # longer than the model's maximum length
     on_invalid: Literal["skip", "keep", "error"]  # SMILES that RDKit cannot parse, or without a known token
     output_fname: str  # "": name of the first input file with another extension, in the current directory
-    output_format: Literal["npz", "h5", "pt", "csv", "parquet", "pkl", "h5_by_id"] | None  # h5_by_id: a set per id
+    output_format: Literal["npz", "h5", "csv", "parquet", "pkl", "h5_by_id"] | None  # h5_by_id: a set per id
     overwrite: bool  # replace an existing file
 
 

@@ -155,13 +155,13 @@ def _subdirectories(directories: Iterable[Path]) -> list[Path]:
 
 
 def find_newest(
-    directories: Collection[Path], on_damage: Callable[[Path, str], None], ignored: Collection[Path] = ()
+    directory: Path, on_damage: Callable[[Path, str], None], ignored: Collection[Path] = ()
 ) -> Path | None:
     """Return the newest undamaged checkpoint; call `on_damage(path, problem)` for damaged ones."""
     no_manifest = [
-        path for path in _subdirectories(directories) if (path / STATE).exists() and not load_manifest(path)
+        path for path in _subdirectories([directory]) if (path / STATE).exists() and not load_manifest(path)
     ]
-    for path in sorted(no_manifest) + list_complete(*directories):
+    for path in sorted(no_manifest) + list_complete(directory):
         if path in ignored:
             continue
         if not (problem := find_damage(path)):

@@ -20,7 +20,6 @@ _SCHEMA: dict[str, Any] = {
             "stream_samples": _COUNT,
             "consumed_samples": _COUNT,
             "consumed_tokens": _COUNT,
-            "window": _COUNT,  # of earlier versions, instead of window_start and window_end
         },
         "stream": {"*": _PLAIN},
     },

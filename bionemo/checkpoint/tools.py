@@ -75,10 +75,8 @@ def _position(position: dict[str, int]) -> str:
     if find_missing_entry({"SequenceData": {"position": position}}, "SequenceData.position"):
         return "unknown"
     samples, tokens = position["consumed_samples"], position["consumed_tokens"]
-    window = (
-        f"window {position['window']}" if "window" in position else f"window of sample {position['window_start']:,}"
-    )
-    return f"{samples:,} samples and {tokens:,} tokens consumed; next: row {position['row']} of the {window}"
+    row, start = position["row"], position["window_start"]
+    return f"{samples:,} samples and {tokens:,} tokens consumed; next: row {row} of the window of sample {start:,}"
 
 
 def average(output: Path, inputs: Sequence[Path]) -> None:

@@ -63,7 +63,7 @@ def main() -> None:
 
         silence_dependencies()  # some libraries have installed their handlers during the import
         name, path = options.pop("command"), options.pop("model")
-        load = partial(_load, **{key: options.pop(key) for key in ("device", "precision", "longest")})
+        load = partial(_load, **{key: options.pop(key) for key in ("device", "precision", "max_length")})
         load_model = partial(load, path) if path else None
         run: dict[str, Callable[..., None]] = {
             "contacts": commands.run_contacts, "contacts-fit": commands.run_contacts_fit, "map": commands.run_map,
@@ -92,10 +92,10 @@ def _parse(parser: ArgumentParser) -> dict[str, Any]:
     return options | {"model": Path(model) if model else None}
 
 
-def _load(path: Path, device: str | None, precision: str, longest: int | None) -> "TrainedModel":
+def _load(path: Path, device: str | None, precision: str, max_length: int | None) -> "TrainedModel":
     from bionemo.inference.load import load
 
-    return load(path, device, precision, longest)
+    return load(path, device, precision, max_length)
 
 
 def _variants(load_model: Any, scan: bool, variants: Path | None, **options: Any) -> None:
@@ -175,7 +175,7 @@ def _parser() -> ArgumentParser:
             help="precision of matrix products (%(default)s)",
         )  # fmt: skip
         add(
-            "--max-length", "--longest", dest="longest", type=int, metavar="TOKENS",
+            "--max-length", type=int, metavar="TOKENS",
             help="maximum length of a sequence with begin and end tokens, if longer than in training (rotary models)",
         )  # fmt: skip
         add("--overwrite", action="store_true", help="replace existing output files")

@@ -34,14 +34,6 @@ _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _DIRECTORY = Path(__file__).parents[1]
 _PACKAGES = ("models", "launch", "preparation")  # contain classes and functions that a configuration may name
 _OWN_NAME = re.compile(rf"bionemo\.({'|'.join(_PACKAGES)})\.([a-z]\w*)\.(\w+)")
-_RENAMED = {  # names in configurations of earlier versions
-    "bionemo.launching.local.Local": "bionemo.launch.local.Local",
-    "bionemo.launching.mpi.Mpi": "bionemo.launch.mpi.Mpi",
-    "bionemo.launching.slurm.Slurm": "bionemo.launch.slurm.Slurm",
-    "bionemo.launching.bcp.Bcp": "bionemo.launch.bcp.Bcp",
-    "bionemo.launching.ray.Ray": "bionemo.launch.ray.Ray",
-    "bionemo.megatron.corpus.prepare": "bionemo.preparation.megatron_corpus.prepare",
-}
 T = TypeVar("T")
 Definition = ast.ClassDef | ast.FunctionDef
 
@@ -52,7 +44,6 @@ def import_target(name: str) -> Any:
     Raises:
         UserError: if the name is not allowed or does not exist.
     """
-    name = _RENAMED.get(name, name)
     module, _, attribute = name.rpartition(".")
     shown = repr(name[:100])
     if not is_allowed(name):
@@ -74,7 +65,7 @@ def is_allowed(name: str) -> bool:
     """Return whether a name may be imported, without importing anything."""
     if not _DOTTED_NAME.fullmatch(name):
         return False
-    if name in _RENAMED or _definition(name) or name in _entry_points():
+    if _definition(name) or name in _entry_points():
         return True
     packages = (package.strip() for package in os.environ.get(TRUSTED_PACKAGES, "").split(","))
     return any(package and name.startswith(f"{package}.") for package in packages)
@@ -92,7 +83,7 @@ def target_schema(target: str, expected: type[T]) -> type[T]:
     Raises:
         UserError: if the class cannot be imported, or its dataclass is not a subclass of `expected`.
     """
-    definition = _definition(_RENAMED.get(target, target))
+    definition = _definition(target)
     found = getattr(schema, _annotation(definition), None) if definition else None
     if found is None:
         found = _annotated_type(import_target(target))

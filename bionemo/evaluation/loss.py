@@ -283,7 +283,7 @@ class Loss(Suite):
             parts += ["<h3>By family</h3>", _group_table(summaries, "families")]
         if searched := {name: each for name, each in summaries.items() if "without" in each}:
             tools = ", ".join(dict.fromkeys(each["search"] for each in searched.values()))
-            names = next(iter(searched.values())).get("not_searched")  # reports of earlier versions have none
+            names = next(iter(searched.values()))["not_searched"]
             unsearched = escape(f" Not searched, with too few known residues: {_list_names(names)}.") if names else ""
             parts += [
                 f"<h3>By identity to the training data</h3><p>Highest identity of a local alignment that covers 80 % "

@@ -169,8 +169,6 @@ class ReportCallback(pl.Callback):
     `data` its entry of the report, see `describe_data`.
     """
 
-    state_key = "Conclusion"  # in checkpoints, by an earlier name of this class
-
     def __init__(
         self, cfg: DownstreamConfig, directory: Path, classes: tuple[str, ...], fingerprint: str,
         data: Mapping[str, Any],
@@ -184,12 +182,12 @@ class ReportCallback(pl.Callback):
         return {"history": self.history, "run": self.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the history; checkpoints of earlier versions have no fingerprint.
+        """Restore the history.
 
         Raises:
             UserError: if the checkpoint belongs to a run with another model, other labels or another head.
         """
-        if state_dict.get("run", self.fingerprint) != self.fingerprint:
+        if state_dict["run"] != self.fingerprint:
             raise UserError(
                 f"{self.directory} has checkpoints of a run with another pretrained model, other labels or another "
                 "head: choose another exp_manager.exp_dir"

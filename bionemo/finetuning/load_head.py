@@ -11,7 +11,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.data.files import SMILES_EXTENSIONS
@@ -32,8 +31,8 @@ class TrainedHead(NamedTuple):
     head: Head
     classes: tuple[str, ...]  # names of the classes; () for regression
     encoder: Path  # path of the model that the head was trained with
-    wild_type: str | None = None  # if the head predicts labels of variants of one protein
-    encoder_weights: str | None = None  # checksum of the weights of that model; None in older files
+    wild_type: str | None  # if the head predicts labels of variants of one protein
+    encoder_weights: str  # checksum of the weights of that model
 
 
 def read_trained_head(path: Path) -> TrainedHead:
@@ -48,9 +47,7 @@ def read_trained_head(path: Path) -> TrainedHead:
             task = json.loads((file.metadata() or {})["task"])
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         classes, encoder = tuple(map(str, task["classes"])), Path(str(task["encoder"]))
-        wild_type, encoder_weights = (
-            None if task.get(name) is None else str(task[name]) for name in ("wild_type", "encoder_weights")
-        )
+        wild_type = None if task["wild_type"] is None else str(task["wild_type"])
         head = _build_head(weights, max(len(classes), 1))
         head.load_state_dict(weights)
     except OSError as error:
@@ -62,7 +59,7 @@ def read_trained_head(path: Path) -> TrainedHead:
         ) from error
     if not all_finite(weights.values()):
         raise UserError(f"{path} has weights that are not finite: train the head again")
-    return TrainedHead(head.eval(), classes, encoder, wild_type, encoder_weights)
+    return TrainedHead(head.eval(), classes, encoder, wild_type, str(task["encoder_weights"]))
 
 
 def check_encoder(trained: TrainedHead, path: Path, weights: str) -> None:
@@ -71,9 +68,7 @@ def check_encoder(trained: TrainedHead, path: Path, weights: str) -> None:
     Raises:
         UserError: if it was trained with another one.
     """
-    if trained.encoder_weights is None:
-        notify(f"the head does not store which weights it was trained with: check that {path} has them")
-    elif trained.encoder_weights != weights:
+    if trained.encoder_weights != weights:
         raise UserError(
             f"{path} has other weights than the model that the head was trained with ({trained.encoder}): use that "
             "model, or train a head for this one"

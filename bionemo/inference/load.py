@@ -47,8 +47,7 @@ _LENGTHS = (
 
 
 def load(
-    path: str | Path, device: str | None = None, precision: str = "32", max_length: int | None = None,
-    *, longest: int | None = None,
+    path: str | Path, device: str | None = None, precision: str = "32", max_length: int | None = None
 ) -> TrainedModel:  # fmt: skip
     """Load a trained model onto one device; it may have been trained with any parallel layout.
 
@@ -58,7 +57,6 @@ def load(
         precision: `32`, `bf16-mixed` or `16-mixed`, as in training.
         max_length: maximum number of tokens of a sequence, with begin and end tokens. It may exceed the length in
             training if the model has rotary positions. None: the length in training.
-        longest: former name of max_length.
 
     Raises:
         UserError: if the model does not exist, is damaged, or cannot be used on this machine.
@@ -66,7 +64,7 @@ def load(
     if device is None:
         device = "cuda" if use_gpu("auto") else "cpu"
     path, saved = open_saved_model(path)
-    network = build_network(saved, path, longest if max_length is None else max_length)
+    network = build_network(saved, path, max_length)
     return load_network(network, saved, path, device, precision)
 
 

@@ -48,10 +48,9 @@ def count_sequences(path: Path, digest: str) -> int | None:
 
 
 def read_numbers(path: Path, problem: str) -> list[int]:
-    """Read the numbers of a part's records with a problem; parts of earlier versions have fewer problems."""
+    """Read the numbers of a part's records with a problem."""
     with safe_open(path, framework="np") as file:
-        names = file.keys()
-        return file.get_tensor(problem).tolist() if problem in names else []
+        return file.get_tensor(problem).tolist()
 
 
 def _tensor(values: np.ndarray) -> torch.Tensor:

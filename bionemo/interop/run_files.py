@@ -39,7 +39,7 @@ def move_old_files(directory: Path, run: str | None, copies: Iterable[str] = ())
     new = {Path(path).name for path in copies}
     files = [path for path in directory.iterdir() if path.is_file()]
     last_run, copied = _read_record(directory) or ("", None)
-    # without a record, logs of NeMo are those of BioNeMo v1 or an earlier version
+    # without a record, logs of NeMo are those of BioNeMo v1
     has_runs = copied is not None or any(re.fullmatch(_NEMO_LOGS, path.name) for path in files)
     old = []
     for path in files:

@@ -32,9 +32,8 @@ class InputFile:
     source: str  # path or URL
     size: int  # number of bytes
     sha256: str  # checksum of all bytes
-    mtime_ns: int | None = None  # modification time; None in manifests of earlier versions
-    # SHA-256 of blocks at regular distances, of all bytes for small files; None in earlier versions
-    sample: str | None = None
+    mtime_ns: int  # modification time
+    sample: str  # SHA-256 of blocks at regular distances, of all bytes for small files
 
     @classmethod
     def create(cls, source: str, path: Path, content: OutputFile) -> "InputFile":
@@ -53,7 +52,7 @@ class InputFile:
         found = path.stat()
         if found.st_size != self.size:
             return False
-        if self.sample is not None and found.st_mtime_ns == self.mtime_ns:
+        if found.st_mtime_ns == self.mtime_ns:
             return _sample(path, self.size) == self.sample
         with progress(f"comparing {path.name} with the file that was prepared", self.size) as advance:
             return checksum_file(path, advance).sha256 == self.sha256

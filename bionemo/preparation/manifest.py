@@ -68,7 +68,7 @@ class Manifest:
     tallies: dict[str, RecordCounts] = field(default_factory=dict)  # record counts by a name for each input
     # the output files by path relative to the output, with `/`
     files: dict[str, OutputFile] = field(default_factory=dict)
-    # versions of the libraries on which the content depends; {} in manifests of earlier releases
+    # versions of the libraries on which the content depends
     versions: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -105,8 +105,7 @@ class Manifest:
         _check(isinstance(content, dict), "the whole file")
         if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
             raise ValueError("it was written by another version")
-        names = [each.name for each in fields(cls) if each.name != "versions" or each.name in content]
-        manifest: Manifest = _parse({name: content.get(name) for name in names}, cls, "")
+        manifest: Manifest = _parse({each.name: content.get(each.name) for each in fields(cls)}, cls, "")
         for name in manifest.files:
             _check(is_output(name), f"files: {name[:80]!a} is not a name that a preparation writes")
         return manifest

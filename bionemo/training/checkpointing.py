@@ -328,7 +328,7 @@ class CheckpointCallback(pl.Callback):
         return f"{trainer.datamodule.validation_identity(limit)} {monitored}"
 
     def _has_other_validation(self, path: Path) -> bool:
-        """Return whether the metric of a checkpoint is not comparable; earlier versions did not record this."""
+        """Return whether the metric of a checkpoint is not comparable."""
         return checkpoint.load_manifest(path).get("validation", self._validation) != self._validation
 
     def _sort_by_metric(self, metrics: dict[Path, float | None]) -> list[Path]:
@@ -346,8 +346,7 @@ class CheckpointCallback(pl.Callback):
 def _own_archive(path: Path, run_id: str) -> Path:
     """Return a path that no other run or program uses, and record next to it which run writes it.
 
-    `-v1` or a higher number is inserted before the suffix if needed. `run_id` is "" for runs of versions that recorded
-    none.
+    `-v1` or a higher number is inserted before the suffix if needed.
 
     Raises:
         OSError: if the record cannot be written.
@@ -356,8 +355,7 @@ def _own_archive(path: Path, run_id: str) -> Path:
         candidate = path.with_name(f"{path.stem}-v{number}{path.suffix}") if number else path
         record = candidate.with_name(f".{candidate.name}.run")
         if not os.path.lexists(candidate) or _read_record(record) == run_id:
-            if run_id:
-                write_atomic(record, json.dumps({"run": run_id}))
+            write_atomic(record, json.dumps({"run": run_id}))
             return candidate
     raise AssertionError
 

@@ -20,7 +20,6 @@ from bionemo.config.saved_model import add_defaults
 from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.data.loader import StepBatch
-from bionemo.interop.weight_names import FREQUENCIES
 from bionemo.megatron import groups
 from bionemo.megatron.precision import LossScaler, Precision
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
@@ -327,10 +326,7 @@ class TrainingModule(pl.LightningModule):
         state |= self.checkpoint_metadata
         state["schedule_step"] = self.schedule_step
         state["model"] = self._get_model().identity
-        config = asdict(self.config)
-        if config.get(FREQUENCIES, 0) is None:  # so that earlier versions, which do not know this key, read it
-            del config[FREQUENCIES]
-        state["config"] = redact_tree(config)
+        state["config"] = redact_tree(asdict(self.config))
         state["loss_scaler"] = self.scaler.state_dict()
 
     def on_load_checkpoint(self, state: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 
 import logging
 import uuid
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,15 +27,14 @@ log = logging.getLogger(__name__)
 _POSITION_EMBEDDINGS = "position_embeddings.weight"
 
 
-def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
+def find_resume_checkpoint(cfg: RunConfig, directory: Path, log_dir: Path) -> Path | None:
     """Return the checkpoint to resume from: the newest complete one of this run, else None.
 
     A configured checkpoint is the start of a branch: the run resumes from it unless it has checkpoints of this branch,
     so that the same command continues a run that was interrupted.
 
-    The newest checkpoint has the highest step, whether it is a `*-last`, a best one or an `hpc_ckpt_*` of an earlier
-    version in the log directory. If several runs share a checkpoint directory, a run with checkpoints there resumes
-    only from its own.
+    The newest checkpoint has the highest step, whether it is a `*-last` or a best one. If several runs share a
+    checkpoint directory, a run with checkpoints there resumes only from its own.
 
     Raises:
         UserError: if the configured checkpoint is not usable, or there is no checkpoint and the configuration requires
@@ -51,20 +49,20 @@ def find_resume_checkpoint(cfg: RunConfig, *directories: Path) -> Path | None:
             raise UserError(f"{named} is not a checkpoint: set restore_from_path instead of resume_from_checkpoint")
         checkpoint.check(start)
         continues = config.resume_if_exists and cfg.do_training
-        return _find_in_branch(start, directories) if continues else start
+        return _find_in_branch(start, directory) if continues else start
     if not config.resume_if_exists:
         found = None
     else:
-        others = _find_other_runs(*directories)
-        found = checkpoint.find_newest(directories, _log_damage, others)
+        others = _find_other_runs(directory, log_dir)
+        found = checkpoint.find_newest(directory, _log_damage, others)
         if found is None and not config.resume_ignore_no_checkpoint:
             raise UserError(
-                f"exp_manager.resume_if_exists=True: no checkpoint in {directories[0]}; "
+                f"exp_manager.resume_if_exists=True: no checkpoint in {directory}; "
                 "set exp_manager.resume_ignore_no_checkpoint=True to start from the beginning"
             )
     if found is None and not (cfg.do_training or cfg.restore_from_path):
         raise UserError(
-            f"do_testing=True without do_training: there is no checkpoint in {directories[0]} to test; set "
+            f"do_testing=True without do_training: there is no checkpoint in {directory} to test; set "
             "exp_manager.resume_from_checkpoint or restore_from_path"
         )
     return found
@@ -112,15 +110,15 @@ def _find_other_runs(checkpoint_dir: Path, log_dir: Path) -> set[Path]:
     return others if len(others) < len(paths) else set()
 
 
-def _find_in_branch(start: Path, directories: Sequence[Path]) -> Path:
+def _find_in_branch(start: Path, directory: Path) -> Path:
     """Return the newest complete checkpoint of the branch that starts at a checkpoint; without one, its start."""
     checksum = checkpoint.state_checksum(start)
     others = [
         path
-        for path in checkpoint.list_complete(*directories)
+        for path in checkpoint.list_complete(directory)
         if checkpoint.read_branch(checkpoint.load_manifest(path)).start != checksum
     ]
-    found = checkpoint.find_newest(directories, _log_damage, others)
+    found = checkpoint.find_newest(directory, _log_damage, others)
     if found is not None:
         log.warning("the run that was started from %s has a newer checkpoint and resumes from it", start)
     return found or start
@@ -130,7 +128,7 @@ def _log_damage(path: Path, problem: str) -> None:
     log.warning("checkpoint %s skipped: %s", path, problem)
 
 
-def choose_branch(cfg: RunConfig, resume_path: Path | None, *directories: Path) -> checkpoint.Branch:
+def choose_branch(cfg: RunConfig, resume_path: Path | None, directory: Path) -> checkpoint.Branch:
     """Return the branch of the checkpoints that a run writes.
 
     A run that resumes from the configured checkpoint starts a new branch.
@@ -140,18 +138,17 @@ def choose_branch(cfg: RunConfig, resume_path: Path | None, *directories: Path) 
     named = cfg.exp_manager.resume_from_checkpoint or cfg.model.resume_from_checkpoint
     if named is None or resume_path != Path(named):
         return checkpoint.read_branch(checkpoint.load_manifest(resume_path))
-    paths = checkpoint.list_complete(*directories)
+    paths = checkpoint.list_complete(directory)
     last = max((checkpoint.read_branch(checkpoint.load_manifest(path)).number for path in paths), default=0)
     return checkpoint.Branch(last + 1, checkpoint.state_checksum(resume_path))
 
 
-def new_or_resumed_run_id(resume_path: Path | None, *directories: Path) -> str:
+def new_or_resumed_run_id(resume_path: Path | None, directory: Path) -> str:
     """Return the ID that a run writes to its checkpoints; it deletes and replaces only checkpoints with this ID.
 
-    A run that resumes from a checkpoint in its own directories has the ID of that checkpoint, "" for checkpoints of
-    versions that recorded none. Other runs get a new ID.
+    A run that resumes from a checkpoint in its own directory has the ID of that checkpoint. Other runs get a new ID.
     """
-    if resume_path is not None and resume_path.resolve().parent in [path.resolve() for path in directories]:
+    if resume_path is not None and resume_path.resolve().parent == directory.resolve():
         return checkpoint.read_run_id(resume_path)
     return uuid.uuid4().hex
 

@@ -93,15 +93,15 @@ def train(
     gpu = use_gpu(cfg.trainer.accelerator)
     precision, compiled = resolve_precision(cfg.trainer.precision, gpu), is_compiled(cfg.model.compile, gpu)
     log_dir, checkpoint_dir = log_directory(cfg.exp_manager), checkpoint_directory(cfg.exp_manager)
-    newest = checkpoint.list_complete(checkpoint_dir, log_dir)[:1]  # another run may write until we hold the lock
+    newest = checkpoint.list_complete(checkpoint_dir)[:1]  # another run may write until we hold the lock
     resume_path = find_resume_checkpoint(cfg, checkpoint_dir, log_dir)
 
     time_limit = TimeLimit(cfg.exp_manager.max_time_per_run, cfg.trainer.max_time)
     checkpoints = CheckpointCallback(
         checkpoint_dir,
         cfg.exp_manager,
-        new_or_resumed_run_id(resume_path, checkpoint_dir, log_dir),
-        choose_branch(cfg, resume_path, checkpoint_dir, log_dir),
+        new_or_resumed_run_id(resume_path, checkpoint_dir),
+        choose_branch(cfg, resume_path, checkpoint_dir),
         time_limit,
     )
     monitor = HealthMonitor(duration_in_seconds("trainer.rank_timeout", cfg.trainer.rank_timeout))
@@ -130,7 +130,7 @@ def train(
         shared_graphs() if compiled else nullcontext(),
         _lock_directories(trainer, locked) as checkpoints.locks,
     ):
-        if checkpoint.list_complete(checkpoint_dir, log_dir)[:1] != newest:
+        if checkpoint.list_complete(checkpoint_dir)[:1] != newest:
             raise UserError(f"another run has just written to {checkpoint_dir}: run the command again")
         data, module = build(trainer, precision, resume_path)
         model = module.build_on_meta()  # the whole model, because the process groups do not exist yet

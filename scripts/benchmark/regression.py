@@ -122,7 +122,7 @@ def variants(model: Path, file: Path, out: Path) -> None:
         scores = out / f"{method}.csv"
         if not scores.exists():
             command("analysis", "variants", f"--model={model}", f"--variants={file}", f"--method={method}",
-                    f"--longest={longest + 2}", f"--output={scores}")  # fmt: skip
+                    f"--max-length={longest + 2}", f"--output={scores}")  # fmt: skip
         with scores.open(newline="") as table:
             found = {row["variant"]: float(row["zero_shot"]) for row in csv.DictReader(table)}
         answers = np.array([found[row["variant"]] for row in test])

@@ -86,7 +86,7 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def newest(*directories: Path) -> tuple[Path | None, list[str]]:
+def newest(directory: Path) -> tuple[Path | None, list[str]]:
     """Return the checkpoint to resume from and the defects of those that were skipped."""
     messages: list[str] = []
-    return checkpoint.find_newest(directories, lambda path, why: messages.append(f"{path.name}: {why}")), messages
+    return checkpoint.find_newest(directory, lambda path, why: messages.append(f"{path.name}: {why}")), messages

@@ -33,17 +33,15 @@ def test_several_processes_write_one_checkpoint(tmp_path: Path, processes: int) 
     assert checkpoint.load_manifest(tmp_path / "runs" / "a")["metrics"] == {"val_loss": 1 / 3}
 
 
-@pytest.mark.parametrize("order", permutations(("1-last", "step=20-last", "hpc_ckpt_3.ckpt")))
+@pytest.mark.parametrize("order", permutations(("1-last", "step=20-last", "step=3")))
 def test_newest_checkpoint_has_the_highest_step(tmp_path: Path, order: tuple[str, ...]) -> None:
-    """Checkpoints written for Slurm are in the log directory."""
-    places = [tmp_path / ("logs" if name.startswith("hpc") else "logs/checkpoints") / name for name in order]
+    places = [tmp_path / "checkpoints" / name for name in order]
     for step, place in enumerate(places, 9):  # step numbers are compared as numbers, not as text
         save(place, step)
-    found = tmp_path / "logs" / "checkpoints", tmp_path / "logs"
-    assert checkpoint.list_complete(*found) == places[::-1]
-    assert newest(*found) == (places[2], [])
+    assert checkpoint.list_complete(tmp_path / "checkpoints") == places[::-1]
+    assert newest(tmp_path / "checkpoints") == (places[2], [])
     shutil.rmtree(places[2])
-    assert newest(*found) == (places[1], [])
+    assert newest(tmp_path / "checkpoints") == (places[1], [])
 
 
 def test_other_directories_are_left_alone(two: tuple[Path, Path]) -> None:

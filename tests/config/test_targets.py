@@ -125,15 +125,3 @@ def test_empty_or_invalid_lists_trust_no_package(packages: Path, monkeypatch: py
         monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", value)
         with pytest.raises(UserError):
             import_target("hostile.Class")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("bionemo.launching.slurm.Slurm", "bionemo.launch.slurm.Slurm"),
-        ("bionemo.megatron.corpus.prepare", "bionemo.preparation.megatron_corpus.prepare"),
-    ],
-)
-def test_names_of_earlier_versions_are_accepted(old: str, new: str) -> None:
-    assert import_target(old) is import_target(new)
-    assert target_schema(old, object) is target_schema(new, object)

@@ -321,13 +321,6 @@ def test_fewer_epochs_end_after_as_many_samples() -> None:
     assert list(second.train_dataloader())[-1].next_position.consumed_samples == 150
 
 
-def test_a_position_of_an_earlier_version_is_read() -> None:
-    data = sequence_data()
-    state = data.state_dict() | {"position": {"window": 3, "row": 7, "consumed_samples": 50, "consumed_tokens": 900}}
-    data.load_state_dict(state)
-    assert data.position == DataPosition(192, 7, 0, 50, 50, 900)
-
-
 def test_epochs_without_a_limit() -> None:
     """As in Lightning, -1 is no limit."""
     data = sequence_data("model.data.train.use_upsampling=True")

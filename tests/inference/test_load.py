@@ -149,7 +149,7 @@ def test_keys_that_do_not_change_the_function_may_be_missing_or_unknown(tmp_path
     assert (config.hysteresis, config.seed) == (expected.hysteresis, expected.seed)
     assert (config.data.packing, config.data.max_seq_length) == (expected.data.packing, 64)
     assert (config.optim, config.data.preprocessing) == (expected.optim, None)
-    longer = bionemo.load(tmp_path / "changed", "cpu", longest=100).network.config
+    longer = bionemo.load(tmp_path / "changed", "cpu", max_length=100).network.config
     assert (longer.max_position_embeddings, longer.data.max_seq_length) == (100, 100)
 
 
@@ -167,21 +167,21 @@ def test_a_rotary_model_reads_longer_sequences_on_request(reference: tuple[Path,
     (text,) = sequences((150,))
     with pytest.raises(UserError, match="150 tokens, but the model accepts at most 94"):
         bionemo.load(path).embed([text])
-    ours = bionemo.load(path, longest=152)
+    ours = bionemo.load(path, max_length=152)
     ids = torch.tensor([[0, *ours.ids([text])[0].tolist(), 2]])
     with torch.no_grad():
         hidden = theirs.esm(ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0, 1:-1]
     assert np.allclose(ours.embed([text])[0], hidden.mean(0).numpy(), atol=1e-5)
-    assert np.array_equal(ours.embed(["MKTAY"]), bionemo.load(path, longest=10).embed(["MKTAY"]))
+    assert np.array_equal(ours.embed(["MKTAY"]), bionemo.load(path, max_length=10).embed(["MKTAY"]))
 
 
 def test_longer_sequences_of_a_checkpoint(tmp_path: Path) -> None:
     save_scaled(tmp_path / "model")
-    config = bionemo.load(tmp_path / "model", "cpu", longest=100).network.config
+    config = bionemo.load(tmp_path / "model", "cpu", max_length=100).network.config
     assert (config.max_position_embeddings, config.seq_length, config.data.max_seq_length) == (100, 100, 100)
 
 
 def test_learned_positions_have_a_maximum_length(writer: Path) -> None:
-    assert bionemo.load(writer, longest=8).embed(["CCO"]).shape[0] == 1
+    assert bionemo.load(writer, max_length=8).embed(["CCO"]).shape[0] == 1
     with pytest.raises(UserError, match=r"has \d+ learned positions, too few for 100,000 tokens"):
-        bionemo.load(writer, longest=100_000)
+        bionemo.load(writer, max_length=100_000)

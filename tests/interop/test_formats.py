@@ -163,7 +163,9 @@ def test_files_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         found = read_weights(tmp_path / str(number))
         assert all(torch.equal(found[name], values) for name, values in expected.items())
         with pytest.raises(UserError, match=f"is the directory of a run: name one of its checkpoints, .* {newest}$"):
-            find_resume_checkpoint(config(tmp_path / "b", f"exp_manager.resume_from_checkpoint={path}"), tmp_path)
+            find_resume_checkpoint(
+                config(tmp_path / "b", f"exp_manager.resume_from_checkpoint={path}"), tmp_path, tmp_path
+            )
     saved = sorted(each for each in newest.parent.iterdir() if each.is_dir())
     capsys.readouterr()
     checkpoint_command(monkeypatch, "verify", f"model={newest.parent.parent}")
@@ -206,7 +208,9 @@ def test_best_checkpoint_of_a_run(tmp_path: Path) -> None:
     assert locate_model(tmp_path / "run" / "checkpoints:best") == steps[2]
     convert(Path(best), tmp_path / "best.nemo")
     with pytest.raises(UserError, match=f"is the directory of a run: name one of its checkpoints, .* {steps[2]}$"):
-        find_resume_checkpoint(config(tmp_path / "b", f"exp_manager.resume_from_checkpoint={best}"), tmp_path)
+        find_resume_checkpoint(
+            config(tmp_path / "b", f"exp_manager.resume_from_checkpoint={best}"), tmp_path, tmp_path
+        )
     rewrite(steps[1], metrics={name: 0.5}, validation=f"another {kind}")
     assert locate_model(Path(best)) == steps[2]
     rewrite(steps[2], metrics={name: math.nan})

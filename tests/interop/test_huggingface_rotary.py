@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import EsmForMaskedLM
 
 import bionemo
-from bionemo.checkpoint import Checkpoint
 from bionemo.common.errors import UserError
 from bionemo.interop import nemo_archive
 from bionemo.interop.convert import convert
@@ -158,5 +157,4 @@ def test_checkpoints_with_exact_frequencies_do_not_have_the_key(tmp_path: Path) 
     """Earlier versions, which do not know it, read them."""
     train(config(tmp_path, "trainer.max_steps=1", "trainer.val_check_interval=1"))
     convert(last_checkpoint(tmp_path), tmp_path / "x.nemo")
-    assert "rotary_frequencies" not in Checkpoint(last_checkpoint(tmp_path)).config
     assert "rotary_frequencies" not in nemo_archive.read(tmp_path / "x.nemo").config

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """With output directories prepared by an attacker, neither files outside nor user files are deleted."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned
-from bionemo.preparation.manifest import Manifest, verify
+from bionemo.preparation.manifest import verify
 from tests.support.staged_outputs import make, tree
 
 STAGE = ".preparing-0123abcd"
@@ -249,14 +248,3 @@ def test_terminal_codes_of_a_manifest_are_not_printed(out: Path) -> None:
     path = out / "manifest.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": "\\u001b[2J\\n"'))
     assert "seed='\\x1b[2J\\n', not 0" in refused(out)
-
-
-def test_manifests_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    """Their inputs have neither modification time nor sample."""
-    make(tmp_path)
-    path = tmp_path / "manifest.json"
-    content = json.loads(path.read_text())
-    content["inputs"] = [{"source": "/x.fasta", "size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}]
-    path.write_text(json.dumps(content))
-    manifest = Manifest.read(tmp_path)
-    assert manifest is not None and manifest.inputs[0].mtime_ns is None

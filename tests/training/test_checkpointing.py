@@ -4,7 +4,6 @@
 import errno
 import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -306,37 +305,6 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_note(tmp_path: Path, name
     assert fingerprint(directory) == whole
 
 
-@pytest.fixture
-def slurm_s(tmp_path: Path) -> Path:
-    """Write a run whose `-last` is of step 4, with a checkpoint of step 6 in its log directory, as for Slurm."""
-    overrides = ("trainer.max_steps={}", "model.optim.sched.max_steps=8")
-    train(config(tmp_path / "4", *(override.format(4) for override in overrides)))
-    shutil.copytree(tmp_path / "4", tmp_path / "6")
-    train(config(tmp_path / "6", *(override.format(6) for override in overrides)))
-    last_checkpoint(tmp_path / "6").rename(tmp_path / "4" / "hpc_ckpt_1.ckpt")
-    return tmp_path / "4"
-
-
-def test_resuming_from_a_slurm_checkpoint_in_the_log_directory(slurm_s: Path, tmp_path: Path) -> None:
-    _, lines = run(slurm_s)
-    assert any("resuming from" in line and "hpc_ckpt_1.ckpt" in line for line in lines), lines
-    train(config(tmp_path / "whole"))
-    assert fingerprint(slurm_s) == fingerprint(tmp_path / "whole")
-
-
-SLURM = {"JOB_NAME": "job", "JOB_ID": "1", "NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
-SLURM = {f"SLURM_{key}": value for key, value in SLURM.items()}
-
-
-def test_slurm_checkpoints_are_verified_like_others(slurm_s: Path) -> None:
-    """Lightning would load it without verification when it detects Slurm."""
-    (slurm_s / "hpc_ckpt_1.ckpt" / "state.json").write_text("{}")
-    _, lines = run(slurm_s, **SLURM)
-    assert sum("hpc_ckpt_1.ckpt skipped: state.json has 2 bytes" in line for line in lines) == 1, lines
-    assert any("resuming from" in line and "step=4" in line for line in lines), lines
-    assert saved(slurm_s)[last_checkpoint(slurm_s).name] == 8
-
-
 @pytest.mark.usefixtures("given_losses")
 def test_no_checkpoint_is_deleted_before_its_successor_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -346,7 +314,7 @@ def test_no_checkpoint_is_deleted_before_its_successor_is_complete(
 
     def watched(path: Path) -> None:
         step = checkpoint.load_manifest(path)["step"]
-        newest = checkpoint.find_newest([path.parent], lambda path, why: pytest.fail(why))
+        newest = checkpoint.find_newest(path.parent, lambda path, why: pytest.fail(why))
         assert newest is not None
         assert checkpoint.load_manifest(newest)["step"] > step
         removed.append(path.name.endswith("-last"))

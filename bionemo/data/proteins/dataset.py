@@ -25,8 +25,6 @@ class ProteinDataset:
         self.token_counts = np.minimum(split.source.lengths, max_tokens - special) + np.int32(special)
         residues = int(split.source.lengths.sum(dtype=np.int64))
         self.fingerprint: dict[str, Any] = {"training residues": residues}
-        if lower := int(split.letter_counts[ord("a") : ord("z") + 1].sum()):  # unknown in earlier versions
-            self.fingerprint["lower-case letters, which are residues"] = lower
         self._table = alphabet.table.tobytes()
 
     def read_tokens(

@@ -211,7 +211,7 @@ def write_contact_head(path: Path, head: ContactHead, weights: str) -> None:
 
 
 def read_contact_head(path: Path) -> tuple[ContactHead, str | None]:
-    """Read a head written by `write_contact_head`, and the checksum of its model's weights (older files: None).
+    """Read a head written by `write_contact_head`, and the checksum of its model's weights (None: not stored).
 
     Raises:
         UserError: if the file is missing or invalid.

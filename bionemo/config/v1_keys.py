@@ -34,17 +34,47 @@ IGNORED = _by_key({
             "trainer_metric_callback_kwargs create_metadata_save_callback create_metric_collector "
             "metrics_collector_kwargs"
         ),
-        "exp_manager.create_preemption_callback": "create_kill_after_signal_callback",
+        "a run saves a checkpoint after SIGTERM and ends": "create_kill_after_signal_callback",
         "every checkpoint is verified": "create_checkpoint_integrity_callback",
         "trainer.enable_progress_bar": "progress_bar_kwargs",
     },
     "trainer.": {
-        "trainer.use_distributed_sampler": "replace_sampler_ddp",
+        "exp_manager creates loggers and checkpoints": "logger enable_checkpointing",
+        "samples are always distributed over the ranks": "use_distributed_sampler replace_sampler_ddp",
+        "trainer.min_steps": "min_epochs",
+        "predictions are made by `bionemo predict`": "limit_predict_batches",
+        "the models have no batch normalization": "sync_batchnorm",
+        "the files are read once for all epochs": "reload_dataloaders_every_n_epochs",
         "exp_manager.resume_from_checkpoint": "resume_from_checkpoint",
         "the strategy follows from the parallel sizes": "strategy plugins",
     },
+    "exp_manager.": {
+        "checkpoints are not uploaded": (
+            "wandb_logger_kwargs.log_model wandb_logger_kwargs.checkpoint_name mlflow_logger_kwargs.log_model "
+            "clearml_logger_kwargs.log_model clearml_logger_kwargs.model_name clearml_logger_kwargs.log_cfg "
+            "clearml_logger_kwargs.log_metrics"
+        ),
+        "seconds per step are always logged": "log_step_timing log_delta_step_timing step_timing_kwargs",
+        "`bionemo plan` prints FLOPs per step": "log_tflops_per_sec_per_gpu",
+        "set a larger trainer.max_steps": "resume_past_end",
+        "a run saves a checkpoint after SIGTERM and ends": "create_preemption_callback",
+        "a completed validation is not repeated": "disable_validation_on_resume",
+    },
+    "exp_manager.checkpoint_callback_params.": {
+        "checkpoints are directories named by filename": "filepath",
+        "no message is printed for a checkpoint": "verbose",
+        "the last checkpoint is kept for resuming": "save_last",
+        "names of checkpoints contain the names of metrics": "auto_insert_metric_name",
+        "every_n_train_steps or train_time_interval": "every_n_epochs save_on_train_epoch_end",
+        "model.tensor_model_parallel_size": "model_parallel_size",
+        "save_weights_only omits the optimizer state": "save_last_n_optim_states",
+    },
     "model.": {
         "model._target_": "target infer_target use_esm_attention",
+        "a resumed run continues with the schedule of its checkpoint": (
+            "optim.sched.last_epoch finetuning_optim.sched.last_epoch "
+            "dwnstr_task_validation.dataset.optim.sched.last_epoch"
+        ),
         "softmax, normalization, GELU and bias have one exact implementation": (
             "apply_query_key_layer_scaling normalize_attention_scores openai_gelu onnx_safe esm_gelu use_pt_layernorm "
             "use_pt_mlp_out"
@@ -113,11 +143,22 @@ IGNORED = _by_key({
         "model.data.data_impl_kwargs.csv_mmap.header_lines": "skip_lines",
         "model.micro_batch_size": "micro_batch_size",
         "missing indexes are built automatically": "skip_warmup",
-        "the order of samples is computed, not stored": "index_mapping_type",
+        "the order of samples is computed, not stored": "index_mapping_type force_regen_sample_mapping",
+        "model.data.shuffle determines the order": "dataloader_type",
+        "nothing is downloaded from NGC: set model.data.dataset_path, or model.data.preprocessing.source": (
+            "ngc_registry_target ngc_registry_version"
+        ),
+        "members are always stored next to their cluster": "train.sort_fastas",
+        "validations compare tokens and decode no SMILES": "canonicalize_target_smile",
+        "FASTA files have no settings": (
+            "data_impl_kwargs.fasta_fields_mmap train.data_impl_kwargs.fasta_fields_mmap "
+            "val.data_impl_kwargs.fasta_fields_mmap test.data_impl_kwargs.fasta_fields_mmap"
+        ),
     },
     "model.dwnstr_task_validation.dataset.": {
         "model.dwnstr_task_validation.dataset.task_type": "class",
         "the model being trained": "infer_target",
+        "the embeddings are in memory": "num_workers",
     },
 })  # fmt: skip
 # Ignored keys that are an error unless they are null or empty: they would change the training.
@@ -126,9 +167,7 @@ UNSUPPORTED = ("model.rampup_batch_size",)
 IGNORED_IN: dict[type, dict[str, str]] = {
     InferConfig: _by_key({
         "": {
-            "a prediction writes only its output": (
-                "exp_manager formatters handlers root disable_existing_loggers trainer.logger"
-            ),
+            "a prediction writes only its output": "exp_manager formatters handlers root disable_existing_loggers",
         },
         "model.": {
             "files are read in the main process": "data.num_workers",

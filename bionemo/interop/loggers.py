@@ -30,7 +30,6 @@ from bionemo.interop.quick_imports import import_exp_manager
 nemo = import_exp_manager()
 log = logging.getLogger(__name__)
 _UNREDACTED = ("settings", "dir", "save_dir", "tracking_uri")  # needed to log in and to write
-_NOT_IMPLEMENTED = ("log_model", "checkpoint_name")  # see training/unsupported_options.py
 _MLFLOW_TAG = "bionemo.run"  # ID of the run, by which its later starts find the run in MLflow
 _MLFLOW_LENGTH = 250  # characters of a parameter that Lightning logs
 _PAUSE = 10  # after an error a logger is not called for this many times as long as the failed call took
@@ -150,7 +149,7 @@ def _tolerate_errors(logger: Logger) -> None:
 
 def _arguments(config: Any) -> dict[str, Any]:
     """Return the values that are set, with secrets redacted, because loggers display them."""
-    given = {key: value for key, value in asdict(config).items() if value is not None and key not in _NOT_IMPLEMENTED}
+    given = {key: value for key, value in asdict(config).items() if value is not None}
     return given | redact_tree({key: value for key, value in given.items() if key not in _UNREDACTED})
 
 

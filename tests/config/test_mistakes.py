@@ -55,7 +55,6 @@ MISTAKES = {
     "model.data.data_impl=csv_map": r"(did you mean csv_mmap?)",
     "model.optim.name=fused_adm": r"(did you mean fused_adam?)",
     "model.optim.sched.name=CosineAnealing": r"(did you mean CosineAnnealing?)",
-    "model.data.dataloader_type=singel": r"(did you mean single?)",
     # groups
     "model=esm2nv_650MM": r"no model 'esm2nv_650MM' (did you mean esm2nv_650M?): available: esm1b, esm1b_s",
     "data=mok": r"no data 'mok' (did you mean mock?): available: fasta, mock, mock_text, ",

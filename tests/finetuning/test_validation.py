@@ -75,7 +75,7 @@ def test_metrics_equal_those_of_the_saved_checkpoint(data: Path, tmp_path: Path)
     )
     optim = OptimConfig(
         name="adam", lr=0.01, weight_decay=0.01, betas=[0.9, 0.999], eps=1e-8,
-        sched=SchedConfig(name="WarmupAnnealing", min_lr=1e-5, last_epoch=-1, warmup_ratio=0.01, max_steps=1000),
+        sched=SchedConfig(name="WarmupAnnealing", min_lr=1e-5, warmup_ratio=0.01, max_steps=1000),
     )  # fmt: skip
     recipe = linear_probe.ProbeConfig(epochs=2, batch_size=8, shuffle=True, seed=1234, optim=optim)
     trained = linear_probe.train_head(

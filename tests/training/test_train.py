@@ -276,12 +276,8 @@ def test_keys_without_effect_are_noted_once(tmp_path: Path) -> None:
     overrides = (f"{params}.every_n_epochs=1", f"{params}.save_last=False", "model.data.dataloader_type=cyclic")
     status, lines = run(tmp_path / "run", *overrides, "trainer.max_steps=1")
     assert status == 0
-    noted = [line for line in lines if "has no effect" in line]
-    assert [line.split()[1] for line in noted] == [
-        "exp_manager.checkpoint_callback_params.every_n_epochs=1",
-        "exp_manager.checkpoint_callback_params.save_last=False",
-        "model.data.dataloader_type=cyclic",
-    ]
+    (noted,) = [line for line in lines if "keys of v1 without effect" in line]
+    assert all(key in noted for key in ("params.every_n_epochs", "params.save_last", "model.data.dataloader_type"))
 
 
 def test_unknown_letters_are_counted_and_noted_once(tmp_path: Path) -> None:

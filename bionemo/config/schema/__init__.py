@@ -20,7 +20,6 @@ from bionemo.config.schema.data import (
     CsvFieldsConfig,
     DataConfig,
     DataImplConfig,
-    FastaConfig,
     LoaderConfig,
     MaskedDataConfig,
     MockConfig,

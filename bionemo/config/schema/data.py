@@ -50,23 +50,11 @@ class CsvFieldsConfig(LinesConfig):
 
 
 @dataclass(kw_only=True)
-class FastaConfig:
-    """FASTA files. v1's settings of lines are accepted and have no effect."""
-
-    data_fields: dict[str, ColumnIndex] | None = None  # no effect
-    header_lines: NonNegativeInt | None = None  # no effect
-    newline_int: Byte | None = None  # no effect
-    workers: WorkerCount | None = None  # no effect
-    sort_dataset_paths: bool | None = None  # no effect
-
-
-@dataclass(kw_only=True)
 class DataImplConfig:
     """Settings of each reader; `data_impl` selects one."""
 
     csv_mmap: CsvConfig  # CSV files of which one column is read
     csv_fields_mmap: CsvFieldsConfig  # CSV files of which several columns are read
-    fasta_fields_mmap: FastaConfig  # FASTA files
 
 
 @dataclass(kw_only=True)
@@ -128,7 +116,6 @@ class TrainSplitConfig(ProteinSplitConfig):
     """The training set of proteins, which may be sampled from clusters."""
 
     sample_from_map: bool | None  # random UniRef90 member of each UniRef50 cluster; None: if the data has clusters
-    sort_fastas: bool | None = None  # members are always stored next to their cluster
     uf90_datapath: str | None = None  # preparation: UniRef90 sequences
     cluster_mapping_tsv: str | None = None  # preparation: UniRef50 id -> UniRef90 ids
     uf90: UF90Config | None = None  # members of the clusters
@@ -170,15 +157,12 @@ class DataConfig:
     shuffle: bool  # in a new order in every epoch
     seed: Seed  # of order, crops and masks
     use_upsampling: bool  # False: training ends after one epoch
-    dataloader_type: Literal["single", "cyclic"]  # no effect: shuffle determines the order
     drop_last: bool  # leave out the samples that do not fill a step
     # workers
     num_workers: WorkerCount  # processes that prepare the batches; 0: the training process
     pin_memory: bool  # page-locked memory for the transfer to a GPU
     # preparation
     preprocessing: PreparationConfig | None  # settings of the preparation
-    ngc_registry_target: str | None = None  # no effect: nothing is downloaded from NGC
-    ngc_registry_version: str | None = None  # no effect: nothing is downloaded from NGC
 
 
 @dataclass(kw_only=True)
@@ -205,7 +189,6 @@ class ProteinDataConfig(ShardDataConfig):
     test: ProteinSplitConfig  # test set
     mock: MockConfig  # synthetic proteins
     long_sequences: Literal["crop", "truncate", "drop", "error"]  # crop: random window; truncate: first residues
-    force_regen_sample_mapping: bool  # no effect: the order of samples is never stored
 
 
 @dataclass(kw_only=True)
@@ -238,7 +221,6 @@ class MoleculeDataConfig(ShardDataConfig):
     canonicalize_encoder_input: bool  # canonical form for the encoder
     decoder_independent_augment: bool  # another random form for the decoder
     canonicalize_decoder_output: bool  # canonical form for the decoder
-    canonicalize_target_smile: bool  # canonical targets in validation
     # masking: from left to right, with mask_prob, <MASK> replaces Poisson(span_lambda) tokens
     encoder_mask: bool  # mask the input of the encoder
     decoder_mask: bool  # mask the input of the decoder

@@ -37,8 +37,6 @@ class WandbLoggerConfig:
     dir: str | None = None  # directory of the files
     save_dir: str | None = None  # directory of the files; the same as dir
     prefix: str | None = None  # of metric names
-    log_model: bool | Literal["all"] | None = None  # no effect: checkpoints are not uploaded
-    checkpoint_name: str | None = None  # no effect: checkpoints are not uploaded
     resume: bool | str | None = None  # continue a run of the same id
     resume_from: str | None = None  # continue a run from a step
     fork_from: str | None = None  # start from a step of another run
@@ -67,7 +65,6 @@ class MLFlowParams:
     prefix: str | None = None  # of metric names
     artifact_location: str | None = None  # place of artifacts
     run_id: str | None = None  # id of the run; None: that of the training run, which later starts continue
-    log_model: bool | None = None  # no effect: checkpoints are not uploaded
 
 
 @dataclass(kw_only=True)
@@ -86,28 +83,19 @@ class ClearMLParams:
     project: str | None = None  # project
     task: str | None = None  # name of the task
     connect_pytorch: bool | None = None  # record what PyTorch saves
-    model_name: str | None = None  # no effect: checkpoints are not uploaded
     tags: list[str] | None = None  # tags of the task
-    log_model: bool | None = None  # no effect: checkpoints are not uploaded
-    log_cfg: bool | None = None  # no effect: it is a part of uploaded checkpoints
-    log_metrics: bool | None = None  # no effect: they are a part of uploaded checkpoints
 
 
 @dataclass(kw_only=True)
 class CallbackParams:
     """Names, frequency and number of checkpoints."""
 
-    filepath: str | None = None  # no effect: see filename
     dirpath: str | None = None  # directory of checkpoints; None: checkpoints in the run's directory
     filename: str | None = None  # name of checkpoints, with values such as {val_loss:.2f}
     monitor: str | None = None  # the metric that ranks checkpoints
     mode: Literal["min", "max"] | None = None  # whether the lowest or the highest value is best
-    verbose: bool | None = None  # no effect: saved checkpoints are not printed
-    save_last: bool | None = None  # no effect: the newest checkpoint is kept for resuming
     save_top_k: IntOrUnlimited | None = None  # number of best checkpoints that are kept; -1: all
     save_weights_only: bool | None = None  # save no optimizer state; such a checkpoint cannot be resumed
-    auto_insert_metric_name: bool | None = None  # no effect: names contain the names of metrics
-    every_n_epochs: NonNegativeInt | None = None  # no effect: see every_n_train_steps
     every_n_train_steps: StepCount | None = None  # steps between checkpoints; None: at every validation
     train_time_interval: DurationOrZero | None = None  # time between checkpoints
     prefix: str | None = None  # of the .nemo file; default: exp_manager.name
@@ -115,10 +103,7 @@ class CallbackParams:
     save_best_model: bool | None = None  # export the best checkpoint to .nemo instead of the last one
     always_save_nemo: bool | None = None  # export to .nemo at every save, replacing the previous export
     save_nemo_on_train_end: bool | None = None  # export to .nemo at the end
-    model_parallel_size: PositiveInt | None = None  # no effect: see model.tensor_model_parallel_size
-    save_on_train_epoch_end: bool | None = None  # no effect: see every_n_train_steps
     async_save: bool | None = None  # write during training; None: if training uses a GPU
-    save_last_n_optim_states: IntOrUnlimited | None = None  # no effect: see save_weights_only
 
 
 @dataclass(kw_only=True)
@@ -144,15 +129,6 @@ class IPLEpochStopperParams:
 
     enable_stop: bool | None = None  # stop
     stop_every_n_epochs: PositiveInt | None = None  # epochs until the run stops
-
-
-@dataclass(kw_only=True)
-class StepTimingParams:
-    """Averaging of step times."""
-
-    reduction: str | None = None  # no effect: the mean since the last log is logged
-    sync_cuda: bool | None = None  # wait for the GPU
-    buffer_size: PositiveInt | None = None  # number of averaged steps
 
 
 @dataclass(kw_only=True)
@@ -208,7 +184,6 @@ class ExpManagerConfig:
     use_datetime_version: bool  # keep False: all ranks must use the same directory
     resume_if_exists: bool  # from the newest checkpoint in the directory
     resume_ignore_no_checkpoint: bool  # start a new run if there is none
-    resume_past_end: bool | None = None  # no effect: set a larger trainer.max_steps
     resume_from_checkpoint: str | None = None  # a checkpoint to resume from, instead of the newest one of this run
     # loggers
     create_tensorboard_logger: bool  # write TensorBoard events
@@ -228,8 +203,6 @@ class ExpManagerConfig:
     # checkpoints
     create_checkpoint_callback: bool  # save checkpoints
     checkpoint_callback_params: CallbackParams  # names, frequency and number of checkpoints
-    create_preemption_callback: bool | None = None  # no effect: a run saves a checkpoint after SIGTERM and ends
-    disable_validation_on_resume: bool | None = None  # no effect: a completed validation is not repeated
     # other callbacks
     create_early_stopping_callback: bool | None = None  # stop if a metric no longer improves
     early_stopping_callback_params: EarlyStoppingParams | None = None  # when to stop
@@ -242,9 +215,5 @@ class ExpManagerConfig:
     fault_tolerance: FaultToleranceParams | None = None  # settings of the detection of hung ranks
     # other
     files_to_copy: list[str] | None = None  # files that are copied to the run's directory
-    log_step_timing: bool | None = None  # no effect: seconds per step are always logged
-    log_delta_step_timing: bool | None = None  # no effect: seconds per step are always logged
-    step_timing_kwargs: StepTimingParams | None = None  # averaging of step times
-    log_tflops_per_sec_per_gpu: bool | None = None  # no effect: `bionemo plan` prints FLOPs
     max_time_per_run: DurationText | None = None  # DD:HH:MM:SS; the run saves a checkpoint and ends
     seconds_to_sleep: NonNegativeFloat | None = None  # wait before the run starts, for example for a file system

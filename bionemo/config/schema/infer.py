@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from bionemo.config.schema.data import CsvFieldsConfig, FastaConfig
+from bionemo.config.schema.data import CsvFieldsConfig
 from bionemo.config.schema.ranges import (
     DeviceCount,
     Dimension,
@@ -70,7 +70,6 @@ class InferDataImplConfig:
     """Settings of each reader; `data_impl` selects one."""
 
     csv_fields_mmap: CsvFieldsConfig  # CSV files of which several columns are read
-    fasta_fields_mmap: FastaConfig  # FASTA files
 
 
 @dataclass(kw_only=True)

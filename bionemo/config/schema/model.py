@@ -24,7 +24,6 @@ from bionemo.config.schema.ranges import (
     PositiveInt,
     Seed,
     TokenCount,
-    WorkerCount,
 )
 from bionemo.config.schema.training import OptimConfig, TrainerConfig
 
@@ -75,7 +74,6 @@ class DownstreamDatasetConfig:
     batch_size: Dimension  # sequences of a step of the head
     num_epochs: PositiveInt  # epochs of the head
     shuffle: bool  # shuffle the sequences in every epoch
-    num_workers: WorkerCount  # no effect: the embeddings are in memory
     random_seed: Seed  # of the weights of the head and of the order
     optim: OptimConfig  # optimizer of the head
 

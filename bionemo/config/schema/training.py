@@ -28,7 +28,7 @@ Precision = Literal["32", "bf16-mixed", "16-mixed", "32-true", "bf16", "16"]
 class TrainerConfig:
     """Hardware, length and frequency of a run; None selects Lightning's default.
 
-    `strategy`, `plugins`, `callbacks` and `model_registry` are missing: the command creates these objects.
+    `strategy`, `plugins`, `callbacks`, `logger` and `model_registry` are missing: the command creates these objects.
     """
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda"]  # auto: GPUs if there are any
@@ -40,7 +40,6 @@ class TrainerConfig:
     max_steps: StepLimit  # optimizer steps; -1: limited only by max_epochs or max_time
     max_epochs: IntOrUnlimited | None  # epochs; None or -1: no limit
     min_steps: StepCount | None = None  # minimum number of steps
-    min_epochs: NonNegativeInt | None = None  # no effect: see min_steps
     max_time: Duration | None = None  # DD:HH:MM:SS; the run ends after this time
     limit_train_batches: NonNegativeInt | Fraction | None = None  # batches of the run, or 1.0: all
     fast_dev_run: bool | NonNegativeInt | None = None  # run few batches of each kind without loggers and checkpoints
@@ -51,7 +50,6 @@ class TrainerConfig:
     check_val_every_n_epoch: PositiveInt | None = None
     limit_val_batches: NonNegativeInt | Fraction  # per validation; a count, or a fraction of the validation set
     limit_test_batches: NonNegativeInt | Fraction  # a count, or a fraction of the test set
-    limit_predict_batches: NonNegativeInt | Fraction | None = None  # no effect: predictions are a command of their own
     num_sanity_val_steps: IntOrUnlimited | None = None  # validation batches before the first step
     # optimization
     #: micro-batches per step; with model.micro_batch_size=auto, factor of model.replica_batch_size; 1 or None: derived
@@ -61,21 +59,16 @@ class TrainerConfig:
     gradient_clip_algorithm: Literal["norm"] | None = None  # norm is the only one
     # reporting
     log_every_n_steps: PositiveInt  # steps between logged values
-    logger: bool  # keep False: exp_manager creates the loggers
-    enable_checkpointing: bool  # keep False: exp_manager configures the checkpoints
     enable_progress_bar: bool | None = None  # print the progress
     enable_model_summary: bool | None = None  # print a table of the modules
     profiler: Literal["simple", "advanced", "pytorch"] | None = None  # Lightning's profiler, for debugging
     default_root_dir: str | None = None  # directory for Lightning's files; exp_manager sets all others
     # other
-    use_distributed_sampler: bool  # keep False: our sampler divides the samples over the ranks
     benchmark: bool | None  # let cuDNN select the fastest algorithms by measurement
     deterministic: bool | Literal["warn"] | None = None  # use deterministic algorithms only; warn: if they exist
     inference_mode: bool | None = None  # validate in inference mode
     detect_anomaly: bool | None = None  # find the operation that produced NaN; slow
     barebones: bool | None = None  # not implemented: keep False or null
-    sync_batchnorm: bool | None = None  # no effect: the models have no batch normalization
-    reload_dataloaders_every_n_epochs: NonNegativeInt | None = None  # no effect: the files are read once
 
     @property
     def device_count(self) -> int | None:
@@ -109,7 +102,6 @@ class SchedConfig:
     max_steps: StepLimit | None = None  # end of the schedule; None or -1: trainer.max_steps
     anneal_percentage: Fraction | None = None  # WarmupAnnealDecayHold: final learning rate as a fraction of max_lr
     d_model: Dimension | None = None  # NoamAnnealing: hidden size
-    last_epoch: StepLimit | None = None  # schedule step to continue from; -1: start
 
     def end(self, trainer_steps: int) -> int:
         """Return the last step of the schedule, given trainer.max_steps; below 1: none."""

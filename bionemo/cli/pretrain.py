@@ -25,9 +25,6 @@ def prepare_and_train(cfg: RunConfig) -> dict[str, float]:
 
     Without training and testing, the data is prepared, as in v1.
     """
-    from bionemo.training.unsupported_options import check_supported
-
-    check_supported(cfg)
     train_or_test = cfg.do_training or cfg.do_testing
     if cfg.do_preprocessing or not train_or_test:
         prepare_data(cfg)

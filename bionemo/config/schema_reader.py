@@ -123,13 +123,15 @@ class SchemaReader:
     def _add_undefined(self, cfg: DictConfig, name: str, key: str) -> None:
         """Classify a key that the schema lacks as a key of v1 or as unknown; of a group, each key in it."""
         node = OmegaConf.to_container(cfg, resolve=False).get(name)  # type: ignore[union-attr]
+        is_group = isinstance(node, dict) and bool(node)
+        has_unsupported = is_group and any(each.startswith(f"{key}.") for each in UNSUPPORTED)
         if key in UNSUPPORTED and node:
             shown = _shorten(str(node))
             self.problems.append(f"{key} is {shown}, which is not supported: set it to null; {replacement(key)}")
-        elif instead := replacement(key, self._root):
+        elif (instead := replacement(key, self._root)) and not has_unsupported:
             self.ignored[key] = instead
-        elif isinstance(node, dict) and node:
-            for child in node:
+        elif is_group:
+            for child in node:  # type: ignore[union-attr]
                 self._add_undefined(cfg[name], str(child), f"{key}.{child}")
         else:
             self.unknown.append(key)

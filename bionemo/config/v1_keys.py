@@ -42,6 +42,8 @@ IGNORED = _by_key({
         "exp_manager creates loggers and checkpoints": "logger enable_checkpointing",
         "samples are always distributed over the ranks": "use_distributed_sampler replace_sampler_ddp",
         "trainer.min_steps": "min_epochs",
+        "trainer.limit_train_batches": "overfit_batches",  # see UNSUPPORTED
+        "trainer.fast_dev_run": "barebones",  # see UNSUPPORTED
         "predictions are made by `bionemo predict`": "limit_predict_batches",
         "the models have no batch normalization": "sync_batchnorm",
         "the files are read once for all epochs": "reload_dataloaders_every_n_epochs",
@@ -54,6 +56,7 @@ IGNORED = _by_key({
             "clearml_logger_kwargs.log_model clearml_logger_kwargs.model_name clearml_logger_kwargs.log_cfg "
             "clearml_logger_kwargs.log_metrics"
         ),
+        "`bionemo checkpoint average` averages weights": "ema",  # see UNSUPPORTED
         "seconds per step are always logged": "log_step_timing log_delta_step_timing step_timing_kwargs",
         "`bionemo plan` prints FLOPs per step": "log_tflops_per_sec_per_gpu",
         "set a larger trainer.max_steps": "resume_past_end",
@@ -71,6 +74,7 @@ IGNORED = _by_key({
     },
     "model.": {
         "model._target_": "target infer_target use_esm_attention",
+        "model.dwnstr_task_validation": "validation",  # see UNSUPPORTED
         "a resumed run continues with the schedule of its checkpoint": (
             "optim.sched.last_epoch finetuning_optim.sched.last_epoch "
             "dwnstr_task_validation.dataset.optim.sched.last_epoch"
@@ -161,8 +165,11 @@ IGNORED = _by_key({
         "the embeddings are in memory": "num_workers",
     },
 })  # fmt: skip
-# Ignored keys that are an error unless they are null or empty: they would change the training.
-UNSUPPORTED = ("model.rampup_batch_size",)
+# Ignored keys that are an error unless they are null, empty, 0 or False: they would change the training.
+UNSUPPORTED = (
+    "model.rampup_batch_size", "model.validation.validation_enabled", "exp_manager.ema.enable",
+    "trainer.overfit_batches", "trainer.barebones",
+)  # fmt: skip
 # Keys without effect in one command; other commands may define them.
 IGNORED_IN: dict[type, dict[str, str]] = {
     InferConfig: _by_key({

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that are not implemented, and options without effect beside the values of others."""
+"""Options without effect beside the values of others."""
 
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bionemo.common.errors import UserError
 from bionemo.config.schema import (
     DownstreamConfig,
     ESM1bConfig,
@@ -36,16 +35,6 @@ _LIBRARIES = {
     ESM1nvConfig: ("sentencepiece", "megatron"), ESM1bConfig: ("huggingface",), ESM2nvConfig: ("huggingface",),
     ProtT5nvConfig: ("sentencepiece",), MegaMolBARTConfig: ("regex",), GPT3Config: ("megatron",),
 }  # fmt: skip
-
-
-def check_supported(cfg: RunConfig) -> None:
-    """Raise a UserError, with key and supported value, if an option is set that is not implemented."""
-    unsupported = {"model.validation.validation_enabled": False, "exp_manager.ema.enable": False,
-                   "trainer.overfit_batches": 0, "trainer.barebones": False}  # fmt: skip
-    if keys := [key for key in unsupported if _read(cfg, key)]:
-        current = " ".join(f"{key}={_read(cfg, key)}" for key in keys)
-        supported = " ".join(f"{key}={unsupported[key]}" for key in keys)
-        raise UserError(f"{current}: not implemented; set {supported}")
 
 
 def warn_ignored_options(cfg: RunConfig | DownstreamConfig) -> None:

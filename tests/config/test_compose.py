@@ -183,7 +183,6 @@ def test_the_command_line_of_the_v1_manual():
     assert cfg.model.data.num_workers == cfg.model.data.train.num_workers == 0
     assert cfg.model.data.train.range == cfg.model.data.test.range == "x_OP_000..009_CL_"
     assert cfg.model.data.val.dataset_path == "/data/uniref"
-    assert cfg.model.validation.validation_enabled is False
     assert cfg.exp_manager.explicit_log_dir == "/workspace/bionemo/nemo_experiments/esm1nv/pretrain_small-000-009"
     assert cfg.exp_manager.wandb_logger_kwargs.name == "esm1nv_2node_bs128_test1"
     assert cfg.exp_manager.wandb_logger_kwargs.job_type == "Localhost_nodes_2_gpus_8"

@@ -78,7 +78,7 @@ def test_exp_manager_schema_has_every_key_of_nemo():
     }
     assert ours.pop("ExpManagerConfig") - of_nemo_1_23 == theirs["ExpManagerConfig"]
     assert ours == {name: theirs[name] for name in ours}
-    assert {"CallbackParams", "EMAParams", "EarlyStoppingParams", "MLFlowParams"} <= set(ours)
+    assert {"CallbackParams", "EarlyStoppingParams", "MLFlowParams"} <= set(ours)
 
 
 @pytest.mark.parametrize("name", [name for name, value in vars(schema).items() if is_dataclass(value)])
@@ -204,13 +204,13 @@ def test_descriptions_of_types():
 
 def test_all_keys_are_full_keys():
     keys = set(all_keys(RunConfig))
-    assert {"model.data.packing_window", "exp_manager.ema.decay", "name"} <= keys
+    assert {"model.data.packing_window", "exp_manager.early_stopping_callback_params.patience", "name"} <= keys
 
 
 # Passed as a whole to Lightning's Trainer, its WandbLogger, and NeMo's exp_manager.
 PASSED_ON = {
     "TrainerConfig", "WandbLoggerConfig", "MLFlowParams", "DLLoggerParams", "ClearMLParams", "EarlyStoppingParams",
-    "IPLEpochStopperParams", "EMAParams", "StragglerDetectionParams", "FaultToleranceParams",
+    "IPLEpochStopperParams", "StragglerDetectionParams", "FaultToleranceParams",
 }  # fmt: skip
 WITHOUT_EFFECT = {"desc", "peft_scheme"}  # free text, and a key with one possible value
 

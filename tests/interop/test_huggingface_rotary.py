@@ -153,8 +153,8 @@ def test_training_starts_with_the_same_frequencies(tmp_path: Path) -> None:
     assert lines[-1] == "error: model.rotary_frequencies has 1 numbers, expected 16"
 
 
-def test_checkpoints_with_exact_frequencies_do_not_have_the_key(tmp_path: Path) -> None:
-    """Earlier versions, which do not know it, read them."""
+def test_archives_with_exact_frequencies_do_not_have_the_key(tmp_path: Path) -> None:
+    """BioNeMo v1, which does not know it, reads them."""
     train(config(tmp_path, "trainer.max_steps=1", "trainer.val_check_interval=1"))
     convert(last_checkpoint(tmp_path), tmp_path / "x.nemo")
     assert "rotary_frequencies" not in nemo_archive.read(tmp_path / "x.nemo").config

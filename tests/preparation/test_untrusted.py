@@ -158,7 +158,7 @@ def test_a_changed_staging_directory(out: Path, damage: Callable[[Path], object]
 
 def forged(out: Path, files: dict[str, Any]) -> None:
     content = {"format": "bionemo-prepared", "version": 1, "job": "tiny", "parameters": {"seed": 0}, "inputs": []}
-    (out / "manifest.json").write_text(json.dumps({**content, "tallies": {}, "files": files}))
+    (out / "manifest.json").write_text(json.dumps({**content, "tallies": {}, "files": files, "versions": {}}))
 
 
 ENTRY = {"size": 8, "sha256": "0" * 64, "rows": None}

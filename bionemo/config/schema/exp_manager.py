@@ -132,17 +132,6 @@ class IPLEpochStopperParams:
 
 
 @dataclass(kw_only=True)
-class EMAParams:
-    """Exponential moving average of the weights."""
-
-    enable: bool | None = None  # must be False: not implemented
-    decay: Fraction | None = None  # factor of the average per step
-    cpu_offload: bool | None = None  # keep the average in the memory of the CPU
-    validate_original_weights: bool | None = None  # validate the weights instead of the average
-    every_n_steps: PositiveInt | None = None  # steps between updates
-
-
-@dataclass(kw_only=True)
 class StragglerDetectionParams:
     """Detection of slow ranks."""
 
@@ -208,7 +197,6 @@ class ExpManagerConfig:
     early_stopping_callback_params: EarlyStoppingParams | None = None  # when to stop
     create_ipl_epoch_stopper_callback: bool | None = None  # stop for new pseudo-labels (speech models)
     ipl_epoch_stopper_callback_params: IPLEpochStopperParams | None = None  # when to stop for new pseudo-labels
-    ema: EMAParams | None = None  # exponential moving average of the weights
     create_straggler_detection_callback: bool | None = None  # detect slow ranks
     straggler_detection_params: StragglerDetectionParams | None = None  # settings of the detection of slow ranks
     create_fault_tolerance_callback: bool | None = None  # detect and restart hung ranks

@@ -43,13 +43,6 @@ class TokenizerConfig:
 
 
 @dataclass(kw_only=True)
-class ValidationConfig:
-    """Former name of dwnstr_task_validation; must be off."""
-
-    validation_enabled: bool  # must be False
-
-
-@dataclass(kw_only=True)
 class DownstreamFilesConfig:
     """Files of a downstream task."""
 
@@ -135,7 +128,6 @@ class ModelConfig:
     tokenizer: TokenizerConfig  # vocabulary
     data: DataConfig  # data files and batches
     optim: OptimConfig  # optimizer and learning rate
-    validation: ValidationConfig  # former name of the next key
     dwnstr_task_validation: DownstreamValidationConfig  # validation on a labelled task
 
     @property

@@ -43,7 +43,6 @@ class TrainerConfig:
     max_time: Duration | None = None  # DD:HH:MM:SS; the run ends after this time
     limit_train_batches: NonNegativeInt | Fraction | None = None  # batches of the run, or 1.0: all
     fast_dev_run: bool | NonNegativeInt | None = None  # run few batches of each kind without loggers and checkpoints
-    overfit_batches: NonNegativeInt | Fraction | None = None  # not implemented: keep 0 or null
     # validation and test
     val_check_interval: PositiveInt | FractionAboveZero | None  # training batches, or a fraction of an epoch
     #: epochs of which val_check_interval is a fraction, if it is one
@@ -68,7 +67,6 @@ class TrainerConfig:
     deterministic: bool | Literal["warn"] | None = None  # use deterministic algorithms only; warn: if they exist
     inference_mode: bool | None = None  # validate in inference mode
     detect_anomaly: bool | None = None  # find the operation that produced NaN; slow
-    barebones: bool | None = None  # not implemented: keep False or null
 
     @property
     def device_count(self) -> int | None:

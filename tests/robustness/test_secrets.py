@@ -74,7 +74,7 @@ def configured(directory: Path) -> list[str]:
     arguments += [f"{WANDB}.job_type='x {FORMATS['github']} y'"]
     arguments += ["cluster=bcm", f"cluster.srun_args=['{TEXTS['export']}']"]
     arguments += [f"cluster.env_vars={{WANDB_API_KEY: {NAMES['api_key']}, PLAIN: '${{oc.env:GITHUB_PAT}}'}}"]
-    return ["--trust-config", f"--config-dir={directory}", "--config-name=canary", *arguments]
+    return [f"--config-dir={directory}", "--config-name=canary", *arguments]
 
 
 def pretrained(tmp_path: Path) -> tuple[Path, list[str]]:
@@ -119,7 +119,7 @@ def test_pretraining_and_exports(
     assert (made / "again").exists()
     assert search(made, [*lines, *capfd.readouterr()]) == []
     # the redacted file is still a valid configuration
-    again, _ = compose_typed(find_source("config", directory, trusted=True), ["trainer.max_steps=3"], RunConfig)
+    again, _ = compose_typed(find_source("config", directory), ["trainer.max_steps=3"], RunConfig)
     assert (again.model.hidden_size, again.trainer.max_steps, again.name) == (32, 3, "canary")
     assert again.exp_manager.wandb_logger_kwargs.offline is True
 
@@ -275,7 +275,7 @@ def test_other_commands(
     monkeypatch.setattr(
         sys,
         "argv",
-        ["plan", "--config-name=canary", f"--config-dir={tmp_path / 'conf'}", "--trust-config", *TINY, *MOCK],
+        ["plan", "--config-name=canary", f"--config-dir={tmp_path / 'conf'}", *TINY, *MOCK],
     )
     with exits(0):
         plan()

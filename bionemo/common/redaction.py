@@ -76,7 +76,7 @@ def redact_text(text: str) -> str:
 def redact_tree(tree: Any, key: str = "") -> Any:
     """Hide secrets in nested mappings and lists, by name and by value; `key` is the name of a tree."""
     if isinstance(tree, Mapping):
-        return {redact_text(name): redact_tree(value, f"{key}.{name}") for name, value in tree.items()}
+        return {redact_tree(name): redact_tree(value, f"{key}.{name}") for name, value in tree.items()}
     if isinstance(tree, list | tuple):
         return [redact_tree(item, key) for item in tree]
     if is_secret_name(key):

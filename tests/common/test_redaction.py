@@ -44,7 +44,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize("name", [*ENVIRONMENT, *NAMES])
+@pytest.mark.parametrize("name", [*ENVIRONMENT, *NAMES, "SLURM_JWT"])
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
     assert is_secret_name(f"exp_manager.settings.{name}")

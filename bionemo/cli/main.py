@@ -15,14 +15,17 @@ COMMANDS = {
     "predict": "compute embeddings, logits, pseudo-perplexities or molecules for the sequences of a file",
     "evaluate": "measure the quality of a trained model, and write a report",
     "report": "write an HTML page about training runs: curves, restarts, settings, hardware",
-    "tune": "suggest a learning rate from short runs of a narrow model",
-    "certify": "check that small models of all families still learn as recorded",
     "analysis": "score variants, predict contacts, plot embeddings, apply a fine-tuned head",
     "plan": "estimate parameters, memory, FLOPs and time of a run before it starts",
     "launch": "submit a run to a cluster: Slurm, Kubernetes, Base Command Platform, mpirun, Ray",
     "checkpoint": "inspect, verify, convert or average checkpoints",
     "doctor": "print versions, devices, launchers, disk space, and what is missing",
     "cluster": "measure all-reduce between the processes of a launcher, or run a command on Ray",
+}
+_REMOVED = {
+    "certify": "run `pytest -m slow tests/training/test_families_learn.py` in a clone of the repository",
+    "tune": "compare learning rates with `bionemo pretrain ... -m model.optim.lr=1e-3,2e-3,4e-3`, as in "
+    '"Find a learning rate" of docs/how-to/pretrain.md',
 }
 _USAGE = """\
 usage: bionemo COMMAND [arguments]
@@ -54,6 +57,8 @@ def main() -> None:
     from bionemo.common.errors import UserError
 
     with one_line_errors():
+        if name in _REMOVED:
+            raise UserError(f"`bionemo {name}` was removed: {_REMOVED[name]}")
         if name not in COMMANDS:
             raise UserError(f"unknown command {name!r}: choose one of {', '.join(COMMANDS)}")
     del sys.argv[1]

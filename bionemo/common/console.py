@@ -19,7 +19,7 @@ from bionemo.common.launcher_environment import (
     is_local_rank_zero,
 )
 from bionemo.common.limits import raise_open_files
-from bionemo.common.redaction import redact_text, register_secrets
+from bionemo.common.redaction import redact_text, register_secrets, split_arguments
 
 BUG_MESSAGE = "this is a bug in bionemo: please report it in the issue tracker, with the traceback above"
 
@@ -39,7 +39,7 @@ def one_line_errors() -> Iterator[list[int]]:
     line that asks the user to report it. Secrets are redacted in both. The block receives a list that is empty until
     SIGINT arrives.
     """
-    register_secrets(sys.argv[1:])
+    register_secrets(split_arguments(sys.argv[1:]))
     interrupted = _note_interrupts()
     try:
         check_environment()

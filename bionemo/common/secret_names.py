@@ -10,7 +10,7 @@ from functools import lru_cache
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SECRET = re.compile(
     r"token|.*(?:password|passwd|sshpass)|(?:.*_)?(?:"
-    r"auth|authorization|bearer|connection_?string|cookies?|credentials?|dsn|hmac|passphrase|pat|pwd|sas|secret"
+    r"auth|authorization|bearer|connection_?string|cookies?|credentials?|dsn|hmac|jwt|passphrase|pat|pwd|sas|secret"
     r"|signature|webhook(?:_url)?|access_?key_id"
     r"|(?:access|account|api|auth|encryption|license|private|secret|session|signing|ssh|storage|wandb)_?keys?"
     r"|(?:access|api|auth|bearer|bot|git(?:hub|lab)|hf|hub|id|job|refresh|secret|service|session|wandb)_?token"

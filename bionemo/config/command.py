@@ -54,9 +54,9 @@ def run(
             print(f"bionemo {__version__}")
         else:
             flags.overrides = _name_model(flags.overrides, spec)
-            source = find_source(
-                config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir, flags.trust_config
-            )
+            source = find_source(config_name, config_dir, flags.config_name, flags.config_path, flags.config_dir)
+            if flags.trust_config:
+                notify("--trust-config has no effect: configuration files may set every key")
             _run(task, flags, source, spec, interrupted)
 
 
@@ -147,8 +147,7 @@ def _hydra_arguments(flags: argparse.Namespace) -> list[str]:
 
 def _location_arguments(flags: argparse.Namespace) -> list[str]:
     values = {name: getattr(flags, name.replace("-", "_")) for name in _LOCATION_FLAGS}
-    arguments = [f"--{name}={value}" for name, value in values.items() if value]
-    return [*arguments, "--trust-config"] if flags.trust_config else arguments
+    return [f"--{name}={value}" for name, value in values.items() if value]
 
 
 def _run_hydra(source: ConfigSource, arguments: Sequence[str]) -> None:
@@ -161,7 +160,7 @@ def _run_hydra(source: ConfigSource, arguments: Sequence[str]) -> None:
     def unreachable(cfg: "DictConfig") -> None:
         raise AssertionError("Hydra was called for one of its own flags and must not run a task")
 
-    configure_hydra(source, arguments)
+    configure_hydra(source)
     output = io.StringIO()
     try:
         with command_line(arguments), redirect_stdout(output):

@@ -16,7 +16,6 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,13 +23,11 @@ from bionemo.common.errors import UserError
 from bionemo.common.redaction import register_secrets
 from bionemo.config.check import check_config, find_secret_names
 from bionemo.config.hints import did_you_mean
-from bionemo.config.hydra_setup import CheckedFileSource, configure_hydra
-from bionemo.config.interpolations import check_lookups
+from bionemo.config.hydra_setup import configure_hydra
 from bionemo.config.overrides import rewrite_override
-from bionemo.config.paths import ConfigSource, find_source, list_configs
+from bionemo.config.paths import CONF_DIR, EXAMPLES, ConfigSource, find_source, list_configs
 from bionemo.config.schema import DownstreamConfig, RunConfig
 from bionemo.config.schema_reader import SchemaReader, parse_text
-from bionemo.config.untrusted_files import check_permissions, is_packaged
 from bionemo.config.v1_keys import describe_ignored_keys, merge_v1_defaults, migrate_keys, selects_task
 
 T = TypeVar("T")
@@ -114,10 +111,8 @@ def compose(source: ConfigSource, overrides: Sequence[str], schema: type = RunCo
     Raises:
         UserError: if Hydra cannot compose it.
     """
-    with _hydra(source, overrides) as loader:
+    with _hydra(source):
         cfg = hydra_compose(source.name, list(overrides))
-        _check_user_files(loader, source.name, overrides)
-        check_lookups(OmegaConf.to_container(cfg, resolve=False))
     downstream = schema is DownstreamConfig
     complete = selects_task(cfg) if downstream else _selects_model(cfg)
     notes = migrate_keys(cfg, complete) if downstream else []
@@ -126,7 +121,7 @@ def compose(source: ConfigSource, overrides: Sequence[str], schema: type = RunCo
     with _hydra(source.fallback):
         base = hydra_compose(source.fallback.name)
     selected = "task" if downstream else "model"
-    if not is_packaged(source.directory / f"{source.name}.yaml"):
+    if not any(source.directory.is_relative_to(packaged) for packaged in (CONF_DIR, EXAMPLES)):
         notes.insert(0, f"'{source.name}' selects no {selected}: it is merged over '{source.fallback.name}'")
     if downstream:
         notes += merge_v1_defaults(base, cfg)
@@ -149,10 +144,7 @@ def compose_typed(
     composed, notes = compose(source, overrides, schema)
     register_secrets(OmegaConf.to_container(composed))
     reader = SchemaReader()
-    try:
-        cfg = reader.read(composed, schema)
-    except RecursionError as error:
-        raise _too_deep(source) from error
+    cfg = reader.read(composed, schema)
     problems = reader.problems if cfg is None else check_config(cfg)
     if cfg is not None:
         register_secrets(resolved := asdict(cfg))  # type: ignore[call-overload]
@@ -179,23 +171,15 @@ def _check_directory(cfg: object, overrides: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _check_user_files(loader: ConfigLoader, name: str, overrides: Sequence[str]) -> None:
-    """Check that the user's files set no protected keys."""
-    if CheckedFileSource.files:
-        defaults = loader.compute_defaults_list(name, list(overrides), RunMode.RUN).defaults
-        files = [(CheckedFileSource.files.get(default.config_path or ""), default.package) for default in defaults]
-        check_permissions([(file, package or file.package or "") for file, package in files if file], overrides)
-
-
 def _selects_model(cfg: DictConfig) -> bool:
     model = cfg.get("model") if "model" in cfg else None
     return "_target_" in cfg or (model is not None and not (isinstance(model, DictConfig) and "_target_" not in model))
 
 
 @contextmanager
-def _hydra(source: ConfigSource, overrides: Sequence[str] = ()) -> Iterator[ConfigLoader]:
+def _hydra(source: ConfigSource) -> Iterator[ConfigLoader]:
     """Initialize Hydra for a source and convert its errors to one-line UserErrors."""
-    configure_hydra(source, overrides)
+    configure_hydra(source)
     try:
         with warnings.catch_warnings(), initialize_config_dir(str(source.directory), version_base="1.3"):
             warnings.simplefilter("ignore")  # v1's files omit `_self_`; Hydra then puts it last, as they expect
@@ -205,13 +189,9 @@ def _hydra(source: ConfigSource, overrides: Sequence[str] = ()) -> Iterator[Conf
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(_describe_error(error, source)) from error
     except RecursionError as error:
-        raise _too_deep(source) from error
+        raise UserError(f"cannot compose '{source.name}': references or groups are nested too deeply") from error
     except (AssertionError, TypeError, ValueError) as error:  # Hydra raises these for some mistakes
         raise UserError(f"cannot compose '{source.name}': {error}") from error
-
-
-def _too_deep(source: ConfigSource) -> UserError:
-    return UserError(f"cannot compose '{source.name}': references or groups are nested too deeply")
 
 
 def _describe_error(error: Exception, source: ConfigSource) -> str:

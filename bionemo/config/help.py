@@ -20,7 +20,6 @@ Composes a configuration from YAML files, checks it, and runs it. Every key can 
   --config-name NAME        the file to start from (default: {name})
   --config-path DIR         directory of your own files; they can use all groups below
   --config-dir DIR          another directory to search
-  --trust-config            let your files set keys that run code or redirect credentials (conf/README.md)
   --cfg job [--resolve]     print the configuration and exit; --package KEY prints that part
   --info defaults-tree      show which files the configuration is composed of
   -m key=1,2                run once for each value

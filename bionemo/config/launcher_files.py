@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the configuration directory of NeMo-Megatron-Launcher: config.yaml, cluster/*.yaml and training/*/*.yaml."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bionemo.common.errors import UserError
 from bionemo.config.hydra_setup import register_resolvers
-from bionemo.config.interpolations import check_interpolations, check_lookups
 from bionemo.config.text_values import read_yaml
-from bionemo.config.untrusted_files import UserFile, check_permissions, check_yaml_limits
 
 _GROUPS = ("cluster", "training")  # other groups belong to stages that are not supported
 
@@ -46,26 +44,14 @@ def read_launcher_files(directory: Path, arguments: Mapping[str, str]) -> dict[s
             if key not in _GROUPS:
                 OmegaConf.update(main, key, value, merge=False, force_add=True)
         content = OmegaConf.to_container(main, resolve=False)
-        check_interpolations(content, str(directory))
-        check_lookups(content)
         register_resolvers()
         return {key: _plain(OmegaConf.select(main, key)) for key in _keys(content)} | choices
     except OmegaConfBaseException as error:
         raise UserError(f"{directory}: {str(error).splitlines()[0]}: set the key on the command line") from error
 
 
-def check_launcher_files(directory: Path, values: Mapping[str, Any], given: Iterable[str]) -> None:
-    """Refuse values that run code or redirect credentials; `given` are keys that the command line sets.
-
-    Raises:
-        UserError: if a file sets such a key.
-    """
-    check_permissions([(UserFile(directory, dict(values), None), "")], [f"++{key}=null" for key in given])
-
-
 def _read(path: Path) -> DictConfig:
     try:
-        check_yaml_limits(path)
         return read_yaml(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error})") from error

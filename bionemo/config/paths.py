@@ -24,7 +24,6 @@ class ConfigSource:
     extra: tuple[Path, ...] = ()  # directories to search next, before `conf/` of the package
     # configuration over which a file without a model is merged; None if it is this source
     fallback: "ConfigSource | None" = None
-    trusted: bool = False  # whether files may set all keys (`--trust-config`)
 
 
 def find_source(
@@ -33,7 +32,6 @@ def find_source(
     config_name: str | None = None,
     config_path: str | Path | None = None,
     config_dir: str | Path | None = None,
-    trusted: bool = False,
 ) -> ConfigSource:
     """Combine a command's defaults with the user's flags.
 
@@ -56,7 +54,7 @@ def find_source(
         directories.insert(0 if in_added else 1, added)
     extra = tuple(path for path in dict.fromkeys([*directories, home]) if path != directories[0])
     is_default = (name, directories[0]) == (default_name, home)
-    return ConfigSource(name, directories[0], extra, None if is_default else ConfigSource(default_name, home), trusted)
+    return ConfigSource(name, directories[0], extra, None if is_default else ConfigSource(default_name, home))
 
 
 def default_config_dir(name: str) -> Path:

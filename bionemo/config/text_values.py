@@ -6,6 +6,7 @@ boolean only if Python writes it in the same way, so that nothing is lost. All o
 `schema_reader.convert` converts them where a key expects a number or a boolean.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from omegaconf._utils import get_yaml_loader
 from bionemo.common.errors import UserError
 
 _CONVERTED = tuple(f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
+_OPENING = re.compile(r"(\\*)\$\{")
 
 
 def _is_lossless(text: str) -> bool:
@@ -82,3 +84,12 @@ def read_yaml(path: Path) -> DictConfig:
     if not isinstance(content, dict | None):
         raise UserError(f"{path} contains no keys: a configuration file maps keys to values")
     return OmegaConf.create(content or {})
+
+
+def escape_interpolations(value: Any) -> Any:
+    """Escape `${` in every text of plain containers, so that OmegaConf returns the text unchanged."""
+    if isinstance(value, dict):
+        return {name: escape_interpolations(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [escape_interpolations(child) for child in value]
+    return _OPENING.sub(lambda match: match[1] * 2 + "\\${", value) if isinstance(value, str) else value

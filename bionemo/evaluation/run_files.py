@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from bionemo.common.errors import UserError
-from bionemo.common.redaction import redact_text
+from bionemo.common.redaction import redact_arguments, redact_text, redact_tree
 from bionemo.evaluation import event_files
 from bionemo.evaluation.event_files import EventFile, Scalars
 
@@ -48,13 +48,14 @@ class Run:
             found = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {}
         except (OSError, ValueError, yaml.YAMLError):
             return {}
-        return flatten(found) if isinstance(found, dict) else {}
+        return flatten(redact_tree(found)) if isinstance(found, dict) else {}
 
     @cached_property
     def command(self) -> str:
         """The last command line, or ""."""
         files = [path for path in self._find("cmd-args.log") if path.parent == self.path]
-        return redact_text(files[0].read_text("utf-8", errors="replace").strip()) if files else ""
+        words = files[0].read_text("utf-8", errors="replace").strip().split(" ") if files else []
+        return " ".join(redact_arguments(words))
 
     @cached_property
     def messages(self) -> list[tuple[str, str]]:

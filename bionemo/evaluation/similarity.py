@@ -164,20 +164,20 @@ def _search_k_mers(
 ) -> tuple[NDArray[np.float64], str]:
     with optional_dependency("evaluate", "without MMseqs2, a comparison with training data"):
         from biotite import __version__ as version
-        from biotite.sequence import ProteinSequence
+        from biotite.sequence import GeneralSequence
         from biotite.sequence.align import KmerTable, SubstitutionMatrix
 
     def convert(text: bytes) -> Any:
         letters = text.decode("ascii", "replace")
-        return ProteinSequence("".join(each if each in known else "X" for each in letters))
+        return GeneralSequence(alphabet, [each if each in alphabet else "X" for each in letters])
 
-    known = set(ProteinSequence.alphabet.get_symbols())
+    matrix = SubstitutionMatrix.std_protein_matrix()
+    alphabet = matrix.get_alphabet1()
     if (residues := int(source.lengths.sum())) > _MAX_RESIDUES:
         raise UserError(f"{training} has {residues:,} residues: install MMseqs2, which searches large files")
     references = [convert(source.text(number).upper().encode()) for number in range(len(source))]
     long = [number for number, each in enumerate(references) if len(each) >= _K]
     table = KmerTable.from_sequences(_K, [references[number] for number in long], long)
-    matrix = SubstitutionMatrix.std_protein_matrix()
     values = np.zeros(len(texts))
     for number, text in enumerate(texts):
         protein = convert(text)

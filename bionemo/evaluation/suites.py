@@ -10,7 +10,6 @@ import yaml
 
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
-from bionemo.config.untrusted_files import check_yaml_limits
 from bionemo.evaluation.contacts import Contacts
 from bionemo.evaluation.labelled import Flip, MoleculeNet
 from bionemo.evaluation.loss import Loss
@@ -65,7 +64,6 @@ def _create(name: str, data: Path, settings: Mapping[str, Any], where: str) -> S
 def _read_list(path: Path) -> dict[str, Suite]:
     try:
         require_regular(path)
-        check_yaml_limits(path)
         entries = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error

@@ -24,7 +24,6 @@ def silence_dependencies() -> None:
     if "inline" in os.environ.get("MPLBACKEND", ""):  # a shell command in a notebook, which cannot redraw lines
         os.environ.setdefault("TTY_COMPATIBLE", "0")  # rich then prints no progress bars
     logging.getLogger("nv_one_logger").setLevel(logging.CRITICAL)  # it warns that telemetry is off
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of CUDA without a GPU
     atexit.unregister(_silence_teardown)
     atexit.register(_silence_teardown)
     for name in _DEPENDENCIES:

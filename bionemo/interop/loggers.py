@@ -242,6 +242,6 @@ def _start_clearml(config: ExpManagerConfig, directory: Path) -> Logger:
 
 
 def _start_neptune(config: ExpManagerConfig) -> Logger:
-    from lightning.pytorch.loggers import NeptuneLogger
-
-    return NeptuneLogger(**config.neptune_logger_kwargs or {})
+    module: Any = import_module("lightning.pytorch.loggers.neptune")
+    logger: Logger = module.NeptuneLogger(**config.neptune_logger_kwargs or {})
+    return logger

@@ -21,8 +21,8 @@ from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import LogFilter, redact_arguments
 from bionemo.common.version import __version__
-from bionemo.config.interpolations import escape_interpolations
 from bionemo.config.schema import ExpManagerConfig
+from bionemo.config.text_values import escape_interpolations
 from bionemo.interop.console_logging import log_to_file
 from bionemo.interop.log_write_errors import tolerate_write_errors
 from bionemo.interop.loggers import closed_loggers, start_loggers

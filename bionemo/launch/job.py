@@ -15,10 +15,9 @@ import yaml
 
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_arguments
-from bionemo.config.interpolations import escape_interpolations
 from bionemo.config.schema import RunConfig
 from bionemo.config.schema.ranges import duration_in_seconds
-from bionemo.config.untrusted_files import TRUST_FLAG
+from bionemo.config.text_values import escape_interpolations
 from bionemo.launch.shell import lines
 
 MODULE = "bionemo.pretrain"
@@ -86,7 +85,7 @@ class Job:
         return [
             [python or self.python, "-u", "-m", MODULE],
             [f"--config-path={self.config_file.parent}"],
-            [f"--config-name={self.config_file.name}", TRUST_FLAG],  # its values were checked when it was written
+            [f"--config-name={self.config_file.name}"],
             step.overrides,
         ]
 

@@ -40,18 +40,17 @@ def translate_launcher_arguments(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-path", "-cp", type=Path)
-    parser.add_argument("--trust-config", action="store_true")
     flags, rest = parser.parse_known_args(arguments)
     if flags.config_path is None:
         return [new for argument in arguments for new in _translate(argument)]
     others = [argument for argument in rest if argument.startswith("-") or "=" not in argument]
     given = dict(argument.lstrip("+").split("=", 1) for argument in rest if argument not in others)
-    return [*others, *_translate_files(flags.config_path, given, flags.trust_config)]
+    return [*others, *_translate_files(flags.config_path, given)]
 
 
-def _translate_files(directory: Path, given: dict[str, str], trusted: bool) -> list[str]:
+def _translate_files(directory: Path, given: dict[str, str]) -> list[str]:
     """Convert the values of the launcher's files and of the command line (`given`)."""
-    from bionemo.config.launcher_files import check_launcher_files, read_launcher_files
+    from bionemo.config.launcher_files import read_launcher_files
 
     values = read_launcher_files(directory, given)
     if not str(model := values.get("training")).startswith("gpt3/"):
@@ -66,10 +65,6 @@ def _translate_files(directory: Path, given: dict[str, str], trusted: bool) -> l
         for new in _translate(f"{key}={_text(value)}"):
             name, _, text = new.partition("=")
             translated[name] = value if text == _text(value) else text
-    if not trusted:
-        arguments = (f"{key}={text}" for key, text in given.items() if key not in ("stages", "training"))
-        names = {new.partition("=")[0] for argument in arguments for new in _translate(argument)} - {"cluster"}
-        check_launcher_files(directory, translated, names)
     stages = _translate_stages(_text(values["stages"]))
     settings = (f"{key}={_text(value)}" for key, value in translated.items())
     return ["--config-name=pretrain_gpt3_126m", *stages, *settings]

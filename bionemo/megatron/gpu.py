@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the NVIDIA GPU and its driver, before a run uses them."""
+"""Checks of the NVIDIA GPU and its driver, and settings of torch, before a run uses them."""
 
 import os
 import re
@@ -23,6 +23,8 @@ def use_gpu(accelerator: str) -> bool:
         return False
     if torch.cuda.is_available():
         _check_capability()
+        # varlen_attn of torch 2.15 selects cuDNN on Hopper and Blackwell; FlashAttention is what the tests compare.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         return True
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     hidden = visible is not None and not re.match(r"\d|GPU-|MIG-", visible)  # "", -1, or Slurm's NoDevFiles

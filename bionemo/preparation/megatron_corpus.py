@@ -30,6 +30,7 @@ from bionemo.tokenizers.gpt2 import read_gpt2
 with warnings.catch_warnings():
     # On import Megatron-Core warns about each optional accelerator library that is not installed.
     warnings.simplefilter("ignore")
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns of CUDA without a GPU
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
 log = logging.getLogger("bionemo.preparation.text")  # logged to standard output, as for other preparations

@@ -30,7 +30,7 @@ class _Implementation(NamedTuple):
 
 
 # PyTorch 2.13 contains calls of cuDNN in varlen_attn, but never selects them, and its backward call does not match the
-# operator. NVIDIA's package registers kernels of its own.
+# operator; `use_gpu` keeps 2.15 from selecting them. NVIDIA's package registers kernels of its own.
 _IMPLEMENTATIONS = {
     "flash4": _Implementation("FA4", "flash-attn-4", "flash_attn.cute.interface"),
     "cudnn": _Implementation("CUDNN", "nvidia-cudnn-frontend", "cudnn.torch"),

@@ -60,8 +60,24 @@ def test_an_unknown_command_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err == f"error: unknown command 'pretrian': choose one of {', '.join(COMMANDS)}\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"), [("certify", "tests/training/test_families_learn.py"), ("tune", "docs/how-to/pretrain.md")]
+)
+def test_a_removed_command_names_what_replaces_it(
+    name: str, instead: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bionemo", name, "--output=DIR"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: `bionemo {name}` was removed: ")
+    assert instead in error and (ROOT / instead).is_file()
+    assert error.count("\n") == 1
+
+
 def test_aliases_run_the_same_commands() -> None:
-    for name in sorted(set(COMMANDS) - {"certify", "checkpoint", "doctor", "evaluate", "report", "tune"}):
+    for name in sorted(set(COMMANDS) - {"checkpoint", "doctor", "evaluate", "report"}):
         path = ROOT / "bionemo" / f"{name}.py"
         alias = path if path.exists() else ROOT / "bionemo" / name / "__main__.py"
         assert f"from bionemo.cli.{name} import main" in alias.read_text(), name

@@ -1,13 +1,8 @@
-"""Secrets are redacted by name, value, format and context; harmless text is unchanged."""
+"""Secrets are redacted by the name of their key or variable and in URLs; harmless text is unchanged."""
 
-import base64
-import json
 import logging
-import shlex
-from urllib.parse import quote
 
 import pytest
-import yaml
 
 from bionemo.common.redaction import (
     LogFilter,
@@ -16,9 +11,11 @@ from bionemo.common.redaction import (
     redact_arguments,
     redact_text,
     redact_tree,
+    register_secrets,
+    split_arguments,
 )
 from bionemo.common.secret_names import is_secret_name
-from tests.support.canaries import ENVIRONMENT, FORMATS, NAMES, TEXTS, URLS, needles
+from tests.support.canaries import ENVIRONMENT, NAMES, URLS
 
 HARMLESS_NAMES = (
     "tokenizer mask_token_id num_tokens key_padding max_tokens author authors keyboard keyword monkey compass bypass "
@@ -47,16 +44,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def shown(text: str) -> list[str]:
-    return [needle for needle in needles() if needle in text]
-
-
-def test_there_are_many_canaries() -> None:
-    assert len({*ENVIRONMENT, *NAMES, *FORMATS, *URLS, *TEXTS}) >= 60
-    assert len(HARMLESS_NAMES.split()) + len(HARMLESS) >= 40
-
-
-@pytest.mark.parametrize("name", [*ENVIRONMENT, *NAMES])
+@pytest.mark.parametrize("name", [*ENVIRONMENT, *NAMES, "SLURM_JWT"])
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
     assert is_secret_name(f"exp_manager.settings.{name}")
@@ -74,46 +62,33 @@ def test_harmless_texts(text: str) -> None:
     assert redact_tree({"key": [text]}) == {"key": [text]}
 
 
-@pytest.mark.parametrize("text", [*FORMATS.values(), *URLS.values(), *TEXTS.values()])
-def test_formats_and_places(text: str) -> None:
-    assert shown(text)
-    assert not shown(redact_text(text))
-    assert not shown(redact_text(f"error: cannot read {text}: check it"))
-    assert not shown(str(redact_tree({"notes": [{"a": text}]})))
-    assert not shown(" ".join(redact_arguments([f"notes={text}", text])))
-    assert redact_text(redact_text(text)) == redact_text(text)
+@pytest.mark.parametrize("url", URLS.values())
+def test_passwords_in_urls(url: str) -> None:
+    before, _, after = url.partition("Qx")
+    hidden = f"{before}***{after[after.index('@') :]}"
+    assert redact_text(f"cannot read {url}: check it") == f"cannot read {hidden}: check it"
+    assert redact_tree({"notes": [{"a": url}]}) == {"notes": [{"a": hidden}]}
+    assert redact_arguments([f"notes={url}", url]) == [f"notes={hidden}", hidden]
 
 
 @pytest.mark.parametrize(("name", "value"), NAMES.items())
 def test_values_under_secret_names(name: str, value: str) -> None:
     assert redact_tree({name: value, "a": {name: {"b": [value]}}}) == {name: "***", "a": {name: {"b": ["***"]}}}
-    for arguments in (
-        [f"++a.{name}={value}"],
-        [f"--{name}={value}"],
-        [f"--{name}", value],
-        [f"a={{{name}: {value}}}"],
-    ):
-        assert value not in " ".join(redact_arguments(arguments))
-        assert value not in redact_text(" ".join(arguments))
+    assert redact_arguments([f"++a.{name}={value}", f"--{name}={value}"]) == [f"++a.{name}=***", f"--{name}=***"]
+    for arguments in ([f"++a.{name}={value}"], [f"--{name}={value}"], [f"--{name}", value]):
+        register_secrets(split_arguments(arguments))
+        assert redact_text(f"cannot use {value}") == "cannot use ***"
 
 
 @pytest.mark.parametrize("value", ENVIRONMENT.values())
-def test_values_of_the_environment_in_any_encoding(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_the_environment(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment(monkeypatch)
-    forms = [
-        value, quote(value), quote(value, safe=""), json.dumps(value), yaml.safe_dump({"a": value}), repr(value),
-        shlex.quote(value), value.encode().hex(),
-        *(base64.b64encode(b"x" * n + value.encode()).decode() for n in range(3)),
-        base64.urlsafe_b64encode(f"user:{value}".encode()).decode(),
-    ]  # fmt: skip
-    for form in forms:
-        redacted = redact_text(f"run {form} failed")
-        assert redacted.startswith("run ")
-        assert redacted.endswith(" failed")
-        core = base64.b64encode(value.encode()).decode()[4:-4]
-        assert not shown(redacted)
-        assert core not in redacted
-    assert value not in json.dumps(redact_tree({"a": {value: [f"x{value}y"]}}), ensure_ascii=False)
+    assert redact_text(f"run {value} failed") == "run *** failed"
+    assert redact_tree({"a": {value: [f"x{value}y"]}}) == {"a": {"***": ["x***y"]}}
+
+
+def test_an_empty_command_line() -> None:
+    assert split_arguments([]) == {}
 
 
 def test_flags_class_paths_and_token_counts_are_not_redacted() -> None:

@@ -208,3 +208,16 @@ def test_directories_named_in_the_environment_are_searched(tmp_path, monkeypatch
     monkeypatch.setenv("BIONEMO_APPEND_SEARCH_PATH", f"{tmp_path}/nowhere, {tmp_path}/last")
     assert esm1().name == "first"
     assert esm1(name="own").name == "last"
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_directories_named_in_a_file_are_searched(scheme, tmp_path, monkeypatch):
+    (tmp_path / "more" / "data").mkdir(parents=True)
+    (tmp_path / "more" / "data" / "ours.yaml").write_text("defaults: [mock, _self_]\npacking_window: 7\n")
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [pretrain_small, {override /data@model.data: ours}, _self_]\n"
+        f"hydra: {{searchpath: ['{scheme}${{oc.env:BIONEMO_HOME}}/more']}}\n"
+    )
+    monkeypatch.setenv("BIONEMO_HOME", str(tmp_path))
+    source = find_source("pretrain_small", EXAMPLES / "esm1nv" / "conf", "mine", tmp_path)
+    assert compose_typed(source, [])[0].model.data.packing_window == 7

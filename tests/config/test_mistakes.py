@@ -71,6 +71,8 @@ MISTAKES = {
     "model.optim.lr=${nope": r"model.optim.lr",
     "model.seed=${model.seed}": r"model.seed: Recursive interpolation detected",
     "model.seed=${mult:2}": r"model.seed: Unsupported interpolation type mult",
+    "model.seed=${multiply:ab,3}": r"model.seed: multiply takes numbers, not 'ab'",
+    "model.seed=${sum:true,3}": r"model.seed: sum takes numbers, not True",
     # targets
     "model._target_=bionemo.models.esm2nv.ESM2v": r"(did you mean bionemo.models.esm2nv.ESM2nv?)",
     "model._target_=nothing": r"model._target_: cannot import 'nothing'",

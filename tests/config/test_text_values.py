@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from bionemo.common.errors import UserError
 from bionemo.config.compose import compose_typed, expand_sweep, load, rewrite_overrides
 from bionemo.config.launcher_files import read_launcher_files
 from bionemo.config.paths import find_source
 from bionemo.config.schema import RunConfig
+from bionemo.config.text_values import escape_interpolations
 from tests.conftest import EXAMPLES
 
 HOME = EXAMPLES / "esm1nv" / "conf"
@@ -129,3 +131,9 @@ def test_runs_of_a_sweep_are_written_as_typed() -> None:
     source = find_source("pretrain_small", HOME)
     overrides = rewrite_overrides(source, ["model.optim.lr=1e-4,4e-4", "model.num_layers=range(1,3)"], sweep=True)
     assert expand_sweep(source, overrides)[-1] == ["++model.optim.lr=4e-4", "++model.num_layers=2"]
+
+
+@pytest.mark.parametrize("text", ["${oc.env:HOME}", r"\${a}", r"a\\${b}", "plain", r"back\slash"])
+def test_escaped_interpolations_are_returned_unchanged(text: str) -> None:
+    escaped = OmegaConf.create(escape_interpolations({"a": [text]}))
+    assert OmegaConf.to_container(escaped, resolve=True) == {"a": [text]}

@@ -331,8 +331,7 @@ def tree(state: dict[str, Tensor]) -> nn.Module:
 @pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="NeMo itself needs a later Python 3.11 to open any")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_nemo_opens_written_archives(name: str, tmp_path: Path) -> None:
-    from nemo.core import ModelPT
-    from nemo.core.connectors.save_restore_connector import SaveRestoreConnector
+    from tests.support.nemo import ModelPT, SaveRestoreConnector
 
     config, weights = tiny(name, 2), some_weights(tiny(name, 2))
     state = nemo_state(config, weights)

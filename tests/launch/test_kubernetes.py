@@ -98,7 +98,6 @@ def test_the_manifest_agrees_with_the_schemas(
         (["cluster.volumes=[claim]"], "cluster.volumes is 'claim', expected CLAIM:/DIRECTORY"),
         (["do_testing=True"], "cluster=k8s starts one step"),
         (["cluster.secrets=[wandb]"], "cluster.secrets[0] must be the NAME of a secret"),
-        (["cluster.secrets=[wandb:KEY:abcdefgh12345678]"], "cluster.secrets[0] must be the NAME of a secret"),
         (["cluster.image_pull_secrets=[Abcdefgh12345678]"], "cluster.image_pull_secrets[0] must be the NAME"),
         (["cluster.env_vars={WANDB_API_KEY: canary-1-key}"], "contains a secret"),
     ],

@@ -156,11 +156,10 @@ def test_a_secret_in_a_file_is_refused(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (files / "config.yaml").write_text(CONFIG.replace("NCCL_PROTO: simple", f"WANDB_API_KEY: {CANARY}"))
-    for more in ([], ["--trust-config"]):
-        assert launch(monkeypatch, tmp_path, f"--config-path={files}", *THEIRS, *more, "--dry-run") == 1
-        output = capsys.readouterr()
-        assert CANARY not in output.out + output.err
-        assert "WANDB_API_KEY" in output.err
+    assert launch(monkeypatch, tmp_path, f"--config-path={files}", *THEIRS, "--dry-run") == 1
+    output = capsys.readouterr()
+    assert CANARY not in output.out + output.err
+    assert "WANDB_API_KEY" in output.err
 
 
 def test_files_of_the_launcher_render_the_same_job(
@@ -188,10 +187,6 @@ def test_files_of_the_launcher_render_the_same_job(
     [
         ("config", CONFIG + "x: [", [], r"config.yaml is not YAML: "),
         ("config", "- 1", [], r"config.yaml contains no keys"),
-        ("config", CONFIG.replace("container: null", "container: evil.sqsh"), [],
-         r"sets cluster.container_image to 'evil.sqsh', which selects the program that runs: to allow it, add"),
-        ("config", CONFIG.replace("PROTO: simple", "PROTO: '${oc.env:AWS_SECRET_ACCESS_KEY}'"), [],
-         r"may not read the secret AWS_SECRET_ACCESS_KEY"),
         ("config", CONFIG, ["training=../../x"], r"training=../../x is not a file in .*/conf/training"),
         ("config", CONFIG, ["training=gpt3/7b"], r"conf/training/gpt3/7b.yaml cannot be read \(No such file"),
         ("training/t5/small", TRAINING, ["training=t5/small"], r"training=t5/small is not supported: choose a file"),
@@ -211,11 +206,11 @@ def test_key_that_the_command_line_must_set(files: Path) -> None:
         translate_launcher_arguments(["--config-path", str(files), "stages=[training]", "training=gpt3/tiny"])
 
 
-def test_trusted_files(files: Path) -> None:
+def test_a_container_in_a_file(files: Path) -> None:
     (files / "config.yaml").write_text(CONFIG.replace("container: null", "container: /images/bionemo.sqsh"))
-    for more in (["--trust-config"], ["container=/images/bionemo.sqsh"]):
-        found = translate_launcher_arguments([f"--config-path={files}", *THEIRS, *more])
-        assert "cluster.container_image=/images/bionemo.sqsh" in found
+    found = translate_launcher_arguments([f"--config-path={files}", *THEIRS, "--trust-config"])
+    assert "cluster.container_image=/images/bionemo.sqsh" in found
+    assert "--trust-config" in found  # the command prints a note
 
 
 def test_other_command_lines_are_unchanged() -> None:

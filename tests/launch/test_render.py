@@ -59,6 +59,30 @@ def test_scripts_equal_the_approved_files(
     assert found == file.read_text()
 
 
+MINE = """
+defaults: [bcm, _self_]
+container_image: /apps/mine.sqsh
+container_mounts: ["/fsx:/fsx"]
+srun_args: [--export=ALL, --mpi=pmix]
+env_vars: {LD_LIBRARY_PATH: /fsx/lib}
+"""
+
+
+def test_a_cluster_file_of_the_user_needs_no_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "conf" / "cluster").mkdir(parents=True)
+    (tmp_path / "conf" / "cluster" / "mine.yaml").write_text(MINE)
+    arguments = [f"--config-dir={tmp_path / 'conf'}", "cluster=mine", "--dry-run"]
+    assert launch(monkeypatch, tmp_path, *arguments) == 0
+    out, err = capsys.readouterr()
+    for text in ("--container-image=/apps/mine.sqsh", "/fsx:/fsx", "--mpi=pmix", "LD_LIBRARY_PATH=/fsx/lib"):
+        assert text in out
+    assert launch(monkeypatch, tmp_path, *arguments, "--trust-config") == 0
+    note = "note: --trust-config has no effect: configuration files may set every key\n"
+    assert capsys.readouterr().err == f"{note}{err}"
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_scripts_pass_shellcheck(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stubs = Stubs(tmp_path / "bin")
@@ -152,12 +176,12 @@ def test_shell_metacharacters_are_passed_through_and_not_executed(
         run_all(here, stubs)
     settings = f"{here}/out dir/{HOSTILE}_hydra.yaml"
     command = ["-u", "-m", "bionemo.pretrain", f"--config-path={here}/out dir", f"--config-name={HOSTILE}_hydra.yaml",
-               "--trust-config", "do_preprocessing=False", "do_training=True", "do_testing=False"]  # fmt: skip
+               "do_preprocessing=False", "do_training=True", "do_testing=False"]  # fmt: skip
     program = {"bcm": "srun", "mpi": "mpirun", "local": python.name}[kind]
     (call,) = stubs.calls(program)
-    assert call[-9:] == command
+    assert call[-8:] == command
     assert kind == "local" or "--x=$(touch owned)" in call
-    where = find_source(Path(settings).name, Path(settings).parent, trusted=True)
+    where = find_source(Path(settings).name, Path(settings).parent)
     assert compose_typed(where, [])[0].name == HOSTILE
     logs = [path for path in here.rglob("*.out") if kind != "bcm"]
     assert [path.read_text() for path in logs] == [f"{HOSTILE}\n" for _ in logs]

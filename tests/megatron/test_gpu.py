@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a run uses the GPU, and one line for each reason why it cannot."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,15 @@ DRIVERS = {
 
 
 @pytest.fixture(autouse=True)
-def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Simulate torch with CUDA on a host without GPU and driver; return a directory for their files."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(gpu, "_DEVICE_FILE", tmp_path / "nvidia0")
     monkeypatch.setattr(gpu, "_DRIVER_FILE", tmp_path / "version")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return tmp_path
+    yield tmp_path
+    torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def add_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int], built: list[str]) -> None:
@@ -129,3 +131,12 @@ def test_a_gpu_that_is_too_old(
 def test_supported_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built: list[str]) -> None:
     add_gpu(monkeypatch, capability, built)
     assert all(map(use_gpu, ("auto", "gpu", "cuda")))
+
+
+def test_torch_does_not_replace_flash_attention_by_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.15 does so in varlen_attn on GPUs like this one unless cuDNN is disabled."""
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    add_gpu(monkeypatch, (9, 0), [])
+    use_gpu("auto")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()

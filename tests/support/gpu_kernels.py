@@ -248,4 +248,6 @@ def gpu_attention(zeros: bool = False) -> Iterator[Counter[str]]:
             library.impl(operator, counted(operator, kernels[zeros]), "CPU")
         functions = {"attend": attention.attend_on_gpu, "gpu_has_flash_attention": supported}
         stack.enter_context(patch.multiple(attention, **functions, gpu_has_triton=supported))
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as use_gpu
+        stack.callback(torch.backends.cuda.enable_cudnn_sdp, True)
         yield calls

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nemo.core.optim import lr_scheduler as nemo_schedules
 
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import SchedConfig
 from bionemo.training.schedules import Schedule, build_schedule
 from tests.conftest import EXAMPLES
+from tests.support.nemo import lr_scheduler as nemo_schedules
 
 
 def schedule(name: Any, lr: float, steps: int, **keys: Any) -> Schedule:

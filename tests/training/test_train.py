@@ -125,8 +125,8 @@ def test_the_resolved_configuration_is_written(seed_run: Done) -> None:
 
 def test_a_saved_configuration_writes_to_another_directory(seed_run: Done, tmp_path: Path) -> None:
     overrides = [f"exp_manager.exp_dir={tmp_path}"]
-    again, _ = compose_typed(find_source("config", seed_run.directory, trusted=True), overrides, RunConfig)
-    same, _ = compose_typed(find_source("config", seed_run.directory, trusted=True), [], RunConfig)
+    again, _ = compose_typed(find_source("config", seed_run.directory), overrides, RunConfig)
+    same, _ = compose_typed(find_source("config", seed_run.directory), [], RunConfig)
     assert log_directory(again.exp_manager) == tmp_path
     assert log_directory(same.exp_manager) == seed_run.directory
 

@@ -151,9 +151,9 @@ def test_posteriors_equal_enumeration() -> None:
 
 def corrupted(how: Corruption, records: MockSource) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Corrupt all sequences independently of `ResidueMasker`; return true ids, visible ids, targets, lengths."""
-    letters = np.frombuffer(gather_all(records, np.arange(len(records))), np.uint8)
+    letters = np.frombuffer(gather_all(records, np.arange(len(records))), np.uint8).astype(np.int16)
     draws = np.random.default_rng(2)
-    names = np.frombuffer((language().letters + "XBUZO.-").encode(), np.uint8)
+    names = np.frombuffer((language().letters + "XBUZO.-").encode(), np.uint8).astype(np.int16)
     rank = np.searchsorted(names[:20], letters)
     targets = draws.random(len(letters)) < how.modify_percent
     kind = draws.choice(3, len(letters), p=[how.mask_percent, how.perturb_percent, how.identity_percent])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic molecules for training without a download."""
+"""Synthetic molecules for training."""
 
 import random
 from pathlib import Path

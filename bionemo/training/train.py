@@ -36,7 +36,7 @@ from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.compilation import is_compiled, shared_graphs
 from bionemo.training.early_stopping import early_stopping
 from bionemo.training.fractions import resolve_fractions
-from bionemo.training.health.monitor import HealthMonitor, report_first_error
+from bionemo.training.health import HealthMonitor, report_first_error
 from bionemo.training.loss_curve import LossCurve
 from bionemo.training.metrics import check_monitors
 from bionemo.training.module import TrainingModule

@@ -29,7 +29,7 @@ from bionemo.cli.finetune import main as fine_tune
 from bionemo.cli.pretrain import main, pretrain
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
-from bionemo.training.health.monitor import HealthMonitor
+from bionemo.training.health import HealthMonitor
 from bionemo.training.loss_curve import LossCurve
 from bionemo.training.module import TrainingModule
 from tests.conftest import EXAMPLES, ROOT
@@ -231,13 +231,9 @@ _start = HealthMonitor.start
 
 
 def _start_and_wait_for_rank_0(monitor: HealthMonitor, trainer: pl.Trainer) -> None:
-    """Start the monitor, and wait until rank 0 has answered all ranks; on a busy machine some start much later."""
+    """Start the monitor, and wait until all ranks have done so; on a busy machine some start much later."""
     _start(monitor, trainer)
-    client, server = monitor._client, monitor._server
-    assert client is not None
-    while client._rank_0.last_heartbeat is None or (
-        server is not None and any(each.last_heartbeat is None for each in server.ranks)
-    ):
+    while not all(each.beat for each in monitor.ranks.values()):
         time.sleep(0.01)
 
 

@@ -26,9 +26,8 @@ from bionemo.data.loader import StepDataset
 from bionemo.data.proteins import splits
 from bionemo.data.proteins.mock import MockSource
 from bionemo.megatron.strategy import MegatronStrategy
-from bionemo.training.health import monitor as monitor_module
-from bionemo.training.health.monitor import HealthMonitor, report_first_error
-from bionemo.training.health.rank_status import RankStatus, diagnose
+from bionemo.training import health
+from bionemo.training.health import HealthMonitor, ObservedRank, diagnose, report_first_error
 from bionemo.training.module import TrainingModule
 from tests.support.runs import FAMILIES, FORK, Command, _main, tiny
 
@@ -37,13 +36,6 @@ LIMIT = 3.0  # seconds
 
 def fail(error: type[Exception]) -> None:
     raise error("in two\nlines")
-
-
-def orphan() -> None:
-    if os.fork() == 0:  # a worker inherits the open sockets and lives a little longer
-        time.sleep(8)
-        os._exit(0)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_worker() -> None:
@@ -59,7 +51,6 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "killed worker": killed_worker,
     "full disk": full_disk,
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "killed without its worker": orphan,
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "asleep": lambda: time.sleep(600),
     "deaf": lambda: ctypes.PyDLL(None).sleep(600),  # no Python thread runs meanwhile
@@ -89,7 +80,7 @@ class Bare(Command):
 def _steps(console: Path, rank: int, ranks: int, port: int, fault: str = "", at: int = 0) -> None:
     os.dup2(os.open(console, os.O_WRONLY | os.O_CREAT), 2)
     os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    monitor_module.EXIT_SECONDS = 1.0
+    health.EXIT_SECONDS = 1.0
     environment = SimpleNamespace(main_address="127.0.0.1", main_port=port)
     strategy = SimpleNamespace(cluster_environment=environment, launcher=None)
     trainer: Any = SimpleNamespace(world_size=ranks, global_rank=rank, strategy=strategy, loggers=[])
@@ -99,15 +90,14 @@ def _steps(console: Path, rank: int, ranks: int, port: int, fault: str = "", at:
         time.sleep(0.01)
     with one_line_errors(), report_first_error(monitor, trainer):
         for step in range(1000):
-            monitor.phase = f"in step {step}" if step else "before the start"
+            monitor.status.phase = f"in step {step}" if step else "before the start"
             if fault and step == at:
                 FAULTS[fault]()
             if step:
                 dist.all_reduce(torch.ones(1))
             else:
                 dist.init_process_group("gloo", rank=rank, world_size=ranks)
-                client: Any = monitor._client
-                while client._rank_0.last_heartbeat is None:  # every rank has an answer of rank 0 before any fault
+                while not all(each.beat for each in monitor.ranks.values()):  # all are known before any fault
                     time.sleep(0.005)
             time.sleep(0.005)
 
@@ -150,29 +140,24 @@ def bare(directory: Path, faulty: int, fault: str, at: int, gone: bool) -> tuple
     return finish(commands, faulty if gone else None), host(commands[faulty])
 
 
-@pytest.mark.parametrize(
-    ("rank", "fault"),
-    [(0, "killed"), (1, "killed"), (0, "killed without its worker"), (1, "killed without its worker")],
-)
-def test_a_killed_rank_is_named_at_once(tmp_path: Path, rank: int, fault: str) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named(tmp_path: Path, rank: int) -> None:
     """Rank 0 names it, or all others if it is rank 0."""
-    errors, name = bare(tmp_path, rank, fault, 30, gone=True)
+    errors, name = bare(tmp_path, rank, "killed", 30, gone=True)
     speakers = [1, 2] if rank == 0 else [0]
     assert [len(lines) for lines in errors] == [number in speakers for number in range(3)]
     for speaker in speakers:
         who, when = errors[speaker][0].split(" ended without an error message, last seen ")
         assert who == f"error: rank {rank} {name}"
-        assert re.fullmatch(r"(in step \d+|before the start), \d+\.\d s before", when)
+        assert re.fullmatch(r"in step \d+|before the start", when)
 
 
 def test_a_rank_that_dies_before_process_groups_exist(tmp_path: Path) -> None:
-    """It may not have sent any heartbeat yet: then rank 0 has to wait for the timeout."""
+    """Rank 0 waits for it until the timeout; it may not have written any status."""
     errors, name = bare(tmp_path, 1, "killed", 0, gone=True)
     assert errors[1:] == [[], []]
     (error,) = errors[0]
-    assert error.startswith(
-        (f"error: rank 1 {name} ended without an error message, last seen before", "error: rank 1 has not connected")
-    )
+    assert error.startswith((f"error: rank 1 {name} has not answered for", "error: rank 1 has not connected for"))
 
 
 @pytest.mark.parametrize(("rank", "fault"), [(0, "stopped"), (1, "stopped"), (0, "deaf")])
@@ -182,14 +167,12 @@ def test_an_unresponsive_rank_is_named(tmp_path: Path, rank: int, fault: str) ->
     assert [len(lines) for lines in errors] == [number in speakers for number in range(3)]
     for speaker in speakers:
         assert re.match(rf"error: rank {rank} {re.escape(name)} has not answered for \d+ s ", errors[speaker][0])
-        assert errors[speaker][0].endswith("(trainer.rank_timeout is 3 s)")
 
 
 def test_a_hanging_rank_is_named_and_exits(tmp_path: Path) -> None:
     errors, name = bare(tmp_path, 1, "asleep", 30, gone=False)
     assert errors[1:] == [[], []]
-    place = r"health/test_monitor\.py:\d+ in <lambda>"
-    expected = rf"error: rank 1 {re.escape(name)} is in step 30, {place}: others have waited for \d+ s"
+    expected = rf"error: rank 1 {re.escape(name)} is in step 30: others have waited for \d+ s"
     assert re.match(expected, *errors[0])
 
 
@@ -247,8 +230,8 @@ def real(directory: Path, faulty: int, fault: tuple[str, str, int], *overrides: 
 @pytest.mark.parametrize(
     ("rank", "where", "before", "doing"),
     [
-        (1, "step", 2, r"((in|after) step [123]|preparing the first step), .* before"),
-        (1, "save", 0, "saving step 4, .* before"),
+        (1, "step", 2, r"((in|after) step [123]|preparing the first step)"),
+        (1, "save", 0, "(saving|after validation at) step 4"),
         (0, "step", 2, ".+"),  # rank 1 may not have received any answer of rank 0
     ],
 )
@@ -290,7 +273,7 @@ def test_a_run_whose_data_loader_hangs(tmp_path: Path) -> None:
     errors, name = real(tmp_path, 0, ("asleep", "data", 1), "trainer.rank_timeout=00:00:00:10")
     assert errors[1] == []
     (error,) = errors[0]
-    assert error.startswith(f"error: rank 0 {name} is preparing the first step, health/test_monitor.py:")
+    assert error.startswith(f"error: rank 0 {name} is preparing the first step: ")
     assert re.search(r"others have waited for \d+ s", error)
 
 
@@ -317,9 +300,9 @@ def test_ranks_with_different_configurations(tmp_path: Path) -> None:
     assert error.startswith(f"error: model.optim.lr is 0.0001 on rank 0, 0.0002 on {there}: all ranks need the same ")
 
 
-def statuses(*collectives: dict[str, int]) -> list[RankStatus]:
+def statuses(*collectives: dict[str, int]) -> list[ObservedRank]:
     return [
-        RankStatus(rank, host="h", pid=rank + 1, last_heartbeat=100.0, collectives=each, phase="in step 1")
+        ObservedRank(rank, "h", rank + 1, beat=1, collectives=each, phase="in step 1", last_heartbeat=100.0)
         for rank, each in enumerate(collectives)
     ]
 
@@ -328,32 +311,24 @@ def test_the_named_rank_is_one_that_waits_for_no_other() -> None:
     """Rank 0 waits in group a for rank 1, which waits in group b for rank 2, which hangs before either."""
     ranks = statuses({"a": 5, "c": 3}, {"a": 4, "b": 7}, {"b": 6, "d": 2}, {"c": 3, "d": 2})
     assert diagnose(ranks, 99.0, timeout=100, interval=1) is None
-    diagnosis = diagnose(ranks, 101.0, timeout=100, interval=1)
-    assert diagnosis is not None
-    assert (diagnosis.kind, diagnosis.rank) == ("hung", 2)
-    assert diagnosis.message == "rank 2 (host h, process 3) is in step 1: others have waited for 101 s"
+    message = "rank 2 (host h, process 3) is in step 1: others have waited for 101 s"
+    assert diagnose(ranks, 101.0, timeout=100, interval=1) == (2, message)
 
 
 def test_ranks_that_wait_for_each_other_are_not_named() -> None:
-    diagnosis = diagnose(statuses(*[{"a": 5}] * 5), 101.0, timeout=100, interval=1)
-    assert diagnosis is not None
-    assert diagnosis.message.startswith("all ranks have waited for each other for 101 s: rank 0 (host h")
-    assert diagnosis.message.endswith("; 2 more")
+    verdict = diagnose(statuses(*[{"a": 5}] * 5), 101.0, timeout=100, interval=1)
+    assert verdict is not None
+    assert verdict.message.startswith("rank 0 (host h, process 1) is in step 1; rank 1 (host h")
+    assert verdict.message.endswith("; 2 more: all ranks have waited for each other for 101 s")
 
 
 def test_a_long_save_is_not_reported_as_a_hang() -> None:
-    heartbeat = {
-        "rank": 0,
-        "host": "h",
-        "pid": 1,
-        "collectives": {"a": 5},
-        "phase": "saving",
-        "location": "",
-        "error": None,
-    }
-    ranks = [RankStatus(0), RankStatus(1)]
-    for rank, megabytes in ((0, 1), (1, 1), (0, 900)):
-        ranks[rank].update({**heartbeat, "io_megabytes": megabytes, "finished": False}, now=megabytes)
-    ranks[1].last_heartbeat = 1000
+    ranks = [ObservedRank(0), ObservedRank(1)]
+    for beat, (rank, megabytes) in enumerate(((0, 1), (1, 1), (0, 900))):
+        ranks[rank].update({"beat": beat + 1, "io_megabytes": megabytes}, now=megabytes)
+    for rank in (0, 1):
+        ranks[rank].update({"beat": 9}, now=1000)
     assert diagnose(ranks, 990, timeout=100, interval=1) is None
-    assert diagnose(ranks, 1001, timeout=100, interval=1) is not None
+    verdict = diagnose(ranks, 1001, timeout=100, interval=1)
+    assert verdict is not None
+    assert "all ranks have waited" in verdict.message

@@ -12,7 +12,6 @@ from torch import Tensor
 from bionemo.checkpoint.manifest import check
 from bionemo.checkpoint.reader import Checkpoint
 from bionemo.checkpoint.source import WEIGHTS, Shape, TensorSource
-from bionemo.checkpoint.state_schema import find_missing_entry
 from bionemo.checkpoint.tensors import Piece
 from bionemo.checkpoint.writer import save
 from bionemo.common.errors import UserError
@@ -72,7 +71,7 @@ def read_vocabulary_size(model: Mapping[str, Any]) -> int | None:
 
 
 def _position(position: dict[str, int]) -> str:
-    if find_missing_entry({"SequenceData": {"position": position}}, "SequenceData.position"):
+    if not position:
         return "unknown"
     samples, tokens = position["consumed_samples"], position["consumed_tokens"]
     row, start = position["row"], position["window_start"]

@@ -12,7 +12,6 @@ from torch import Tensor
 from bionemo import checkpoint
 from bionemo.checkpoint import WEIGHTS, TensorSource
 from bionemo.checkpoint.source import Shape, TensorView
-from bionemo.checkpoint.state_schema import find_missing_entry
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
 from bionemo.interop.convert import open_model
@@ -90,10 +89,6 @@ def check_resumable(saved: checkpoint.Checkpoint, module: TrainingModule, model:
         raise UserError(
             f"checkpoint {saved.path} has the state of {found}, but model.optim.name={module.config.optim.name}: a "
             f"run cannot resume from it; start a new run with restore_from_path={saved.path}"
-        )
-    if missing := find_missing_entry(saved.state):
-        raise UserError(
-            f"checkpoint {saved.path} has no {missing}: a run cannot resume from it; use another checkpoint"
         )
     log_changed_settings(saved.path, saved.config, asdict(module.config))
 

@@ -20,7 +20,7 @@ from bionemo.config.targets import target_schema
 # below it. All other keys, including those of new models, may change the outputs.
 TRAINING_KEYS = (  # they affect only training
     "micro_batch_size", "replica_batch_size", "global_batch_size", "hidden_dropout", "attention_dropout", "seed",
-    "float8", "optim",
+    "optim",
     "data.modify_percent", "data.mask_percent", "data.perturb_percent", "data.identity_percent",
     "data.mask_special_tokens", "data.seq_length_dec", "data.masked_lm_prob", "data.max_ngram_size",
     "data.encoder_augment", "data.canonicalize_encoder_input", "data.decoder_independent_augment",
@@ -33,7 +33,7 @@ _OTHER_KEYS = (
     # the data by data/data_module.py
     "tokenizer", "make_vocab_size_divisible_by", "seq_length", "encoder_seq_length", "max_position_embeddings", "data",
     # parallel layout and speed
-    "tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel", "compile", "gpu_attention",
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "sequence_parallel", "compile",
     "native_amp_init_scale", "native_amp_growth_interval", "hysteresis", "activations_checkpoint_granularity",
     "activations_checkpoint_method", "activations_checkpoint_num_layers",
     # start of a run, and tasks beside the training

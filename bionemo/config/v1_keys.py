@@ -89,14 +89,14 @@ IGNORED = _by_key({
             "masked_softmax_fusion bias_gelu_fusion bias_activation_fusion bias_dropout_add_fusion "
             "gradient_accumulation_fusion persist_layer_norm transformer_engine"
         ),
-        "the fastest attention kernel is selected automatically": "use_flash_attention use_emha",
+        "the fastest attention kernel is selected automatically": "use_flash_attention use_emha gpu_attention",
         "a token never attends to another sequence": "embedding_use_attention_mask",
         "checkpoints contain their own version": "megatron_legacy",
         "initial weights do not depend on the device": "use_cpu_initialization",
         "determined by the pipeline stage": "pre_process post_process",
         "there is no sentence-pair task": "bert_binary_head bert_return_types",
         "trainer.precision": (
-            "megatron_amp_O2 fp8 fp8_e4m3 fp8_hybrid fp8_margin fp8_interval fp8_amax_history_len "
+            "megatron_amp_O2 float8 fp8 fp8_e4m3 fp8_hybrid fp8_margin fp8_interval fp8_amax_history_len "
             "fp8_amax_compute_algo fp8_wgrad"
         ),
         "gradients are always reduced in buckets": (

@@ -26,7 +26,6 @@ from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weight
 from bionemo.megatron.sharding import materialize, parameter_shards
 from bionemo.megatron.train_step import LossFunction, ParallelModel
 from bionemo.models.trainable import Trainable
-from bionemo.training.backends import convert_linear_layers, float8_problem
 from bionemo.training.compilation import compile_layers, is_compiled
 from bionemo.training.divergence import check_finite, divergence_error
 from bionemo.training.identity import check_same_function, check_same_model
@@ -97,8 +96,6 @@ class TrainingModule(pl.LightningModule):
             model.initialize_weights(self.config.seed)
             if self.initial_weights is not None:
                 load_weights(parameter_shards(model), self.initial_weights, to_train=True)
-        if self.config.float8 and float8_problem(self.config, self.precision, self.on_gpu) is None:
-            convert_linear_layers(model)
         if is_compiled(self.config.compile, self.on_gpu):
             compile_layers(model)
         self.model = model

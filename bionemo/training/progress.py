@@ -24,15 +24,12 @@ from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.check import MicroBatches
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData, pads_dynamically
-from bionemo.megatron.attention import MAX_HEAD_SIZE, gpu_has_flash_attention
+from bionemo.megatron.attention import MAX_HEAD_SIZE, gpu_has_flash_attention, gpu_kernel
 from bionemo.megatron.precision import Precision
 from bionemo.training import loss_curve
-from bionemo.training.backends import Backends
 
 _ATTENTION = {
-    "flash2": "FlashAttention",
-    "flash4": "FlashAttention 4",
-    "cudnn": "cuDNN attention",
+    "flash": "FlashAttention",
     "triton": "Triton attention",
     "sequences": "attention one sequence at a time",
 }
@@ -46,7 +43,6 @@ def print_start(
     trainer: pl.Trainer,
     num_parameters: int,
     precision: Precision,
-    backends: Backends,
     compiled: bool,
     data: SequenceData,
     resume_path: Path | None,
@@ -55,9 +51,7 @@ def print_start(
     batch_size, device = data.global_batch_size(trainer.world_size), trainer.strategy.root_device.type
     tokens = f"{batch_size * cfg.model.seq_length:,} tokens"
     size = f"{batch_size:,} sequences" if pads_dynamically(cfg.model.data) else tokens
-    how = f"precision {precision.name}{', float8' if backends.float8 else ''}"
-    for note in backends.notes:
-        log.warning(note)
+    how = f"precision {precision.name}"
     sched, steps = cfg.model.optim.sched, cfg.trainer.max_steps
     constant = (sched.constant_steps or 0) if sched is not None and sched.name == "CosineAnnealing" else 0
     if sched is not None and 0 < steps <= (sched.warmup_steps or 0):
@@ -75,10 +69,12 @@ def print_start(
             f"the run has reached trainer.max_steps={steps} before, so nothing is trained: set a larger number to "
             "continue, or another exp_manager.exp_dir to train again"
         )
-    if backends.attention == "sequences":
-        _warn_of_slow_attention(cfg)
-    if backends.attention is not None:
-        how += f", {_ATTENTION[backends.attention]}"
+    if device == "cuda":
+        exact = cfg.model.attention_dropout > 0 or torch.are_deterministic_algorithms_enabled()  # set by the trainer
+        kernel = gpu_kernel(cfg.model.head_size, precision.name != "32", exact)
+        if kernel == "sequences":
+            _warn_of_slow_attention(cfg)
+        how += f", {_ATTENTION[kernel]}"
         device, size = torch.cuda.get_device_name(), f"{size} in micro-batches of {_describe_rows(data.micro_batches)}"
     _print_and_log(
         f"{cfg.name}: {num_parameters:,} parameters, {how}{', compiled' if compiled else ''} on "

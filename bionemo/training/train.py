@@ -30,7 +30,6 @@ from bionemo.megatron import groups
 from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.precision import Precision, resolve_precision
 from bionemo.training import progress
-from bionemo.training.backends import select_backends
 from bionemo.training.build_trainer import build_trainer, misconfiguration_as_user_error
 from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.compilation import is_compiled, shared_graphs
@@ -151,10 +150,9 @@ def train(
             start_experiment(trainer, cfg.exp_manager, log_dir, checkpoints.run_id)
             progress.save_config(cfg, trainer, log_dir, data.micro_batches)
 
-        backends = select_backends(cfg, precision, trainer.strategy.root_device)
         if cfg.do_training:
             parameters = sum(parameter.numel() for parameter in model.parameters())
-            progress.print_start(cfg, trainer, parameters, precision, backends, compiled, data, resume_path)
+            progress.print_start(cfg, trainer, parameters, precision, compiled, data, resume_path)
             trainer.fit(module, data, ckpt_path=resume_path)
             progress.print_result(cfg, trainer, reference_losses, log_dir, resume_path)
         if cfg.do_testing and not checkpoints.stop_signal:

@@ -22,7 +22,6 @@ from bionemo.megatron import attention
 from bionemo.megatron.precision import Precision, resolve_precision
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training import compilation
-from bionemo.training.backends import Backends, select_backends
 from bionemo.training.compilation import is_compiled
 from bionemo.training.progress import print_start
 from tests.conftest import ROOT, RUNNABLE
@@ -186,14 +185,12 @@ def simulate_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)
 
 def start(
     cfg: RunConfig, precision: str = "bf16-mixed", compiled: bool = False, device: str = "cuda",
-    backends: Backends | None = None, data: SequenceData | None = None,
+    data: SequenceData | None = None,
 ) -> None:  # fmt: skip
     """Print the first line of a run on eight devices."""
     strategy = SimpleNamespace(root_device=torch.device(device))
     trainer: Any = SimpleNamespace(world_size=8, strategy=strategy)
-    name = Precision(precision)
-    backends = backends or select_backends(cfg, name, strategy.root_device)
-    print_start(cfg, trainer, 1234567, name, backends, compiled, data or sequence_data(4, 2, 37), None)
+    print_start(cfg, trainer, 1234567, Precision(precision), compiled, data or sequence_data(4, 2, 37), None)
 
 
 def first_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -210,9 +207,9 @@ def test_first_line_of_a_run_on_gpus(monkeypatch: pytest.MonkeyPatch, capsys: py
         "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention, compiled on 8 x Some GPU, 4,096 tokens in "
         "micro-batches of 4 rows (37 fit) per step, starting from the beginning"
     )
-    start(cfg, backends=Backends("cudnn", True, ()), data=sequence_data(1, 3))
+    start(cfg, data=sequence_data(1, 3))
     assert first_line(capsys) == (  # an explicit size is not planned
-        "small: 1,234,567 parameters, precision bf16-mixed, float8, cuDNN attention on 8 x Some GPU, 1,536 tokens in "
+        "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention on 8 x Some GPU, 1,536 tokens in "
         "micro-batches of 1 rows per step, starting from the beginning"
     )
 
@@ -252,23 +249,6 @@ def test_the_attention_of_a_gpu_is_named(
     assert f"precision {precision}, {name} on 8 x Some GPU" in first_line(capsys)
     warning = f"attention is computed one sequence at a time, which is slow, because {expected}"
     assert [message for message in caplog.messages if "attention is" in message] == ([warning] if slow else [])
-
-
-def test_back_ends_that_are_not_used_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    simulate_gpu(monkeypatch, (8, 6))
-    cfg = composed()
-    model = replace(cfg.model, gpu_attention="cudnn", attention_dropout=0.1, float8=True)
-    start(replace(cfg, model=model))
-    assert "precision bf16-mixed, Triton attention on 8" in first_line(capsys)
-    attention_note, float8_note = caplog.messages[:2]
-    assert attention_note.startswith("model.gpu_attention=cudnn is not used: attention dropout, ")
-    assert float8_note == "model.float8=True is not used: Some GPU is older than compute capability 8.9"
-    caplog.clear()
-    start(replace(cfg, model=replace(model, gpu_attention="flash2")), "32", device="cpu")
-    assert "precision 32 on 8 x cpu" in first_line(capsys)
-    assert caplog.messages[:1] == ["model.float8=True is not used: it needs a GPU"]
 
 
 # micro-batches

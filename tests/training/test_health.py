@@ -227,21 +227,12 @@ def real(directory: Path, faulty: int, fault: tuple[str, str, int], *overrides: 
     return finish([victim, other][:: -1 if faulty else 1], faulty if fault[0] == "killed" else None), host(victim)
 
 
-@pytest.mark.parametrize(
-    ("rank", "where", "before", "doing"),
-    [
-        (1, "step", 2, r"((in|after) step [123]|preparing the first step)"),
-        (1, "save", 0, "(saving|after validation at) step 4"),
-        (0, "step", 2, ".+"),  # rank 1 may not have received any answer of rank 0
-    ],
-)
-def test_a_run_with_a_killed_rank(tmp_path: Path, rank: int, where: str, before: int, doing: str) -> None:
+@pytest.mark.parametrize(("rank", "where", "before"), [(1, "step", 2), (1, "save", 0), (0, "step", 2)])
+def test_a_run_with_a_killed_rank(tmp_path: Path, rank: int, where: str, before: int) -> None:
     errors, name = real(tmp_path, rank, ("killed", where, before))
     assert errors[rank] == []
     (error,) = errors[1 - rank]
-    assert re.fullmatch(
-        rf"error: rank {rank} {re.escape(name)} ended without an error message, last seen {doing}", error
-    )
+    assert error.startswith(f"error: rank {rank} {name} ended without an error message, last seen ")
     assert list((tmp_path / "run" / "checkpoints").glob("*-last")) == []
 
 

@@ -112,8 +112,6 @@ class ModelConfig:
     # numerics and speed
     seed: Seed  # of initial weights and dropout
     compile: bool | Literal["auto"]  # torch.compile every layer; auto: on GPUs with Triton and a C compiler
-    gpu_attention: Literal["flash2", "flash4", "cudnn"]  # implementation of FlashAttention, where it is used
-    float8: bool  # multiply in float8 in the linear layers of the transformer blocks
     native_amp_init_scale: PositiveFloat  # 16-mixed: first loss scale
     native_amp_growth_interval: PositiveInt  # 16-mixed: steps without overflow until the scale is doubled
     hysteresis: PositiveInt  # 16-mixed: overflows until the scale is halved

@@ -16,11 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bionemo.common.errors import UserError
-from bionemo.common.regular import load_json
 
 MARKER = ".bionemo.json"
-_UNFINISHED_MARKER = re.compile(rf"\.{re.escape(MARKER)}\.\w+\.tmp")
-_LARGEST_MARKER = 1 << 20  # bytes
 _CANNOT_SYNC_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EISDIR, errno.EACCES}
 
 
@@ -157,42 +154,29 @@ def create_owned(path: Path, kind: str, identity: Mapping[str, Any] | None = Non
         UserError: if it exists, is not empty and was not created by this project.
         OSError: if it cannot be created.
     """
-    if os.path.lexists(path) and identity_of(path, kind) is None and not is_unmarked(path):
+    if path.exists() and identity_of(path, kind) is None and not is_unmarked(path):
         raise UserError(
             f"{path} exists and was not created by bionemo: move it away or choose another output (it is needed for "
             f"{kind})"
         )
     record = json.dumps({"kind": kind, "identity": dict(identity or {})}, indent=1, default=str)
-    existed = path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    try:
-        for unfinished in path.glob(f".{MARKER}.*.tmp"):
-            unfinished.unlink()
-        write_atomic(path / MARKER, record)
-    except OSError:
-        if not existed:
-            with suppress(OSError):
-                path.rmdir()
-        raise
+    for unfinished in path.glob(f".{MARKER}.*.tmp"):
+        unfinished.unlink()
+    write_atomic(path / MARKER, record)
 
 
 def is_unmarked(path: Path) -> bool:
     """Return whether a directory is empty or contains only temporary files of an interrupted `create_owned`."""
-    if path.is_symlink() or not path.is_dir():
-        return False
-    return all(_UNFINISHED_MARKER.fullmatch(each.name) and each.is_file() for each in path.iterdir())
+    return path.is_dir() and all(each.match(f".{MARKER}.*.tmp") for each in path.iterdir())
 
 
 def identity_of(path: Path, kind: str) -> dict[str, Any] | None:
     """Return the identity of a directory of this kind that this project created; None for any other path."""
-    if path.is_symlink():
-        return None
-    try:
-        match load_json(path / MARKER, _LARGEST_MARKER, follow=False):
-            case {"kind": str(found), "identity": dict(identity)} if found == kind:
-                return identity
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError):
+        record: dict[str, Any] = json.loads((path / MARKER).read_text())
+        if record["kind"] == kind:
+            return dict(record["identity"])
     return None
 
 
@@ -209,14 +193,14 @@ def remove_owned(path: Path, kind: str, names: str) -> None:
         UserError: if the directory exists and this project did not create it.
         OSError: if something cannot be deleted.
     """
-    if not (path.exists() or path.is_symlink()):
+    if not path.exists():
         return
     if identity_of(path, kind) is None:
         raise UserError(
             f"{path} was not created by bionemo and is left as it is: move it away or choose another output"
         )
     for file in path.iterdir():
-        if re.fullmatch(names, file.name) and (file.is_symlink() or file.is_file()):
+        if re.fullmatch(names, file.name) and file.is_file():
             file.unlink()
     (path / MARKER).unlink()
     with suppress(OSError):  # the directory contains other files

@@ -48,7 +48,7 @@ class PartialDownload:
     def read_note(self) -> dict[str, Any]:
         """Return `url`, `version` and, for a complete file, `size`; an empty dict if there is no valid note."""
         try:
-            note = load_json(self._note, 1 << 16, follow=False)
+            note = load_json(self._note, 1 << 16)
         except (OSError, ValueError):
             return {}
         if not isinstance(note, dict) or not isinstance(note.get("url"), str):

@@ -106,7 +106,7 @@ class StagingDirectory:
     def _read_moves(self) -> dict[str, bool]:
         """Check the staging directory; return for each name in the list whether the new data set contains it."""
         try:
-            moves = load_json(self.path / _MOVES, _MAX_MOVES_BYTES, follow=False)
+            moves = load_json(self.path / _MOVES, _MAX_MOVES_BYTES)
             if not isinstance(moves, dict) or not all(map(_is_valid_move, moves.items())):
                 raise ValueError(f"{_MOVES} contains a name that a preparation does not write")
             for path in (self.tree, self.path / _REPLACED):

@@ -15,6 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_text
@@ -76,16 +77,15 @@ def check_shared(trainer: pl.Trainer, directories: Sequence[Path]) -> None:
         if trainer.is_global_zero:
             path.touch()
         path = trainer.strategy.broadcast(path)  # after rank 0 has written it
-        lowest, _ = _ranks_with(trainer, not _appears(path))
+        ranks = _all_gather((socket.gethostname(), _appears(path)))
         if trainer.is_global_zero:
             path.unlink(missing_ok=True)
-        if lowest is not None:
-            here = socket.gethostname()
-            first, other = trainer.strategy.broadcast(here), trainer.strategy.broadcast(here, src=lowest)
-            raise UserError(
-                f"exp_manager.exp_dir: {directory} is not the same directory on host {first} (rank 0) and host "
-                f"{other} (rank {lowest}): choose a directory on a file system that all machines share"
-            )
+        for rank, (host, appears) in enumerate(ranks):
+            if not appears:
+                raise UserError(
+                    f"exp_manager.exp_dir: {directory} is not the same directory on host {ranks[0][0]} (rank 0) and "
+                    f"host {host} (rank {rank}): choose a directory on a file system that all machines share"
+                )
 
 
 def _appears(path: Path) -> bool:
@@ -103,28 +103,25 @@ def check_equal_on_all_ranks(trainer: pl.Trainer, values: Mapping[str, str]) -> 
     Raises:
         UserError: on all ranks, if values differ; names the first differing key of the lowest rank with a difference.
     """
-    strategy = trainer.strategy
-    reference: Mapping[str, str] = strategy.broadcast(values)
-    keys = [key for key in {**reference, **values} if reference.get(key) != values.get(key)]
-    lowest, count = _ranks_with(trainer, bool(keys))
-    if lowest is None:
+    reference: Mapping[str, str] = trainer.strategy.broadcast(values)
+    different = [key for key in {**reference, **values} if reference.get(key) != values.get(key)][:1]
+    found = [(key, values.get(key, "not set"), socket.gethostname()) for key in different]
+    ranks = [(rank, *each[0]) for rank, each in enumerate(_all_gather(found)) if each]
+    if not ranks:
         return
-    key = keys[0] if keys else ""
-    key, value, host = strategy.broadcast((key, values.get(key, "not set"), socket.gethostname()), src=lowest)
-    rank = f"rank {lowest} (host {host})" + (f" and {count - 1} more ranks" if count > 1 else "")
+    lowest, key, value, host = ranks[0]
+    rank = f"rank {lowest} (host {host})" + (f" and {len(ranks) - 1} more ranks" if len(ranks) > 1 else "")
+    difference = f"is {reference.get(key, 'not set')} on rank 0, {value} on {rank}"
     if is_secret_name(key):
         difference = f"differs between rank 0 and {rank}"
-    else:
-        difference = f"is {reference.get(key, 'not set')} on rank 0, {value} on {rank}"
     raise UserError(f"{key} {difference}: all ranks need the same versions, configuration, checkpoint and data")
 
 
-def _ranks_with(trainer: pl.Trainer, problem: bool) -> tuple[int | None, int]:
-    """Return the lowest rank that has a problem, None if there is none, and the number of these ranks."""
-    strategy, num_ranks = trainer.strategy, trainer.world_size
-    found = torch.tensor([num_ranks - trainer.global_rank if problem else 0, problem], device=strategy.root_device)
-    lowest = num_ranks - int(strategy.reduce(found[0].clone(), reduce_op="max"))
-    return (None if lowest == num_ranks else lowest), int(strategy.reduce(found[1].clone(), reduce_op="sum"))
+def _all_gather(value: Any) -> list[Any]:
+    """Return the values of all ranks."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def flatten_config(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:

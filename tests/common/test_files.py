@@ -52,14 +52,6 @@ def test_an_owned_directory_keeps_its_identity_and_user_files(tmp_path: Path) ->
     assert not ours.exists()
 
 
-def test_a_link_to_an_owned_directory_is_not_followed(tmp_path: Path) -> None:
-    create_owned(tmp_path / "real", "features")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(UserError):
-        remove_owned(tmp_path / "link", "features", ".*")
-    assert identity_of(tmp_path / "real", "features") == {}
-
-
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config.yaml"
     write_atomic(file, "old")
@@ -122,23 +114,6 @@ def test_a_directory_whose_creation_was_interrupted_is_claimed(tmp_path: Path) -
     assert [path.name for path in interrupted.iterdir()] == [MARKER]
     (interrupted / MARKER).rename(interrupted / "mine.json")
     assert not is_unmarked(interrupted)
-    (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="was not created by bionemo"):
-        create_owned(tmp_path / "link", "features")
-
-
-def test_an_empty_user_directory_is_kept_when_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, text: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr("bionemo.common.files.write_atomic", full)
-    (tmp_path / "theirs").mkdir()
-    for name in ("theirs", "new"):
-        with pytest.raises(OSError, match="No space left"):
-            create_owned(tmp_path / name, "features")
-    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
 def test_pipes_and_devices_are_written_and_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

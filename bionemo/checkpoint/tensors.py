@@ -5,7 +5,6 @@ The format (8 bytes header size, JSON header, contiguous values) is that of the 
 files. The library's own writer copies all tensors first; this one needs no additional memory.
 """
 
-import ctypes
 import json
 import math
 import os
@@ -18,9 +17,6 @@ import xxhash
 from torch import Tensor
 
 _CHUNK = 1 << 22  # bytes hashed and written at once: they stay in the CPU cache
-_FLUSH_SIZE = 1 << 25  # number of bytes after which writing to disk is started
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # only on Linux
-_SYNC_FILE_RANGE_WRITE = 2
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
@@ -96,20 +92,17 @@ def write(path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str] | Non
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = xxhash.xxh3_128()
-    flushed = 0
-    with path.open("xb", buffering=0) as file:
+    with path.open("xb") as file:
         for part in (len(text).to_bytes(8, "little"), text):
             digest.update(part)
-            _write_all(file.fileno(), memoryview(part))
+            file.write(part)
         for piece in pieces:
             values = piece.values.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
             for first in range(0, len(values), _CHUNK):
                 chunk = values[first : first + _CHUNK]
                 digest.update(chunk)
-                _write_all(file.fileno(), chunk)
-                if (written := file.tell()) - flushed >= _FLUSH_SIZE:
-                    _start_flush(file.fileno(), flushed, written - flushed)
-                    flushed = written
+                file.write(chunk)
+        file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
 
@@ -117,8 +110,9 @@ def write(path: Path, pieces: Iterable[Piece], metadata: Mapping[str, str] | Non
 def write_text(path: Path, text: str) -> str:
     """Write a new text file, flush it to disk and return its checksum."""
     data = text.encode()
-    with path.open("xb", buffering=0) as file:
-        _write_all(file.fileno(), memoryview(data))
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
         os.fsync(file.fileno())
     return checksum_bytes(data)
 
@@ -144,14 +138,3 @@ def checksum_file(path: Path) -> str:
         while size := file.readinto(chunk):
             digest.update(chunk[:size])
     return digest.hexdigest()
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
-
-
-def _start_flush(descriptor: int, start: int, size: int) -> None:
-    """Start writing a range of a file to disk; by default the kernel waits for the fsync or for 10 % dirty memory."""
-    if _sync_file_range is not None:
-        _sync_file_range(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)

@@ -39,10 +39,13 @@ def load_json(path: Path, limit: int) -> Any:
         limit: maximum size in bytes.
 
     Raises:
-        ValueError: if it is not a regular file, too large, or not JSON.
+        ValueError: if it is not a regular file, too large, nested too deeply, or not JSON.
         OSError: if it cannot be read.
     """
     with open_regular(path) as file:
         if path.stat().st_size > limit:
             raise ValueError(f"it is larger than {limit:,} bytes")
-        return json.load(file)
+        try:
+            return json.load(file)
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error

@@ -73,19 +73,6 @@ def test_a_staging_directory_without_the_marker_is_not_touched(
     assert not make(out)
 
 
-def test_a_marker_that_is_not_a_file(out: Path) -> None:
-    stage = create_stage(out, {"train": False}, marked=False)
-    os.mkfifo(stage / ".bionemo.json")
-    assert make(out) and (stage / "moves.json").exists()
-
-
-def test_a_symbolic_link_is_not_a_staging_directory(out: Path) -> None:
-    stage = create_stage(out, {"train": False})
-    stage.rename(out.parent / "elsewhere")
-    (out / STAGE).symlink_to(out.parent / "elsewhere")
-    assert make(out) and (out.parent / "elsewhere/moves.json").exists() and untouched(out)
-
-
 @pytest.mark.parametrize(
     "moves",
     [

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of every type, damaged in every way: each reader succeeds or reports a one-line error."""
 
-import os
 import random
 import resource
 import shutil
@@ -73,18 +72,12 @@ def _flipped(data: bytes, seed: int) -> bytes:
     return data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 # Replacements of the file.
 REPLACED: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: None,
     "a directory": lambda path: path.mkdir(),
     "a link to nothing": lambda path: path.symlink_to(path.with_name("nothing")),
     "a link to itself": lambda path: path.symlink_to(path),
-    "a pipe": _fifo,
-    "a device": lambda path: path.symlink_to("/dev/zero"),
 }
 
 

@@ -19,16 +19,15 @@ ERROR_DESCRIPTOR = "BIONEMO_ERROR_DESCRIPTOR"  # open file to which a worker of 
 _PORTS = 15000, 10000  # first port for MASTER_PORT, and the number of ports
 _INTEGERS = (  # variables that torch, Lightning or this module reads
     "RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "SLURM_PROCID",
-    "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
-    "MPI_LOCALNRANKS", "JSM_NAMESPACE_RANK",
+    "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE",
+    "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "JSM_NAMESPACE_RANK",
 )  # fmt: skip
 # rank, local rank, size and local size of Open MPI, and of MPICH and Intel MPI; srun may set PMI_RANK as well
 _OPEN_MPI = (
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
 )  # fmt: skip
 _MPICH = "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS"
-_TASKS = re.compile(r"(\d{1,18})(?:\(x(\d{1,18})\))?")
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,8 @@ def launched_process(environment: Mapping[str, str] = os.environ) -> Process | N
     Raises:
         UserError: if a launcher's variables contradict each other, or the address of rank 0 is unknown.
     """
-    for read in (_torchrun, _mpirun, _by_rank, _srun):
+    first = _by_rank if "TORCHELASTIC_RUN_ID" in environment else _mpirun
+    for read in (first, _mpirun, _by_rank, _srun):
         if found := read(environment):
             return found
     if environment.get("PMI_SIZE", "1") != "1":
@@ -177,16 +177,6 @@ def is_local_rank_zero(environment: Mapping[str, str] = os.environ) -> bool:
     return next((_may_be_first(environment, name) for name in names if name in environment), True)
 
 
-def _torchrun(environment: Mapping[str, str]) -> Process | None:
-    if "TORCHELASTIC_RUN_ID" not in environment:
-        return None
-    number = _numbers("torchrun", environment)
-    return Process(
-        "torchrun", number("RANK"), number("LOCAL_RANK"), number("GROUP_RANK"), number("WORLD_SIZE"),
-        number("LOCAL_WORLD_SIZE"), environment.get("MASTER_ADDR", "127.0.0.1"), number("MASTER_PORT", 29500),
-    )  # fmt: skip
-
-
 def _mpirun(environment: Mapping[str, str]) -> Process | None:
     """Read the variables of Open MPI, MPICH or Intel MPI; consecutive ranks must be on one node, as by default.
 
@@ -215,10 +205,12 @@ def _mpirun(environment: Mapping[str, str]) -> Process | None:
 
 
 def _by_rank(environment: Mapping[str, str]) -> Process | None:
-    """Read RANK and LOCAL_RANK, which bcprun, Ray (launch/ray_workers.py) and other torch launchers set."""
+    """Read RANK and LOCAL_RANK, which torchrun, bcprun, Ray (launch/ray_workers.py) and other torch launchers set."""
     if "RANK" not in environment or "LOCAL_RANK" not in environment:
         return None
-    launcher = environment.get("BIONEMO_LAUNCHER", "bcprun" if "NGC_ARRAY_SIZE" in environment else "the launcher")
+    signs = {"TORCHELASTIC_RUN_ID": "torchrun", "BIONEMO_LAUNCHER": environment.get("BIONEMO_LAUNCHER", ""),
+             "NGC_ARRAY_SIZE": "bcprun"}  # fmt: skip
+    launcher = next((name for sign, name in signs.items() if sign in environment), "the launcher")
     number = _numbers(launcher, environment)
     rank, local_rank = number("RANK"), number("LOCAL_RANK")
     size = number("WORLD_SIZE") if "WORLD_SIZE" in environment else None
@@ -241,14 +233,14 @@ def _srun(environment: Mapping[str, str]) -> Process | None:
     if not _one_of_many_tasks(environment):
         return None
     number = _numbers("srun", environment)
-    size, node = number("SLURM_STEP_NUM_TASKS"), number("SLURM_NODEID")
+    size, nodes = number("SLURM_STEP_NUM_TASKS"), number("SLURM_STEP_NUM_NODES", 0)
+    local_size = size // nodes if nodes and size % nodes == 0 else None
     host = first_host(environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", ""))
     address = environment.get("MASTER_ADDR") or host or "127.0.0.1"
-    local_size = _tasks_of(node, environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     job = number("SLURM_JOB_ID", 0) * 7 + number("SLURM_STEP_ID", 0)  # steps of one job may run at the same time
     return Process(
-        "srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), node, size,
-        local_size, address, number("MASTER_PORT", _port_of(job)),
+        "srun", number("SLURM_PROCID"), number("SLURM_LOCALID"), number("SLURM_NODEID"), size, local_size, address,
+        number("MASTER_PORT", _port_of(job)),
     )  # fmt: skip
 
 
@@ -256,17 +248,6 @@ def first_host(hosts: str) -> str:
     """Return the first host of a Slurm host list, such as node01 of `node[01-03,7],x`."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
     return re.sub(r"\[([^-,\]]*)[^\]]*\]", r"\1", first[0] if first else "")
-
-
-def _tasks_of(node: int, counts: str) -> int | None:
-    """Return the tasks of a node from a Slurm list such as `2(x3),1` (2, 2, 2, 1); None if the list is too short."""
-    for part in counts.split(",") if counts else []:
-        if not (match := _TASKS.fullmatch(part)):
-            raise UserError(f"SLURM_STEP_TASKS_PER_NODE is {shorten(counts)}: expected a list such as 2(x3),1")
-        if node < (times := int(match[2] or 1)):
-            return int(match[1])
-        node -= times
-    return None
 
 
 def _port_of(job: int) -> int:

@@ -85,14 +85,15 @@ class ObservedRank(RankStatus):
 
     def describe_end(self, now: float, has_died: bool) -> str:
         """Describe a rank that writes no status any more."""
-        how = f"has not answered for {now - self.last_heartbeat:.0f} s (process or host stopped)"
+        silence = f"for {now - self.last_heartbeat:.0f} s (trainer.rank_timeout)"
+        how = f"has not answered {silence}, because its process or host was stopped"
         if self.exit_code:
             killed = self.exit_code < 0
             how = f"was killed by {signal_name(-self.exit_code)}" if killed else f"exited with {self.exit_code}"
         elif has_died:
             how = "ended without an error message"
         elif not self.beat:
-            return f"{self} has not connected for {now:.0f} s"
+            return f"{self} has not connected {silence}"
         return f"{self} {how}, last seen {self.phase}"
 
 
@@ -122,7 +123,8 @@ def diagnose(ranks: Sequence[ObservedRank], now: float, timeout: float, interval
     behind = _find_ranks_behind(ranks)
     waited = "others have waited" if behind else "all ranks have waited for each other"
     named = behind or running
-    return Verdict(named[0].rank, f"{_join([f'{each} is {each.phase}' for each in named])}: {waited} for {idle:.0f} s")
+    lines = _join([f"{each} is {each.phase}" for each in named])
+    return Verdict(named[0].rank, f"{lines}: {waited} for {idle:.0f} s (trainer.rank_timeout)")
 
 
 def _join(lines: Sequence[str]) -> str:
@@ -208,10 +210,12 @@ class HealthMonitor(pl.Callback):
     def start(self, trainer: pl.Trainer) -> None:
         """Start the thread; process groups and other ranks need not exist yet."""
         strategy: Any = trainer.strategy
-        self._launcher, self._loggers, self.status.rank = strategy.launcher, trainer.loggers, trainer.global_rank
+        self._trainer, self._launcher, self.status.rank = trainer, strategy.launcher, trainer.global_rank
         self._address = strategy.cluster_environment.main_address, strategy.cluster_environment.main_port
-        # The store of a launcher outlives a run of a sweep, and its processes take part in all runs.
-        self._key = f"bionemo/{next(_runs) if launched_process() else 0}/"
+        # The store of a launcher outlives a run of a sweep, in all of which its processes take part, and torchrun's
+        # outlives its processes.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._key = f"bionemo/{attempt}/{next(_runs) if launched_process() else 0}/"
         self._interval = min(self._timeout / 10, max(1.0, trainer.world_size / 250))  # at most 250 per second in total
         self.ranks = {rank: ObservedRank(rank) for rank in range(1 if self.status.rank else trainer.world_size)}
         self._store: dist.TCPStore | None = None
@@ -349,7 +353,7 @@ class HealthMonitor(pl.Callback):
     def _close_logs(self) -> None:
         frame = sys._current_frames()[threading.main_thread().ident or 0]
         log.info("%s; the main thread was in\n%s", self.verdict, "".join(traceback.format_stack(frame)))
-        for logger in self._loggers:
+        for logger in self._trainer.loggers:
             logger.finalize("failed")
 
 

@@ -169,6 +169,19 @@ def test_an_unresponsive_rank_is_named(tmp_path: Path, rank: int, fault: str) ->
         assert re.match(rf"error: rank {rank} {re.escape(name)} has not answered for \d+ s ", errors[speaker][0])
 
 
+def test_a_suspended_run_continues(tmp_path: Path) -> None:
+    """As with Slurm's SUSPEND,GANG, or a laptop that sleeps."""
+    port = free_port()
+    commands = [Bare(tmp_path / str(rank), rank=rank, ranks=2, port=port) for rank in range(2)]
+    while not all((tmp_path / f"{rank}.started").exists() for rank in range(2)):
+        time.sleep(0.01)
+    for number, seconds in ((signal.SIGSTOP, LIMIT + 2), (signal.SIGCONT, 0)):
+        for command in commands:
+            os.kill(command.process.pid or 0, number)
+        time.sleep(seconds)
+    assert [command.end() for command in commands] == [(0, []), (0, [])]
+
+
 def test_a_hanging_rank_is_named_and_exits(tmp_path: Path) -> None:
     errors, name = bare(tmp_path, 1, "asleep", 30, gone=False)
     assert errors[1:] == [[], []]
@@ -302,7 +315,7 @@ def test_the_named_rank_is_one_that_waits_for_no_other() -> None:
     """Rank 0 waits in group a for rank 1, which waits in group b for rank 2, which hangs before either."""
     ranks = statuses({"a": 5, "c": 3}, {"a": 4, "b": 7}, {"b": 6, "d": 2}, {"c": 3, "d": 2})
     assert diagnose(ranks, 99.0, timeout=100, interval=1) is None
-    message = "rank 2 (host h, process 3) is in step 1: others have waited for 101 s"
+    message = "rank 2 (host h, process 3) is in step 1: others have waited for 101 s (trainer.rank_timeout)"
     assert diagnose(ranks, 101.0, timeout=100, interval=1) == (2, message)
 
 
@@ -310,7 +323,7 @@ def test_ranks_that_wait_for_each_other_are_not_named() -> None:
     verdict = diagnose(statuses(*[{"a": 5}] * 5), 101.0, timeout=100, interval=1)
     assert verdict is not None
     assert verdict.message.startswith("rank 0 (host h, process 1) is in step 1; rank 1 (host h")
-    assert verdict.message.endswith("; 2 more: all ranks have waited for each other for 101 s")
+    assert verdict.message.endswith("; 2 more: all ranks have waited for each other for 101 s (trainer.rank_timeout)")
 
 
 def test_a_long_save_is_not_reported_as_a_hang() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from bionemo.common.errors import HostError
 
-_DEVICE_FILE, _DRIVER_FILE = Path("/dev/nvidia0"), Path("/proc/driver/nvidia/version")
+_DEVICE_FILE = Path("/dev/nvidia0")
 _INSTEAD = "or use the CPU with trainer.accelerator=cpu"
 
 
@@ -32,7 +32,7 @@ def use_gpu(accelerator: str) -> bool:
         variable = f" and CUDA_VISIBLE_DEVICES={visible}" if visible else ""
         raise HostError(
             f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU with the installed driver"
-            f"{_driver_version()}{variable}: {'correct the variable, ' if variable else ''}update the driver, install "
+            f"{variable}: {'correct the variable, ' if variable else ''}update the driver, install "
             f"torch for an older CUDA version, {_INSTEAD}"
         )
     if accelerator != "auto":
@@ -52,12 +52,3 @@ def _check_capability() -> None:
             f"{torch.cuda.get_device_name()} has compute capability {found}, but torch {torch.__version__} needs "
             f"{needed} or higher: use a newer GPU, install torch for an older CUDA version, {_INSTEAD}"
         )
-
-
-def _driver_version() -> str:
-    """Return the version of NVIDIA's kernel module with a leading space, or an empty string."""
-    try:
-        found = re.search(r"\s(\d+(?:\.\d+)+)\s", _DRIVER_FILE.read_text())
-    except OSError:
-        return ""
-    return f" {found[1]}" if found else ""

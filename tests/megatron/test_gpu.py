@@ -11,23 +11,13 @@ from bionemo.common.errors import HostError
 from bionemo.megatron import gpu
 from bionemo.megatron.gpu import use_gpu
 
-DRIVERS = {
-    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.57.02  Tue Jul 13 16:14:05 UTC 2021\n"
-    "GCC version:  gcc version 9.4.0 (Ubuntu 9.4.0-1ubuntu1~20.04.1)\n": " 470.57.02",
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  535.104.05  Release Build  (dvs-builder@U16-J11)\n"
-    "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n": " 535.104.05",
-    "NVRM version: unknown\n": "",
-    None: "",  # there is no such file
-}
-
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Simulate torch with CUDA on a host without GPU and driver; return a directory for their files."""
+    """Simulate torch with CUDA on a host without GPU; return the directory of its device files."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(gpu, "_DEVICE_FILE", tmp_path / "nvidia0")
-    monkeypatch.setattr(gpu, "_DRIVER_FILE", tmp_path / "version")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield tmp_path
     torch.backends.cuda.enable_cudnn_sdp(True)
@@ -62,13 +52,10 @@ def test_a_host_without_gpu() -> None:
 
 
 @pytest.mark.parametrize("accelerator", ["auto", "gpu", "cuda"])
-@pytest.mark.parametrize(("text", "version"), DRIVERS.items(), ids=["closed", "open", "unknown", "no file"])
-def test_a_driver_that_is_too_old(host: Path, accelerator: str, text: str | None, version: str) -> None:
+def test_a_driver_that_is_too_old(host: Path, accelerator: str) -> None:
     (host / "nvidia0").touch()
-    if text is not None:
-        (host / "version").write_text(text)
     assert error(accelerator) == (
-        f"torch {torch.__version__} (CUDA 13.0) cannot use the GPU with the installed driver{version}: update the "
+        f"torch {torch.__version__} (CUDA 13.0) cannot use the GPU with the installed driver: update the "
         "driver, install torch for an older CUDA version, or use the CPU with trainer.accelerator=cpu"
     )
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "launch": "submit a run to a cluster: Slurm, Kubernetes, Base Command Platform, mpirun, Ray",
     "checkpoint": "inspect, verify, convert or average checkpoints",
     "doctor": "print versions, devices, launchers, disk space, and what is missing",
-    "cluster": "measure all-reduce between the processes of a launcher, or run a command on Ray",
+    "cluster": "test the connections between the processes of a launcher, or run a command on Ray",
 }
 _REMOVED = {
     "certify": "run `pytest -m slow tests/training/test_families_learn.py` in a clone of the repository",

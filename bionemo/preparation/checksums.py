@@ -64,18 +64,12 @@ def write_with_checksum(
 ) -> OutputFile:
     """Write a file and compute its checksum; with `flush`, wait until it is on disk."""
     digest, size = hashlib.sha256(), 0
-    with path.open("wb", buffering=0) as file:
+    with path.open("wb") as file:
         for part in parts:
-            write_all(file.fileno(), memoryview(part))
+            file.write(part)
             digest.update(part)
             size += len(part)
         if flush:
+            file.flush()
             os.fsync(file.fileno())
     return OutputFile(size, digest.hexdigest(), rows)
-
-
-def write_all(descriptor: int, data: memoryview) -> None:
-    """Write all bytes; a single call of `os.write` may write fewer."""
-    rest = data.cast("B") if data.nbytes else memoryview(b"")
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]

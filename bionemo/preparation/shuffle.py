@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bionemo.preparation.checksums import OutputFile, write_all, write_with_checksum
+from bionemo.preparation.checksums import OutputFile, write_with_checksum
 from bionemo.preparation.records import binary_array, get_bytes, get_offsets
 
 _BUCKET_BYTES = 32 << 20
@@ -97,9 +97,9 @@ def write_spill(
     text = pa.concat_arrays(texts).take(pa.array(order)) if len(row_numbers) else pa.array([], pa.binary())
     offsets = get_offsets(text)
     rows = np.searchsorted(buckets[order], np.arange(len(layout.bounds)))
-    with path.open("wb", buffering=0) as file:
+    with path.open("wb") as file:
         for part in (rows, offsets[rows].astype(np.int64), row_numbers[order], np.diff(offsets), get_bytes(text)):
-            write_all(file.fileno(), part.data)
+            file.write(part.data)
     return SpillFile(path, len(layout.bounds) - 1, len(row_numbers), int(offsets[-1]))
 
 

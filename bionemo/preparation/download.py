@@ -120,10 +120,6 @@ def _is_downloaded(url: str, path: Path, expected: tuple[str, str] | None) -> bo
     return True
 
 
-class RefusedError(UserError):
-    """Error for a file that the server refuses to deliver; a retry would not help."""
-
-
 @dataclass(frozen=True)
 class _Note:
     """The JSON file that records the origin of a download; `target` is the path of the complete file."""
@@ -204,7 +200,7 @@ def _receive(session: requests.Session, url: str, part: Path, note: _Note, is_ch
                     )
                 _append(response, url, part, note, start if response.status_code == 206 else 0, total)
             elif response.status_code != 416:
-                raise RefusedError(
+                raise UserError(
                     f"{redact_url(url)} was refused with {response.status_code} {response.reason}: check the address "
                     "and your access"
                 )

@@ -56,7 +56,9 @@ def _exports(variables: Mapping[str, str | None]) -> str:
 
 
 def _yaml(value: str) -> str:
-    return yaml.safe_dump(value, width=10_000).removesuffix("...\n").strip()
+    """Return a YAML scalar of one line."""
+    style = None if value.isprintable() else '"'
+    return yaml.safe_dump(value, width=10_000, default_style=style).removesuffix("...\n").strip()
 
 
 _TEMPLATES = Environment(

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
+from bionemo.common.regular import load_json
 from bionemo.preparation.checksums import InputFile, OutputFile, checksum_file
 from bionemo.preparation.urls import destination, download_directory, is_url
 
 MANIFEST = "manifest.json"
 _FORMAT, _VERSION = "bionemo-prepared", 1
+_MAX_BYTES = 64 << 20
 # NumPy shuffles the records of some data sets, and its generators may change between releases.
 _LIBRARIES = {
     "zinc": ("rdkit",), "uspto": ("rdkit",), "moleculenet": ("rdkit", "numpy"), "sequences": ("numpy",),
@@ -78,7 +80,7 @@ class Manifest:
         """
         path = directory / MANIFEST
         try:
-            content = json.loads(path.read_bytes())
+            content = load_json(path, _MAX_BYTES)
             if (content.pop("format"), content.pop("version")) != (_FORMAT, _VERSION):
                 raise ValueError("it was written by another version")
             manifest = cls(**content)

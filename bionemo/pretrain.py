@@ -3,7 +3,5 @@
 
 from bionemo.cli.pretrain import main
 
-__all__ = ["main"]
-
 if __name__ == "__main__":
     main()

@@ -25,7 +25,7 @@ LEVELS = (  # a package may import only packages of lower levels
 )
 LEVEL = {package: number for number, packages in enumerate(LEVELS, 1) for package in packages}
 ALIASES = {  # `python -m bionemo.NAME` and `python -m bionemo.model.infer`
-    "analysis", "cluster", "finetune", "model", "plan", "predict", "preprocess", "pretrain",
+    "analysis", "cluster", "finetune", "model", "predict", "preprocess", "pretrain",
 }  # fmt: skip
 
 

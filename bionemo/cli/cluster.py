@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure all-reduce between the processes of a launcher, or run a command on a Ray cluster."""
+"""Test the connections between the processes of a launcher, or run a command on a Ray cluster."""
 
 import os
-import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
@@ -10,11 +9,10 @@ from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError, optional_dependency
 from bionemo.common.launcher_environment import launched_process
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _EXAMPLES = """\
 examples
   torchrun --nproc-per-node=8 -m bionemo.cluster check
-  srun --nodes=2 --ntasks-per-node=8 python -m bionemo.cluster check -b 64M -e 4G -f 2 -n 100
+  srun --nodes=2 --ntasks-per-node=8 python -m bionemo.cluster check
   mpirun -np 16 --map-by ppr:8:node -x MASTER_ADDR=$(hostname) python -m bionemo.cluster check
   bcprun --nnodes 2 --npernode 8 --cmd 'bionemo cluster check'
 """
@@ -31,13 +29,9 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser("bionemo cluster", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
     check = commands.add_parser(
-        "check", help="list all processes, and measure all-reduce between them", epilog=_EXAMPLES,
+        "check", help="list all processes, and sum a number over them", epilog=_EXAMPLES,
         formatter_class=RawDescriptionHelpFormatter,
     )  # fmt: skip
-    check.add_argument("-b", "--first", type=_bytes, default="1M", metavar="SIZE", help="smallest size (%(default)s)")
-    check.add_argument("-e", "--last", type=_bytes, default="64M", metavar="SIZE", help="largest size (%(default)s)")
-    check.add_argument("-f", "--factor", type=int, default=2, help="ratio between sizes (%(default)s)")
-    check.add_argument("-n", "--times", type=int, default=20, help="repetitions per size (%(default)s)")
     check.add_argument("--cpu", action="store_true", help="use gloo between CPUs, even if there are GPUs")
     check.add_argument(
         "--timeout", type=float, default=120, metavar="SECONDS", help="seconds to wait for a connection (%(default)s)"
@@ -68,14 +62,9 @@ def _check(arguments: Namespace) -> None:
             "no launcher has started this process: start it with torchrun, srun, mpirun or bcprun; examples: "
             "`bionemo cluster check --help`"
         )
-    if arguments.factor < 2 or arguments.times < 1 or arguments.timeout <= 0:
-        raise UserError("expected --factor of 2 or more, --times of 1 or more, --timeout above 0")
-    if arguments.first > arguments.last:
-        raise UserError("--first is larger than --last: there is no size to measure")
-    from bionemo.launch.check import Sizes, check
+    from bionemo.launch.check import check
 
-    sizes = Sizes(arguments.first, arguments.last, arguments.factor, arguments.times)
-    check(process, sizes, arguments.cpu, arguments.timeout)
+    check(process, arguments.cpu, arguments.timeout)
 
 
 def _ray(arguments: Namespace) -> None:
@@ -96,10 +85,3 @@ def _variable(text: str) -> tuple[str, str]:
     if not name or not separator:
         raise ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
-    if not match or int(match[1]) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a size such as 512K, 64M or 4G")
-    return int(match[1]) * _UNITS[match[2]]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print what this machine has: versions, devices, CPU features, launchers, disk space, and what is missing for what.
 
-Started by a launcher, rank 0 prints this, and all processes test their connections with a small all-reduce.
+Started by a launcher, rank 0 prints this, and all processes test their connections with an all-reduce.
 """
 
 import argparse
@@ -35,7 +35,6 @@ _EXTRAS = {  # optional dependencies of this package, and what needs them
     "evaluate": "evaluate --suite contacts, and similarity without MMseqs2", "report": "bionemo report",
 }  # fmt: skip
 _TIMEOUT = 60.0  # seconds to connect all processes
-_MESSAGE = 1 << 20  # bytes
 _CPU_FEATURES = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 bf16", "amx_tile": "AMX"}
 _GIB = 1 << 30
 
@@ -49,9 +48,9 @@ def main() -> None:
             for name, text in describe_machine():
                 print(f"{name:12} {text}", flush=True)
         if process is not None:
-            from bionemo.launch.check import Sizes, check
+            from bionemo.launch.check import check
 
-            check(process, Sizes(_MESSAGE, _MESSAGE, 2, 3), False, _TIMEOUT)
+            check(process, False, _TIMEOUT)
 
 
 def describe_machine() -> Iterator[tuple[str, str]]:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render and submit jobs (`cluster=`), and the processes of launchers: all-reduce check, Ray workers, local spawn."""
+"""Render and submit jobs (`cluster=`), test connections, start Ray workers and local processes."""

@@ -13,24 +13,10 @@ from bionemo.config.paths import CHECKOUT
 from bionemo.config.schema import BcpConfig
 from bionemo.launch.job import MODULE, Job, JobStep
 from bionemo.launch.secrets import check_secret_names
-from bionemo.launch.shell import lines, one_line, variable
+from bionemo.launch.shell import lines, one_line, render, variable
 
-_RUNTIME = re.compile(r"(?=.)(\d+D)?(\d+H)?(\d+M)?(\d+S)?", re.IGNORECASE)
-_LABEL = re.compile(r"[A-Za-z_]\w{0,255}", re.ASCII)
-_MOUNT = re.compile(r"[^:\s]+:(/[^:]*|no-mount)(:(RW|RO))?")
-_PORT = re.compile(r"(?:([A-Za-z][A-Za-z0-9]{0,9}):)?(\d+)(?:/(TCP|UDP|HTTPS|GRPC))?")
 _SECRET = re.compile(r"[^:\s]+(:[A-Za-z_][A-Za-z0-9_]*){0,2}")
-_MAX_LABELS, _MAX_PORT, _RESERVED_PORT = 20, 65535, 1729
 
-_SCRIPT = """\
-#!/bin/bash
-# {name}: to submit it again, bash ngc-launch.sh
-IFS= read -r -d '' command <<'{end}'
-{text}
-{end}
-{ngc} \\
-    --commandline "$command"
-"""
 _SHELL = "sleep infinity"
 # the platform authenticates users before they reach the port, so Jupyter needs no token
 _JUPYTER = (
@@ -47,12 +33,11 @@ class Bcp:
 
     def render(self, job: Job) -> dict[Path, str]:
         """Return `ngc-launch.sh`, in the current directory."""
-        ngc = lines([["ngc", "batch", "run"], *self._options(job)])
-        text = self._commandline(job)
+        command = self._commandline(job)
         end = "COMMAND"
-        while f"\n{end}\n" in f"\n{text}\n":  # the text contains this line
+        while f"\n{end}\n" in f"\n{command}\n":  # the text contains this line
             end += "_"
-        return {self._script(job): _SCRIPT.format(name=one_line("name", job.name), ngc=ngc, text=text, end=end)}
+        return {self._script(job): render("bcp.sh.j2", job=job, options=self._options(job), command=command, end=end)}
 
     def submit(self, job: Job) -> int:
         """Submit the job with the NGC CLI."""
@@ -75,18 +60,12 @@ class Bcp:
         for key in ("instance", "image", "total_runtime"):
             if not getattr(config, key):
                 raise UserError(f"missing value: set cluster.{key}=..., which BCP requires")
-        _check_format("total_runtime", [config.total_runtime or ""], _RUNTIME, "such as 6H, 1D or 2D12H")
-        _check_format("labels", config.labels, _LABEL, "letters, digits and _, not starting with a digit")
-        _check_format("datasets", config.datasets, _MOUNT, "ID:/directory")
-        _check_format("workspaces", config.workspaces, _MOUNT, "ID:/directory, optionally followed by :RW or :RO")
         check_secret_names(config.secrets, _SECRET)
-        if len(config.labels) > _MAX_LABELS:
-            raise UserError(f"cluster.labels has {len(config.labels)} labels, expected at most {_MAX_LABELS}")
         self._check_devices(job)
         nodes = max(step.nodes for step in job.steps)
         ports = [*config.ports, *(["8888"] if config.interactive == "jupyter" and "8888" not in config.ports else [])]
         many = {
-            "datasetid": config.datasets, "workspace": config.workspaces, "port": list(map(_check_port, ports)),
+            "datasetid": config.datasets, "workspace": config.workspaces, "port": ports,
             "label": config.labels, "secret": config.secrets,
             "env-var": [f"{variable(name)}:{value}" for name, value in config.variables.items()],
         }  # fmt: skip
@@ -98,7 +77,7 @@ class Bcp:
         }  # fmt: skip
         options = [(name, str(value)) for name, value in one.items() if value is not None]
         options += [(name, value) for name, values in many.items() for value in values]
-        return [f"--{name}={one_line(f'--{name}', value)}" for name, value in options]
+        return [f"--{name}={one_line(value, f'--{name}')}" for name, value in options]
 
     def _check_devices(self, job: Job) -> None:
         """Check `trainer.devices` against the number of GPUs in the instance name, such as 8 in dgxa100.80g.8.norm."""
@@ -125,22 +104,3 @@ class Bcp:
             return str(PurePosixPath(self.config.workdir) / job.working_directory.relative_to(CHECKOUT))
         except ValueError:
             return self.config.workdir
-
-
-def _check_format(key: str, values: list[str], pattern: re.Pattern[str], expected: str) -> None:
-    for value in values:
-        if not pattern.fullmatch(value):
-            raise UserError(f"cluster.{key} is {value!r}, expected {expected}")
-
-
-def _check_port(port: str) -> str:
-    """Check that the platform accepts a port, and return it."""
-    match = _PORT.fullmatch(port)
-    if not match or not 1 <= int(match[2]) <= _MAX_PORT or int(match[2]) == _RESERVED_PORT:
-        raise UserError(
-            f"cluster.ports is {port!r}, expected PORT or NAME:PORT/PROTOCOL, from 1 to {_MAX_PORT} but not "
-            f"{_RESERVED_PORT}"
-        )
-    if match[1] and (match[3] or "HTTPS") in ("HTTPS", "GRPC"):
-        raise UserError(f"cluster.ports is {port!r}: only TCP and UDP ports can have a name")
-    return port

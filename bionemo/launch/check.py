@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test the connections between the processes of a run, and measure all-reduce (`bionemo cluster check`)."""
+"""Test the connections between the processes of a run with one all-reduce (`bionemo cluster check`)."""
 
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -15,51 +13,35 @@ import torch.distributed as dist
 from bionemo.common.errors import RankError, UserError
 from bionemo.common.launcher_environment import Process, check_master_address
 
-_WARM_UP = 3
 _COLUMNS = ("rank", "node", "local", "host", "process", "device", "started by")
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Message sizes in bytes: `first`, multiplied by `factor` up to `last`; each size is measured `times` times."""
-
-    first: int
-    last: int
-    factor: int
-    times: int
-
-    def __iter__(self) -> Iterator[int]:
-        size = self.first
-        while size <= self.last:
-            yield size
-            size *= self.factor
-
-
-def check(process: Process, sizes: Sizes, cpu: bool, timeout: float) -> None:
-    """Print a table of all processes, then measure all-reduce between them.
+def check(process: Process, cpu: bool, timeout: float) -> None:
+    """Print a table of all processes, then sum a number over them.
 
     Uses gloo between CPUs if `cpu`, even if there are GPUs. All processes have to connect within `timeout` seconds.
 
     Raises:
-        UserError: if a process does not connect or has no GPU, all-reduce fails, or a sum is wrong.
+        UserError: if a process does not connect or has no GPU, all-reduce fails, or the sum is wrong.
     """
-    if process.world_size is None:
+    if (size := process.world_size) is None:
         raise UserError(f"WORLD_SIZE is not set ({process.launcher}): set it to the number of processes")
     gpu = torch.cuda.is_available() and not cpu
     if gpu:
         process.check_gpu(torch.cuda.device_count())
     device = torch.device("cuda", process.local_rank) if gpu else torch.device("cpu")
-    store = _connect(process, process.world_size, timeout)
-    _list_processes(process, process.world_size, store, device, timeout)
+    store = _connect(process, size, timeout)
+    _list_processes(process, size, store, device, timeout)
     if gpu:
         torch.cuda.set_device(device)
     backend = "nccl" if gpu else "gloo"
+    total = torch.tensor([process.rank + 1], device=device)
     try:
         dist.init_process_group(
-            backend, store=dist.PrefixStore("group", store), rank=process.rank, world_size=process.world_size,
+            backend, store=dist.PrefixStore("group", store), rank=process.rank, world_size=size,
             timeout=timedelta(seconds=timeout),
         )  # fmt: skip
-        _measure(process.rank, process.world_size, sizes, device, backend)
+        dist.all_reduce(total)
     except (dist.DistError, RuntimeError) as error:
         raise RankError(
             f"rank {process.rank} on {socket.gethostname()}: all-reduce failed "
@@ -68,6 +50,10 @@ def check(process: Process, sizes: Sizes, cpu: bool, timeout: float) -> None:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+    if int(total) != size * (size + 1) // 2:
+        raise UserError(f"rank {process.rank} on {socket.gethostname()}: the sum over all ranks is wrong")
+    if process.rank == 0:
+        print(f"all-reduce over {size} processes with {backend}: the sum is correct")
 
 
 def _connect(process: Process, size: int, timeout: float) -> dist.TCPStore:
@@ -98,52 +84,9 @@ def _list_processes(process: Process, size: int, store: dist.TCPStore, device: t
         missing = {rank for rank in missing if not store.check([f"rank {rank}"])}
         time.sleep(0.05)
     present = [json.loads(store.get(f"rank {rank}")) for rank in range(size) if rank not in missing]
-    _print_table(_COLUMNS, present)
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *present, strict=True)]
+    for line in (_COLUMNS, *present):
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)), flush=True)
     if missing:
         named = ", ".join(map(str, sorted(missing)[:10])) + (", ..." if len(missing) > 10 else "")
         raise UserError(f"{len(missing)} of {size} processes did not connect within {timeout:.0f} s: ranks {named}")
-
-
-def _measure(rank: int, ranks: int, sizes: Sizes, device: torch.device, backend: str) -> None:
-    """Print time, algorithm bandwidth and bus bandwidth (times 2 (n - 1) / n), as NVIDIA's nccl-tests define them."""
-    rows = []
-    for size in sizes:
-        numbers = torch.full((max(size // 4, 1),), float(rank + 1), device=device)
-        dist.all_reduce(numbers)
-        expected = ranks * (ranks + 1) / 2
-        if not bool((numbers == expected).all()):
-            raise UserError(f"rank {rank} on {socket.gethostname()}: the sum over all ranks is wrong")
-        numbers.zero_()
-        for _ in range(_WARM_UP):
-            dist.all_reduce(numbers)
-        seconds = _time(numbers, sizes.times)
-        speed = size / seconds / 1e9
-        rows.append(
-            [_format_size(size), f"{seconds * 1e3:.3f}", f"{speed:.3f}", f"{speed * 2 * (ranks - 1) / ranks:.3f}"]
-        )
-    if rank == 0:
-        print(f"\nall-reduce of float32 over {ranks} processes, {backend}, {sizes.times} repetitions")
-        _print_table(("size", "ms", "GB/s", "bus GB/s"), rows)
-
-
-def _time(numbers: torch.Tensor, times: int) -> float:
-    dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(times):
-        dist.all_reduce(numbers)
-    if numbers.is_cuda:
-        torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / times
-
-
-def _print_table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for row in (columns, *rows):
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), flush=True)
-
-
-def _format_size(size: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:g} {name}"
-    return f"{size} B"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clusters without a queue: a script that runs in the foreground."""
 
-import shlex
 import shutil
 import signal
 import subprocess
@@ -11,20 +10,8 @@ from pathlib import Path
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ClusterConfig
-from bionemo.launch.job import Job, JobStep
-from bionemo.launch.shell import exports, one_line
-
-_SCRIPT = """\
-#!/bin/bash
-# {name}: to start it again, bash {file}
-set -o pipefail
-cd {here} || exit 1
-log={log}_$(date +%m%d_%H%M%S).out
-{setup}
-{{
-{commands}
-}} 2>&1 | tee -i -a "$log"
-"""
+from bionemo.launch.job import Job
+from bionemo.launch.shell import render
 
 
 @contextmanager
@@ -44,32 +31,16 @@ def _ignore_interrupts() -> Iterator[None]:
 class ForegroundCluster:
     """Base class: one command per step, in a script that runs in the foreground."""
 
+    template: str
     program: str | None = None  # program that has to be installed
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
 
-    def start(self, job: Job, step: JobStep) -> str:
-        """Return the shell command that starts all processes of a step."""
-        raise NotImplementedError
-
-    def setup(self, job: Job) -> list[str]:
-        """Return shell lines that run before the first step."""
-        return []
-
     def render(self, job: Job) -> dict[Path, str]:
         """Return the configuration and one script."""
-        commands = [f"  {self.start(job, step)}" for step in job.steps]
         script = self._script(job)
-        text = _SCRIPT.format(
-            name=one_line("name", job.name),
-            file=script.name,
-            here=shlex.quote(str(job.working_directory)),
-            log=shlex.quote(str(job.directory / f"log-{job.name}")),
-            setup="\n".join([*exports(self.config.env_vars), *self.setup(job)]),
-            commands=" &&\n".join(commands),
-        )
-        return job.records | {script: text}
+        return job.records | {script: render(self.template, job=job, cluster=self.config, script=script)}
 
     def submit(self, job: Job) -> int:
         """Run the script and return its exit status."""

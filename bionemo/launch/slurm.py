@@ -15,9 +15,8 @@ from pathlib import Path
 from bionemo.common.errors import UserError, shorten
 from bionemo.config.schema import SlurmConfig
 from bionemo.launch.job import Job, JobStep
-from bionemo.launch.shell import exports, lines, one_line
+from bionemo.launch.shell import render
 
-_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _SIGNAL = re.compile(r"(?:SIG)?(USR1|TERM)@(\d+)", re.IGNORECASE)  # signals after which a run saves and exits
 # what sbatch --parsable prints, or wrappers that drop the option; with a site's banner, on a line of its own
 _JOB_NUMBER = re.compile(r"^[ \t]*(?:Submitted batch job )?(\d+)(?:;\S+| on cluster \S+)?[ \t]*\r?$", re.MULTILINE)
@@ -25,14 +24,6 @@ _OPTION = re.compile(r"[a-z][a-z0-9_-]*")
 _SLACK = 1800  # seconds added to trainer.max_time, for starting and saving
 _KEPT_IN_A_JOB = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")  # where and as whom to submit
 _GPU_OPTIONS = ("gpus_per_node", "gpus_per_task", "gres")
-
-_REQUEUE = """
-# The run has saved because its time limit is near ({limit}) or because it is preempted ({preempt}, which Slurm
-# treats as a failure). Requeue the job, so that the run resumes, unless the job is being cancelled.
-case "$status $(scontrol show job --oneliner "$SLURM_JOB_ID")" in
-  "{limit} "*JobState=RUNNING* | "{preempt} "*JobState=RUNNING*PreemptTime=[0-9]*) scontrol requeue "$SLURM_JOB_ID" ;;
-esac
-"""
 
 
 class Slurm:
@@ -80,34 +71,24 @@ class Slurm:
         return job.directory / f"{self.config.job_name_prefix}{job.stem(step)}_submission.sh"
 
     def _batch(self, job: Job, step: JobStep) -> str:
+        notice = self._signal(job, step)
         python = self.config.python or ("python3" if self.config.container_image else None)
-        # --export=ALL: with SBATCH_EXPORT=NONE, srun would start the run without the variables of this script
-        start = ["srun", "--kill-on-bad-exit=1", "--export=ALL"]
-        srun = lines([start, *self._srun_arguments(job), *job.command(step, python)])
-        parts = [
-            "#!/bin/bash",
-            f"# {one_line('name', job.stem(step))}: to submit it again, sbatch {self._script(job, step).name}",
-            "\n# Parameters",
-            *(f"#SBATCH {option}" for option in self._options(job, step)),
-            "\n# setup",
-            *exports(self.config.env_vars),
-            "\n# command 1",
-            srun,
-            "status=$?",
-        ]
-        return "\n".join(parts) + f'\n{self._requeue(job, step)}exit "$status"\n'
+        return render(
+            "slurm.sh.j2",
+            job=job,
+            step=step,
+            cluster=self.config,
+            script=self._script(job, step),
+            options=self._options(job, step, notice),
+            srun_arguments=self._srun_arguments(job),
+            command=job.command(step, python),
+            requeue=self.config.requeue and job.resumes and not step.part,
+            signal=notice[0] if notice else signal.SIGUSR1.value,
+        )
 
-    def _requeue(self, job: Job, step: JobStep) -> str:
-        """Return shell lines that requeue the job, if the run resumes."""
-        if not (self.config.requeue and job.resumes) or step.part:
-            return ""
-        number, _ = self._signal(job, step) or (signal.SIGUSR1, 0)
-        return _REQUEUE.format(limit=128 + number, preempt=128 + signal.SIGTERM)
-
-    def _options(self, job: Job, step: JobStep) -> list[str]:
+    def _options(self, job: Job, step: JobStep, notice: tuple[int, int] | None) -> dict[str, str | int | bool | None]:
         config = self.config
         log = str(job.directory / f"log-{config.job_name_prefix}{job.stem(step)}").replace("%", "%%") + "_%j"
-        notice = self._signal(job, step)
         gpus_per_node, gres = self._gpus(step)
         options: dict[str, str | int | bool | None] = {
             "account": config.account,
@@ -136,9 +117,7 @@ class Slurm:
                 hint = f"set cluster.{known}" if known in vars(config) else "it is already set"
                 raise UserError(f"cluster.additional_parameters.{name}: {hint}, or use another option of sbatch")
             options[known] = value
-        return [
-            _option(name, value) for name, value in sorted(options.items()) if value is not None and value is not False
-        ]
+        return options
 
     def _gpus(self, step: JobStep) -> tuple[int | None, str | None]:
         """Return --gpus-per-node and --gres, which must not contradict each other."""
@@ -160,8 +139,6 @@ class Slurm:
 
     def _time(self, job: Job, step: JobStep) -> str | None:
         given = self.config.time
-        if given is not None and not _TIME.fullmatch(given):
-            raise UserError(f"cluster.time is {given!r}, expected minutes, HH:MM:SS or DD-HH:MM:SS")
         if given is None and job.max_time is not None and not step.part:
             total = int(job.max_time) + _SLACK
             return f"{total // 86400}-{total // 3600 % 24:02}:{total // 60 % 60:02}:{total % 60:02}"
@@ -223,11 +200,6 @@ def _after(dependency: str | None, numbers: list[str]) -> list[str]:
         return []
     both = ",".join(part for part in (dependency, f"afterok:{numbers[-1]}") if part)
     return [f"--dependency={both}", "--kill-on-invalid-dep=yes"]
-
-
-def _option(name: str, value: str | int | bool | None) -> str:
-    option = f"--{name.replace('_', '-')}"
-    return option if value is True else f"{option}={shlex.quote(one_line(f'sbatch {option}', str(value)))}"
 
 
 def _memory(memory: float | str | None) -> str | None:

@@ -6,14 +6,10 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from bionemo.common.errors import UserError
-from bionemo.common.regular import open_regular
 from bionemo.preparation.progress import progress
 
 _READ_BYTES = 4 << 20
-_NUM_SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
 
 
 @dataclass(frozen=True)
@@ -33,52 +29,28 @@ class InputFile:
     size: int  # number of bytes
     sha256: str  # checksum of all bytes
     mtime_ns: int  # modification time
-    sample: str  # SHA-256 of blocks at regular distances, of all bytes for small files
-
-    @classmethod
-    def create(cls, source: str, path: Path, content: OutputFile) -> "InputFile":
-        """Describe the file at `path`, whose size and checksum are known."""
-        return cls(source, content.size, content.sha256, path.stat().st_mtime_ns, _sample(path, content.size))
 
     def matches(self, path: Path) -> bool:
         """Return whether a file has this size and checksum; all its bytes are read."""
         return path.stat().st_size == self.size and checksum_file(path).sha256 == self.sha256
 
     def is_unchanged(self, path: Path) -> bool:
-        """Return whether a file is this one.
-
-        Only samples are read if size and modification time are equal. The whole file is read if only the size is.
-        """
+        """Return whether a file is this one; it is read if its size is equal and its modification time is not."""
         found = path.stat()
-        if found.st_size != self.size:
-            return False
-        if found.st_mtime_ns == self.mtime_ns:
-            return _sample(path, self.size) == self.sample
+        if found.st_size != self.size or found.st_mtime_ns == self.mtime_ns:
+            return found.st_size == self.size
         with progress(f"comparing {path.name} with the file that was prepared", self.size) as advance:
             return checksum_file(path, advance).sha256 == self.sha256
-
-
-def _sample(path: Path, size: int) -> str:
-    digest = hashlib.sha256()
-    with _open(path) as file:
-        if size <= _NUM_SAMPLES * _SAMPLE_BYTES:
-            starts = range(0, size, _SAMPLE_BYTES)
-        else:
-            starts = range(0, size - _SAMPLE_BYTES + 1, (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
-        for start in starts:
-            digest.update(os.pread(file.fileno(), _SAMPLE_BYTES, start))
-    return digest.hexdigest()
 
 
 def checksum_file(path: Path, advance: Callable[[int], object] = lambda count: None, csv: bool = False) -> OutputFile:
     """Compute size and checksum of a file and, if it is a CSV file, the number of rows below its header.
 
     Raises:
-        UserError: if it is not a regular file.
         OSError: if it cannot be read.
     """
     digest, size, lines = hashlib.sha256(), 0, 0
-    with _open(path) as file:
+    with path.open("rb", buffering=0) as file:
         while block := file.read(_READ_BYTES):
             digest.update(block)
             size += len(block)
@@ -92,25 +64,12 @@ def write_with_checksum(
 ) -> OutputFile:
     """Write a file and compute its checksum; with `flush`, wait until it is on disk."""
     digest, size = hashlib.sha256(), 0
-    with path.open("wb", buffering=0) as file:
+    with path.open("wb") as file:
         for part in parts:
-            write_all(file.fileno(), memoryview(part))
+            file.write(part)
             digest.update(part)
             size += len(part)
         if flush:
+            file.flush()
             os.fsync(file.fileno())
     return OutputFile(size, digest.hexdigest(), rows)
-
-
-def write_all(descriptor: int, data: memoryview) -> None:
-    """Write all bytes; a single call of `os.write` may write fewer."""
-    rest = data.cast("B") if data.nbytes else memoryview(b"")
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return open_regular(path)
-    except ValueError as error:
-        raise UserError(f"{path} cannot be read ({error}): give a regular file") from error

@@ -2,33 +2,33 @@
 """Downloads that are resumed after interruptions, retried after network errors, and checked when complete."""
 
 import hashlib
-import http.client
+import json
 import logging
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import requests
-from urllib3.exceptions import HTTPError, InvalidHeader, TimeoutError
+from requests.adapters import HTTPAdapter
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError
 
 from bionemo.common.errors import UserError
-from bionemo.preparation.inputs import is_gzipped, read_gzip
-from bionemo.preparation.partial_download import PartialDownload, is_version
+from bionemo.common.files import write_atomic
 from bionemo.preparation.progress import progress
-from bionemo.preparation.staged_output import printable, translate_os_errors
+from bionemo.preparation.staged_output import translate_os_errors
 from bionemo.preparation.urls import file_name, is_url, join_source, local_path, redact_url
 
 log = logging.getLogger(__name__)
 _DELAYS = (1.0, 4.0, 16.0, 64.0)  # seconds between consecutive attempts that receive nothing new
-_MAX_RETRY_AFTER = 600.0  # seconds
+# before the body of a response; after these statuses with the delay that the server requests
+_RETRY = Retry(total=5, backoff_factor=1, status_forcelist=[408, 429, 500, 502, 503, 504])
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, and between two received bytes
 _BLOCK = 1 << 16  # maximum number of bytes that a broken connection loses
 _HEX_DIGITS = {"md5": 32, "sha256": 64}
-_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-[0-9]{1,18}|\*)/([0-9]{1,18}|\*)")
 
 
 def fetch(source: str, directory: Path, checksum: str | None = None) -> Path:
@@ -102,14 +102,12 @@ def _is_downloaded(url: str, path: Path, expected: tuple[str, str] | None) -> bo
     Raises:
         UserError: if the path is occupied by a file of other origin.
     """
-    note = PartialDownload(path).read_note()
+    note = _Note(path).read()
     origin, size = note.get("url"), note.get("size")
-    if not os.path.lexists(path):
+    if not path.exists():
         return False
     if origin is not None and origin != redact_url(url):
-        raise UserError(f"{path} was downloaded from {printable(origin)}, not {redact_url(url)}: move it away")
-    if not path.is_file():
-        raise UserError(f"{path} is not a file: move it away")
+        raise UserError(f"{path} was downloaded from {origin}, not {redact_url(url)}: move it away")
     mismatch = _find_mismatch(path, expected)
     if size is not None and path.stat().st_size != size:
         mismatch = f"has {path.stat().st_size:,} bytes, {size:,} were downloaded"
@@ -122,195 +120,135 @@ def _is_downloaded(url: str, path: Path, expected: tuple[str, str] | None) -> bo
     return True
 
 
-class RefusedError(UserError):
-    """Error for a file that the server refuses to deliver; a retry would not help."""
+@dataclass(frozen=True)
+class _Note:
+    """The JSON file that records the origin of a download; `target` is the path of the complete file."""
 
+    target: Path
 
-class _RetryError(Exception):
-    """Error of an attempt that may succeed if it is retried."""
+    @property
+    def path(self) -> Path:
+        return self.target.with_name(f".{self.target.name}.download.json")
 
-    def __init__(self, reason: str, delay: float | None = None) -> None:
-        super().__init__(reason)
-        self.delay = delay  # seconds, requested by the server
+    def read(self) -> dict[str, Any]:
+        """Return `url`, `version` and, for a complete file, `size`; an empty dict if there is no valid note."""
+        try:
+            note = json.loads(self.path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return note if isinstance(note, dict) else {}
+
+    def write(self, url: str, version: str | None, size: int | None = None) -> None:
+        write_atomic(self.path, json.dumps({"url": redact_url(url), "version": version, "size": size}))
 
 
 def _download(url: str, path: Path, expected: tuple[str, str] | None) -> None:
-    """Retry until the file is complete, or until several consecutive attempts receive nothing new."""
-    part = PartialDownload(path)
-    if part.read_note().get("url") != redact_url(url):
-        part.remove_note()
+    """Receive the file, and resume until it is complete or several consecutive attempts receive nothing new."""
+    part, note = path.with_name(f"{path.name}.part"), _Note(path)
+    if note.read().get("url") != redact_url(url):
+        part.unlink(missing_ok=True)
     log.info("downloading %s to %s", redact_url(url), path)
     failures = max_size = 0
-    while True:
-        try:
-            if not _attempt(url, part) and not expected:
-                _confirm_complete(url, part)
-            break
-        except _RetryError as error:
+    with requests.Session() as session:
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, HTTPAdapter(max_retries=_RETRY))
+        while problem := _receive(session, url, part, note, expected is not None):
             # compared with the largest size: a server may break all connections at the same position
-            failures = 1 if part.size > max_size else failures + 1
-            max_size = max(max_size, part.size)
+            failures = 1 if _size(part) > max_size else failures + 1
+            max_size = max(max_size, _size(part))
             if failures > len(_DELAYS):
-                raise UserError(
-                    f"{redact_url(url)} cannot be downloaded ({error}): check the address and the network, then start "
-                    "again; the download is resumed"
-                ) from error
-            delay = _DELAYS[failures - 1] if error.delay is None else error.delay
-            log.info("%s: %s; trying again in %.0f s", path.name, error, delay)
-            sleep(delay)
-    if mismatch := _find_mismatch(part.path, expected):
-        part.path.unlink()
-        part.remove_note()
+                raise _failure(url, problem)
+            log.info("%s: %s; trying again in %.0f s", path.name, problem, _DELAYS[failures - 1])
+            sleep(_DELAYS[failures - 1])
+    if mismatch := _find_mismatch(part, expected):
+        part.unlink()
+        note.path.unlink()
         raise UserError(
             f"{redact_url(url)} {mismatch}: the download was removed; start again, or correct the checksum"
         )
-    part.write_note(url, part.version, part.size)
-    os.replace(part.path, path)
+    note.write(url, note.read()["version"], _size(part))
+    os.replace(part, path)
 
 
-def _attempt(url: str, part: PartialDownload) -> bool:
-    """Request the missing bytes of a file; return whether it is certain that the file is complete.
+def _failure(url: str, problem: str) -> UserError:
+    return UserError(
+        f"{redact_url(url)} cannot be downloaded ({problem}): check the address and the network, then start again; "
+        "the download is resumed"
+    )
+
+
+def _receive(session: requests.Session, url: str, part: Path, note: _Note, is_checked: bool) -> str:
+    """Request the missing bytes of a file and append them; return why the file is incomplete, or "" if it is complete.
 
     Raises:
-        _RetryError: if it is not complete.
+        UserError: if the server refuses or cannot be reached, or does not tell when the file is complete.
     """
-    version = part.version
-    start = part.size if version else 0
-    headers = {}
+    version = note.read().get("version")
+    start = _size(part) if version else 0
+    headers = {"Accept-Encoding": "identity"}
     if version and start:  # If-Range: if the file has changed, the server sends all of it
-        headers = {"Range": f"bytes={start}-", "If-Range": version}
-    with _request(url, headers) as response:
-        begin, total = _read_range(response, part, start, redact_url(url))
-        return response.status_code == 416 or _receive(response, url, part, begin, total)
-
-
-@contextmanager
-def _request(url: str, headers: dict[str, str]) -> Iterator[requests.Response]:
-    """Send a request, and translate its errors and those of the block.
-
-    Raises:
-        _RetryError: if a retry may succeed.
-        UserError: if a retry would not help.
-    """
+        headers |= {"Range": f"bytes={start}-", "If-Range": version}
     try:
-        headers = {"Accept-Encoding": "identity", **headers}
-        response = requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT)
-    except requests.TooManyRedirects as error:
-        raise RefusedError(f"{redact_url(url)} has too many redirects: check the address") from error
-    except requests.exceptions.InvalidHeader as error:
-        raise _RetryError(_describe(error)) from error
-    except ValueError as error:  # several classes; also raised for the target of a redirect
+        with session.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
+            total = response.headers.get("Content-Range", "").rpartition("/")[2]
+            if response.status_code in (200, 206):
+                total = total or response.headers.get("Content-Length", "")
+                if not (total or is_checked or response.raw.chunked or part.name.endswith(".gz.part")):
+                    raise UserError(
+                        f"{redact_url(url)}: the server does not send the length of the file, so the download may be "
+                        "incomplete: set a checksum, or download the file by other means"
+                    )
+                _append(response, url, part, note, start if response.status_code == 206 else 0, total)
+            elif response.status_code != 416:
+                raise UserError(
+                    f"{redact_url(url)} was refused with {response.status_code} {response.reason}: check the address "
+                    "and your access"
+                )
+    except (ValueError, requests.TooManyRedirects) as error:
         raise UserError(
             f"{redact_url(url)} is not a valid URL, or redirects to an invalid one: check the address"
         ) from error
-    except (requests.RequestException, HTTPError) as error:
-        raise _RetryError(_describe(error)) from error
-    with response:
-        try:
-            yield response
-        except (requests.RequestException, HTTPError, ValueError) as error:
-            raise _RetryError(_describe(error)) from error
+    except requests.RequestException as error:
+        raise _failure(url, _describe(error)) from error
+    except HTTPError as error:  # while the body was received
+        return _describe(error)
+    size = _size(part)
+    if total.isdecimal() and size > int(total):
+        part.unlink()
+    return f"received {size:,} of {total} bytes" if total.isdecimal() and size != int(total) else ""
 
 
-def _confirm_complete(url: str, part: PartialDownload) -> None:
-    """Check that a file of unknown length is complete.
-
-    The response to a request for the last byte contains the length. If it does not, a gzipped file is decompressed.
-
-    Raises:
-        _RetryError: if the file is not complete.
-        UserError: if it cannot be determined whether the file is complete.
-    """
-    last = max(0, part.size - 1)
-    with _request(url, {"Range": f"bytes={last}-{last}"}) as response:
-        total = _read_content_range(response)[1] if response.status_code in (206, 416) else None
-    if total is not None and total != part.size:
-        raise _RetryError(f"received {part.size:,} of {total:,} bytes")
-    if total is None and is_gzipped(part.path):
-        try:
-            for _ in read_gzip(part.path):
-                pass
-        except UserError as error:
-            part.remove_note()
-            raise _RetryError("the gzip data is truncated or damaged") from error
-    elif total is None:
-        part.remove_note()
-        raise UserError(
-            f"{redact_url(url)}: the server does not send the length of the file, so the download may be incomplete: "
-            f"check {part.path} and rename it to {part.target.name}, or set a checksum, then start again"
-        )
-
-
-def _parse_number(text: str) -> int | None:
-    """Parse a count in a header; return None for anything else."""
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
-
-
-def _read_content_range(response: requests.Response) -> tuple[int | None, int | None]:
-    """Return the position of the first byte and the length of the file, each None if it is missing."""
-    found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-    return (_parse_number(found[1] or ""), _parse_number(found[2])) if found else (None, None)
-
-
-def _read_range(response: requests.Response, part: PartialDownload, start: int, url: str) -> tuple[int, int | None]:
-    """Return the position of the first byte of a response, and the length of the file or None if it is unknown."""
-    status = response.status_code
-    if status == 200:
-        return 0, _parse_number(response.headers.get("Content-Length", ""))
-    if status in (206, 416):
-        first, total = _read_content_range(response)
-        if (first if status == 206 else total) == start:
-            return start, total
-        part.remove_note()
-        raise _RetryError("the server could not resume the download")
-    answer = f"{status} {printable(response.reason or '')}"
-    if status in (408, 429) or status >= 500:
-        delay = _parse_number(response.headers.get("Retry-After", ""))
-        raise _RetryError(
-            f"the server answered {answer}", None if delay is None else min(float(delay), _MAX_RETRY_AFTER)
-        )
-    raise RefusedError(f"{url} was refused with {answer}: check the address and your access")
-
-
-def _receive(response: requests.Response, url: str, part: PartialDownload, begin: int, total: int | None) -> bool:
-    """Write the raw bytes of a response, so that a gzipped file remains gzipped; see `_attempt` for the result."""
-    free = shutil.disk_usage(part.path.parent).free
-    if total is not None and total - begin > free:
-        raise UserError(
-            f"{part.target} needs {(total - begin) / 1e6:,.1f} MB, but {free / 1e6:,.1f} MB of the disk are free: "
-            "free some, or choose another output"
-        )
-    if begin == 0:
-        part.remove_note()
-    with part.open(begin == 0) as file, progress(f"downloading {part.target.name}", total, begin) as advance:
-        if begin == 0:  # after the old bytes have been truncated
-            part.write_note(url, _file_version(response))
-        for block in response.raw.stream(_BLOCK, decode_content=False):
+def _append(response: requests.Response, url: str, part: Path, note: _Note, start: int, total: str) -> None:
+    size = int(total) if total.isdecimal() else None
+    with (
+        part.open("ab" if start else "wb") as file,
+        progress(f"downloading {note.target.name}", size, start) as advance,
+    ):
+        if not start:  # after the old bytes have been truncated
+            note.write(url, _file_version(response))
+        for block in response.raw.stream(_BLOCK, decode_content=False):  # a gzipped file remains gzipped
             file.write(block)
             advance(len(block))
         file.flush()
         os.fsync(file.fileno())
-    if total is not None and part.size != total:
-        if part.size > total:
-            part.remove_note()
-        raise _RetryError(f"received {part.size:,} of {total:,} bytes")
-    return total is not None or response.raw.chunked  # chunked encoding ends with an empty chunk
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _file_version(response: requests.Response) -> str | None:
     """Return a strong ETag or the modification date; None if there is neither."""
     tag = response.headers.get("ETag", "")
-    version = tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
-    return version if is_version(version) else None
+    return tag if tag.startswith('"') else response.headers.get("Last-Modified")
 
 
 def _describe(error: BaseException) -> str:
     """Describe the first error of a chain: the messages of the later ones contain the URL with its secrets."""
-    if isinstance(error, requests.Timeout | TimeoutError):
+    if isinstance(error, requests.Timeout):
         return "timeout"
+    if isinstance(error, requests.exceptions.RetryError):
+        return "the server is busy or has an error"
     while cause := error.__cause__ or error.__context__:
         error = cause
-    invalid = (http.client.BadStatusLine, http.client.LineTooLong, http.client.UnknownProtocol, InvalidHeader)
-    if type(error) is http.client.HTTPException or (isinstance(error, invalid) and not isinstance(error, OSError)):
-        return "the response is not valid HTTP"
     return getattr(error, "strerror", None) or "the connection was interrupted"

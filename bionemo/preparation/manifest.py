@@ -4,22 +4,17 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
-
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
+from typing import Any
 
 from bionemo.common.errors import UserError
 from bionemo.common.regular import load_json
 from bionemo.preparation.checksums import InputFile, OutputFile, checksum_file
-from bionemo.preparation.output_names import MANIFEST, is_output
 from bionemo.preparation.urls import destination, download_directory, is_url
 
+MANIFEST = "manifest.json"
 _FORMAT, _VERSION = "bionemo-prepared", 1
 _MAX_BYTES = 64 << 20
 # NumPy shuffles the records of some data sets, and its generators may change between releases.
@@ -85,29 +80,19 @@ class Manifest:
         """
         path = directory / MANIFEST
         try:
-            return cls.load(path)
+            content = load_json(path, _MAX_BYTES)
+            if (content.pop("format"), content.pop("version")) != (_FORMAT, _VERSION):
+                raise ValueError("it was written by another version")
+            manifest = cls(**content)
+            manifest.inputs = [InputFile(**entry) for entry in content["inputs"]]
+            manifest.tallies = {name: RecordCounts(**counts) for name, counts in content["tallies"].items()}
+            manifest.files = {name: OutputFile(**entry) for name, entry in content["files"].items()}
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except ValueError as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(
                 f"{path} is not a valid manifest ({error}): prepare the data again with force=True"
             ) from error
-
-    @classmethod
-    def load(cls, path: Path) -> "Manifest":
-        """Read a manifest file.
-
-        Raises:
-            ValueError: if it is not a valid manifest.
-            OSError: if it cannot be read.
-        """
-        content = load_json(path, _MAX_BYTES)
-        _check(isinstance(content, dict), "the whole file")
-        if (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
-            raise ValueError("it was written by another version")
-        manifest: Manifest = _parse({each.name: content.get(each.name) for each in fields(cls)}, cls, "")
-        for name in manifest.files:
-            _check(is_output(name), f"files: {name[:80]!a} is not a name that a preparation writes")
         return manifest
 
 
@@ -124,44 +109,11 @@ def describe_other_versions(manifest: Manifest) -> str:
     """Return a note about libraries that are installed in other versions than those of a manifest; "" without them."""
     installed = library_versions(manifest.job)
     other = [
-        f"{name} {ascii(old[:40])[1:-1]}, and {installed[name]} is installed"
+        f"{name} {old}, and {installed[name]} is installed"
         for name, old in manifest.versions.items()
         if installed.get(name, old) != old
     ]
     return f"prepared with {'; '.join(other)}: the content may differ if it is prepared again" if other else ""
-
-
-def _check(condition: bool, where: str) -> None:
-    if not condition:
-        raise ValueError(f"wrong type or value: {where}")
-
-
-def _parse(value: Any, annotation: Any, where: str) -> Any:
-    """Check a JSON value against a type annotation and build dataclasses; counts must be in [0, 2^63)."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation is Any or (origin is UnionType and value is None):
-        return value
-    if origin is UnionType:
-        return _parse(value, arguments[0], where)
-    if origin is list:
-        _check(isinstance(value, list), where)
-        return [_parse(each, arguments[0], where) for each in value]
-    if origin is dict:
-        _check(isinstance(value, dict), where)
-        return {key: _parse(each, arguments[1], where) for key, each in value.items()}
-    if isinstance(annotation, type) and is_dataclass(annotation):
-        types = get_type_hints(annotation)
-        required = {
-            each.name for each in fields(annotation) if each.default is MISSING and each.default_factory is MISSING
-        }
-        _check(isinstance(value, dict) and required <= value.keys() <= types.keys(), where)
-        return annotation(
-            **{key: _parse(each, types[key], f"{where}: {key}" if where else key) for key, each in value.items()}
-        )
-    _check(type(value) is annotation, where)
-    if annotation is int and not where.endswith("mtime_ns"):
-        _check(0 <= value < 1 << 63, where)
-    return value
 
 
 def verify(directory: Path, advance: Callable[[int], object] = lambda count: None) -> list[str]:
@@ -188,14 +140,9 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
         except OSError as error:
             problems.append(f"{name} cannot be read ({error.strerror})")
             continue
-        except UserError as error:  # not a regular file
-            problems.append(str(error))
-            continue
         if found != entry:
             what = "rows" if found.rows != entry.rows else "size" if found.size != entry.size else "checksum"
             problems.append(f"{name} has changed since it was written: its {what} differs")
-    if not problems:  # letters of damaged files cannot be counted
-        problems += _compare_letters(directory, manifest)
     for source in manifest.inputs:
         for candidate in _possible_paths(source.source, directory):
             if candidate.is_file() and not source.matches(candidate):
@@ -206,34 +153,12 @@ def verify(directory: Path, advance: Callable[[int], object] = lambda count: Non
 def _possible_paths(source: str, directory: Path) -> list[Path]:
     """Return the paths at which an input of a data set may be: raw data may have moved with the output."""
     if not is_url(source):
-        path = Path(source)
-        return list(dict.fromkeys([path, directory / path.name]))
+        return [Path(source)]
     raw = directory / "raw"
     try:
         return [destination(source, raw), destination(source, download_directory(source, raw))]
     except UserError:  # the URL contains no file name
         return []
-
-
-def _compare_letters(directory: Path, manifest: Manifest) -> Iterator[str]:
-    """Compare the number of letters in the shards with the number that was written."""
-    for name, counts in manifest.tallies.items():
-        if counts.letters_written is not None:
-            shards = [path for path in manifest.files if _is_in(path, counts.into) and path.endswith(".csv")]
-            letters = sum(_count_letters(directory / path) for path in shards)
-            if letters != counts.letters_written:
-                yield f"{name}: {counts.letters_written:,} letters written, but the shards contain {letters:,}"
-
-
-def _count_letters(path: Path) -> int:
-    """Count the letters of the sequences of a shard; return -1 if it cannot be read."""
-    read = pyarrow.csv.ReadOptions(block_size=32 << 20)
-    convert = pyarrow.csv.ConvertOptions(include_columns=["sequence"], column_types={"sequence": pa.binary()})
-    try:
-        with pyarrow.csv.open_csv(path, read, convert_options=convert) as reader:
-            return sum(pc.sum(pc.binary_length(batch.column(0))).as_py() or 0 for batch in reader)
-    except (OSError, pa.ArrowException):
-        return -1
 
 
 def _is_in(path: str, directories: list[str]) -> bool:

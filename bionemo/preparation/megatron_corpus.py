@@ -7,6 +7,7 @@ output does not depend on the number of workers.
 
 import logging
 import os
+import shutil
 import time
 import warnings
 from collections import Counter
@@ -15,9 +16,8 @@ from contextlib import closing
 from pathlib import Path
 
 from bionemo.common.errors import UserError
-from bionemo.common.files import create_owned, identity_of, remove_owned, sync
+from bionemo.common.files import sync
 from bionemo.common.lock import run_lock
-from bionemo.common.regular import open_regular
 from bionemo.config.schema.preparation import TextJob
 from bionemo.data.text.jsonl import DocumentTokenizer
 from bionemo.preparation.inputs import is_gzipped, read_line_blocks
@@ -34,7 +34,7 @@ with warnings.catch_warnings():
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
 log = logging.getLogger("bionemo.preparation.text")  # logged to standard output, as for other preparations
-_MARKER_KIND, _MAGIC = "indexed data set", b"MMIDIDX\x00\x00"
+_MAGIC = b"MMIDIDX\x00\x00"
 _BLOCK_BYTES = 1 << 20  # half a second of a tokenizer
 
 
@@ -55,72 +55,39 @@ def prepare(job: TextJob) -> None:
         is_gzipped(Path(source))  # reports unreadable files before any other is tokenized
     read_gpt2(job.vocab_file, job.merge_file)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the worker processes need no additional threads
-    _check_overwrite(job)
+    staging = output.with_name(f".{output.name}.preparing")
+    data, index = (output.with_name(f"{output.name}.{suffix}") for suffix in ("bin", "idx"))
+    _check_overwrite(job, data, index, staging)
     with translate_os_errors(output.parent), run_lock(output.parent, f".{output.name}.lock", wait=True):
-        staging = _staging_directory(output)
-        _recover(staging, output)
-        _check_overwrite(job)  # another process may have prepared it meanwhile
-        create_owned(staging, _MARKER_KIND)
+        _check_overwrite(job, data, index, staging)  # another process may have prepared it meanwhile
+        shutil.rmtree(staging, ignore_errors=True)  # of an interrupted preparation
+        staging.mkdir()
         try:
             _write(job, sources, staging / "bin", staging / "idx")
-            for path in (staging / "bin", staging / "idx", staging):
-                sync(path)
-            _move(staging, output)
-        finally:
-            _recover(staging, output)
+        except BaseException:
+            shutil.rmtree(staging)
+            raise
+        for path in (staging / "bin", staging / "idx", staging):
+            sync(path)
+        index.unlink(missing_ok=True)  # without it, the data set is incomplete until both files have been moved
+        os.replace(staging / "bin", data)
+        os.replace(staging / "idx", index)
+        sync(output.parent)
+        staging.rmdir()
     log.info("prepared: %s.bin, %s.idx", output, output)
 
 
-def _staging_directory(output: Path) -> Path:
-    return output.with_name(f".{output.name}.preparing")
-
-
-def _move(staging: Path, output: Path) -> None:
-    """Move both files into place, the index last: without it the dataset is incomplete."""
-    if (index := _output_file(output, "idx")).exists():
-        os.replace(index, staging / "former.idx")
-    os.replace(staging / "bin", _output_file(output, "bin"))
-    os.replace(staging / "idx", index)
-    sync(output.parent)
-
-
-def _recover(staging: Path, output: Path) -> None:
-    """Complete an interrupted `_move`, or undo it if the old data file remains; remove the staging directory."""
-    if identity_of(staging, _MARKER_KIND) is None:
-        return
-    index = _output_file(output, "idx")
-    if not os.path.lexists(index):
-        restored = staging / ("former.idx" if (staging / "bin").exists() else "idx")
-        if restored.is_file() and not restored.is_symlink() and _output_file(output, "bin").exists():
-            os.replace(restored, index)
-    remove_owned(staging, _MARKER_KIND, r"bin|idx|former\.idx")
-
-
-def _output_file(output: Path, suffix: str) -> Path:
-    return output.with_name(f"{output.name}.{suffix}")
-
-
-def _check_overwrite(job: TextJob) -> None:
+def _check_overwrite(job: TextJob, data: Path, index: Path, staging: Path) -> None:
     """Check that existing files are replaced only with `force`, and only if they are an indexed dataset."""
-    output = Path(job.output)
-    if identity_of(_staging_directory(output), _MARKER_KIND) is not None:
-        return  # an interrupted preparation: it is recovered first
-    for suffix in ("bin", "idx"):
-        path = _output_file(output, suffix)
-        if not os.path.lexists(path):
+    if staging.exists() and not index.exists():
+        return  # a preparation was interrupted while it moved its files
+    for path in (data, index):
+        if not path.exists():
             continue
         if not job.force:
             raise UserError(f"{path} exists already: choose another output, or set force=True to replace it")
-        if not _is_indexed(output):
+        if not index.is_file() or not index.read_bytes().startswith(_MAGIC):
             raise UserError(f"{path} does not belong to an indexed data set: move it away, or choose another output")
-
-
-def _is_indexed(output: Path) -> bool:
-    try:
-        with open_regular(_output_file(output, "idx")) as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except (OSError, ValueError):
-        return False
 
 
 def _write(job: TextJob, sources: Sequence[str], data: Path, index: Path) -> None:

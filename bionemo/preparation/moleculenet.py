@@ -12,7 +12,7 @@ from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import MoleculeNetJob, SplitSizes
 from bionemo.data.molecules.scaffolds import divide_by_scaffold
 from bionemo.data.table import parse_table
-from bionemo.preparation.download import RefusedError, locate
+from bionemo.preparation.download import locate
 from bionemo.preparation.inputs import read_input
 from bionemo.preparation.molecules import canonical_smiles
 from bionemo.preparation.sequences import SPLITS, split_sizes
@@ -45,37 +45,23 @@ def prepare(job: MoleculeNetJob) -> None:
     if is_url(job.source):
         parameters["source"] = redact_url(job.source)
     for task in tasks:
-        sources = None  # at a URL, the file may have either name
-        if not is_url(job.source):
-            sources = [expected_source(job.source, _local_file_name(job, task, files[task]))]
+        file = _file_name(job, task, files[task])
         with stage_output(
             Path(job.output) / task, "moleculenet", {**parameters, "task": task}, SPLITS,
-            sources=sources, force=job.force,
+            sources=[expected_source(job.source, file)], force=job.force,
         ) as output:  # fmt: skip
             if output is not None:
-                _prepare_task(job, task, files[task], output)
+                _prepare_task(job, task, file, output)
 
 
-def _local_file_name(job: MoleculeNetJob, task: str, file: str) -> str:
-    return f"{task}.csv" if Path(job.source, f"{task}.csv").is_file() else file
-
-
-def _locate_task(job: MoleculeNetJob, task: str, file: str) -> tuple[Path, str]:
-    """Find the file of a task, with MoleculeNet's file name or that of the task; see `locate`."""
-    raw = Path(job.output) / "raw"
-    if not is_url(job.source):
-        return locate(job.source, _local_file_name(job, task, file), raw)
-    try:
-        return locate(job.source, file, raw)
-    except RefusedError as refused:
-        try:
-            return locate(job.source, f"{task}.csv", raw)
-        except RefusedError:
-            raise refused from None
+def _file_name(job: MoleculeNetJob, task: str, file: str) -> str:
+    """Return the name of a task's file: MoleculeNet's or, in a directory, also that of the task."""
+    is_named_after_task = not is_url(job.source) and Path(job.source, f"{task}.csv").is_file()
+    return f"{task}.csv" if is_named_after_task else file
 
 
 def _prepare_task(job: MoleculeNetJob, task: str, file: str, output: StagedOutput) -> None:
-    path, source = _locate_task(job, task, file)
+    path, source = locate(job.source, file, Path(job.output) / "raw")
     counts = output.add_counts(task, *SPLITS)
     table = parse_table(io.BytesIO(read_input(path, source, output)), source, ",")
     if not table.rows:

@@ -6,18 +6,17 @@ one chunk of the input to a file, grouped by bucket. `write_shard` reads each bu
 memory and appends it to the shard. Each byte is written twice and read once, in long runs, for any order.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from bionemo.preparation.checksums import OutputFile, write_all, write_with_checksum
-from bionemo.preparation.records import binary_array, get_bytes, get_offsets
+from bionemo.preparation.checksums import OutputFile, write_with_checksum
+from bionemo.preparation.records import get_bytes
 
 _BUCKET_BYTES = 32 << 20
 
@@ -52,40 +51,22 @@ class ShardLayout:
 
 @dataclass(frozen=True)
 class SpillFile:
-    """The rows of one chunk, grouped by bucket.
-
-    The file contains the index of the first row of each bucket and the end, the offset of its text, the row numbers,
-    the lengths of the texts, and the texts.
-    """
+    """The rows of one chunk: an Arrow file with one record batch of texts and row numbers per bucket."""
 
     path: Path
-    num_buckets: int  # number of buckets of the output
     num_rows: int  # number of rows in the file
     text_bytes: int  # size of their texts
 
     def read_row_numbers(self) -> NDArray[np.int64]:
         """Read the row numbers of all buckets, int64 [num_rows]."""
-        return np.fromfile(self.path, np.int64, self.num_rows, offset=16 * (self.num_buckets + 1))
+        with pa.ipc.open_file(self.path) as file:
+            return file.read_all().column("row").to_numpy()
 
     def read_bucket(self, bucket: int) -> tuple[pa.Array, NDArray[np.int64]]:
         """Read the rows of a bucket, binary [n], and their row numbers, int64 [n]."""
-        offset_table = 8 * (self.num_buckets + 1)
-        row_numbers = 2 * offset_table
-        lengths = row_numbers + 8 * self.num_rows
-        texts = lengths + 4 * self.num_rows
-        with self.path.open("rb", buffering=0) as file:
-
-            def read(dtype: type[np.generic], count: int, offset: int) -> NDArray[Any]:
-                data = os.pread(file.fileno(), count * np.dtype(dtype).itemsize, offset)
-                return np.frombuffer(data, dtype, count)  # fails if the file is truncated
-
-            begin, end = read(np.int64, 2, 8 * bucket).tolist()
-            if begin == end:
-                return pa.array([], pa.binary()), np.zeros(0, np.int64)
-            first, last = read(np.int64, 2, offset_table + 8 * bucket).tolist()
-            bounds = np.append(0, np.cumsum(read(np.int32, end - begin, lengths + 4 * begin)))
-            text = binary_array(read(np.uint8, last - first, texts + first), bounds)
-            return text, read(np.int64, end - begin, row_numbers + 8 * begin)
+        with pa.memory_map(str(self.path)) as file:
+            batch = pa.ipc.open_file(file).get_batch(bucket)
+        return batch.column("text"), batch.column("row").to_numpy()
 
 
 def write_spill(
@@ -95,12 +76,12 @@ def write_spill(
     buckets = np.searchsorted(layout.bounds, row_numbers, side="right") - 1
     order = np.argsort(buckets, kind="stable")
     text = pa.concat_arrays(texts).take(pa.array(order)) if len(row_numbers) else pa.array([], pa.binary())
-    offsets = get_offsets(text)
-    rows = np.searchsorted(buckets[order], np.arange(len(layout.bounds)))
-    with path.open("wb", buffering=0) as file:
-        for part in (rows, offsets[rows].astype(np.int64), row_numbers[order], np.diff(offsets), get_bytes(text)):
-            write_all(file.fileno(), part.data)
-    return SpillFile(path, len(layout.bounds) - 1, len(row_numbers), int(offsets[-1]))
+    rows = pa.record_batch({"text": text, "row": row_numbers[order]})
+    bounds = np.searchsorted(buckets[order], np.arange(len(layout.bounds)))
+    with pa.ipc.new_file(path, rows.schema) as file:
+        for begin, end in pairwise(bounds.tolist()):
+            file.write_batch(rows.slice(begin, end - begin))
+    return SpillFile(path, len(row_numbers), len(get_bytes(text)))
 
 
 def write_shard(

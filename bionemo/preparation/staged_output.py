@@ -10,7 +10,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_tree
 from bionemo.config.schema.preparation import PreparationConfig
 from bionemo.preparation.checksums import InputFile, OutputFile, write_with_checksum
-from bionemo.preparation.manifest import Manifest, RecordCounts, describe_other_versions, library_versions
-from bionemo.preparation.output_names import MANIFEST, is_output, is_shard
-from bionemo.preparation.staging_directory import StagingDirectory, is_interrupted, recover
+from bionemo.preparation.manifest import MANIFEST, Manifest, RecordCounts, describe_other_versions, library_versions
+from bionemo.preparation.staging_directory import StagingDirectory, find_interrupted, recover
 from bionemo.preparation.urls import is_url
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,6 @@ class StagedOutput:
 
     def path(self, name: str) -> Path:
         """Return the path at which to write an output file; its directory exists."""
-        assert is_output(name), name  # a manifest with another name cannot be read
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -53,7 +51,7 @@ class StagedOutput:
     def add_input(self, path: Path, display_path: str, content: OutputFile) -> None:
         """Add an input file to the manifest, with its absolute path or the URL from which it was downloaded."""
         source = display_path if is_url(display_path) else os.path.abspath(path)
-        self.manifest.inputs.append(InputFile.create(source, path, content))
+        self.manifest.inputs.append(InputFile(source, content.size, content.sha256, path.stat().st_mtime_ns))
 
     def write(self, name: str, content: bytes, rows: int | None = None) -> None:
         """Write a small file."""
@@ -102,7 +100,7 @@ def stage_output(
     """
     target = Path(directory)
     parameters = redact_tree(json.loads(json.dumps(parameters)))
-    if not force and not is_interrupted(target) and _is_complete(target, job, parameters, sources):
+    if not force and not find_interrupted(target) and _is_complete(target, job, parameters, sources):
         yield None
         return
     with translate_os_errors(target), run_lock(target, _LOCK, wait=True):
@@ -123,8 +121,7 @@ def stage_output(
             staging.commit(replaced)
         finally:
             if not staging.is_complete:  # otherwise the next start completes the moves
-                with suppress(OSError):  # it must not hide the original error
-                    staging.remove()
+                staging.remove()
     _log_summary(target, output.manifest)
 
 
@@ -147,7 +144,7 @@ def _log_summary(directory: Path, manifest: Manifest) -> None:
 def _count_split_records(manifest: Manifest) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for name, entry in manifest.files.items():
-        if is_shard(name) and entry.rows is not None:
+        if entry.rows is not None:
             counts[name.rpartition("/")[0]] += entry.rows
     return dict(sorted(counts.items(), key=lambda item: [item[0].endswith(split) for split in ("test", "val")]))
 
@@ -178,15 +175,12 @@ def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Se
     if (manifest := Manifest.read(target)) is None:
         return False
     if manifest.job != job:
-        raise UserError(
-            f"{target} contains {printable(manifest.job)} data: choose another output, or force=True to replace it"
-        )
+        raise UserError(f"{target} contains {manifest.job} data: choose another output, or force=True to replace it")
     for key in sorted({*parameters, *manifest.parameters}):
         old, new = manifest.parameters.get(key), parameters.get(key)
         if old != new:
             raise UserError(
-                f"{target} was prepared with {printable(key)}={printable(old)}, not {printable(new)}: choose "
-                "another output, or set force=True"
+                f"{target} was prepared with {key}={old}, not {new}: choose another output, or set force=True"
             )
     if sources is not None:
         _compare_sources(target, manifest.inputs, sources)
@@ -197,12 +191,6 @@ def _is_complete(target: Path, job: str, parameters: dict[str, Any], sources: Se
     if note := describe_other_versions(manifest):
         log.warning("note: %s was %s", target, note)
     return True
-
-
-def printable(value: object) -> str:
-    """Format a value from a manifest or a server, which may be anything, for a message."""
-    text = str(value)
-    return (text if text.isprintable() else ascii(text))[:80]
 
 
 def _compare_sources(target: Path, inputs: Sequence[InputFile], sources: Sequence[str]) -> None:
@@ -221,7 +209,7 @@ def _compare_sources(target: Path, inputs: Sequence[InputFile], sources: Sequenc
             old, new = entry.source, source
             if names[0] != names[1]:
                 old, new = Path(old).name, Path(new).name
-            raise UserError(f"{target} was prepared from {printable(old)}, not {new}: {remedy}")
+            raise UserError(f"{target} was prepared from {old}, not {new}: {remedy}")
         path = Path(source)
         if path.is_file() and not entry.is_unchanged(path):
             raise UserError(f"{source} has changed since {target} was prepared from it, or is another file: {remedy}")

@@ -23,7 +23,6 @@ from bionemo.preparation.checksums import OutputFile, checksum_file, write_with_
 from bionemo.preparation.chunks import Chunk, count_records, split_into_chunks
 from bionemo.preparation.manifest import Manifest
 from bionemo.preparation.mapping import ClusterMapping, EntryType
-from bionemo.preparation.output_names import is_top_level
 from bionemo.preparation.pool import worker_pool
 from bionemo.preparation.sequences import decompress, shard_sizes
 from bionemo.preparation.shards import RowAssignment, write_consecutive_rows, write_shards
@@ -87,12 +86,7 @@ def _is_in(path: Path, directory: Path) -> bool:
     return path.parent.resolve() == directory.resolve()
 
 
-def _copy(path: Path, target: Path, existing_copy: Path) -> OutputFile:
-    """Copy a file unless the existing copy is equal."""
-    if existing_copy.is_file() and not existing_copy.is_symlink():
-        content = checksum_file(path) if existing_copy.stat().st_size == path.stat().st_size else None
-        if content and checksum_file(existing_copy) == content:
-            return content
+def _copy(path: Path, target: Path) -> OutputFile:
     with path.open("rb", buffering=0) as source:
         return write_with_checksum(target, iter(partial(source.read, _COPY_BYTES), b""))
 
@@ -142,8 +136,6 @@ class _Writer:
         path_of_name: dict[str, Path] = {}
         for path in paths:
             other, copy = path_of_name.setdefault(path.name, path), directory / path.name
-            if not is_top_level(path.name):
-                raise UserError(f"{path} cannot be copied to {directory} under this name: rename it")
             if other.resolve() != path.resolve():
                 raise UserError(
                     f"{other} and {path} have the same name and cannot both be kept in {directory}: rename one"
@@ -156,7 +148,7 @@ class _Writer:
         directory = Path(self.job.output)
         if _is_in(path, directory):
             return self.workers.submit(checksum_file, path)
-        return self.workers.submit(_copy, path, self.output.path(path.name), directory / path.name)
+        return self.workers.submit(_copy, path, self.output.path(path.name))
 
     def _write_clusters(self, mapping: ClusterMapping, uf50: Path, uf90: Path) -> None:
         """Write clusters and members in the order of the mapping, and the first row and number of their members."""

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import xxhash
 
 from bionemo.common.errors import UserError
@@ -250,37 +249,19 @@ def _rows(data: bytes) -> list[bytes]:
 
 def _write_shards(output: StagedOutput, buckets: Sequence[Path], shards: Sequence[dict[str, int]]) -> None:
     with progress("writing molecules", sum(path.stat().st_size for path in buckets)) as advance:
-        rows = _SortedRows(buckets, advance)
+        rows = _sorted_rows(buckets, advance)
         for number, sizes in enumerate(shards):
             for split, count in sizes.items():
                 if count:
                     name = f"{split}/x{number:03}.csv"
-                    parts = chain([memoryview(_HEADER)], rows.take(count))
+                    parts = chain([_HEADER], islice(rows, count))
                     output.manifest.files[name] = write_with_checksum(output.path(name), parts, count)
 
 
-class _SortedRows:
-    """The rows of all sorted buckets; a bucket is deleted after it has been read into memory."""
-
-    def __init__(self, buckets: Iterable[Path], advance: Callable[[int], object]) -> None:
-        self._buckets, self._advance = iter(buckets), advance
-        self._data = memoryview(b"")
-        self._bounds = np.zeros(1, np.int64)  # of the rows in the data
-        self._position = 0
-
-    def take(self, count: int) -> Iterator[memoryview]:
-        """Yield the bytes of the next rows."""
-        while count:
-            if self._position == len(self._bounds) - 1:
-                path = next(self._buckets)
-                data = path.read_bytes()
-                path.unlink()
-                self._data, self._position = memoryview(data), 0
-                self._bounds = np.append(0, np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1)
-                continue
-            stop = min(self._position + count, len(self._bounds) - 1)
-            part = self._data[self._bounds[self._position] : self._bounds[stop]]
-            yield part
-            self._advance(len(part))
-            count -= stop - self._position
-            self._position = stop
+def _sorted_rows(buckets: Iterable[Path], advance: Callable[[int], object]) -> Iterator[bytes]:
+    """Yield the rows of all sorted buckets; a bucket is deleted after it has been read into memory."""
+    for path in buckets:
+        data = path.read_bytes()
+        path.unlink()
+        yield from _rows(data)
+        advance(len(data))

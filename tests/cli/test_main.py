@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `bionemo` command runs every command, imports only what it needs, and reports unknown commands in one line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,18 @@ def test_an_unknown_command_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err == f"error: unknown command 'pretrian': choose one of {', '.join(COMMANDS)}\n"
 
 
+def test_another_package_adds_a_command(tmp_path: Path) -> None:
+    (tmp_path / "mylab.py").write_text("import sys\ndef main(): print(sys.argv)\n")
+    (tmp_path / "mylab-1.dist-info").mkdir()
+    (tmp_path / "mylab-1.dist-info" / "METADATA").write_text("Name: mylab\nVersion: 1\n")
+    (tmp_path / "mylab-1.dist-info" / "entry_points.txt").write_text("[bionemo.commands]\nmine = mylab:main\n")
+    command = [sys.executable, "-c", SCRIPT, "mine", "--x"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    )
+    assert done.stdout == "['bionemo mine', '--x']\n"
+
+
 @pytest.mark.parametrize(
     ("name", "instead"), [("certify", "tests/training/test_families_learn.py"), ("tune", "docs/how-to/pretrain.md")]
 )
@@ -77,7 +90,7 @@ def test_a_removed_command_names_what_replaces_it(
 
 
 def test_aliases_run_the_same_commands() -> None:
-    for name in sorted(set(COMMANDS) - {"checkpoint", "doctor", "evaluate", "report"}):
+    for name in sorted(set(COMMANDS) - {"checkpoint", "doctor", "evaluate", "plan", "report"}):
         path = ROOT / "bionemo" / f"{name}.py"
         alias = path if path.exists() else ROOT / "bionemo" / name / "__main__.py"
         assert f"from bionemo.cli.{name} import main" in alias.read_text(), name

@@ -1,7 +1,6 @@
 """`python -m bionemo.cluster check` with all processes, started by the bcprun substitute, and with missing ones."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -13,12 +12,11 @@ import torch
 from bionemo.cli.cluster import main
 from bionemo.common.errors import RankError
 from bionemo.common.launcher_environment import launched_process
-from bionemo.launch.check import Sizes, check
+from bionemo.launch.check import check
 from tests.conftest import ROOT
 from tests.support.runs import FORK
 
 CHECK = [sys.executable, "-m", "bionemo.cluster", "check"]
-NUMBER = r" +\d+\.\d{3}"
 
 
 def environment(**more: object) -> dict[str, str]:
@@ -27,25 +25,19 @@ def environment(**more: object) -> dict[str, str]:
     return {**os.environ, **place, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in more.items()}}
 
 
-def test_all_ranks_are_listed_and_all_reduce_is_timed() -> None:
-    arguments = f"{' '.join(CHECK)} -b 4K -e 16K -f 2 -n 2"
+def test_all_ranks_are_listed_and_all_reduce_is_correct() -> None:
+    arguments = " ".join(CHECK)
     done = subprocess.run(
         [ROOT / "scripts" / "bcprun", "--nnodes", "2", "--npernode", "1", "--cmd", arguments],
         env=environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    columns, *ranks = done.stdout.split("\n\n")[0].splitlines()
+    columns, *ranks, _ = done.stdout.splitlines()
     assert columns.split()[:6] == ["rank", "node", "local", "host", "process", "device"]
     found = [rank.split() for rank in ranks]
     assert [rank[:4] for rank in found] == [[node, node, "0", socket.gethostname()] for node in "01"]
     assert {rank[-1] for rank in found} == {"bcprun"}
-    title, _, *sizes = done.stdout.split("\n\n")[1].splitlines()
-    assert title == "all-reduce of float32 over 2 processes, gloo, 2 repetitions"
-    for line, size in zip(sizes, (4, 8, 16), strict=True):
-        assert re.fullmatch(rf" *{size} KiB{NUMBER * 3}", line)
-        milliseconds, speed, bus = map(float, line.split()[2:])
-        assert speed == pytest.approx(size * 1024 / milliseconds / 1e6, abs=0.002)
-        assert bus == speed  # bus bandwidth factor 2 (n - 1) / n is 1 for two ranks
+    assert done.stdout.endswith("all-reduce over 2 processes with gloo: the sum is correct\n")
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
@@ -76,26 +68,13 @@ def _check(environment: dict[str, str], output: Path) -> None:
     main()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], "error: no launcher has started this process: start it with torchrun"),
-        (["-f", "1"], "error: expected --factor of 2 or more"),
-        (["-b", "128M"], "error: --first is larger than --last"),
-    ],
-)
-def test_mistakes_are_one_line(
-    arguments: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["cluster", "check", *arguments])
-    if arguments:
-        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
-            monkeypatch.setenv(name, value)
+def test_a_process_without_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["cluster", "check"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(expected)
+    assert line.startswith("error: no launcher has started this process: start it with torchrun")
 
 
 def test_a_local_rank_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +84,7 @@ def test_a_local_rank_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     process = launched_process({"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"})
     assert process is not None
     with pytest.raises(RankError, match="local rank 3, but it can use 1 GPU"):
-        check(process, Sizes(1, 1, 2, 1), cpu=False, timeout=1)
+        check(process, cpu=False, timeout=1)
 
 
 @pytest.mark.parametrize(("option", "value"), [("--env", "FOO"), ("--env", "=x"), ("--accelerator", "gpuu")])
@@ -117,7 +96,3 @@ def test_invalid_options_of_ray(
         main()
     assert end.value.code == 2
     assert f"argument {option}: " in capsys.readouterr().err
-
-
-def test_sizes_grow_by_a_factor() -> None:
-    assert list(Sizes(64, 4096, 4, 1)) == [64, 256, 1024, 4096]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bionemo.launch.shell import _yaml
 from tests.conftest import ROOT
 from tests.launch.stubs import Stubs
 from tests.launch.test_launchers import port
@@ -168,3 +169,8 @@ def test_two_pods_with_two_processes_equal_four_local_processes(
     results = tmp_path / "run" / "results"
     assert logged(results, "reduced_train_loss") == logged(tmp_path / "local", "reduced_train_loss")
     assert fingerprint(results) == fingerprint(tmp_path / "local")
+
+
+@pytest.mark.parametrize("value", ["a\nb: c", "x: y", "270", "it's é", "- a", "#c", f"{'a' * 200} b", "null", "\t"])
+def test_values_keep_their_text_in_the_manifest(value: str) -> None:
+    assert yaml.safe_load(f"a:\n  - b: {_yaml(value)}\n    c: d") == {"a": [{"b": value, "c": "d"}]}

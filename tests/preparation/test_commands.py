@@ -65,7 +65,7 @@ def test_bcp_script(tmp_path: Path, raw: Path) -> None:
     assert not (tmp_path / "local").exists()
 
     for output in (run(script, **places), run(script, **places)):  # the second run finds a complete data set
-        assert output.splitlines()[-1] == str(result)
+        assert str(result) in output.splitlines()
     tree = {"README.md", "manifest.json", "uf50", "uf90", *(path.name for path in raw.iterdir())}
     assert {path.name for path in result.iterdir()} == tree
     assert verify(result) == []

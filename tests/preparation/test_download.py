@@ -2,7 +2,6 @@
 """Downloads from a local server with scripted failures."""
 
 import errno
-import gzip
 import hashlib
 import json
 import logging
@@ -88,6 +87,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(download, "_BLOCK", 100)
+    monkeypatch.setattr(download, "_RETRY", download._RETRY.new(total=2, backoff_factor=0))
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     made.url = f"http://127.0.0.1:{server.server_port}/dir/x.bin"
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -120,18 +120,15 @@ def whole(path: Path) -> None:
 
 
 @pytest.mark.parametrize("checksum", [None, SHA256, f"MD5:{hashlib.md5(CONTENT).hexdigest().upper()}"])
-@pytest.mark.parametrize("length", [True, False])
 def test_a_file_is_downloaded_once(
-    tmp_path: Path, site: Site, checksum: str | None, length: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, site: Site, checksum: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site.length = length
     caplog.set_level(logging.INFO)
     whole(fetch(site.url, tmp_path / "new", checksum))
     assert "already" not in caplog.text
     whole(fetch(site.url, tmp_path / "new", checksum))
     assert "exists already" in caplog.text
-    confirmed = not length and checksum is None
-    assert starts(site) == [None, *([f"bytes={len(CONTENT) - 1}-{len(CONTENT) - 1}"] if confirmed else [])]
+    assert starts(site) == [None]
 
 
 def test_an_empty_file_is_a_file(tmp_path: Path, site: Site) -> None:
@@ -148,12 +145,10 @@ def test_an_interrupted_download_is_resumed(tmp_path: Path, site: Site, waits: l
 
 
 def test_the_next_start_resumes(tmp_path: Path, site: Site, waits: list[float]) -> None:
-    site.script = [700] + [(503, {})] * 5
-    with pytest.raises(
-        UserError, match=r"dir/x.bin cannot be downloaded \(the server answered 503 .*download is resumed"
-    ):
+    site.script = [700] + [(503, {})] * 3
+    with pytest.raises(UserError, match=r"dir/x.bin cannot be downloaded \(the server is busy .*download is resumed"):
         fetch(site.url, tmp_path)
-    assert waits == [1, 4, 16, 64] and len(site.requests) == 5
+    assert waits == [1] and len(site.requests) == 4
     site.script.clear()
     whole(fetch(site.url, tmp_path))
     assert starts(site)[-1] == "bytes=700-"
@@ -212,17 +207,6 @@ def test_download_stops_when_attempts_receive_nothing_new(tmp_path: Path, site: 
     assert not (tmp_path / "x.bin").exists()
 
 
-def test_retry_after_is_respected(tmp_path: Path, site: Site, waits: list[float]) -> None:
-    site.script = [
-        (429, {"Retry-After": "7"}),
-        (500, {}),
-        (503, {"Retry-After": "99999"}),
-        (429, {"Retry-After": "?"}),
-    ]
-    whole(fetch(site.url, tmp_path))
-    assert waits == [7, 4, 600, 64]
-
-
 @pytest.mark.parametrize("status", [404, 403, 401, 410])
 def test_refusals_are_not_retried(tmp_path: Path, site: Site, status: int, waits: list[float]) -> None:
     site.script = [(status, {})]
@@ -247,32 +231,17 @@ def test_a_wrong_download_is_removed(tmp_path: Path, site: Site) -> None:
     assert (tmp_path / "x.bin").read_text() == "mine"
 
 
-def test_a_truncated_download_of_unknown_length_is_resumed(tmp_path: Path, site: Site) -> None:
-    site.length, site.script = False, [1000]
-    whole(fetch(site.url, tmp_path))
-    assert starts(site)[:3] == [None, "bytes=999-999", "bytes=1000-"]
-
-
 def test_a_download_of_unknown_length_is_refused(tmp_path: Path, site: Site) -> None:
-    site.length = site.ranges = False
-    with pytest.raises(UserError, match=r"x\.bin: the server does not send the length .* rename it to x\.bin, or set"):
+    site.length = False
+    with pytest.raises(UserError, match=r"x\.bin: the server does not send the length .*: set a checksum"):
         fetch(site.url, tmp_path)
-    assert not (tmp_path / "x.bin").exists()
-    (tmp_path / "x.bin.part").rename(tmp_path / "x.bin")  # what the message says
-    assert fetch(site.url, tmp_path).read_bytes() == CONTENT
-    (tmp_path / "x.bin").unlink()
+    assert not list(tmp_path.iterdir())
     whole(fetch(site.url, tmp_path, SHA256))
+    zipped = fetch(site.url.replace("x.bin", "y.gz"), tmp_path)  # truncated gzip data is an error when it is read
+    assert zipped.read_bytes() == CONTENT
 
 
-def test_the_end_of_gzipped_data_shows_that_it_is_complete(tmp_path: Path, site: Site) -> None:
-    site.content = gzip.compress(CONTENT)
-    site.length, site.ranges, site.script = False, False, [100]
-    assert fetch(site.url, tmp_path).read_bytes() == site.content
-    assert len(site.requests) == 4  # truncated, then requests for its length; then complete
-
-
-HEAD = b"HTTP/1.1 200 OK\r\n"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n" % (len(CONTENT), CONTENT)
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(CONTENT), CONTENT)
 
 
 def test_chunked_encoding_must_end(tmp_path: Path, site: Site) -> None:
@@ -282,48 +251,9 @@ def test_chunked_encoding_must_end(tmp_path: Path, site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        HEAD + b"Content-Length: -5\r\n\r\n" + CONTENT,
-        HEAD + b"Content-Length: \xb2\r\n\r\n" + CONTENT,
-        HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n" + CONTENT,
-        HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n" + CONTENT,
-        HEAD + b"Content-Length: 99999\r\n\r\n" + CONTENT,
-        HEAD + b"X: 1\r\n" * 5000 + b"\r\n",
-        HEAD + b"X: " + b"a" * 100_000 + b"\r\n\r\n",
-        HEAD + b'ETag: "' + b"a" * 60_000 + b'"\r\n\r\n',
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 70_000 + b"\r\n",
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\nabc\r\n",
-        b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 9-1/2\r\n\r\nab",
-        b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-1/" + b"9" * 5000 + b"\r\n\r\nab",
-        b"HTTP/1.1 503 x\r\nRetry-After: \xb2\r\n\r\n",
-        b"HTTP/1.1 503 \x1b[2J" + b"x" * 9000 + b"\r\n\r\n",
-        b"HTTP/9.9 abc\r\n\r\n",
-        b"\0\xff" * 100,
-        b"",
-    ],
-)
-def test_malformed_answers_are_retried_and_reported_in_one_line(
-    tmp_path: Path, site: Site, answer: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "bionemo")
-    site.script, site.length, site.ranges = [answer] * 10, False, False
-    with pytest.raises(
-        UserError, match=r"x\.bin.?( cannot be downloaded|: the server does not send the length)"
-    ) as error:
-        fetch(site.url, tmp_path)
-    messages = [str(error.value), *caplog.messages]
-    assert all(line.isprintable() and len(line) < 500 for line in messages)
-    assert not (tmp_path / "x.bin").exists()
-    site.script.clear()
-    site.length = True
-    whole(fetch(site.url, tmp_path))
-
-
-@pytest.mark.parametrize(
     ("location", "message"),
     [
-        (b"/dir/x.bin", "has too many redirects"),
+        (b"/dir/x.bin", "or redirects to an invalid one"),
         (b"http://[::1", "is not a valid URL, or redirects to an invalid one"),
         (b"http://" + b"a" * 70 + b".example/", "is not a valid URL, or redirects to an invalid one"),
         (b"http://host:99999999/", "is not a valid URL, or redirects to an invalid one"),
@@ -338,35 +268,6 @@ def test_invalid_redirects(tmp_path: Path, site: Site, location: bytes, message:
     with pytest.raises(UserError, match=message) as error:
         fetch(site.url, tmp_path)
     assert "\n" not in str(error.value) and not waits and not list(tmp_path.iterdir())
-
-
-def test_a_file_larger_than_the_disk_is_not_started(tmp_path: Path, site: Site) -> None:
-    site.script = [HEAD + b"Content-Length: 900000000000000000\r\n\r\n"]
-    with pytest.raises(UserError, match=r"x\.bin needs 900,000,000,000\.0 MB, but .* are free: free some"):
-        fetch(site.url, tmp_path)
-    assert len(site.requests) == 1 and not list(tmp_path.iterdir())
-
-
-def test_symbolic_links_are_not_written_through(tmp_path: Path, site: Site) -> None:
-    (tmp_path / "victim").write_text("precious")
-    into = tmp_path / "into"
-    into.mkdir()
-    (into / "x.bin.part").symlink_to(tmp_path / "victim")
-    with pytest.raises(UserError, match=r"x\.bin\.part cannot be written or read"):
-        fetch(site.url, into)
-    (into / "x.bin.part").unlink()
-    (into / ".x.bin.download.json").unlink(missing_ok=True)
-    (into / ".x.bin.download.json").symlink_to(tmp_path / "victim")
-    whole(fetch(site.url, into))
-    assert (tmp_path / "victim").read_text() == "precious"
-
-
-@pytest.mark.parametrize("note", ["[" * 100_000, "[]", '{"url": 1}', '{"url": "x", "version": "a\\nb"}', "\0"])
-def test_invalid_notes_are_ignored(tmp_path: Path, site: Site, note: str) -> None:
-    (tmp_path / "x.bin.part").write_bytes(b"x" * 500)
-    (tmp_path / ".x.bin.download.json").write_text(note)
-    whole(fetch(site.url, tmp_path))
-    assert starts(site) == [None]
 
 
 def test_a_download_of_other_origin_or_truncated_later(tmp_path: Path, site: Site) -> None:
@@ -384,7 +285,7 @@ def test_an_unreachable_server(tmp_path: Path, site: Site, waits: list[float]) -
         unused.bind(("127.0.0.1", 0))
         with pytest.raises(UserError, match=r"x\.bin cannot be downloaded \(Connection refused\)") as error:
             fetch(f"http://me:secret@127.0.0.1:{unused.getsockname()[1]}/x.bin?key=secret", tmp_path)
-    assert "secret" not in str(error.value) and len(waits) == 4
+    assert "secret" not in str(error.value) and not waits
 
 
 def test_credentials_are_sent_to_the_server_only(tmp_path: Path, site: Site, caplog: pytest.LogCaptureFixture) -> None:

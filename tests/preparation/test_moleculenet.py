@@ -2,9 +2,6 @@
 """Tables of measured properties: rows are unchanged, and each is in the expected split."""
 
 import csv
-import functools
-import http.server
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -136,26 +133,3 @@ def test_esol(tmp_path: Path) -> None:
     found = [read(tmp_path / "out" / "ESOL" / split / "x000.csv") for split in ("train", "val", "test")]
     assert all(each == header for each, _ in found)
     assert sorted(row for _, rows in found for row in rows) == sorted(expected)
-
-
-def test_a_server_with_files_named_after_tasks(tmp_path: Path) -> None:
-    folder = tmp_path / "files"
-    folder.mkdir()
-    (folder / "ESOL.csv").write_text("smiles,value\n" + "".join(f"{'C' * n},{n}\n" for n in range(1, 21)))
-    handler = functools.partial(QuietHandler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        for source, output in ((url, "web"), (folder, "disk")):
-            prepare(job(source, tmp_path / output, task_name="ESOL"))
-        with pytest.raises(UserError, match=r"SAMPL\.csv was refused with 404"):
-            prepare(job(url, tmp_path / "none"))
-        server.shutdown()
-    for split in ("train", "val", "test"):
-        name = f"ESOL/{split}/x000.csv"
-        assert (tmp_path / "web" / name).read_bytes() == (tmp_path / "disk" / name).read_bytes()
-
-
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Do not log."""

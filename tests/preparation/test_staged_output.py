@@ -19,7 +19,7 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.common.lock import run_lock
-from bionemo.preparation import checksums, shuffle, staged_output
+from bionemo.preparation import staged_output
 from bionemo.preparation.manifest import Manifest, verify
 from bionemo.preparation.staged_output import StagedOutput, stage_output
 from tests.support.preparation import generated, left, parse, prepare, reference, shards, write
@@ -408,28 +408,6 @@ def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, workers: int) -> No
         prepare(source, tmp_path / "out", workers)
     assert "\n" not in str(error.value) and not left(tmp_path / "out")
     prepare(source, tmp_path / "out")
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-@pytest.mark.parametrize("call", [0, 2, 3, 4, 14])
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, code: int, call: int) -> None:
-    source, out, more, real = write(tmp_path, generated(30)), tmp_path / "out", call, shuffle.write_all
-
-    def failing(handle: int, data: memoryview) -> None:
-        nonlocal more
-        more -= 1
-        if more < 0:
-            raise OSError(code, os.strerror(code))
-        real(handle, data)
-
-    message = f"{out}: no space left on the disk" if code != errno.EIO else f"{out} cannot be written or read \\(Input"
-    with (
-        patch.object(shuffle, "write_all", failing),
-        patch.object(checksums, "write_all", failing),
-        pytest.raises(UserError, match=message) as error,
-    ):
-        prepare(source, out)
-    assert "\n" not in str(error.value) and not left(out)
 
 
 def test_an_invalid_output_path(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean, pstdev
+from statistics import NormalDist, fmean
 
 from bionemo.config import schema
 
@@ -30,7 +30,6 @@ class Tokens:
     source: str  # description of the assumed lengths
     # mean tokens of the encoder's sequence that a decoder's token attends to, E[n m] / E[n]
     cross_attended: float = 0.0
-    row_deviation: float = 0.0  # standard deviation of the length of a row
     multiple: int = 1  # padding makes the tokens of a micro-batch a multiple of this
 
     def count(self, rows: int) -> int:
@@ -44,16 +43,6 @@ class Tokens:
     def targets(self, rows: int) -> float:
         """Return the number of target positions of a micro-batch."""
         return self.unpadded(rows) * self.target_fraction
-
-    def with_largest_micro_batch(self, rows: int) -> "Tokens":
-        """Return the statistics of a micro-batch five standard deviations above the mean, about one in 3.5 million."""
-        largest = self.row + 5 * self.row_deviation / math.sqrt(rows)
-        return replace(self, row=min(largest, max(self.row, self.max_length)))
-
-    @property
-    def sequences(self) -> float:
-        """Sequences per row."""
-        return self.row * self.filled / self.mean
 
 
 @dataclass(frozen=True)
@@ -111,7 +100,6 @@ def _pack(data: schema.DataConfig, sides: list[_Side], source: str) -> tuple[Tok
                 target_fraction=side.target_fraction,
                 source=source,
                 cross_attended=0.0 if side is sides[0] else _mean_product(side.lengths, sides[0].lengths) / mean,
-                row_deviation=pstdev(side.lengths) if dynamic else 0.0,
                 multiple=_MULTIPLE if dynamic else 1,
             )
         )

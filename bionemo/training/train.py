@@ -149,7 +149,7 @@ def train(
         logs = prepare_log_directory(log_dir, log_run_id, files) if trainer.is_global_zero else nullcontext()
         with directory_errors(log_dir), logs:
             start_experiment(trainer, cfg.exp_manager, log_dir, checkpoints.run_id)
-            progress.save_config(cfg, trainer, log_dir, data.micro_batches)
+            progress.save_config(cfg, trainer, log_dir)
 
         backends = select_backends(cfg, precision, trainer.strategy.root_device)
         if cfg.do_training:

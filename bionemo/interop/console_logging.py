@@ -19,6 +19,7 @@ def silence_dependencies() -> None:
     Call it before dependencies are imported and again afterwards: NeMo and Lightning add handlers on import.
     """
     warnings.filterwarnings("ignore")
+    logging.raiseExceptions = False  # a log file that cannot be written does not print tracebacks
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else other ranks print C++ stacks when one rank fails
     if "inline" in os.environ.get("MPLBACKEND", ""):  # a shell command in a notebook, which cannot redraw lines

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _UNREDACTED = ("settings", "dir", "save_dir", "tracking_uri")  # needed to log in and to write
 _MLFLOW_TAG = "bionemo.run"  # ID of the run, by which its later starts find the run in MLflow
 _MLFLOW_LENGTH = 250  # characters of a parameter that Lightning logs
+_AT_START = "log_hyperparams", "save"  # if TensorBoard cannot write then, the run does not start
 _PAUSE = 10  # after an error a logger is not called for this many times as long as the failed call took
 
 
@@ -117,7 +118,6 @@ def _one_line(error: Exception) -> str:
 
 def _tolerate_errors(logger: Logger) -> None:
     """Replace the methods of a logger that training calls by ones that note the first error of each kind."""
-    fatal = OSError if isinstance(logger, TensorBoardLogger) else ()  # see log_write_errors.py, and for a full disk
     noted: set[type[Exception]] = set()
     resume_at = 0.0
 
@@ -130,8 +130,6 @@ def _tolerate_errors(logger: Logger) -> None:
                 return None
             try:
                 return method(*arguments, **keywords)
-            except fatal:
-                raise
             except Exception as error:
                 end = time.monotonic()
                 resume_at = end + _PAUSE * (end - begin)
@@ -142,7 +140,12 @@ def _tolerate_errors(logger: Logger) -> None:
 
         return call
 
-    for name in ("log_hyperparams", "log_metrics", "log_graph", "save", "finalize"):
+    for name in (
+        "log_metrics",
+        "log_graph",
+        "finalize",
+        *([] if isinstance(logger, TensorBoardLogger) else _AT_START),
+    ):
         if hasattr(logger, name):
             setattr(logger, name, tolerate(getattr(logger, name)))
 

@@ -24,7 +24,6 @@ from bionemo.common.version import __version__
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.config.text_values import escape_interpolations
 from bionemo.interop.console_logging import log_to_file
-from bionemo.interop.log_write_errors import tolerate_write_errors
 from bionemo.interop.loggers import closed_loggers, start_loggers
 from bionemo.interop.quick_imports import import_exp_manager
 
@@ -103,7 +102,6 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         UserError: if exp_manager rejects the configuration, or the package of a logger is not installed.
         OSError: if a file cannot be written.
     """
-    tolerate_write_errors()
     known = {field.name for field in fields(nemo.ExpManagerConfig)}
     given: dict[str, Any] = {"seconds_to_sleep": 0}  # by default other ranks wait for 5 s; see _OpenLogFile
     given |= {

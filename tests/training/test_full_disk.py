@@ -85,7 +85,5 @@ def test_logs_that_cannot_be_written_do_not_end_a_run(
     train(config(place / "run", f"{PARAMS}.dirpath={tmp_path / 'checkpoints'}"), plot=True)
     (last,) = (tmp_path / "checkpoints").glob("*-last")
     assert "step=8" in last.name
-    output = capfd.readouterr()
-    assert "Traceback" not in output.err + output.out
-    notes = [line for line in output.err.splitlines() if "No space left on device" in line]
-    assert 1 <= len(notes) <= 2, notes  # of the logs and of the loss curve
+    notes = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note:")]
+    assert any("No space left on device" in line for line in notes), notes

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loggers of a run: Weights & Biases, MLflow, DLLogger, ClearML and Neptune; NeMo's exp_manager starts TensorBoard.
+"""Weights & Biases and MLflow, with one run for all starts of a run; NeMo's exp_manager starts the other loggers.
 
-They are started here, because exp_manager passes two names to MLflow. An error of a logger, such as a server that does
-not answer, is noted and does not end the run.
+An error of a logger, such as a server that does not answer, is noted and does not end the run.
 """
 
 import logging
@@ -14,20 +13,17 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial, wraps
 from importlib import import_module
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from bionemo.common.errors import UserError, optional_dependency
+from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import ExpManagerConfig
-from bionemo.config.schema.exp_manager import ClearMLParams, DLLoggerParams, MLFlowParams
-from bionemo.interop.quick_imports import import_exp_manager
+from bionemo.config.schema.exp_manager import MLFlowParams
 
-nemo = import_exp_manager()
 log = logging.getLogger(__name__)
 _UNREDACTED = ("settings", "dir", "save_dir", "tracking_uri")  # needed to log in and to write
 _MLFLOW_TAG = "bionemo.run"  # ID of the run, by which its later starts find the run in MLflow
@@ -45,15 +41,17 @@ def start_loggers(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path
     starts: dict[str, Callable[[], Logger]] = {
         "wandb": partial(_start_wandb, config, directory, run_id),
         "mlflow": partial(_start_mlflow, config, run_id),
-        "dllogger": partial(_start_dllogger, config, directory),
-        "clearml": partial(_start_clearml, config, directory),
-        "neptune": partial(_start_neptune, config),
     }
     for name, start in starts.items():
         key = f"create_{name}_logger"
         if not getattr(config, key):
             continue
-        _check_installed(name, f"exp_manager.{key}=True")
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise UserError(
+                f"exp_manager.{key}=True: the package {name} cannot be imported ({error}): pip install {name}"
+            ) from error
         if trainer.is_global_zero:
             try:
                 trainer.loggers = [*trainer.loggers, start()]
@@ -65,50 +63,22 @@ def start_loggers(trainer: pl.Trainer, config: ExpManagerConfig, directory: Path
 
 @contextmanager
 def closed_loggers() -> Iterator[None]:
-    """End what loggers that start in a `with` block keep in this process; a later run of a sweep would use it, too."""
+    """End the run of Weights & Biases that starts in a `with` block; a later run of a sweep would continue it."""
     earlier = _wandb_run()
     exit_code = 1
     try:
         yield
         exit_code = 0
     finally:
-        for package, close in (("wandb", _close_wandb), ("clearml", _close_clearml), ("dllogger", _close_dllogger)):
+        if _wandb_run() is not earlier:
             try:
-                if package in sys.modules and (package != "wandb" or _wandb_run() is not earlier):
-                    close(sys.modules[package], exit_code)
+                sys.modules["wandb"].finish(exit_code)
             except Exception as error:  # the result of the run must not depend on it
-                log.warning("%s: the run cannot be finished (%s)", package, _one_line(error))
+                log.warning("wandb: the run cannot be finished (%s)", _one_line(error))
 
 
 def _wandb_run() -> Any:
     return getattr(sys.modules.get("wandb"), "run", None)  # only runs that use W&B import it
-
-
-def _close_wandb(wandb: Any, exit_code: int) -> None:
-    wandb.finish(exit_code)
-
-
-def _close_clearml(clearml: Any, exit_code: int) -> None:
-    if (task := clearml.Task.current_task()) is not None:
-        task.close()
-
-
-def _close_dllogger(dllogger: Any, exit_code: int) -> None:
-    dllogger.GLOBAL_LOGGER = dllogger.NotInitializedObject()
-
-
-def _check_installed(package: str, use: str) -> None:
-    if package == "wandb":
-        with optional_dependency("wandb", use):
-            import_module(package)
-        return
-    try:
-        import_module(package)
-    except ImportError as error:
-        source = "git+https://github.com/NVIDIA/dllogger" if package == "dllogger" else package
-        raise UserError(f"{use}: the package {package} cannot be imported ({error}): pip install {source}") from error
-    if package == "neptune" and not hasattr(pl.loggers, "NeptuneLogger"):
-        raise UserError(f"{use}: this version of lightning has no logger for Neptune: use another logger")
 
 
 def _one_line(error: Exception) -> str:
@@ -217,34 +187,4 @@ def _start_mlflow(config: ExpManagerConfig, run_id: str) -> Logger:
         logger._run_id = found[0].info.run_id if found else None
     client = logger.experiment  # starts or opens the run
     client.update_run(logger.run_id, status="RUNNING")
-    return logger
-
-
-def _start_dllogger(config: ExpManagerConfig, directory: Path) -> Logger:
-    """Write a new file, `NAME-1.json` and so on if there is one of an earlier start."""
-    arguments = {"verbose": False, "stdout": False} | _arguments(config.dllogger_logger_kwargs or DLLoggerParams())
-    path = Path(arguments.get("json_file", directory / "dllogger.json"))
-    names = (path.with_name(f"{path.stem}-{number}{path.suffix}" if number else path.name) for number in count())
-    arguments["json_file"] = str(next(name for name in names if not name.exists()))
-    return nemo.DLLogger(**arguments)
-
-
-def _start_clearml(config: ExpManagerConfig, directory: Path) -> Logger:
-    """Start the task, which NeMo's logger then uses: it would record `git diff` and search a checkout for imports."""
-    import clearml
-
-    params, name = nemo.ClearMLParams(**_arguments(config.clearml_logger_kwargs or ClearMLParams())), config.name
-    clearml.Task.init(
-        project_name=os.getenv("CLEARML_PROJECT", params.project or "NeMo"),  # as in NeMo, otherwise it is an error
-        task_name=os.getenv("CLEARML_TASK", params.task or f"Trainer {name or 'default'}"),
-        auto_connect_frameworks={"pytorch": params.connect_pytorch, "detect_repository": False},
-        output_uri=True,
-        tags=["NeMo", *(params.tags or ())],
-    )
-    return nemo.ClearMLLogger(params, str(directory), name or "default", False)
-
-
-def _start_neptune(config: ExpManagerConfig) -> Logger:
-    module: Any = import_module("lightning.pytorch.loggers.neptune")
-    logger: Logger = module.NeptuneLogger(**config.neptune_logger_kwargs or {})
     return logger

@@ -40,14 +40,8 @@ _DISABLED_FEATURES = {  # features that this package implements itself; NeMo's c
     "resume_from_checkpoint": None,
     "create_wandb_logger": False,  # see loggers.py
     "create_mlflow_logger": False,
-    "create_dllogger_logger": False,
-    "create_clearml_logger": False,
-    "create_neptune_logger": False,
     "wandb_logger_kwargs": None,
     "mlflow_logger_kwargs": None,
-    "dllogger_logger_kwargs": None,
-    "clearml_logger_kwargs": None,
-    "neptune_logger_kwargs": None,
     "max_time_per_run": None,  # NeMo's timer stops without saving
     "create_checkpoint_callback": False,
     "create_preemption_callback": False,
@@ -109,9 +103,12 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
         for key, value in _without_none(asdict(config)).items()
         if key in known and key not in _DISABLED_FEATURES
     }
-    given |= {key: value for key, value in _DISABLED_FEATURES.items() if value is not None} | {
-        "explicit_log_dir": str(directory)
-    }
+    given |= {key: value for key, value in _DISABLED_FEATURES.items() if value is not None}
+    given["explicit_log_dir"] = str(directory)
+    dllogger = {"json_file": str(directory / "dllogger.json")} | given.get("dllogger_logger_kwargs", {})
+    given["dllogger_logger_kwargs"] = dllogger
+    if not trainer.is_global_zero:
+        given |= dict.fromkeys(("create_dllogger_logger", "create_clearml_logger", "create_neptune_logger"), False)
     nemo_logging.remove_stream_handlers()
     nemo_logging._logger.addHandler(_NO_OUTPUT)  # without any handler, Python prints warnings itself
     try:
@@ -199,18 +196,19 @@ def _without_none(value: Any) -> Any:
 
 
 def _describe_version() -> str:
-    """Return the version and, in a git checkout, its commit and the names of changed files."""
-    commit, changed = _run_git("rev-parse", "HEAD"), _run_git("status", "--short", "--untracked-files=no")
-    lines = [f"bionemo {__version__}"]
-    if commit and changed is not None:
-        lines += [f"commit hash: {commit}", *changed.splitlines()]
-    return "\n".join(lines) + "\n"
-
-
-def _run_git(*arguments: str) -> str | None:
-    """Run git in the directory of this package; None if it fails."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    """Return the version and, in a git checkout, its commit, with `-dirty` if files have changed."""
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--abbrev=40",
+        "--dirty",
+    ]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return None
+        commit = ""
+    return f"bionemo {__version__}\n" + (f"commit hash: {commit}" if commit else "")

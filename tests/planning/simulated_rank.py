@@ -65,20 +65,10 @@ CHANGES: dict[str, Overrides] = {
     "uniform": recompute("full", "uniform"),
     "uniform-3": recompute("full", "uniform", 3),
     "block": recompute("full", "block"),
-    "block-4": recompute("full", "block", 4),
-    "long rows": {"seq_length": 512, "micro_batch_size": 1},
-    "narrow": {"hidden_size": 256, "ffn_hidden_size": 64, "seq_length": 64, "micro_batch_size": 1},
-    "separate documents": {"reset_attention_mask": True},
-    "untied head": {"share_decoder_tokens_head_embeddings": False},
-    "plain embedding": {"embedding_layer_norm": False, "embedding_token_dropout": False},
-    "no dropout": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
-    "full vocabulary": {"full_vocabulary": True},
     "tensor": TENSOR,
-    "tensor and full vocabulary": TENSOR | {"full_vocabulary": True},
     "sequence": SEQUENCE,
     "sequence and uniform": SEQUENCE | recompute("full", "uniform", 2),
     "stages": STAGES,
-    "stages and uniform": STAGES | recompute("full", "uniform"),
     "stages and full vocabulary": STAGES | {"full_vocabulary": True},
 }
 
@@ -142,11 +132,11 @@ def batch(cfg: RunConfig) -> PackedBatch:
     Rows are full, except in decoders. Text has one sequence per row.
     """
     rows, row, data = rows_of(cfg), cfg.model.seq_length, cfg.model.data
-    if isinstance(data, TextDataConfig) and not data.reset_attention_mask:
+    if isinstance(data, TextDataConfig):
         return _packed((row,) * rows, rows * row, 1.0)
     lengths = ([32, 96, 64, 64] * (row // 256) or [96, 32]) * rows
     if not isinstance(cfg.model, EncoderDecoderConfig):
-        return _packed(lengths, rows * row, 1.0 if isinstance(data, TextDataConfig) else 0.15)
+        return _packed(lengths, rows * row, 0.15)
     decoder_lengths = [32] * len(lengths)
     total = rows * data.seq_length_dec if isinstance(data, SpanDataConfig) else sum(decoder_lengths) + 64
     return replace(_packed(decoder_lengths, total, 1.0), source=_packed(lengths, rows * row, 0.0))

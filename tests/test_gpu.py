@@ -55,14 +55,14 @@ from bionemo.megatron.sharding import materialize, parameter_shards
 from bionemo.megatron.train_step import ParallelModel
 from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel, load_model_class
-from bionemo.planning.devices import current_device
-from bionemo.planning.estimate import fullest_stage
+from bionemo.planning.devices import DEVICES
 from bionemo.planning.layouts import Layout
 from bionemo.planning.lengths import Tokens
-from bionemo.planning.report import make_profiler
+from bionemo.planning.measure import measure_step
+from bionemo.planning.report import make_step
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.compilation import compile_layers, shared_graphs
-from bionemo.training.micro_batch import largest_fitting_micro_batches
+from bionemo.training.micro_batches import fit_micro_batches
 from bionemo.training.optimizers import build_optimizer
 from tests.conftest import ROOT
 
@@ -322,7 +322,7 @@ def test_losses_of_updates(name: str, record_property: Record) -> None:
 
 def planned_batch(sides: list[Tokens], rows: int) -> PackedBatch:
     """Return a micro-batch with as many tokens, sequences and target positions as a plan assumes."""
-    number, packed = round(rows * sides[0].sequences), []
+    number, packed = round(rows * sides[0].row * sides[0].filled / sides[0].mean), []
     for side in sides:
         total = side.count(rows)
         lengths = np.full(number, int(total * side.filled) // number)
@@ -367,10 +367,11 @@ def test_memory(name: str, mode: str, precision: str, record_property: Record) -
     large = ("model.num_layers=6", "model.hidden_size=512", "model.num_attention_heads=8", "model.seq_length=512")
     cfg = configure(name, *large)
     cfg.model.compile = mode == "compiled"
-    profiler = make_profiler(cfg, precision, current_device())
-    rows = round((4096 if name == "gpt3" else 16384) / profiler.tokens[0].row)  # logits of 50,257 tokens are large
-    planned = fullest_stage(profiler, Layout(micro_batch_size=rows))[1].total
-    batch = planned_batch(list(profiler.largest_tokens(rows)), rows).to(TARGET)
+    step = make_step(cfg, precision, DEVICES["h200"])
+    rows = round((4096 if name == "gpt3" else 16384) / step.tokens[0].row)  # logits of 50,257 tokens are large
+    costs = measure_step(step, Layout(1, 1, 1, 1, MicroBatches(rows, 1)), 0)
+    planned = 16 * costs.parameters + costs.peak
+    batch = planned_batch(list(step.tokens), rows).to(TARGET)
     with process_groups():
         measured = peak_of_second_update(cfg, batch, precision)
     record_property("measured", measured)
@@ -407,12 +408,12 @@ def test_exhausted_memory(name: str, limited_memory: Callable[[int], None]) -> N
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
-    assert largest_fitting_micro_batches(parallel, data, TARGET) == half
+    assert fit_micro_batches(parallel, data, TARGET) == half
     needed = torch.cuda.max_memory_reserved() - before
     limited_memory(before + round(1.4 * needed))
 
     data.micro_batches = whole
-    assert largest_fitting_micro_batches(parallel, data, TARGET) == half
+    assert fit_micro_batches(parallel, data, TARGET) == half
     step = next(iter(data.training_steps(half)))
     loss, count = parallel.forward_backward([batch.to(TARGET) for batch in step.micro_batches])
     assert len(step.micro_batches) == 4
@@ -421,7 +422,7 @@ def test_exhausted_memory(name: str, limited_memory: Callable[[int], None]) -> N
     limited_memory(before + needed // 64)
     torch.cuda.empty_cache()
     with pytest.raises(RankError, match="not enough memory for a micro-batch of one row"):
-        largest_fitting_micro_batches(parallel, data, TARGET)
+        fit_micro_batches(parallel, data, TARGET)
 
 
 class Recorder(pl.Callback):

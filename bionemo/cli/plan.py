@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate parameters, memory, FLOPs and time of a pretraining run, and the parallel layouts that fit.
+"""Estimate parameters, memory, FLOPs and time of a pretraining run.
 
 bionemo plan --config-name=pretrain_esm2_650M trainer.devices=8 trainer.precision=bf16-mixed
 """
@@ -9,14 +9,13 @@ import json
 import sys
 
 from bionemo.common.console import one_line_errors
-from bionemo.common.errors import UserError
 from bionemo.config import FlagParser, run
 from bionemo.config.help import CommandSpec
 from bionemo.config.schema import RunConfig
 
 _SPEC = CommandSpec(
     schema=RunConfig,
-    description="Estimates parameters, memory, FLOPs and time of a run, and lists parallel layouts that fit.",
+    description="Estimates parameters, memory, FLOPs and time of a run.",
     example="model.tensor_model_parallel_size=2",
     has_groups=True,
     examples=(
@@ -24,8 +23,6 @@ _SPEC = CommandSpec(
         "--config-name=pretrain_esm2_15B trainer.precision=bf16-mixed model.optim.name=distributed_fused_adam",
         "--config-name=pretrain_small --config-dir=examples/protein/prott5nv/conf",
         "--device=a100-40         GPU: v100, a100-40, a100-80, l40s, h100 (default), h200, b200",
-        "--mfu=0.35               model FLOPs utilization, if known from a run; estimated by default",
-        "--all                    list all layouts, not only the fastest",
         "--json                   print JSON: bytes, seconds, FLOPs",
     ),
 )
@@ -46,18 +43,13 @@ def print_plan(cfg: RunConfig, flags: argparse.Namespace) -> None:
     device, layout = find_device(flags.device, str(cfg.trainer.precision)), read_layout(cfg)
     from bionemo.planning.report import as_data, as_text, make_plan  # imports torch; errors above are reported at once
 
-    plan = make_plan(cfg, layout, device, flags.mfu)
-    print(json.dumps(as_data(plan), indent=2) if flags.json else as_text(plan, flags.all))
+    plan = make_plan(cfg, layout, device)
+    print(json.dumps(as_data(plan), indent=2) if flags.json else as_text(plan))
 
 
 def _parse_flags(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Split the arguments into the flags of this command and the overrides."""
     parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--device", default="h100")
-    parser.add_argument("--mfu", type=float)
-    parser.add_argument("--all", action="store_true")
     parser.add_argument("--json", action="store_true")
-    flags, rest = parser.parse_known_args(words)
-    if flags.mfu is not None and not 0 < flags.mfu <= 1:
-        raise UserError(f"--mfu={flags.mfu:g} is not a fraction of the peak: expected a number above 0 and up to 1")
-    return flags, rest
+    return parser.parse_known_args(words)

@@ -4,7 +4,6 @@
 bionemo pretrain --config-name=pretrain_esm2_8M model.data.dataset_path=DIR
 """
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,16 +81,8 @@ def pretrain(cfg: RunConfig) -> dict[str, float]:
     def build(trainer: Any, precision: Precision, resume_path: Path | None) -> TrainingSetup:
         model_class = load_model_class(cfg.model._target_)
         vocabulary = load_tokenizer(model_class.tokenizer, cfg.model.tokenizer)
-        on_gpu = use_gpu(cfg.trainer.accelerator)
-        micro_batches = divide_batch(cfg.model, cfg.trainer, trainer.world_size, on_gpu)
-        if on_gpu and cfg.do_training:
-            from bionemo.planning.devices import current_device
-            from bionemo.planning.fit import fit_micro_batches
-
-            devices = replace(cfg.trainer, devices=trainer.num_devices)
-            micro_batches = fit_micro_batches(
-                replace(cfg, trainer=devices), micro_batches, precision.name, current_device()
-            )
+        gpu = use_gpu(cfg.trainer.accelerator)
+        micro_batches = divide_batch(cfg.model, cfg.trainer, trainer.world_size, gpu)
         data = SequenceData(cfg.model, cfg.trainer, vocabulary, model_class.dataset, micro_batches)
         weights = None
         if resume_path is None:

@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import isclose
 from pathlib import PurePath
 from typing import Any
@@ -238,27 +238,27 @@ class MicroBatches:
 
     size: int  # rows of a micro-batch
     count: int  # micro-batches per step
-    largest: int | None = field(default=None, compare=False)  # rows that fit the memory according to the plan
 
     def limit(self, size: int) -> "MicroBatches":
         """Return the division of the same rows into micro-batches with the largest size that is not above `size`."""
         rows = self.size * self.count
         largest = next(each for each in range(max(1, min(size, rows)), 0, -1) if rows % each == 0)
-        return replace(self, size=largest, count=rows // largest)
+        return MicroBatches(largest, rows // largest)
 
 
 def divide_batch(model: ModelConfig, trainer: TrainerConfig, world_size: int, on_gpu: bool) -> MicroBatches:
     """Return the micro-batches of a configuration that `check_layout` accepts.
 
-    With `model.micro_batch_size=auto`, a GPU has one micro-batch with all rows, which the caller must divide if it
-    does not fit, and a CPU micro-batches of at most `model.replica_batch_size` rows.
+    With `model.micro_batch_size=auto`, a GPU starts with one micro-batch of all rows, which the caller divides if it
+    does not fit. CPUs and model-parallel layouts have at most `model.replica_batch_size` rows.
     """
     replicas, accumulated = model.data_parallel_size(world_size), trainer.accumulate_grad_batches
     if model.micro_batch_size == "auto":
         rows = model.replica_batch_size * (accumulated or 1)
         if model.global_batch_size is not None:
             rows = model.global_batch_size // replicas
-        return MicroBatches(rows, 1).limit(rows if on_gpu else model.replica_batch_size)
+        one = on_gpu and model.model_parallel_size == 1
+        return MicroBatches(rows, 1).limit(rows if one else model.replica_batch_size)
     rows = model.micro_batch_size * replicas
     if accumulated in (None, 1):
         accumulated = (model.global_batch_size or rows) // rows

@@ -148,7 +148,7 @@ def _run_config(cfg: DownstreamConfig, model: ModelConfig, sequences: int) -> Ru
             "model.tensor_model_parallel_size instead"
         )
     if cfg.trainer.max_steps < 0 and not cfg.trainer.epochs:
-        raise UserError("the training would not end: set trainer.max_epochs or trainer.max_steps")
+        raise UserError("no stopping condition: set trainer.max_epochs or trainer.max_steps")
     cluster = LocalConfig(_target_="bionemo.launch.local.Local", env_vars={})
     run = RunConfig(
         name=cfg.name, do_preprocessing=False, do_training=True, do_testing=False, restore_from_path=None,
@@ -220,8 +220,8 @@ class ReportCallback(pl.Callback):
         total = sum(sizes.values())
         details: dict[str, Any] = {
             "parameters": total,
-            "parameters_that_learn": trainable,
-            "parameters_of_the_head": head,
+            "trainable_parameters": trainable,
+            "head_parameters": head,
         }
         data, opened = self.data["data"], self._data(trainer)
         notes = [*data["notes"], *(note for name in data["rows"] for note in opened.dataset(name).notes)]

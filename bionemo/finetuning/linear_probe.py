@@ -7,8 +7,7 @@ Shapes: R rows, C classes, or 1 for a number.
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError
-from bionemo.common.files import create_owned, remove_owned
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.config.schema import DownstreamConfig, OptimConfig
 from bionemo.finetuning import metrics
@@ -46,8 +44,6 @@ from bionemo.training.schedules import build_schedule
 
 log = logging.getLogger(__name__)
 _EVALUATION_BATCH = 256  # sequences
-_KIND = "vectors of a frozen model"  # of the directory of features, see `create_owned`
-_NAMES = r"(train|val|test)\.npy|\..+\.tmp"
 
 
 @dataclass(frozen=True)
@@ -97,28 +93,28 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
         print_line(f"{cfg.name}: {directory} already contains the results of this run")
         return
     make_directories(directory)  # after the data and the model were checked
-    with _feature_directory(directory) as feature_directory:
-        limits = BatchLimits(sequences=data.emb_batch_size)
-        features: dict[str, Features] = {}
-        for name, split in splits.items():
-            with progress_bar(f"embedding {name}", len(split.texts), "sequences") as advance:
-                file = feature_directory / f"{name}.npy"
-                features[name], cut = compute_features(model, split, data.task_type, limits, file, advance, wild_type)
-            if cut:
-                notes.append(describe_truncation(name, cut, len(split.texts), max_tokens(network)))
-                log.warning("%s", notes[-1])
-        counts = ", ".join(f"{len(each):,} {name} ({each.count_labels():,} labels)" for name, each in features.items())
-        print_line(f"{cfg.name}: {counts}")
-        width = features["train"].vectors.shape[1]
-        make_head = head_factory(config.downstream_task, data.task_type, width, len(classes))
-        trained = train_head(
-            make_head, features["train"], features["val"], probe_config(cfg, config.seed), model.device, _print_epoch
-        )
-        test = predict(trained.head, features["test"]) if "test" in features else None
-        encoder = Encoder(model.path, model.weights_checksum)
-        details = describe_data(cfg, task)
-        results = Results(encoder, trained.head, trained.best, trained.history, test, fingerprint, details)
-        write_results(results, cfg, directory, classes, wild_type)
+    limits = BatchLimits(sequences=data.emb_batch_size)
+    features: dict[str, Features] = {}
+    for name, split in splits.items():
+        with progress_bar(f"embedding {name}", len(split.texts), "sequences") as advance:
+            file = directory / f".features-{name}.npy"
+            features[name], cut = compute_features(model, split, data.task_type, limits, file, advance, wild_type)
+        file.unlink()  # it stays mapped
+        if cut:
+            notes.append(describe_truncation(name, cut, len(split.texts), max_tokens(network)))
+            log.warning("%s", notes[-1])
+    counts = ", ".join(f"{len(each):,} {name} ({each.count_labels():,} labels)" for name, each in features.items())
+    print_line(f"{cfg.name}: {counts}")
+    width = features["train"].vectors.shape[1]
+    make_head = head_factory(config.downstream_task, data.task_type, width, len(classes))
+    trained = train_head(
+        make_head, features["train"], features["val"], probe_config(cfg, config.seed), model.device, _print_epoch
+    )
+    test = predict(trained.head, features["test"]) if "test" in features else None
+    encoder = Encoder(model.path, model.weights_checksum)
+    details = describe_data(cfg, task)
+    results = Results(encoder, trained.head, trained.best, trained.history, test, fingerprint, details)
+    write_results(results, cfg, directory, classes, wild_type)
 
 
 def probe_config(cfg: DownstreamConfig, seed: int) -> ProbeConfig:
@@ -134,25 +130,6 @@ def probe_config(cfg: DownstreamConfig, seed: int) -> ProbeConfig:
 def _print_epoch(epoch_metrics: dict[str, float]) -> None:
     values = ", ".join(f"{name} {value:.4g}" for name, value in epoch_metrics.items() if name != "epoch")
     print_line(f"epoch {epoch_metrics['epoch']:.0f}  {values}")
-
-
-@contextmanager
-def _feature_directory(directory: Path) -> Iterator[Path]:
-    """Create a directory for features, and remove it at the end.
-
-    Raises:
-        UserError: if something else has its name.
-        OSError: if it cannot be created.
-    """
-    path = directory / "features"
-    create_owned(path, _KIND)
-    try:
-        yield path
-    finally:
-        try:
-            remove_owned(path, _KIND, _NAMES)
-        except (UserError, OSError) as error:  # a failed deletion must not change the result of the run
-            log.warning("%s is no longer needed but could not be deleted: %s", path, error)
 
 
 def train_head(

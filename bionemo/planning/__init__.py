@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimate parameters, memory, FLOPs and time of a run from one measured step, without data or a GPU."""
+"""Estimate memory, FLOPs and time of a run by a training step on tensors without data; needs no GPU."""

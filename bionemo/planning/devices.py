@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Specifications of GPUs from their data sheets, dense, without sparsity."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bionemo.common.errors import UserError
 
@@ -36,18 +36,6 @@ DEVICES = {
     "h200": Device("H200 141 GB", 143771, 989, 67, 4800, 450, 50),
     "b200": Device("B200 180 GB", 183359, 2250, 75, 7700, 900, 50),
 }
-
-
-def current_device() -> Device:
-    """Return the GPU of this process; a model that is not in `DEVICES` is taken for an H100 with other memory."""
-    import torch  # `bionemo plan` reports other errors before it is imported
-
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    memory = properties.total_memory >> 20
-    return replace(
-        match_device(properties.name, memory) or DEVICES["h100"], name=properties.name, memory=memory,
-        bf16=(properties.major, properties.minor) >= (8, 0),
-    )  # fmt: skip
 
 
 def match_device(name: str, memory: int = 0) -> Device | None:

@@ -3,15 +3,13 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean, pstdev
+from dataclasses import dataclass
+from statistics import NormalDist, fmean
 
 from bionemo.config import schema
 
 UNIREF = (210.0, 278.0)  # median and mean number of residues in UniRef50; the distribution is close to lognormal
 ZINC = (43.0, 8.0)  # mean and deviation of the tokens of ZINC15's randomized SMILES; close to normal
-OPENWEBTEXT = 1128.0  # mean tokens of a document: 9.04 billion in 8.01 million documents
-MOCK_TEXT = 256.0  # the same in data/text/mock.py
 _BOS_EOS = 2
 _MULTIPLE = 64  # as in data/collate.py
 _SAMPLES = 10_000  # lengths that represent a distribution
@@ -30,7 +28,6 @@ class Tokens:
     source: str  # description of the assumed lengths
     # mean tokens of the encoder's sequence that a decoder's token attends to, E[n m] / E[n]
     cross_attended: float = 0.0
-    row_deviation: float = 0.0  # standard deviation of the length of a row
     multiple: int = 1  # padding makes the tokens of a micro-batch a multiple of this
 
     def count(self, rows: int) -> int:
@@ -44,16 +41,6 @@ class Tokens:
     def targets(self, rows: int) -> float:
         """Return the number of target positions of a micro-batch."""
         return self.unpadded(rows) * self.target_fraction
-
-    def with_largest_micro_batch(self, rows: int) -> "Tokens":
-        """Return the statistics of a micro-batch five standard deviations above the mean, about one in 3.5 million."""
-        largest = self.row + 5 * self.row_deviation / math.sqrt(rows)
-        return replace(self, row=min(largest, max(self.row, self.max_length)))
-
-    @property
-    def sequences(self) -> float:
-        """Sequences per row."""
-        return self.row * self.filled / self.mean
 
 
 @dataclass(frozen=True)
@@ -71,9 +58,9 @@ def estimate_tokens(config: schema.ModelConfig) -> tuple[Tokens, ...]:
     The lengths of data of another package are unknown: a row counts as one sequence.
     """
     data, row = config.data, config.seq_length
-    if isinstance(data, schema.TextDataConfig):
-        return (_text_tokens(config, data),)
-    if isinstance(data, schema.MoleculeDataConfig):
+    if isinstance(data, schema.TextDataConfig):  # attention across documents, the upper bound
+        sides, source = [_Side(row, [float(row)], 1.0)], "text in full rows"
+    elif isinstance(data, schema.MoleculeDataConfig):
         source = f"SMILES of {ZINC[0]:.0f} tokens on average, as in ZINC15, cut at {row - 1}"
         lengths = [min(length, row - 1) for length in _quantiles(NormalDist(*ZINC))]
         kept = unmasked_fraction(data.mask_prob, data.span_lambda) if data.encoder_mask else 1.0
@@ -111,28 +98,10 @@ def _pack(data: schema.DataConfig, sides: list[_Side], source: str) -> tuple[Tok
                 target_fraction=side.target_fraction,
                 source=source,
                 cross_attended=0.0 if side is sides[0] else _mean_product(side.lengths, sides[0].lengths) / mean,
-                row_deviation=pstdev(side.lengths) if dynamic else 0.0,
                 multiple=_MULTIPLE if dynamic else 1,
             )
         )
     return tuple(found)
-
-
-def _text_tokens(config: schema.ModelConfig, data: schema.TextDataConfig) -> Tokens:
-    """Full rows; with `reset_attention_mask`, a document ends at each token with probability 1 / mean.
-
-    Two tokens at a distance of k belong to the same document with probability (1 - 1 / mean)^k.
-    """
-    row = config.seq_length
-    end = 1 / (MOCK_TEXT if data.data_impl == "mock" else OPENWEBTEXT)
-    side = _Side(row, [float(row)], 1 - end if data.eod_mask_loss else 1.0)
-    [tokens] = _pack(data, [side], "text in full rows")
-    if not data.reset_attention_mask:
-        return tokens
-    attended = 1 + 2 * sum((1 - k / row) * (1 - end) ** k for k in range(1, row))
-    documents = "mock documents" if data.data_impl == "mock" else "documents as in OpenWebText"
-    source = f"{documents}, {1 / end:,.0f} tokens on average, cut into rows"
-    return replace(tokens, mean=row / (1 + (row - 1) * end), attended=attended, source=source)
 
 
 def _residues(data: schema.ProteinDataConfig, limit: int) -> tuple[list[float], str]:

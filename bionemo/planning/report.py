@@ -1,110 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a run: all estimates for its layout, a comparison with other layouts, as JSON or text."""
+"""The plan of a run: memory, FLOPs and time of a step, as JSON or text.
 
-from bisect import bisect_right
+The CUDA context, NCCL's buffers, fragmentation and torch.compile are not included in the memory. The duration does not
+include data loading, validation, checkpoints and communication between pipeline stages. Its constants are not fitted
+to measurements (scripts/benchmark/RESULTS.md). The duration on several GPUs has not been measured.
+"""
+
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from itertools import product
-from math import gcd
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
-from bionemo.config.check import MicroBatches
 from bionemo.config.schema import RunConfig
 from bionemo.planning.devices import USABLE, Device
-from bionemo.planning.estimate import (
-    Duration,
-    Memory,
-    computed_flops,
-    estimate_duration,
-    fullest_stage,
-    stage_parameters,
-    useful_flops,
-)
-from bionemo.planning.layouts import Layout, Recompute, Stage, layout_overrides
-from bionemo.planning.lengths import estimate_tokens
-from bionemo.planning.measure import StepProfiler
+from bionemo.planning.layouts import Layout
+from bionemo.planning.lengths import Tokens, estimate_tokens
+from bionemo.planning.measure import Costs, Step, measure_model, measure_step
 
 _GIB = 2**30
-_JSON_NAMES = {"profiler": "step", "micro_batch_size": "rows", "num_micro_batches": "micro_batches"}
-_MAX_SHOWN = 12
-_FULL = 0.995
-_MAX_ROWS = 1 << 16
-_PARALLEL_SIZES = (1, 2, 4, 8)
-_ATTENTION = {
-    "flash": "FlashAttention over all sequences at once",
-    "triton": "attention over all sequences at once with dropout, in fp32 or deterministic, by a Triton kernel",
-    "sequences": "attention one sequence at a time",
-    "probabilities": "attention one sequence at a time, keeping its probabilities for their dropout",
-}
+_MATMUL_EFFICIENCY = 0.6  # fraction of the peak FLOP/s that matrix products of a transformer reach
+_MEMORY_EFFICIENCY = 0.8  # fraction of the memory bandwidth that everything else reaches
+_PASSES = 3  # transfers of a result: written once, read twice
+_LAUNCH_SECONDS = 1.2e-5  # time to launch a kernel from Python, without torch.compile
+_UPDATE_BYTES = 40  # per parameter and update: AdamW, and passes that zero and measure gradients
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A layout with its estimates."""
+class Memory:
+    """Memory of one GPU in bytes."""
 
-    layout: Layout  # parallel layout
-    memory: int  # bytes of the fullest GPU
-    fits: bool  # the device has enough memory
-    speed: float  # estimated tokens per second
+    weights: int  # fp32 weights
+    gradients: int  # Megatron's fp32 gradient buffer
+    moments: int  # AdamW's two fp32 moments, or this replica's share
+    activations: int  # activations, half-precision copies of weights and temporary tensors at the peak
 
-
-def evaluate_layout(profiler: StepProfiler, layout: Layout, device: Device) -> Choice:
-    """Estimate memory and speed of a layout."""
-    memory = fullest_stage(profiler, layout)[1].total
-    speed = _tokens_per_second(profiler, layout, estimate_duration(profiler, layout, device))
-    return Choice(layout, memory, memory <= device.usable, speed)
+    @property
+    def total(self) -> int:
+        """Sum of all kinds."""
+        return sum(astuple(self))
 
 
-def _tokens_per_second(profiler: StepProfiler, layout: Layout, duration: Duration) -> float:
-    """Tokens per second without padding; for two stacks, those of the encoder."""
-    return layout.global_batch_size * profiler.tokens[0].unpadded(1) / duration.total
+@dataclass(frozen=True)
+class Duration:
+    """Seconds of an update."""
 
+    compute: float  # forward and backward passes of one replica's micro-batches
+    tensor: float = 0.0  # communication between tensor ranks
+    bubble: float = 0.0  # time in which the pipeline fills and empties
+    data: float = 0.0  # communication of gradients and weights between replicas that computation does not hide
+    update: float = 0.0  # optimizer step
 
-def compare_layouts(profiler: StepProfiler, requested: Layout, device: Device) -> list[Choice]:
-    """Return all layouts for the same GPUs: the fastest that fit first, then those that do not fit, smallest first."""
-    found = [evaluate_layout(profiler, layout, device) for layout in alternative_layouts(profiler, requested)]
-    return sorted(found, key=lambda each: (not each.fits, -each.speed if each.fits else each.memory))
-
-
-def alternative_layouts(profiler: StepProfiler, requested: Layout) -> Iterator[Layout]:
-    """Yield the valid layouts for the same GPUs and rows per step, with micro-batches that are not larger."""
-    model = profiler.model
-    recomputes: tuple[Recompute, ...] = ("none", "uniform")
-    # Pipeline stages exchange tensors of one size, of a single transformer block.
-    supports_pipeline = len(profiler.tokens) == 1 and profiler.tokens[0].multiple == 1
-    for tensor, pipeline in product(_PARALLEL_SIZES, _PARALLEL_SIZES):
-        data, rest = divmod(requested.gpus, tensor * pipeline)
-        if rest or requested.global_batch_size % data or (pipeline > 1 and not supports_pipeline):
-            continue
-        size = gcd(requested.micro_batch_size, requested.global_batch_size // data)
-        sizes = model.num_attention_heads, model.ffn_hidden_size, profiler.table_rows
-        sharded_sizes = *sizes, *(tokens.count(size) for tokens in profiler.tokens)
-        if model.num_layers % pipeline or any(sharded_size % tensor for sharded_size in sharded_sizes):
-            continue
-        for sharded, recompute in product((False, True)[: 2 if data > 1 else 1], recomputes):
-            yield replace(
-                requested, tensor=tensor, pipeline=pipeline, data=data, micro_batch_size=size,
-                num_micro_batches=requested.global_batch_size // data // size, sequence_parallel=tensor > 1,
-                sharded=sharded, recompute=recompute, recompute_layers=1,
-            )  # fmt: skip
-
-
-def largest_micro_batch(profiler: StepProfiler, layout: Layout, device: Device) -> int:
-    """Return the number of rows of the largest micro-batch that fits."""
-
-    def memory(size: int) -> int:
-        return fullest_stage(profiler, replace(layout, micro_batch_size=size))[1].total
-
-    return bisect_right(range(1, _MAX_ROWS), device.usable, key=memory)
-
-
-def divide_rows(profiler: StepProfiler, layout: Layout, device: Device) -> MicroBatches:
-    """Divide a replica's rows of a step into the largest micro-batches that fit; `largest` is 0 if no row fits."""
-    largest = largest_micro_batch(profiler, layout, device)
-    if largest < layout.micro_batch_size:  # there will be more micro-batches, and the first stage holds one per stage
-        count = max(layout.num_micro_batches, layout.pipeline)
-        largest = largest_micro_batch(profiler, replace(layout, num_micro_batches=count), device)
-    return replace(MicroBatches(layout.micro_batch_size, layout.num_micro_batches).limit(largest), largest=largest)
+    @property
+    def total(self) -> float:
+        """Sum of all parts."""
+        return sum(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -112,48 +60,38 @@ class Plan:
     """All estimates for a run."""
 
     name: str  # name of the experiment
-    profiler: StepProfiler  # model and data
-    layout: Layout  # requested layout
-    automatic: bool  # the micro-batch of the requested layout is that of `model.micro_batch_size=auto`
     device: Device  # GPU
     precision: str  # precision of matrix products
+    layout: Layout  # parallel layout
+    tokens: tuple[Tokens, ...]  # tokens of a row, for each transformer block
     parameters: dict[str, int]  # number of parameters of the whole model, by part
-    # mean number of tokens that a token attends to, for each transformer block and attention of a layer
-    attended: dict[str, list[float]]
-    stage: Stage  # pipeline stage that needs most memory
-    rank_parameters: int  # number of parameters of one rank of that stage
-    memory: Memory  # memory of that rank
-    flops: tuple[float, float]  # FLOPs of an update: without recomputation, and as computed
-    duration: Duration  # duration of an update
+    memory: Memory  # of the GPU that needs most
+    flops: float  # FLOPs of an update, without recomputation
+    duration: Duration  # of an update
+    mfu: float  # model FLOPs utilization: useful FLOPs as a fraction of the peak
     steps: int | None  # number of steps of the run; None if the configuration does not limit it
-    requested: Choice  # estimates of the requested layout
-    choices: list[Choice]  # all layouts for the same GPUs
 
     @property
-    def best(self) -> Choice | None:
-        """The fastest layout that fits."""
-        return next((each for each in self.choices if each.fits), None)
+    def fits(self) -> bool:
+        """Whether the device has enough memory."""
+        return self.memory.total <= self.device.usable
 
     @property
-    def advice(self) -> list[str]:
-        """Overrides that select the fastest layout that fits."""
-        return layout_overrides(self.best.layout, self.layout, self.automatic) if self.best else []
-
-    @property
-    def mfu(self) -> float:
-        """Model FLOPs utilization: useful FLOPs as a fraction of the peak."""
-        peak = 1e12 * (self.device.half if self.profiler.half else self.device.single) * self.layout.gpus
-        return self.flops[0] / self.duration.total / peak
+    def tokens_per_second(self) -> float:
+        """Tokens per second without padding; for two stacks, those of the encoder."""
+        return self.layout.global_batch_size * self.tokens[0].unpadded(1) / self.duration.total
 
 
-def make_profiler(cfg: RunConfig, precision: str, device: Device) -> StepProfiler:
-    """Return a profiler for the steps of a run."""
+def make_step(cfg: RunConfig, precision: str, device: Device) -> Step:
+    """Return the step of a run."""
     half, deterministic = precision not in ("32", "32-true"), cfg.trainer.deterministic is True
-    return StepProfiler(cfg.model, estimate_tokens(cfg.model), half, deterministic, triton=device.bf16)
+    return Step(cfg.model, estimate_tokens(cfg.model), half, deterministic, triton=device.bf16)
 
 
-def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None = None) -> Plan:
+def make_plan(cfg: RunConfig, layout: Layout, device: Device) -> Plan:
     """Compute all estimates for a configuration and its layout.
+
+    With `model.micro_batch_size=auto`, the micro-batch is halved until it fits, as in a run.
 
     Raises:
         UserError: if the model cannot be measured.
@@ -161,166 +99,128 @@ def make_plan(cfg: RunConfig, layout: Layout, device: Device, mfu: float | None 
     precision = str(cfg.trainer.precision)
     if precision == "auto":
         precision = "bf16-mixed" if device.bf16 else "16-mixed"
-    profiler = make_profiler(cfg, precision, device)
-    automatic = cfg.model.micro_batch_size == "auto"
-    if automatic:
-        fitting = divide_rows(profiler, layout, device)
-        layout = replace(layout, micro_batch_size=fitting.size, num_micro_batches=fitting.count)
-    whole, (stage, needed) = profiler.profile(Layout()), fullest_stage(profiler, layout)
+    step, sharded = make_step(cfg, precision, device), cfg.model.optim.name == "distributed_fused_adam"
+    costs, memory = _measure_fullest(step, layout, sharded)
+    while cfg.model.micro_batch_size == "auto" and layout.micro_batches.size > 1 and memory.total > device.usable:
+        layout = replace(layout, micro_batches=layout.micro_batches.limit(layout.micro_batches.size // 2))
+        costs, memory = _measure_fullest(step, layout, sharded)
+    parameters, forward = measure_model(step, layout.micro_batches.size)
+    # The backward pass needs twice as many FLOPs as the forward pass (Narayanan et al. 2021).
+    flops = 3 * forward * layout.micro_batches.count * layout.data
+    peak = 1e12 * (device.half if step.half else device.single)
+    duration = estimate_duration(costs, layout, device, peak, sharded)
     return Plan(
         name=cfg.name,
-        profiler=profiler,
-        layout=layout,
-        automatic=automatic,
         device=device,
         precision=precision,
-        parameters=whole.count_parameters(cfg.model.num_layers),
-        attended=whole.attended,
-        stage=stage,
-        rank_parameters=stage_parameters(profiler, layout, stage),
-        memory=needed,
-        flops=(useful_flops(profiler, layout), computed_flops(profiler, layout)),
-        duration=estimate_duration(profiler, layout, device, mfu),
+        layout=layout,
+        tokens=step.tokens,
+        parameters=parameters,
+        memory=memory,
+        flops=flops,
+        duration=duration,
+        mfu=flops / (duration.total * peak * layout.gpus),
         steps=cfg.trainer.max_steps if cfg.trainer.max_steps > 0 else None,
-        requested=evaluate_layout(profiler, layout, device),
-        choices=compare_layouts(profiler, layout, device),
     )
+
+
+def _measure_fullest(step: Step, layout: Layout, sharded: bool) -> tuple[Costs, Memory]:
+    """Return costs and peak memory of the first or the last pipeline stage, whichever needs more memory.
+
+    Stages between them hold fewer micro-batches than the first, and neither embedding nor head.
+    """
+    ends = dict.fromkeys((0, layout.tensor * (layout.pipeline - 1)))
+    measured = [measure_step(step, layout, rank) for rank in ends]
+    return max(((costs, _memory(costs, layout, sharded)) for costs in measured), key=lambda each: each[1].total)
+
+
+def _memory(costs: Costs, layout: Layout, sharded: bool) -> Memory:
+    """Weights, gradients and moments have 4 + 4 + 8 bytes per parameter; ZeRO-1 divides the moments over replicas."""
+    parameters = costs.parameters
+    moments = 8 * parameters // (layout.data if sharded else 1)
+    return Memory(4 * parameters, 4 * parameters, moments, costs.peak)
+
+
+def estimate_duration(costs: Costs, layout: Layout, device: Device, peak: float, sharded: bool) -> Duration:
+    """Estimate the duration of an update from the costs of one rank; `peak` is in FLOP/s.
+
+    A micro-batch needs the time of its arithmetic and memory transfers, or that of launching its kernels if it is
+    longer. Communication between tensor ranks is a ring, which transfers (n - 1) / n of the data, twice for an
+    all-reduce (Patarasuk and Yuan 2009).
+    """
+    bandwidth = _MEMORY_EFFICIENCY * 1e9 * device.bandwidth
+    computed = costs.flops / (_MATMUL_EFFICIENCY * peak) + _PASSES * costs.written / bandwidth
+    micro_batch = max(computed, _LAUNCH_SECONDS * costs.kernels) / costs.micro_batches
+    link = device.link if layout.tensor <= layout.gpus_per_node else device.network
+    sent = costs.sent / costs.micro_batches * (layout.tensor - 1) / layout.tensor / (1e9 * link)
+    return Duration(
+        compute=layout.micro_batches.count * micro_batch,
+        tensor=layout.micro_batches.count * sent,
+        bubble=(layout.pipeline - 1) * (micro_batch + sent),
+        data=_data_seconds(layout, device, 4 * costs.parameters, sharded, hidden=(micro_batch + sent) * 2 / 3),
+        update=_UPDATE_BYTES * costs.parameters / (layout.data if sharded else 1) / bandwidth,
+    )
+
+
+def _data_seconds(layout: Layout, device: Device, size: float, sharded: bool, hidden: float) -> float:
+    """Time per update of the gradient all-reduce that the last backward pass does not hide.
+
+    Between nodes, rings use the network interfaces of all replicas on a node. With ZeRO-1, gradients are
+    reduce-scattered (half of the transfer) and weights are gathered at the end, which nothing hides.
+    """
+    replicas = max(1, min(layout.data, layout.gpus_per_node // layout.tensor))
+    rate = 1e9 * (device.link if replicas == layout.data else min(device.link, replicas * device.network))
+    seconds = 2 * (layout.data - 1) / layout.data * size / rate
+    if sharded:
+        return max(0.0, seconds / 2 - hidden) + seconds / 2
+    return max(0.0, seconds - hidden)
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain values for JSON: bytes, seconds, FLOPs."""
-    profiler, model = plan.profiler, plan.profiler.model
-    shape = {
-        "stacks": list(plan.attended),
-        "layers": model.num_layers,
-        "hidden": model.hidden_size,
-        "heads": model.num_attention_heads,
-        "head_size": model.head_size,
-        "ffn": model.ffn_hidden_size,
-        "vocab_size": profiler.vocabulary.vocab_size,
-        "padded_vocab_size": profiler.table_rows,
-    }
-    step = {"shape": shape, **{name: getattr(profiler, name) for name in ("tokens", "half", "deterministic")}}
-    data = asdict(replace(plan, profiler=step), dict_factory=_with_json_names)  # type: ignore[arg-type]
-    return data | {
-        "mfu": plan.mfu,
+    return asdict(plan) | {
+        "fits": plan.fits,
         "total_memory": plan.memory.total,
         "seconds": plan.duration.total,
-        "tokens_per_second": _tokens_per_second(plan.profiler, plan.layout, plan.duration),
-        "advice": plan.advice,
+        "tokens_per_second": plan.tokens_per_second,
     }
 
 
-def _with_json_names(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {_JSON_NAMES.get(name, name): value for name, value in fields}
+def as_text(plan: Plan) -> str:
+    """Return the plan as text."""
+    return "\n".join(_lines(plan))
 
 
-def as_text(plan: Plan, show_all: bool = False) -> str:
-    """Return the plan as text; `show_all` lists all other layouts, not only the fastest."""
-    paragraphs = (_model(plan), _layout(plan), _memory(plan), _time(plan), _comparison(plan, show_all))
-    return "\n\n".join("\n".join(paragraph) for paragraph in paragraphs)
-
-
-def _model(plan: Plan) -> Iterator[str]:
-    model, parts = plan.profiler.model, plan.parameters
-    layers = " + ".join([f"{model.num_layers}"] * len(plan.attended))
-    yield f"{plan.name}: {sum(parts.values()):,} parameters"
-    yield "  " + ", ".join(f"{name} {count:,}" for name, count in parts.items() if count)
-    yield f"  {layers} layers of size {model.hidden_size:,}, {model.num_attention_heads} heads of {model.head_size}"
-
-
-def _layout(plan: Plan) -> Iterator[str]:
-    layout, tokens = plan.layout, plan.profiler.tokens
+def _lines(plan: Plan) -> Iterator[str]:
+    layout, micro_batches = plan.layout, plan.layout.micro_batches
+    yield f"{plan.name}: {sum(plan.parameters.values()):,} parameters"
+    yield "  " + ", ".join(f"{name} {count:,}" for name, count in plan.parameters.items() if count)
     yield (
         f"{layout.gpus} x {plan.device.name}: data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
-        f"{', sequence parallel' if layout.sequence_parallel else ''}, {plan.precision}"
+        f", {plan.precision}"
     )
-    per_row = " + ".join(f"{each.row:,.0f}" for each in tokens)
-    batch, micro_batch = _rows(plan, layout.global_batch_size), _rows(plan, layout.micro_batch_size)
-    micro_batches = f"{_plural(layout.num_micro_batches, 'micro-batch')} of {micro_batch} per replica"
-    yield f"  a step: {batch} of {per_row} tokens = {_step_tokens(plan):,.0f} tokens, as {micro_batches}"
-    yield f"  {_ATTENTION[plan.profiler.kernel]}"
-    yield f"  {tokens[0].source}"
-    for (name, attended), each in zip(plan.attended.items(), tokens, strict=True):
-        filled = f"rows are {each.filled:.0%} full, " if each.filled < _FULL else ""
-        counts = " + ".join(f"{count:,.0f}" for count in attended)
-        yield f"  {name}: {filled}a token attends to {counts} on average"
+    row = "row" if plan.tokens[0].multiple == 1 else "sequence"
+    per_row = " + ".join(f"{each.row:,.0f}" for each in plan.tokens)
+    yield (
+        f"  a step: {layout.global_batch_size:,} {row}s of {per_row} tokens; on each replica, {micro_batches.count} x "
+        f"{micro_batches.size} {row}s"
+    )
+    yield f"  {plan.tokens[0].source}"
 
-
-def _memory(plan: Plan) -> Iterator[str]:
-    stage = f"; stage {plan.stage.number + 1} of {plan.stage.count}" if plan.stage.count > 1 else ""
-    yield f"peak memory per GPU (largest of all GPUs{stage}), {plan.rank_parameters:,} parameters"
-    rows = plan.layout.micro_batch_size
-    if any(tokens.row_deviation for tokens in plan.profiler.tokens):
-        largest = " + ".join(f"{tokens.count(rows):,}" for tokens in plan.profiler.largest_tokens(rows))
-        yield f"  in a micro-batch of {largest} tokens"
+    yield "peak memory per GPU"
     for name, size in asdict(plan.memory).items():
         yield f"  {name:12} {size / _GIB:8.2f} GiB"
     total, available = plan.memory.total / _GIB, plan.device.memory / 1024
     yield (
-        f"  {'total':12} {total:8.2f} GiB of {available:.1f}: {'fits' if plan.requested.fits else 'does NOT fit'} "
+        f"  {'total':12} {total:8.2f} GiB of {available:.1f}: {'fits' if plan.fits else 'does NOT fit'} "
         f"({total / available:.0%} of the device; at most {USABLE:.0%} can be used)"
     )
-    if fitting := largest_micro_batch(plan.profiler, plan.layout, plan.device):
-        limit = " or more" if fitting == _MAX_ROWS - 1 else ""
-        yield f"  largest micro_batch_size that fits: {fitting}{limit}"
-        if 2 * rows <= fitting:
-            yield "  a larger model.global_batch_size would use the device better; the time below is for this batch"
-    else:
-        yield f"  a micro-batch of {_rows(plan, 1)} does not fit"
 
-
-def _time(plan: Plan) -> Iterator[str]:
-    useful, computed = plan.flops
-    seconds, read = plan.duration.total, "encoder tokens" if len(plan.profiler.tokens) > 1 else "tokens"
-    if plan.profiler.tokens[0].filled < _FULL:
-        read += " without padding"
-    speed = _tokens_per_second(plan.profiler, plan.layout, plan.duration)
     parts = ", ".join(f"{name} {value:.3g}" for name, value in asdict(plan.duration).items() if value)
+    speed, seconds = plan.tokens_per_second, plan.duration.total
     yield "time, an estimate; on one H100 or H200, steps took 1.0 (650M parameters) to 2.0 (8M) times as long"
-    yield f"  {useful:.3g} FLOPs per step" + (f", {computed:.3g} computed" if computed > useful * 1.01 else "")
-    yield f"  {seconds:.3g} s per step ({parts}), {speed:,.0f} {read} per second, MFU {plan.mfu:.0%}"
+    yield f"  {plan.flops:.3g} FLOPs per step, without recomputation"
+    yield f"  {seconds:.3g} s per step ({parts}), {speed:,.0f} tokens per second, MFU {plan.mfu:.0%}"
     if plan.steps:
-        total = seconds * plan.steps
-        yield f"  {plan.steps:,} steps: {speed * total:.3g} {read}, {total / 86400:.3g} days"
-
-
-def _comparison(plan: Plan, show_all: bool) -> Iterator[str]:
-    fitting = [each for each in plan.choices if each.fits]
-    shown = plan.choices if show_all else (fitting or plan.choices)[:_MAX_SHOWN]
-    size = f"a step of {_rows(plan, plan.layout.global_batch_size)} on {_plural(plan.layout.gpus, 'GPU')}"
-    yield f"layouts for {size}; speed relative to the requested layout"
-    yield "  tensor  pipeline  data  micro-batches  optimizer  recompute     memory  fits  speed  largest micro-batch"
-    for each in shown:
-        layout = each.layout
-        micro_batches = f"{layout.num_micro_batches} of {layout.micro_batch_size}"
-        yield (
-            f"  {layout.tensor:6}{layout.pipeline:10}{layout.data:6}{micro_batches:>15}"
-            f"  {'sharded' if layout.sharded else 'whole':9}  {'none' if layout.recompute == 'none' else 'full':9}"
-            f"{each.memory / _GIB:6.1f} GiB  {'yes' if each.fits else 'no':4}{each.speed / plan.requested.speed:7.2f}"
-            f"{largest_micro_batch(plan.profiler, layout, plan.device):21}"
-            f"{'  requested' if layout == plan.layout else ''}"
-        )
-    if len(shown) < len(plan.choices):
-        yield f"  {len(fitting)} of {len(plan.choices)} fit; --all lists all of them"
-    if plan.best is None:
-        smaller = "" if plan.automatic else " or model.micro_batch_size"
-        yield f"no layout fits: use more or larger GPUs, or a smaller model{smaller}"
-    elif not plan.advice:
-        yield "recommended: the requested layout, the fastest that fits"
-    elif plan.requested.fits and plan.best.speed < 1.02 * plan.requested.speed:
-        yield "recommended: the requested layout; no other that fits is faster by 2 % or more"
-    else:
-        yield f"recommended overrides: {' '.join(plan.advice)}"
-
-
-def _step_tokens(plan: Plan) -> float:
-    return plan.layout.global_batch_size * sum(tokens.row for tokens in plan.profiler.tokens)
-
-
-def _rows(plan: Plan, count: int) -> str:
-    return _plural(count, "row" if plan.profiler.tokens[0].multiple == 1 else "sequence")
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("ch") else "s")
+        total_seconds = seconds * plan.steps
+        yield f"  {plan.steps:,} steps: {speed * total_seconds:.3g} tokens, {total_seconds / 86400:.3g} days"

@@ -18,8 +18,9 @@ _MAX_POINTS = 2000  # when there are twice as many, every second one is dropped
 class LossCurve(pl.Callback):
     """Writes `loss_curve.png` after every validation and at the end; its points are part of checkpoints."""
 
-    def __init__(self, directory: Path, references: dict[str, float]) -> None:
-        self.path, self.references = directory / FILE_NAME, references
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE_NAME
+        self.references: dict[str, float] = {}  # losses to compare with; set when the data is open
         self._warned = False
         self.train: list[list[float]] = []
         self.validation: list[list[float]] = []

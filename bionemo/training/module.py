@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bionemo.checkpoint import Checkpoint, TensorSource
-from bionemo.common.errors import RankError, UserError
+from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
 from bionemo.config.saved_model import add_defaults
 from bionemo.config.schema import ModelConfig, TrainerConfig
@@ -29,7 +29,7 @@ from bionemo.models.trainable import Trainable
 from bionemo.training.compilation import compile_layers, is_compiled
 from bionemo.training.divergence import check_finite, divergence_error
 from bionemo.training.identity import check_same_function, check_same_model
-from bionemo.training.micro_batch import largest_fitting_micro_batches
+from bionemo.training.micro_batches import fit_micro_batches
 from bionemo.training.optimizers import build_optimizer
 from bionemo.training.patches import loop_state_at_step
 from bionemo.training.schedules import build_schedule
@@ -141,20 +141,13 @@ class TrainingModule(pl.LightningModule):
         return bool(self.trainer.strategy.root_device.type == "cuda")
 
     def on_fit_start(self) -> None:
-        """With automatic micro-batches on a GPU, use the largest planned ones that fit on every rank."""
-        if self.config.micro_batch_size != "auto" or not self.on_gpu:
-            return
-        data, planned = self._data, self._data.micro_batches
-        found = planned
-        if self.config.model_parallel_size == 1:  # otherwise a trial would communicate with other ranks
-            found = largest_fitting_micro_batches(self.parallel, data, self.device)
-        smallest = self.trainer.strategy.reduce(torch.tensor(found.size, device=self.device), reduce_op="min")
-        data.micro_batches = planned.limit(int(smallest))
-        if data.micro_batches != planned:
-            log.warning(
-                "micro-batches of %d rows do not fit the memory of the GPU: using %d micro-batches of %d rows",
-                planned.size, data.micro_batches.count, data.micro_batches.size,
-            )  # fmt: skip
+        """With automatic micro-batches on a GPU, use micro-batches that fit on every rank."""
+        # with model parallelism, a trial would communicate with other ranks
+        if self.config.micro_batch_size == "auto" and self.on_gpu and self.config.model_parallel_size == 1:
+            found = fit_micro_batches(self.parallel, self._data, self.device)
+            smallest = self.trainer.strategy.reduce(torch.tensor(found.size, device=self.device), reduce_op="min")
+            self._data.micro_batches = found = found.limit(int(smallest))
+            log.warning("micro-batches of %d rows, %d per step (model.micro_batch_size=auto)", found.size, found.count)
 
     def on_train_start(self) -> None:
         """Start measuring the throughput."""
@@ -164,10 +157,7 @@ class TrainingModule(pl.LightningModule):
         """Make one update from all micro-batches of a step."""
         optimizer: Any = self.optimizers()
         scale = self.scaler.scale if self.precision.needs_scaling else 1.0
-        result = self._forward_backward(step, scale)
-        if result is None:  # outside of the except clause, which keeps the memory of the failed step
-            raise self._out_of_memory()
-        loss_sum, count = result
+        loss_sum, count = self.parallel.forward_backward(step.micro_batches, scale)
         norm = self.parallel.gradient_norm()
         optimizer.optimizer.grad_scale = self.parallel.gradient_scale(norm, self.trainer_config.gradient_clip_val)
         learning_rate = self.schedule(self.schedule_step)
@@ -181,26 +171,6 @@ class TrainingModule(pl.LightningModule):
         self._loss_and_norm = torch.stack((loss_sum / count.clamp_min(1), norm.to(loss_sum.dtype)))
         if self.trainer.global_step % self.trainer_config.log_every_n_steps == 0:
             self._log_training(learning_rate)
-
-    def _forward_backward(self, step: StepBatch, scale: float) -> tuple[Tensor, Tensor] | None:
-        """Return summed loss and number of target tokens; None if the memory of the GPU is exhausted."""
-        try:
-            return self.parallel.forward_backward(step.micro_batches, scale)
-        except torch.OutOfMemoryError:
-            return None
-
-    def _out_of_memory(self) -> RankError:
-        """Return an error that names the largest micro-batch that fits, if one rank can find it out."""
-        given = self._data.micro_batches
-        line = f"step {self.trainer.global_step + 1}: a micro-batch of {given.size} rows does not fit on the GPU: "
-        if self.config.model_parallel_size > 1 or given.size == 1:
-            return RankError(line + "choose a layout that fits, see `bionemo plan`")
-        self._data.micro_batches = given.limit(given.size - 1)
-        has_moments = bool(self.trainer.optimizers[0].state)
-        fitting = largest_fitting_micro_batches(self.parallel, self._data, self.device, has_moments)
-        values = f"model.micro_batch_size={fitting.size} trainer.accumulate_grad_batches={fitting.count}"
-        instead = "" if self.config.micro_batch_size == "auto" else ", or model.micro_batch_size=auto"
-        return RankError(f"{line}set {values}, the largest that fit{instead}")
 
     def _update(self, optimizer: Any, norm: Tensor) -> None:
         """Step optimizer and schedule; with fp16, skip both if the gradients overflow."""

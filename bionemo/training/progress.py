@@ -4,7 +4,7 @@
 import logging
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from bionemo.checkpoint import load_manifest
 from bionemo.common.console import notify
 from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
-from bionemo.config.check import MicroBatches
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData, pads_dynamically
 from bionemo.megatron.attention import MAX_HEAD_SIZE, gpu_has_flash_attention, gpu_kernel
@@ -75,7 +74,7 @@ def print_start(
         if kernel == "sequences":
             _warn_of_slow_attention(cfg)
         how += f", {_ATTENTION[kernel]}"
-        device, size = torch.cuda.get_device_name(), f"{size} in micro-batches of {_describe_rows(data.micro_batches)}"
+        device = torch.cuda.get_device_name()
     _print_and_log(
         f"{cfg.name}: {num_parameters:,} parameters, {how}{', compiled' if compiled else ''} on "
         f"{trainer.world_size} x {device}, {size} per step, "
@@ -85,11 +84,6 @@ def print_start(
 
 def _read_step(path: Path) -> int:
     return int((load_manifest(path) or {}).get("step", 0))
-
-
-def _describe_rows(micro_batches: MicroBatches) -> str:
-    """Return the rows of a micro-batch and how many fit, which shows whether a larger global batch would be faster."""
-    return f"{micro_batches.size} rows" + (f" ({micro_batches.largest:,} fit)" if micro_batches.largest else "")
 
 
 def _warn_of_slow_attention(cfg: RunConfig) -> None:
@@ -147,11 +141,9 @@ def print_test_result(trainer: pl.Trainer) -> None:
 
 
 @rank_zero_only
-def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path, micro_batches: MicroBatches) -> None:
+def save_config(cfg: RunConfig, trainer: pl.Trainer, directory: Path) -> None:
     """Write the resolved configuration to config.yaml, and pass it to the loggers, which write hparams.yaml."""
-    model = replace(cfg.model, micro_batch_size=micro_batches.size)
-    trainer_config = replace(cfg.trainer, accumulate_grad_batches=micro_batches.count)
-    resolved: Any = redact_tree(asdict(replace(cfg, model=model, trainer=trainer_config)))
+    resolved: Any = redact_tree(asdict(cfg))
     saved = resolved | {"exp_manager": _relative_directories(resolved["exp_manager"])}
     write_atomic(directory / "config.yaml", yaml.safe_dump(saved, sort_keys=False))
     for logger in trainer.loggers:

@@ -47,20 +47,14 @@ def configured(
 
 @given(SIZES, SIZES, SIZES)
 def test_limit_takes_the_largest_divisor_up_to_the_limit(size: int, count: int, limit: int) -> None:
-    rows, found = size * count, MicroBatches(size, count, largest=7).limit(limit)
+    rows, found = size * count, MicroBatches(size, count).limit(limit)
     assert found.size * found.count == rows
     assert found.size == max(each for each in range(1, rows + 1) if rows % each == 0 and each <= limit)
-    assert found.largest == 7
 
 
 def test_limits_below_one_row_and_above_all_rows() -> None:
     assert MicroBatches(4, 3).limit(0) == MicroBatches(1, 12)
     assert MicroBatches(4, 3).limit(13) == MicroBatches(12, 1)
-
-
-def test_equality_ignores_how_many_rows_fit() -> None:
-    assert MicroBatches(4, 3, largest=9) == MicroBatches(4, 3)
-    assert MicroBatches(4, 3) != MicroBatches(3, 4)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +102,8 @@ def test_explicit_size(keys: dict[str, int], replicas: int, count: int, on_gpu: 
 
 
 def test_ranks_of_a_model_replica_share_its_rows() -> None:
-    for pair in (configured(batch=32, tensor=2, pipeline=2), configured(4, batch=32, tensor=2, pipeline=2)):
-        found = divide_batch(*pair, world_size=16, on_gpu=True)
-        assert found.size * found.count == 32 // 4
+    assert divide_batch(*configured(batch=32, rows=6, tensor=2, pipeline=2), 16, on_gpu=True) == MicroBatches(4, 2)
+    assert divide_batch(*configured(2, batch=32, tensor=2, pipeline=2), 16, on_gpu=True) == MicroBatches(2, 4)
 
 
 @given(

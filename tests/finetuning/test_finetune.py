@@ -182,7 +182,7 @@ def test_lora_changes_only_the_adapters_and_the_head(tuned: Callable[[str], Path
     report = json.loads((directory / "report.json").read_text())
     adapters = sum(tensor.numel() for name, tensor in after.items() if ".adapter." in name)
     widths = [32 + 96, 32 + 32, 32 + 96, 96 + 32]  # input and output sizes of the adapted layers
-    assert adapters == 2 * 2 * sum(widths) == report["parameters_that_learn"] - report["parameters_of_the_head"]
+    assert adapters == 2 * 2 * sum(widths) == report["trainable_parameters"] - report["head_parameters"]
     assert report["test_accuracy"] > 70
 
     head = TokenHead(32, 3)
@@ -241,7 +241,7 @@ def test_parallel_layouts_agree(way: list[str], layout: str, model: Path, data: 
         assert (two[key] - tensor).abs().max() <= 1e-2 * 6 * 0.01 + 1e-5, key
     reports = [json.loads((tmp_path / each / "report.json").read_text()) for each in ("one", "two")]
     assert reports[1]["test_loss"] == pytest.approx(reports[0]["test_loss"], rel=1e-3)
-    assert reports[1]["parameters_that_learn"] == reports[0]["parameters_that_learn"]
+    assert reports[1]["trainable_parameters"] == reports[0]["trainable_parameters"]
 
 
 def test_an_interrupted_run_is_resumed(model: Path, data: Path, tmp_path: Path) -> None:

@@ -27,20 +27,15 @@ def data(tmp_path: Path) -> Path:
 
 def test_user_files_are_kept(model: Path, data: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    (directory / "features").mkdir(parents=True)
-    (directory / "features" / "train.npy").write_text("mine")
+    directory.mkdir()
     (directory / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"run/features exists and was not created by bionemo: move it away or choose"):
-        run(*overrides(model, data, directory))
-    (directory / "features").rename(directory / "vectors")
     (directory / "report.json").write_text('{"run": "mine"}')
     with pytest.raises(UserError, match=r"run/report.json belongs to another run and would be replaced"):
         run(*overrides(model, data, directory))
     (directory / "report.json").rename(directory / "mine.json")
     run(*overrides(model, data, directory))
-    kept = {"vectors", "notes.txt", "mine.json"}
+    kept = {"notes.txt", "mine.json"}
     assert {path.name for path in directory.iterdir()} == kept | {"head.safetensors", "report.json", "report.png"}
-    assert (directory / "vectors" / "train.npy").read_text() == "mine"
 
 
 def test_the_head_of_another_run_is_kept(
@@ -94,7 +89,7 @@ def test_a_run_that_could_not_write_its_report_is_restarted(
                 run(*given)
         assert (describe(caught.value) or "").startswith(f"{tmp_path}/run/{name}: No space left on device: free disk")
         assert not (tmp_path / "run" / name).exists()
-        assert not (tmp_path / "run" / "features").exists()
+        assert not [*(tmp_path / "run").glob(".features*")]
     run(*given)
     assert "test_accuracy" in json.loads((tmp_path / "run" / "report.json").read_text())
 

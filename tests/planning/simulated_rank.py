@@ -22,10 +22,10 @@ from bionemo.megatron.groups import simulate
 from bionemo.megatron.train_step import ParallelModel
 from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel, load_model_class
-from bionemo.planning.estimate import Memory, stage_memory
-from bionemo.planning.layouts import Stage, read_layout
+from bionemo.planning.layouts import read_layout
 from bionemo.planning.lengths import Tokens
-from bionemo.planning.measure import StepProfiler
+from bionemo.planning.measure import Costs, Step, measure_step
+from bionemo.planning.report import Memory
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.optimizers import build_optimizer
 from tests.conftest import ROOT
@@ -65,20 +65,10 @@ CHANGES: dict[str, Overrides] = {
     "uniform": recompute("full", "uniform"),
     "uniform-3": recompute("full", "uniform", 3),
     "block": recompute("full", "block"),
-    "block-4": recompute("full", "block", 4),
-    "long rows": {"seq_length": 512, "micro_batch_size": 1},
-    "narrow": {"hidden_size": 256, "ffn_hidden_size": 64, "seq_length": 64, "micro_batch_size": 1},
-    "separate documents": {"reset_attention_mask": True},
-    "untied head": {"share_decoder_tokens_head_embeddings": False},
-    "plain embedding": {"embedding_layer_norm": False, "embedding_token_dropout": False},
-    "no dropout": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
-    "full vocabulary": {"full_vocabulary": True},
     "tensor": TENSOR,
-    "tensor and full vocabulary": TENSOR | {"full_vocabulary": True},
     "sequence": SEQUENCE,
     "sequence and uniform": SEQUENCE | recompute("full", "uniform", 2),
     "stages": STAGES,
-    "stages and uniform": STAGES | recompute("full", "uniform"),
     "stages and full vocabulary": STAGES | {"full_vocabulary": True},
 }
 
@@ -142,11 +132,11 @@ def batch(cfg: RunConfig) -> PackedBatch:
     Rows are full, except in decoders. Text has one sequence per row.
     """
     rows, row, data = rows_of(cfg), cfg.model.seq_length, cfg.model.data
-    if isinstance(data, TextDataConfig) and not data.reset_attention_mask:
+    if isinstance(data, TextDataConfig):
         return _packed((row,) * rows, rows * row, 1.0)
     lengths = ([32, 96, 64, 64] * (row // 256) or [96, 32]) * rows
     if not isinstance(cfg.model, EncoderDecoderConfig):
-        return _packed(lengths, rows * row, 1.0 if isinstance(data, TextDataConfig) else 0.15)
+        return _packed(lengths, rows * row, 0.15)
     decoder_lengths = [32] * len(lengths)
     total = rows * data.seq_length_dec if isinstance(data, SpanDataConfig) else sum(decoder_lengths) + 64
     return replace(_packed(decoder_lengths, total, 1.0), source=_packed(lengths, rows * row, 0.0))
@@ -171,10 +161,10 @@ def _packed(lengths: Sequence[int], total: int, target_fraction: float) -> Packe
     )
 
 
-def profiler_of(cfg: RunConfig, batch: PackedBatch, half: bool, triton: bool = True) -> StepProfiler:
-    """Return a profiler with the lengths of the batch instead of the assumed ones."""
+def step_of(cfg: RunConfig, batch: PackedBatch, half: bool, triton: bool = True) -> Step:
+    """Return a step with the lengths of the batch instead of the assumed ones."""
     tokens = tuple(replace(each, row=each.row / rows_of(cfg)) for each in tokens_read(batch))
-    return StepProfiler(cfg.model, tokens, half, triton=triton)
+    return Step(cfg.model, tokens, half, triton=triton)
 
 
 def rows_of(cfg: RunConfig) -> int:
@@ -218,13 +208,13 @@ class _Flash(torch.autograd.Function):
         return tuple(torch.zeros(x.shape, dtype=x.dtype) for x in ctx.saved_tensors[:3])
 
 
-def gpu_attention(kernel: str) -> Callable[..., Tensor]:
+def gpu_attention(per_sequence: bool) -> Callable[..., Tensor]:
     """Return the attention that a GPU would use: the same code per sequence, or a substitute of fused kernels."""
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, sequences: Any, scale: float, dropout: Any = None, causal: bool = False
     ) -> Tensor:
-        if kernel in ("flash", "triton"):
+        if not per_sequence:
             out: Tensor = _Flash.apply(q, k, v)
             return out
         keys = sequences.context or sequences
@@ -238,18 +228,19 @@ def cast(half: bool) -> Any:
     return torch.autocast("cpu", torch.bfloat16, enabled=half)
 
 
-def train(cfg: RunConfig, rank: int, half: bool, triton: bool = True) -> tuple[Memory, Memory, int]:
-    """Run one update of a rank. Return planned memory, measured states and the measured peak on top of the states."""
+def train(cfg: RunConfig, rank: int, half: bool, triton: bool = True) -> tuple[Costs, Memory]:
+    """Run one update of a rank. Return planned costs and measured memory."""
     layout, micro_batch = read_layout(cfg), batch(cfg)
-    profiler = profiler_of(cfg, micro_batch, half, triton)
-    replaced = patch.object(attention, "attend", gpu_attention(profiler.kernel))
+    step = step_of(cfg, micro_batch, half, triton)
+    replaced = patch.object(attention, "attend", gpu_attention(per_sequence=not triton))
     with replaced, simulate(layout.tensor, layout.pipeline, rank, layout.data):
         model = build(cfg).train()
         model.initialize_weights(1)
-        parallel = ParallelModel(model, language_model_loss, partial(cast, half), layout.sharded)
+        sharded = cfg.model.optim.name == "distributed_fused_adam"
+        parallel = ParallelModel(model, language_model_loss, partial(cast, half), sharded)
         optimizer = build_optimizer(cfg.model.optim, parallel.optimizer_shards, model.learning_rate_factor)
         with StorageMeter() as meter:
-            parallel.forward_backward([micro_batch] * layout.num_micro_batches)
+            parallel.forward_backward([micro_batch] * layout.micro_batches.count)
         optimizer.step()
         parallel.finish_update()
         weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
@@ -258,9 +249,8 @@ def train(cfg: RunConfig, rank: int, half: bool, triton: bool = True) -> tuple[M
             weights=sum(weights.values()),
             gradients=sum(buffer.grad_data.nbytes for buffer in parallel.ddp.buffers),
             moments=sum(moment.nbytes for moment in moments),
-            copies=0,
-            activations=0,
-            working=0,
+            activations=meter.peak,
         )
-    stage = Stage(rank // (layout.gpus // layout.pipeline), layout.pipeline)
-    return stage_memory(profiler, layout, stage), measured, meter.peak
+    number, tensor_rank = divmod(rank, layout.tensor * layout.data)
+    costs = measure_step(step, layout, number * layout.tensor + tensor_rank % layout.tensor)
+    return costs, measured

@@ -71,41 +71,15 @@ def test_plan_from_any_directory(tmp_path: Path) -> None:
     assert max(map(len, out.splitlines())) < 160
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        (
-            "pretrain_gpt3_126m",
-            [
-                "125,262,336 parameters",
-                "a step: 256 rows of 2,048 tokens",
-                "decoder: a token attends to 1,024 on",
-                "bf16",
-            ],
-        ),
-        (
-            "pretrain_small_span_aug",
-            [
-                "6 + 6 layers",
-                "2,048 sequences of 36 + 44 tokens",
-                "as in ZINC15",
-                "decoder: a token attends to 23 + 37",
-            ],
-        ),
-    ],
-)
-def test_plan_reports_attention_of_decoders(
-    name: str, parts: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["plan.py", f"--config-name={name}", "--all"])
+def test_plan_of_an_encoder_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["plan.py", "--config-name=pretrain_small_span_aug"])
     main()
     out, _ = capsys.readouterr()
-    for part in (*parts, ": fits", "MFU", "days"):
+    for part in ("2,048 sequences of 36 + 44 tokens", "as in ZINC15", ": fits", "MFU", "days"):
         assert part in out
-    assert max(map(len, out.splitlines())) < 160
 
 
-def test_json_and_recommendation_if_the_layout_does_not_fit(
+def test_json_of_a_layout_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "--config-name=pretrain_esm2_15B", f"--config-dir={EXAMPLES / 'esm2nv' / 'conf'}"
@@ -114,9 +88,8 @@ def test_json_and_recommendation_if_the_layout_does_not_fit(
     main()
     plan = json.loads(capsys.readouterr().out)
     assert plan["total_memory"] > 0.92 * 40 * 2**30
-    assert plan["requested"]["fits"] is False
+    assert plan["fits"] is False
     assert sum(plan["parameters"].values()) == 15_129_584_768
-    assert any(each["fits"] for each in plan["choices"]) == bool(plan["advice"])
 
 
 @pytest.mark.parametrize(
@@ -126,8 +99,6 @@ def test_json_and_recommendation_if_the_layout_does_not_fit(
         (["trainer.devices=3", "model.tensor_model_parallel_size=2"], "not divisible"),
         (["trainer.devices=auto"], "give a number"),
         (["--device=h1000"], "choose one of"),
-        (["--mfu=40"], "not a fraction"),
-        (["--mfu"], "see --help"),
     ],
 )
 def test_error_is_one_line(
@@ -147,5 +118,5 @@ def test_help_lists_the_flags(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(sys, "argv", ["plan.py", "--help"])
     main()
     out = capsys.readouterr().out
-    for text in ("--device=a100-40", "--mfu=", "--json", "--all", "pretrain_esm2_8M", "tensor_model_parallel_size=2"):
+    for text in ("--device=a100-40", "--json", "pretrain_esm2_8M", "tensor_model_parallel_size=2"):
         assert text in out

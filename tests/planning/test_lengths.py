@@ -16,7 +16,7 @@ from bionemo.data.batch import PackedBatch
 from bionemo.data.data_module import SequenceData
 from bionemo.data.sampler import DataPosition
 from bionemo.models.language_model import load_model_class
-from bionemo.planning.lengths import OPENWEBTEXT, ZINC, estimate_tokens
+from bionemo.planning.lengths import ZINC, Tokens, estimate_tokens
 from bionemo.tokenizers import load_tokenizer
 from tests.planning.simulated_rank import config, rows_of, tokens_read
 
@@ -41,23 +41,22 @@ def test_packed_rows_are_full() -> None:
     assert 278 < tokens.attended < 1024
 
 
-def test_text_rows_with_and_without_document_boundaries() -> None:
+def sequences(tokens: Tokens) -> float:
+    """Return the sequences per row."""
+    return tokens.row * tokens.filled / tokens.mean
+
+
+def test_text_rows_are_full() -> None:
     [tokens] = estimate_tokens(config("gpt3", data_impl="mmap", seq_length=2048).model)
-    assert (tokens.attended, tokens.mean, tokens.sequences, tokens.target_fraction) == (2048, 2048, 1, 1)
-    [apart] = estimate_tokens(config("gpt3", data_impl="mmap", seq_length=2048, reset_attention_mask=True).model)
-    pieces = 1 + 2047 / OPENWEBTEXT
-    assert apart.sequences == pytest.approx(pieces)
-    assert 2048 / pieces < apart.attended < 2048
-    assert "OpenWebText" in apart.source
+    assert (tokens.attended, tokens.mean, tokens.filled, tokens.target_fraction) == (2048, 2048, 1, 1)
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("esm2nv", {"seq_length": 512}),
     ("esm2nv", {"seq_length": 256, "packing": False}),
     ("esm1nv", {"seq_length": 512, "packing": False, "dynamic_padding": True}),
-    ("gpt3", {"seq_length": 512, "eod_mask_loss": True}),
+    ("gpt3", {"seq_length": 512}),
     ("megamolbart", {"micro_batch_size": 32, "encoder_augment": False}),
-    ("gpt3", {"seq_length": 512, "reset_attention_mask": True}),
     (  # the decoder's rows are full first
         "prott5nv",
         {"seq_length": 512, "masked_lm_prob": 0.374, "num_sentinel_tokens": 200},
@@ -82,9 +81,8 @@ def test_assumed_tokens_match_training_batches(name: str, changes: dict[str, Any
     for planned, found in zip(estimate_tokens(cfg.model), zip(*map(tokens_read, batches), strict=True), strict=True):
         unpadded, sizes = [tokens.unpadded(1) for tokens in found], [tokens.row for tokens in found]
         assert planned.unpadded(rows) == pytest.approx(fmean(unpadded), rel=0.04)  # mock proteins are never short
-        assert planned.mean == pytest.approx(sum(unpadded) / sum(tokens.sequences for tokens in found), rel=0.02)
+        assert planned.mean == pytest.approx(sum(unpadded) / sum(map(sequences, found)), rel=0.02)
         assert planned.count(rows) == pytest.approx(fmean(sizes), rel=0.03, abs=planned.multiple)
-        assert planned.with_largest_micro_batch(rows).count(rows) >= max(sizes)
         assert planned.max_length >= max(tokens.max_length for tokens in found)
         for field in ("attended", "cross_attended", "target_fraction"):
             mean = np.average([getattr(tokens, field) for tokens in found], weights=unpadded)

@@ -1,36 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of a plan, compared with those of models with all layers, and plans of models of other packages."""
+"""Costs of a step on fake tensors, compared with real training steps, and plans of models of other packages."""
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
-from bionemo.config.schema import DataConfig, RunConfig
+from bionemo.config.schema import DataConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.megatron.groups import simulate
+from bionemo.megatron import attention
+from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.esm2nv import ESM2nv
-from bionemo.planning.estimate import stage_parameters
-from bionemo.planning.layouts import Layout, Stage, read_layout
+from bionemo.planning.layouts import read_layout
 from bionemo.planning.lengths import estimate_tokens
-from bionemo.planning.measure import StepProfiler
+from bionemo.planning.measure import Step, measure_model, measure_step
 from tests.conftest import ROOT, RUNNABLE
-from tests.planning.simulated_rank import FAMILIES, TENSOR, build, config, train
+from tests.planning.simulated_rank import CHANGES, TENSOR, batch, build, config, gpu_attention, step_of, train
 
 KNOWN = {
     ("esm2nv", "pretrain_esm2_8M"): 7_542_848,
     ("esm1nv", "pretrain_small"): 43_612_544,
 }  # published for BioNeMo v1
-
-
-def count_parameters(cfg: RunConfig) -> dict[str, int]:
-    """Return the parameters of a plan, by part."""
-    profiler = StepProfiler(cfg.model, estimate_tokens(cfg.model), half=True)
-    return profiler.profile(Layout()).count_parameters(cfg.model.num_layers)
 
 
 FIRST = {directory: name for directory, name in reversed(RUNNABLE)}  # one configuration of each directory
@@ -48,15 +45,8 @@ def test_parameters_of_every_configuration(directory: Path, name: str) -> None:
     cfg = load(name, [], directory)
     with torch.device("meta"):
         model = build(cfg)
-    parts = count_parameters(cfg)
-    expected: dict[str, list[nn.Module]] = {
-        "word table": [model.word_embeddings],
-        "final norms": [block.final_layernorm for block in model.blocks()],
-        "head": [model.lm_head],
-        **{f"{part} layers": [block.layers] for part, block in model.named_children() if block in model.blocks()},
-    }
-    for part, modules in expected.items():
-        assert parts[part] == sum(count(module) for module in modules), part
+    parts, _ = measure_model(Step(cfg.model, estimate_tokens(cfg.model), half=True), rows=1)
+    assert parts["word embeddings"] == count(model.word_embeddings)
     assert sum(parts.values()) == count(model) == KNOWN.get((directory.parent.name, name), count(model))
 
 
@@ -64,37 +54,54 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor", "pipeline"),
-    [
-        *(
-            (name, *sizes)
-            for name in ("esm1nv", "esm2nv", "gpt3")
-            for sizes in ((2, 1), (4, 1), (1, 2), (1, 4), (2, 2))
-        ),
-        *(("esm1b", *sizes) for sizes in ((2, 1), (1, 2))),
-        *((name, *sizes) for name in ("prott5nv", "megamolbart") for sizes in ((2, 1), (4, 1))),
-    ],
-)
-def test_parameters_of_every_rank(name: str, tensor: int, pipeline: int) -> None:
-    gpus = 2 * tensor * pipeline
-    cfg = config(name, gpus, tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline)
-    layout = read_layout(cfg)
-    assert layout == Layout(tensor, pipeline, 2, gpus, micro_batch_size=4)
-    profiler = StepProfiler(cfg.model, estimate_tokens(cfg.model), half=True)
-    for rank in range(gpus):  # tensor ranks are neighbours, then replicas, then stages
-        stage = Stage(rank // (2 * tensor), pipeline)
-        with simulate(tensor, pipeline, rank, layout.data), torch.device("meta"):
-            found = count(build(cfg))
-        assert found == stage_parameters(profiler, layout, stage)
+STEPS = [  # family, half precision, change, rank, Triton
+    ("esm1nv", True, "selective", 0, True),
+    ("esm1nv", True, "none", 0, False),
+    ("esm1b", True, "stages", 0, True),
+    ("esm2nv", True, "uniform", 0, True),
+    ("esm2nv", True, "sequence", 0, True),
+    ("esm2nv", False, "stages", 1, True),
+    ("gpt3", True, "tensor", 0, True),
+    ("gpt3", True, "stages and full vocabulary", 1, True),
+    ("prott5nv", True, "uniform", 0, True),
+    ("megamolbart", False, "sequence and uniform", 0, False),
+]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_head_size_that_differs_from_hidden_size(name: str) -> None:
-    cfg = config(name, kv_channels=24, ffn_hidden_size=100)
-    with torch.device("meta"):
-        found = count(build(cfg))
-    assert found == sum(count_parameters(cfg).values())
+@pytest.mark.parametrize(("name", "half", "what", "rank", "triton"), STEPS)
+def test_memory_of_a_step(name: str, half: bool, what: str, rank: int, triton: bool) -> None:
+    costs, measured = train(config(name, **CHANGES[what]), rank, half, triton)
+    assert measured.weights == 4 * costs.parameters
+    for state, size in (("gradients", 4), ("moments", 8)):
+        assert getattr(measured, state) == pytest.approx(size * costs.parameters, rel=0.001)
+    assert costs.peak == pytest.approx(measured.activations, rel=0.05)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sharded_optimizer_holds_its_share_of_the_moments(rank: int) -> None:
+    costs, measured = train(config("esm2nv", gpus=2, optimizer="distributed_fused_adam"), rank, False)
+    assert measured.moments == pytest.approx(8 * costs.parameters / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "change"), [("esm1nv", "block"), ("esm2nv", "none"), ("esm2nv", "uniform-3")])
+def test_flops_match_the_flop_counter(name: str, change: str) -> None:
+    cfg = config(name, **CHANGES[change])
+    model, micro_batch = build(cfg).train(), batch(cfg)
+    replaced = patch.object(attention, "attend", gpu_attention(per_sequence=True))
+    with replaced, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        language_model_loss(model(micro_batch), micro_batch)[0].backward()
+    step = step_of(cfg, micro_batch, half=False)
+    assert measure_step(step, read_layout(cfg), 0).flops == pytest.approx(counter.get_total_flops(), rel=1e-6)
+
+
+def test_six_flops_per_parameter_and_token_plus_attention() -> None:
+    cfg = config("esm2nv", num_layers=33, hidden_size=1280, ffn_hidden_size=5120, num_attention_heads=20)
+    step = step_of(cfg, batch(cfg), half=True)
+    [tokens] = step.tokens
+    size = tokens.count(4)
+    layers = 6 * 33 * 12 * 1280**2 * size + 12 * 33 * 1280 * tokens.attended * size
+    head = 6 * (1280**2 + 33 * 1280) * round(0.15 * size)
+    assert 3 * measure_model(step, 4)[1] == pytest.approx(layers + head, rel=1e-4)
 
 
 @pytest.fixture
@@ -109,17 +116,9 @@ def own_model(monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("changes", [{}, TENSOR | {"sequence_parallel": True}], ids=["single", "sequence"])
 def test_model_of_another_package(own_model: Path, changes: dict[str, Any]) -> None:
     given = ["data@model.data=mock", "trainer.num_nodes=1"]
-    narrow, wide = (
-        config(load("pretrain_own_model", [*given, f"model.conv_kernel={kernel}"], own_model), **changes)
-        for kernel in (1, 31)
-    )
-    planned, measured, peak = train(wide, 0, half=True)
-    assert planned.weights == measured.weights
-    assert planned.activations + planned.copies + planned.working == pytest.approx(peak, rel=0.04)
-    smaller, _, _ = train(narrow, 0, half=True)
-    assert planned.weights - smaller.weights == 4 * 30 * 64
-    saved = 30 * 4 * 128 * 64 * 4  # each weight saves its input: 4 rows of 128 tokens, fp32
-    assert planned.activations - smaller.activations == pytest.approx(saved, rel=0.02)
+    costs, measured = train(config(load("pretrain_own_model", given, own_model), **changes), 0, half=True)
+    assert 4 * costs.parameters == measured.weights
+    assert costs.peak == pytest.approx(measured.activations, rel=0.04)
 
 
 class Reads(ESM2nv):
@@ -135,7 +134,7 @@ def test_model_that_reads_values_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     cfg.model._target_ = f"{__name__}.Reads"
     monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", "tests")
     with pytest.raises(UserError, match=r"cannot measure .*Reads: .* depends on values"):
-        count_parameters(cfg)
+        measure_model(Step(cfg.model, estimate_tokens(cfg.model), half=True), rows=1)
 
 
 def test_lengths_of_unknown_data() -> None:

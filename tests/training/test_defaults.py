@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from bionemo.common.errors import HostError
-from bionemo.config.check import MicroBatches, check_layout, divide_batch
+from bionemo.config.check import MicroBatches, divide_batch
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData
@@ -25,7 +25,7 @@ from bionemo.training import compilation
 from bionemo.training.compilation import is_compiled
 from bionemo.training.progress import print_start
 from tests.conftest import ROOT, RUNNABLE
-from tests.support.runs import config, train
+from tests.support.runs import config
 
 AUTOMATIC = {"trainer.precision", "model.compile", "model.micro_batch_size"}
 ON_PURPOSE = {
@@ -47,10 +47,10 @@ def composed(*overrides: str) -> RunConfig:
     return config(Path("unused"), "model.micro_batch_size=auto", "model.replica_batch_size=8", *overrides)
 
 
-def sequence_data(size: int, count: int = 1, largest: int | None = None, **changes: Any) -> SequenceData:
+def sequence_data(size: int, count: int = 1, **changes: Any) -> SequenceData:
     """Return data with the micro-batches that a device would have; `changes` are keys of the model."""
     cfg, vocabulary = composed(), load_tokenizer("esm2nv")
-    micro_batches = MicroBatches(size, count, largest)
+    micro_batches = MicroBatches(size, count)
     return SequenceData(replace(cfg.model, **changes), cfg.trainer, vocabulary, MaskedDataset, micro_batches)
 
 
@@ -190,7 +190,7 @@ def start(
     """Print the first line of a run on eight devices."""
     strategy = SimpleNamespace(root_device=torch.device(device))
     trainer: Any = SimpleNamespace(world_size=8, strategy=strategy)
-    print_start(cfg, trainer, 1234567, Precision(precision), compiled, data or sequence_data(4, 2, 37), None)
+    print_start(cfg, trainer, 1234567, Precision(precision), compiled, data or sequence_data(4, 2), None)
 
 
 def first_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -204,13 +204,13 @@ def test_first_line_of_a_run_on_gpus(monkeypatch: pytest.MonkeyPatch, capsys: py
     cfg = replace(composed(), name="small")
     start(cfg, compiled=True)
     assert first_line(capsys) == (  # 64 tokens x 4 rows x 2 micro-batches x 8 GPUs
-        "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention, compiled on 8 x Some GPU, 4,096 tokens in "
-        "micro-batches of 4 rows (37 fit) per step, starting from the beginning"
+        "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention, compiled on 8 x Some GPU, 4,096 tokens "
+        "per step, starting from the beginning"
     )
     start(cfg, data=sequence_data(1, 3))
-    assert first_line(capsys) == (  # an explicit size is not planned
-        "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention on 8 x Some GPU, 1,536 tokens in "
-        "micro-batches of 1 rows per step, starting from the beginning"
+    assert first_line(capsys) == (
+        "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention on 8 x Some GPU, 1,536 tokens "
+        "per step, starting from the beginning"
     )
 
 
@@ -279,20 +279,6 @@ def test_validation_rows_fit_the_memory() -> None:
 
 def test_an_explicit_micro_batch_size_is_used_for_validation() -> None:
     assert {len(tokens) for tokens in validation_rows(sequence_data(16, micro_batch_size=16))} == {16 * 64}
-
-
-def test_the_micro_batches_of_a_run_are_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """8 rows would not divide the step; the saved sizes give a run with the same step."""
-    keys = ["model.micro_batch_size=auto", "model.replica_batch_size=8", "model.global_batch_size=12"]
-    keys += ["trainer.precision=auto", "trainer.max_steps=1"]
-    train(config(tmp_path, *keys))
-    assert "precision 32 on 1 x cpu, 768 tokens per step" in first_line(capsys)
-    for name in ("config.yaml", "hparams.yaml"):
-        saved = yaml.safe_load((tmp_path / name).read_text())
-        assert saved["model"]["micro_batch_size"] == 6
-        assert saved["trainer"]["accumulate_grad_batches"] == 2
-    cfg = config(tmp_path, *keys, "model.micro_batch_size=6", "trainer.accumulate_grad_batches=2")
-    assert not list(check_layout(cfg.model, cfg.trainer, 1))
 
 
 # configurations

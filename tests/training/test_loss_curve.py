@@ -27,14 +27,16 @@ def draw(curve: LossCurve, train: bool = True) -> None:
 
 
 def test_the_figure_is_written_without_temporary_files(tmp_path: Path) -> None:
-    draw(LossCurve(tmp_path, {"frequencies alone": 2.8}))
+    curve = LossCurve(tmp_path)
+    curve.references = {"frequencies alone": 2.8}
+    draw(curve)
     assert [path.name for path in tmp_path.iterdir()] == ["loss_curve.png"]
     with Image.open(tmp_path / "loss_curve.png") as image:
         assert image.size == (840, 480)
 
 
 def test_a_run_that_logs_no_step_draws_its_validations(tmp_path: Path) -> None:
-    draw(LossCurve(tmp_path, {}), train=False)
+    draw(LossCurve(tmp_path), train=False)
     assert (tmp_path / "loss_curve.png").exists()
 
 
@@ -43,7 +45,7 @@ def test_the_curve_is_announced_only_if_it_is_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: bool
 ) -> None:
     if drawn:
-        draw(LossCurve(tmp_path, {}))
+        draw(LossCurve(tmp_path))
     trainer: Any = SimpleNamespace(callback_metrics={}, global_step=3, max_steps=3, should_stop=False,
                                    lightning_module=SimpleNamespace(list_checkpoints=list))  # fmt: skip
     cfg: Any = SimpleNamespace(trainer=SimpleNamespace(max_epochs=None))
@@ -56,7 +58,7 @@ def test_a_missing_directory_does_not_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("bionemo"), "propagate", True)
-    curve = LossCurve(tmp_path / "gone", {})
+    curve = LossCurve(tmp_path / "gone")
     draw(curve)
     assert curve.validation == [[10, 2.0]]
     assert f"{tmp_path}/gone/loss_curve.png cannot be written (No such file or directory)" in caplog.text

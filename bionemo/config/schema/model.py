@@ -86,7 +86,7 @@ class ModelConfig:
     _target_: str  # import path of the model class
     # batch and parallel layout
     #: rows of a micro-batch of a model replica; a row is a sequence or, packed, seq_length tokens;
-    #: auto: on GPUs as many as fit and divide the rows of a step, on CPUs at most replica_batch_size
+    #: auto: on GPUs all rows of a step, halved until they fit; on CPUs or model-parallel at most replica_batch_size
     micro_batch_size: Dimension | Literal["auto"]
     #: only with auto, without global_batch_size: rows of a replica in a step, if nothing is accumulated
     replica_batch_size: Dimension

@@ -3,12 +3,12 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -29,7 +29,7 @@ from bionemo.megatron.precision import Precision
 from bionemo.megatron.train_step import ParallelModel
 from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.tokenizers import load_tokenizer
-from bionemo.training.micro_batch import largest_fitting_micro_batches
+from bionemo.training.micro_batches import fit_micro_batches
 from bionemo.training.module import TrainingModule
 from tests.planning import simulated_rank
 from tests.planning.storage_meter import StorageMeter
@@ -47,9 +47,7 @@ def composed() -> RunConfig:
 
 def sequence_data(size: int, count: int = 1, position: DataPosition | None = None) -> SequenceData:
     cfg = composed()
-    data = SequenceData(
-        cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, MicroBatches(size, count, largest=99)
-    )
+    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, MicroBatches(size, count))
     data.position = position or data.position
     return data
 
@@ -90,7 +88,7 @@ def random_states() -> list[str]:
 
 
 def confirm(memory: Any, data: SequenceData) -> MicroBatches:
-    return largest_fitting_micro_batches(memory, data, CPU)
+    return fit_micro_batches(memory, data, CPU)
 
 
 def test_a_run_without_further_steps_tries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,26 +103,25 @@ def test_a_run_without_further_steps_tries_nothing(monkeypatch: pytest.MonkeyPat
     [
         ((8, 1), 8, [8], (8, 1)),
         ((8, 1), 7, [8, 4], (4, 2)),
-        ((8, 3), 1, [8, 6, 4, 3, 2, 1], (1, 24)),
-        ((6, 1), 1, [6, 3, 2, 1], (1, 6)),
+        ((8, 3), 1, [8, 4, 2, 1], (1, 24)),
+        ((6, 1), 2, [6, 3, 1], (1, 6)),
         ((7, 2), 2, [7, 2], (2, 7)),  # 3 does not divide 14
     ],
 )
-def test_the_size_is_reduced_until_it_fits(
+def test_the_size_is_halved_until_it_fits(
     given: tuple[int, int], rows: int, tried: list[int], expected: tuple[int, int]
 ) -> None:
     memory, data = SimulatedMemory(rows), sequence_data(*given)
-    found = confirm(memory, data)
+    assert confirm(memory, data) == MicroBatches(*expected)
     assert memory.tried == tried
-    assert (found, found.largest) == (MicroBatches(*expected), 99)
 
 
 def test_a_single_row_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(RankError) as caught:
         confirm(SimulatedMemory(0), sequence_data(4))
     assert str(caught.value) == (
-        "the GPU has not enough memory for a micro-batch of one row: use more GPUs or a parallel layout "
-        "(`bionemo plan` lists those that fit), or end other programs that use the GPU"
+        "the GPU has not enough memory for a micro-batch of one row: choose a parallel layout that fits "
+        "(`bionemo plan` estimates its memory), or end other programs that use the GPU"
     )
 
 
@@ -160,14 +157,6 @@ def test_a_trial_reserves_memory_for_the_optimizer_state() -> None:
     assert len(memory.reserved) == 2
 
 
-def test_existing_optimizer_state_is_not_reserved_again() -> None:
-    with StorageMeter() as meter:
-        memory = SimulatedMemory(2, meter)
-        before = meter.now
-        largest_fitting_micro_batches(cast(ParallelModel, memory), sequence_data(2), CPU, has_moments=True)
-    assert memory.reserved[0] - before < 8 * PARAMETERS
-
-
 def test_optimizer_state_that_does_not_fit_is_an_error() -> None:
     def numel() -> int:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -187,7 +176,7 @@ class Module:
 
     Args:
         memory: number of rows that fit; None: a trial is an error.
-        micro_batches: planned micro-batches.
+        micro_batches: micro-batches to try.
         device: device of the trainer.
         smallest: smallest number of rows of the other ranks.
         changes: keys of the model.
@@ -206,15 +195,16 @@ class Module:
         self.module = TrainingModule(lambda: None, language_model_loss, model, cfg.trainer, Precision("32"))  # type: ignore[arg-type, return-value]
         self.data = sequence_data(*micro_batches)
         strategy = SimpleNamespace(root_device=device, reduce=reduce)
-        optimizer = SimpleNamespace(state={"step": 41})
-        self.trainer = SimpleNamespace(strategy=strategy, datamodule=self.data, global_step=41, optimizers=[optimizer])
+        self.trainer = SimpleNamespace(strategy=strategy, datamodule=self.data)
         self.module.trainer = self.trainer  # type: ignore[assignment]
         self.memory = SimulatedMemory(memory or 0)
         self.module.parallel = self.memory if memory is not None else None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
-    ("device", "changes"), [(CPU, {}), (GPU, {"micro_batch_size": 8})], ids=["on a CPU", "with an explicit size"]
+    ("device", "changes"),
+    [(CPU, {}), (GPU, {"micro_batch_size": 8}), (GPU, {"tensor_model_parallel_size": 2})],
+    ids=["on a CPU", "with an explicit size", "with model parallelism"],
 )
 def test_runs_without_trial(device: torch.device, changes: dict[str, Any]) -> None:
     run = Module(None, (8, 1), device, **changes)
@@ -232,42 +222,7 @@ def test_all_ranks_use_the_smallest_size(
     run.module.on_fit_start()
     assert run.data.micro_batches == MicroBatches(*expected)
     size, count = expected
-    note = f"micro-batches of 8 rows do not fit the memory of the GPU: using {count} micro-batches of {size} rows"
-    assert {text for text in caplog.messages if "micro-batches" in text} == ({note} if size < 8 else set())
-
-
-@pytest.mark.parametrize("key", ["tensor_model_parallel_size", "pipeline_model_parallel_size"])
-def test_no_trial_with_model_parallelism(key: str) -> None:
-    changes: dict[str, Any] = {key: 2}
-    run = Module(None, (8, 1), smallest=4, **changes)
-    run.module.on_fit_start()
-    assert run.data.micro_batches == MicroBatches(4, 2)
-    assert str(run.module._out_of_memory()) == (
-        "step 42: a micro-batch of 4 rows does not fit on the GPU: choose a layout that fits, see `bionemo plan`"
-    )
-
-
-def test_running_out_of_memory_with_one_row() -> None:
-    run = Module(None, (1, 8))
-    assert str(run.module._out_of_memory()) == (
-        "step 42: a micro-batch of 1 rows does not fit on the GPU: choose a layout that fits, see `bionemo plan`"
-    )
-
-
-def test_running_out_of_memory_names_the_largest_of_all_divisors() -> None:
-    run = Module(5, (12, 1))
-    assert "set model.micro_batch_size=4 trainer.accumulate_grad_batches=3, " in str(run.module._out_of_memory())
-
-
-@pytest.mark.parametrize(("error", "caught"), [(torch.OutOfMemoryError, True), (RuntimeError, False)])
-def test_only_exhausted_memory_is_caught(error: type[Exception], caught: bool) -> None:
-    def forward_backward(*_: Any) -> None:
-        raise error
-
-    run, step = Module(None, (1, 8)), SimpleNamespace(micro_batches=[])
-    run.module.parallel = SimpleNamespace(forward_backward=forward_backward)  # type: ignore[assignment]
-    with nullcontext() if caught else pytest.raises(error):
-        assert run.module._forward_backward(step, 1.0) is None  # type: ignore[arg-type]
+    assert caplog.messages[-1] == (f"micro-batches of {size} rows, {count} per step (model.micro_batch_size=auto)")
 
 
 # complete runs: the backward pass raises the error when it has computed most gradients
@@ -305,27 +260,26 @@ class Watch:
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
-    """Return a function that simulates a GPU: the backward pass of more than `rows` rows fails from `step` on."""
+    """Return a function that simulates a GPU: the backward pass of more than `rows` rows fails."""
 
-    def limit(rows: int, step: int = 1, gpu: bool = True) -> Watch:
+    def limit(rows: int) -> Watch:
         watch, configure = Watch(), TrainingModule.configure_model
 
         def configure_limited(self: TrainingModule) -> None:
             configure(self)
             assert self.model is not None
-            self.model.blocks()[0].layers[0].register_forward_pre_hook(partial(enter, self))
+            self.model.blocks()[0].layers[0].register_forward_pre_hook(enter)
 
-        def enter(module: TrainingModule, layer: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def enter(layer: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if not layer.training:
                 return
             watch.leaked += len(watch.held)
             watch.rows.append(len(inputs[0]) // LENGTH)
-            if watch.rows[-1] > rows and module.trainer.global_step + 1 >= step:
+            if watch.rows[-1] > rows:
                 fail_in_backward(layer, inputs, watch.held)
 
         monkeypatch.setattr(TrainingModule, "configure_model", configure_limited)
-        if gpu:
-            monkeypatch.setattr(TrainingModule, "on_gpu", True)
+        monkeypatch.setattr(TrainingModule, "on_gpu", True)
         return watch
 
     return limit
@@ -344,22 +298,10 @@ def test_a_trial_does_not_change_the_run(tmp_path: Path, limited: Callable[..., 
     assert watch.rows == [8, 4, *[4, 4] * 4]
     assert watch.leaked == 0
     (log,) = (tmp_path / "tried").glob("nemo_log_*.txt")
-    assert log.read_text().count("using 2 micro-batches of 4 rows") == 1
+    assert log.read_text().count("micro-batches of 4 rows, 2 per step") == 1
     assert fingerprint(tmp_path / "tried") == fingerprint(tmp_path / "given")
     for metric in ("reduced_train_loss", "grad_norm", "val_loss"):
         assert logged(tmp_path / "tried", metric) == logged(tmp_path / "given", metric)
-
-
-def test_running_out_of_memory_names_the_largest_size_that_fits(tmp_path: Path, limited: Callable[..., Watch]) -> None:
-    watch = limited(rows=3, step=3, gpu=False)
-    with pytest.raises(RankError) as caught:
-        train(config(tmp_path, *ROWS, "model.micro_batch_size=8", "trainer.accumulate_grad_batches=2"))
-    assert str(caught.value) == (
-        "step 3: a micro-batch of 8 rows does not fit on the GPU: set model.micro_batch_size=2 "
-        "trainer.accumulate_grad_batches=8, the largest that fit, or model.micro_batch_size=auto"
-    )
-    assert watch.rows == [8, 8, 8, 8, 8, 4, 2]
-    assert watch.leaked == 0
 
 
 # the pass of a trial

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trial of a micro-batch on a GPU: the planned size is reduced until a forward and backward pass fits."""
+"""Trial of a micro-batch on a GPU: its size is halved until a forward and backward pass fits the memory."""
 
 from typing import Any
 
@@ -11,10 +11,8 @@ from bionemo.data.data_module import SequenceData
 from bionemo.megatron.train_step import ParallelModel
 
 
-def largest_fitting_micro_batches(
-    parallel: ParallelModel, data: SequenceData, device: torch.device, has_moments: bool = False
-) -> MicroBatches:
-    """Return the largest micro-batches, at most as large as those of `data`, that fit the memory of this GPU.
+def fit_micro_batches(parallel: ParallelModel, data: SequenceData, device: torch.device) -> MicroBatches:
+    """Return the micro-batches of `data`, of half the size, or of a quarter and so on: the first that fit this GPU.
 
     Each trial computes the gradients of the first training micro-batch and does not communicate with other ranks.
 
@@ -22,32 +20,29 @@ def largest_fitting_micro_batches(
         parallel: the model.
         data: data of the run.
         device: the GPU.
-        has_moments: the optimizer has allocated its state; otherwise a trial allocates as much.
 
     Raises:
         RankError: if a single row does not fit.
     """
     micro_batches = data.micro_batches
-    while not _fits(parallel, data, micro_batches, device, has_moments):
+    while not _fits(parallel, data, micro_batches, device):
         if micro_batches.size == 1:
             raise RankError(
-                "the GPU has not enough memory for a micro-batch of one row: use more GPUs or a parallel layout "
-                "(`bionemo plan` lists those that fit), or end other programs that use the GPU"
+                "the GPU has not enough memory for a micro-batch of one row: choose a parallel layout that fits "
+                "(`bionemo plan` estimates its memory), or end other programs that use the GPU"
             )
-        micro_batches = micro_batches.limit(micro_batches.size - 1)
+        micro_batches = micro_batches.limit(micro_batches.size // 2)
     return micro_batches
 
 
-def _fits(
-    parallel: ParallelModel, data: SequenceData, micro_batches: MicroBatches, device: torch.device, has_moments: bool
-) -> bool:
+def _fits(parallel: ParallelModel, data: SequenceData, micro_batches: MicroBatches, device: torch.device) -> bool:
     step = next(iter(data.training_steps(MicroBatches(micro_batches.size, 1))), None)
     if step is None:  # the run resumes after its last step
         return True
     moments: Any = None
     try:
-        if not has_moments:
-            moments = [torch.empty(2, each.gradient.numel(), device=device) for each in parallel.optimizer_shards]
+        # the first update of a new run will allocate the optimizer state
+        moments = [torch.empty(2, each.gradient.numel(), device=device) for each in parallel.optimizer_shards]
         parallel.try_micro_batch(step.micro_batches[0].to(device))
     except torch.OutOfMemoryError:
         return False

@@ -42,8 +42,9 @@ IGNORED = _by_key({
         "exp_manager creates loggers and checkpoints": "logger enable_checkpointing",
         "samples are always distributed over the ranks": "use_distributed_sampler replace_sampler_ddp",
         "trainer.min_steps": "min_epochs",
-        "trainer.limit_train_batches": "overfit_batches",  # see UNSUPPORTED
-        "trainer.fast_dev_run": "barebones",  # see UNSUPPORTED
+        "gradients are clipped by their norm": "gradient_clip_algorithm",  # see FIXED
+        "trainer.limit_train_batches": "overfit_batches",  # see FIXED
+        "trainer.fast_dev_run": "barebones",  # see FIXED
         "predictions are made by `bionemo predict`": "limit_predict_batches",
         "the models have no batch normalization": "sync_batchnorm",
         "the files are read once for all epochs": "reload_dataloaders_every_n_epochs",
@@ -56,12 +57,13 @@ IGNORED = _by_key({
             "clearml_logger_kwargs.log_model clearml_logger_kwargs.model_name clearml_logger_kwargs.log_cfg "
             "clearml_logger_kwargs.log_metrics"
         ),
-        "`bionemo checkpoint average` averages weights": "ema",  # see UNSUPPORTED
+        "`bionemo checkpoint average` averages weights": "ema",  # see FIXED
         "seconds per step are always logged": "log_step_timing log_delta_step_timing step_timing_kwargs",
         "`bionemo plan` prints FLOPs per step": "log_tflops_per_sec_per_gpu",
         "set a larger trainer.max_steps": "resume_past_end",
         "a run saves a checkpoint after SIGTERM and ends": "create_preemption_callback",
         "a completed validation is not repeated": "disable_validation_on_resume",
+        "there are no speech models": "create_ipl_epoch_stopper_callback ipl_epoch_stopper_callback_params",
     },
     "exp_manager.checkpoint_callback_params.": {
         "checkpoints are directories named by filename": "filepath",
@@ -74,7 +76,7 @@ IGNORED = _by_key({
     },
     "model.": {
         "model._target_": "target infer_target use_esm_attention",
-        "model.dwnstr_task_validation": "validation",  # see UNSUPPORTED
+        "model.dwnstr_task_validation": "validation",  # see FIXED
         "a resumed run continues with the schedule of its checkpoint": (
             "optim.sched.last_epoch finetuning_optim.sched.last_epoch "
             "dwnstr_task_validation.dataset.optim.sched.last_epoch"
@@ -112,7 +114,7 @@ IGNORED = _by_key({
             "relative_attention_max_distance num_self_attention_per_cross_attention share_token_embeddings "
             "num_query_groups"
         ),
-        "model.global_batch_size is constant": "rampup_batch_size",  # see UNSUPPORTED
+        "model.global_batch_size is constant": "rampup_batch_size",  # see FIXED
         "model.sequence_parallel": "context_parallel_size",
         "model.data.drop_last": "drop_last",
         "model.activations_checkpoint_granularity": "num_micro_batches_with_partial_activation_checkpoints",
@@ -122,6 +124,7 @@ IGNORED = _by_key({
         ),
         "NCCL's environment variables": "sharp",
         "every model uses Megatron-Core": "mcore_gpt",
+        "the layers have one architecture": "normalization transformer_block_type encoder_arch decoder_arch",
         "model.optim.name=distributed_fused_adam divides the optimizer state": (
             "fsdp fsdp_sharding_strategy fsdp_grad_reduce_dtype fsdp_sharded_checkpoint"
         ),
@@ -141,7 +144,8 @@ IGNORED = _by_key({
         "model.seq_length": "seq_length",
         "model.data.canonicalize_encoder_input": "canonicalize_input",
         "spans are single residues at random positions": (
-            "short_seq_prob mean_ngram_size geometric_dist permutation whole_word_masking favor_longer_ngrams"
+            "short_seq_prob max_ngram_size mean_ngram_size geometric_dist permutation whole_word_masking "
+            "favor_longer_ngrams"
         ),
         "model._target_": "dataset_type",
         "model.data.data_impl_kwargs.csv_mmap.header_lines": "skip_lines",
@@ -165,11 +169,13 @@ IGNORED = _by_key({
         "the embeddings are in memory": "num_workers",
     },
 })  # fmt: skip
-# Ignored keys that are an error unless they are null, empty, 0 or False: they would change the training.
-UNSUPPORTED = (
-    "model.rampup_batch_size", "model.validation.validation_enabled", "exp_manager.ema.enable",
-    "trainer.overfit_batches", "trainer.barebones",
-)  # fmt: skip
+# Ignored keys that may only have one value, or be null, empty, 0 or False: others would change the training.
+FIXED = {
+    "model.rampup_batch_size": None, "model.validation.validation_enabled": False, "exp_manager.ema.enable": False,
+    "trainer.overfit_batches": 0, "trainer.barebones": False, "trainer.gradient_clip_algorithm": "norm",
+    "model.normalization": "layernorm", "model.transformer_block_type": "pre_ln",
+    "model.encoder_arch": "transformer", "model.decoder_arch": "transformer", "model.data.max_ngram_size": 1,
+}  # fmt: skip
 # Keys without effect in one command; other commands may define them.
 IGNORED_IN: dict[type, dict[str, str]] = {
     InferConfig: _by_key({

@@ -199,7 +199,6 @@ def test_all_keys_are_full_keys():
 # Passed as a whole to Lightning's Trainer, its WandbLogger, and NeMo's exp_manager.
 PASSED_ON = {
     "TrainerConfig", "WandbLoggerConfig", "MLFlowParams", "DLLoggerParams", "ClearMLParams", "EarlyStoppingParams",
-    "IPLEpochStopperParams", "StragglerDetectionParams", "FaultToleranceParams",
 }  # fmt: skip
 WITHOUT_EFFECT = {"desc", "peft_scheme"}  # free text, and a key with one possible value
 

@@ -182,14 +182,10 @@ class ESM2nvConfig(EncoderConfig):
 
 @dataclass(kw_only=True)
 class EncoderDecoderConfig(ModelConfig):
-    """Keys of every encoder-decoder. The values of v1's only architecture are accepted, others are not."""
+    """Keys of every encoder-decoder."""
 
     position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     share_decoder_tokens_head_embeddings: bool  # the output layer uses the embedding table and a bias per token
-    normalization: Literal["layernorm"]  # v1's only value
-    transformer_block_type: Literal["pre_ln"]  # v1's only value: layer norm before each block
-    encoder_arch: Literal["transformer"]  # v1's only value
-    decoder_arch: Literal["transformer"]  # v1's only value
 
 
 @dataclass(kw_only=True)
@@ -214,8 +210,6 @@ class GPT3Config(ModelConfig):
 
     position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     data: TextDataConfig  # text
-    normalization: Literal["layernorm"] | None = None  # v1's only value
-    transformer_block_type: Literal["pre_ln"] | None = None  # v1's only value: layer norm before each block
 
 
 @dataclass(kw_only=True)

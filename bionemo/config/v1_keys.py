@@ -128,7 +128,10 @@ IGNORED = _by_key({
         "model.optim.name=distributed_fused_adam divides the optimizer state": (
             "fsdp fsdp_sharding_strategy fsdp_grad_reduce_dtype fsdp_sharded_checkpoint"
         ),
-        "the tokenizers have no delimiter": "tokenizer.delimiter",
+        "the model class defines the tokenizer": (
+            "tokenizer.library tokenizer.type tokenizer.model tokenizer.model_name tokenizer.mask_id "
+            "tokenizer.delimiter mask_token_id"
+        ),
         "gradient buckets are managed automatically": "optim.bucket_cap_mb optim.contiguous_grad_buffer",
     },
     "model.peft.": {
@@ -236,7 +239,7 @@ def describe_ignored_keys(keys: Mapping[str, str]) -> list[str]:
 
 def selects_task(cfg: DictConfig) -> bool:
     """Return whether a downstream configuration is composed of the groups in `conf/downstream`."""
-    return _node(cfg, "model.data.preprocessing._target_") is not None and _node(cfg, "model._target_") is None
+    return _select(cfg, "model.data.preprocessing._target_") is not None and _select(cfg, "model._target_") is None
 
 
 def migrate_keys(cfg: DictConfig, complete: bool) -> list[str]:
@@ -249,12 +252,12 @@ def migrate_keys(cfg: DictConfig, complete: bool) -> list[str]:
     """
     moved = []
     for old, new in RENAMED.items():
-        if _node(cfg, old) is None:
+        if _select(cfg, old) is None:
             continue
         group, _, name = old.rpartition(".")
         with open_dict(cfg):
             value = OmegaConf.select(cfg, group).pop(name)
-            if complete or _node(cfg, new) is None:
+            if complete or _select(cfg, new) is None:
                 OmegaConf.update(cfg, new, value, force_add=True)
         moved.append(f"{old} ({new})")
     return [f"keys of v1 that were renamed: {', '.join(moved)}"] if moved else []
@@ -271,12 +274,12 @@ def merge_v1_defaults(base: DictConfig, cfg: DictConfig) -> list[str]:
         cfg: the file's configuration, modified in place. Its pretraining keys are removed.
     """
     with open_dict(base), open_dict(cfg):
-        if _node(cfg, "model.data.target_column") is not None:
+        if _select(cfg, "model.data.target_column") is not None:
             base.model.data.mask_column = None
-            if (optim := _node(cfg, "model.finetuning_optim")) is not None:
+            if (optim := _select(cfg, "model.finetuning_optim")) is not None:
                 base.model.finetuning_optim = _V1_OPTIMIZER
                 base.model.finetuning_optim.sched = {} if "sched" in optim else _V1_SCHEDULE
-        if _node(cfg, "model._target_") is not None:  # the file includes one of our pretraining files
+        if _select(cfg, "model._target_") is not None:  # the file includes one of our pretraining files
             del cfg.model["_target_"]
             cfg.model.data.pop("preprocessing", None)
         count = _remove(cfg, "", _pretraining_keys())
@@ -303,11 +306,6 @@ def _remove(node: DictConfig, prefix: str, keys: set[str]) -> int:
     return count
 
 
-def _node(cfg: DictConfig, key: str) -> Any:
-    """Return the unresolved node at a key; None if it does not exist."""
-    node: Any = cfg
-    for name in key.split("."):
-        node = node._get_node(name) if isinstance(node, DictConfig) and name in list(node) else None
-        if node is None:
-            return None
-    return node
+def _select(cfg: DictConfig, key: str) -> Any:
+    """Return the value at a key; None if it does not exist or is a reference that cannot be resolved."""
+    return OmegaConf.select(cfg, key, throw_on_resolution_failure=False)

@@ -94,7 +94,8 @@ class NemoModel(ModelFormat):
             given["activation"] = "gelu"
         given.pop("_target_", None)
         foreign = {} if self.our_class.startswith("bionemo.") else {_OUR_CLASS: self.our_class}
-        return {**known, **given, **_ONE_RANK, "target": self.nemo_class, **foreign}
+        tokenizer = {**known.get("tokenizer", {}), **(given.get("tokenizer") or {})}
+        return {**known, **given, **_ONE_RANK, "target": self.nemo_class, **foreign, "tokenizer": tokenizer}
 
     def to_our_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Translate the configuration of a `.nemo` file to the `model` section of ours.

@@ -101,6 +101,7 @@ class GPT3(LanguageModel):
         config={
             **nemo_names.LAYER_CONFIG, "mcore_gpt": False, "transformer_engine": False,
             "share_embeddings_and_output_weights": True,
+            "tokenizer": {"library": "megatron", "type": "GPT2BPETokenizer"},
         },
     )  # fmt: skip
     hugging_face = Architecture(

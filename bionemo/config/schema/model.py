@@ -32,13 +32,8 @@ from bionemo.config.schema.training import OptimConfig, TrainerConfig
 class TokenizerConfig:
     """Vocabulary. Those of proteins and molecules are part of the package; GPT-2's files come from the user."""
 
-    library: Literal["sentencepiece", "huggingface", "megatron", "regex"]  # source of the vocabulary
-    type: str | None = None  # kind of tokenizer of this library
-    model: str | None = None  # a file of v1; ignored
-    vocab_file: str | None = None  # file of the vocabulary
-    merge_file: str | None = None  # file of the merges of byte-pair encoding
-    model_name: str | None = None  # name on the Hugging Face hub
-    mask_id: NonNegativeInt | None = None  # id of <mask>
+    vocab_file: str | None = None  # GPT-3: file of the vocabulary
+    merge_file: str | None = None  # GPT-3: file of the merges of byte-pair encoding
     num_sentinel_tokens: NonNegativeInt | None = None  # ProtT5nv
 
 
@@ -174,7 +169,6 @@ class ESM2nvConfig(EncoderConfig):
 
     position_embedding_type: Literal["rope"]  # kind of positions of this model class
     embedding_token_dropout: bool  # scale embeddings by the fraction of tokens that are not masked
-    mask_token_id: NonNegativeInt  # id of <mask>
     #: angle per position of each pair of channels, if the weights were trained or saved with others than
     #: 1 / 10000^(2i / head size), such as frequencies rounded to bf16
     rotary_frequencies: list[PositiveFloat] | None = None

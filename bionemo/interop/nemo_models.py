@@ -88,7 +88,10 @@ class NemoModel(ModelFormat):
 
         NeMo computes GELU with the error function without fused kernels, and with tanh when openai_gelu is set.
         """
-        known = {**_DEFAULTS, **self.config, "openai_gelu": config.get("activation") == "gelu_tanh"}
+        known = {
+            **_DEFAULTS, **self.config, "openai_gelu": config.get("activation") == "gelu_tanh",
+            "position_embedding_type": "rope" if self.rotary else "learned_absolute",
+        }  # fmt: skip
         given = {key: value for key, value in config.items() if not (value is None and key in {*known, FREQUENCIES})}
         if given.get("activation") == "gelu_tanh":
             given["activation"] = "gelu"

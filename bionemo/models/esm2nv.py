@@ -36,7 +36,6 @@ class ESM2nv(MaskedLanguageModel):
     )  # fmt: skip
     hugging_face = esm_architecture(
         "ESM-2", "rotary", EMBEDDINGS,
-        config={"position_embedding_type": "rope"},
         required=REQUIRED | {"rope_theta": 10000.0, "emb_layer_norm_before": False},
         flags={"embedding_token_dropout": "token_dropout"},
         # published files still contain a position table, which transformers do not use

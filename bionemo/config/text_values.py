@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import omegaconf._utils
 import yaml
@@ -68,11 +67,13 @@ class _OverrideVisitor(HydraOverrideVisitor):
 @contextmanager
 def text_kept() -> Iterator[None]:
     """Make Hydra and OmegaConf keep the text of values in YAML files and overrides in a `with` block."""
-    with (
-        patch.object(overrides_parser, "HydraOverrideVisitor", _OverrideVisitor),
-        patch.object(omegaconf._utils, "get_yaml_loader", lambda: _Loader),
-    ):
+    modules: tuple[Any, Any] = overrides_parser, omegaconf._utils
+    before = modules[0].HydraOverrideVisitor, modules[1].get_yaml_loader
+    modules[0].HydraOverrideVisitor, modules[1].get_yaml_loader = _OverrideVisitor, lambda: _Loader
+    try:
         yield
+    finally:
+        modules[0].HydraOverrideVisitor, modules[1].get_yaml_loader = before
 
 
 def escape_interpolations(value: Any) -> Any:

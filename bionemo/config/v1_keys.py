@@ -63,6 +63,7 @@ IGNORED = _by_key({
         "set a larger trainer.max_steps": "resume_past_end",
         "a run saves a checkpoint after SIGTERM and ends": "create_preemption_callback",
         "a completed validation is not repeated": "disable_validation_on_resume",
+        "exp_manager.log_global_rank_0_only": "log_local_rank_0_only",
         "there are no speech models": "create_ipl_epoch_stopper_callback ipl_epoch_stopper_callback_params",
     },
     "exp_manager.checkpoint_callback_params.": {

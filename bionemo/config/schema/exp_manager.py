@@ -146,7 +146,6 @@ class ExpManagerConfig:
     clearml_logger_kwargs: ClearMLParams | None = None  # settings of ClearML
     create_neptune_logger: bool | None = None  # log to Neptune
     neptune_logger_kwargs: dict[str, Any] | None = None  # settings of Neptune
-    log_local_rank_0_only: bool | None = None  # NeMo 1.23: one log file per node
     log_global_rank_0_only: bool | None = None  # NeMo 1.23: one log file
     # checkpoints
     create_checkpoint_callback: bool  # save checkpoints

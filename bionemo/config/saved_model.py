@@ -85,8 +85,9 @@ def read_model_section(section: Mapping[str, Any]) -> ModelConfig:
     if (found := reader.read(OmegaConf.create({"model": escape_interpolations(section)}), _Section)) is not None:
         return found.model
     package, _, _ = str(section["_target_"]).partition(".")
-    versions = "bionemo" if package == "bionemo" else f"bionemo and {package}"
-    remedy = f" (use the version of {versions} that wrote it)" if reader.missing or reader.unknown else ""
+    remedy = f" (use the version of {package} that wrote it)" if reader.missing or reader.unknown else ""
+    if reader.missing and package != "bionemo":
+        remedy += f", or give a new key a default in the dataclass of {section['_target_']}"
     raise UserError("; ".join(reader.problems[:_MAX_REPORTED]) + remedy)
 
 

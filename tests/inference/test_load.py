@@ -96,7 +96,7 @@ def test_keys_of_the_training_run_are_replaced(tmp_path: Path) -> None:
     [
         ({"embedding_scale": None}, "model.embedding_scale is null, expected float"),
         ({"embedding_scale": "${oc.env:HOME}"}, r"model.embedding_scale is .\$"),
-        ({"num_layer": 1}, "unknown key model.num_layer .*use the version of bionemo and tests that wrote it"),
+        ({"num_layer": 1}, "unknown key model.num_layer .*use the version of tests that wrote it"),
         ({"tower": {"depth": 1}}, "unknown key model.tower.depth"),
         ({"layernorm_epsilon": -1.0}, "model.layernorm_epsilon is -1.0, expected"),
     ],
@@ -117,7 +117,7 @@ def test_keys_of_other_versions(removed: str, tmp_path: Path) -> None:
     state = {"config": saved, "model": {"model._target_": saved["_target_"]}}
     tools.write_weights(tmp_path / "changed", state, iter(dict(model.named_parameters()).items()))
     if removed:
-        with pytest.raises(UserError, match=r"missing value: give model\.num_layers=\.\.\. \(use the version of bio"):
+        with pytest.raises(UserError, match=r"give model\.num_layers=\.\.\. \(use the version of tests that wrote it"):
             bionemo.load(tmp_path / "changed", "cpu")
     else:
         bionemo.load(tmp_path / "changed", "cpu")

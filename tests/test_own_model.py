@@ -186,7 +186,7 @@ def test_a_key_that_was_added_later_has_the_default_of_the_dataclass(
     saved = Checkpoint(last_checkpoint(trained))
     config = {key: value for key, value in saved.config.items() if key != "conv_kernel"}
     tools.write_weights(tmp_path / "old", saved.state | {"config": config}, tools.iterate_weights(saved))
-    expected = r"missing key model.conv_kernel .*: give it a default in the dataclass of own_model.Convolution"
+    expected = r"give model.conv_kernel=.* give a new key a default in the dataclass of own_model.Convolution"
     with pytest.raises(UserError, match=expected):
         bionemo.load(tmp_path / "old", "cpu")
     monkeypatch.setattr(ConvolutionalEncoderConfig.__dataclass_fields__["conv_kernel"], "default", 5)

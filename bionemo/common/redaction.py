@@ -16,7 +16,6 @@ from bionemo.common.secret_names import is_harmless_value, is_secret_name
 
 HIDDEN = "***"
 _SHORTEST = 6  # characters; shorter values may occur by chance
-_SHORTEST_IN_PATHS = 8
 _SETTINGS = ("enabled", "disabled", "default", "required", "optional", "anonymous", "offline", "online")
 _PASSWORD = re.compile(r"(?<=://)([^\s/?#:@\"]*:)([^\s/?#@\"]+)(?=@)")
 
@@ -50,11 +49,6 @@ def split_arguments(arguments: Sequence[str]) -> dict[str, str]:
 def register_secrets(tree: Any) -> None:
     """Hide the secrets of a configuration in all later output."""
     _registered.update(value for _, value in find_secrets(tree) if len(value.strip()) >= _SHORTEST)
-
-
-def contains_secret(text: str) -> bool:
-    """Return whether a text contains the value of a secret that is not a plain word."""
-    return any(len(each) >= _SHORTEST_IN_PATHS and not each.isalpha() and each in text for each in _known())
 
 
 def environment_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -156,6 +156,7 @@ def _run_hydra(source: ConfigSource, arguments: Sequence[str]) -> None:
 
     from bionemo.config.hydra_setup import configure_hydra
     from bionemo.config.sweep import command_line
+    from bionemo.config.text_values import text_kept
 
     def unreachable(cfg: "DictConfig") -> None:
         raise AssertionError("Hydra was called for one of its own flags and must not run a task")
@@ -163,7 +164,7 @@ def _run_hydra(source: ConfigSource, arguments: Sequence[str]) -> None:
     configure_hydra(source)
     output = io.StringIO()
     try:
-        with command_line(arguments), redirect_stdout(output):
+        with text_kept(), command_line(arguments), redirect_stdout(output):
             hydra.main(version_base="1.3", config_path=str(source.directory), config_name=source.name)(unreachable)()
     finally:
         print(redact_text(output.getvalue()), end="")

@@ -21,13 +21,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import register_secrets
-from bionemo.config.check import check_config, find_secret_names
+from bionemo.config.check import check_config
 from bionemo.config.hints import did_you_mean
 from bionemo.config.hydra_setup import configure_hydra
 from bionemo.config.overrides import rewrite_override
 from bionemo.config.paths import CONF_DIR, EXAMPLES, ConfigSource, find_source, list_configs
 from bionemo.config.schema import DownstreamConfig, RunConfig
 from bionemo.config.schema_reader import SchemaReader, parse_text
+from bionemo.config.text_values import text_kept
 from bionemo.config.v1_keys import describe_ignored_keys, merge_v1_defaults, migrate_keys, selects_task
 
 T = TypeVar("T")
@@ -147,8 +148,8 @@ def compose_typed(
     cfg = reader.read(composed, schema)
     problems = reader.problems if cfg is None else check_config(cfg)
     if cfg is not None:
-        register_secrets(resolved := asdict(cfg))  # type: ignore[call-overload]
-        problems += [*find_secret_names(resolved), *_check_directory(cfg, overrides)]
+        register_secrets(asdict(cfg))  # type: ignore[call-overload]
+        problems += _check_directory(cfg, overrides)
     if cfg is None or problems:
         more = len(problems) - _MAX_REPORTED
         error_class = MissingValueError if len(reader.missing) == len(problems) else UserError
@@ -181,7 +182,11 @@ def _hydra(source: ConfigSource) -> Iterator[ConfigLoader]:
     """Initialize Hydra for a source and convert its errors to one-line UserErrors."""
     configure_hydra(source)
     try:
-        with warnings.catch_warnings(), initialize_config_dir(str(source.directory), version_base="1.3"):
+        with (
+            text_kept(),
+            warnings.catch_warnings(),
+            initialize_config_dir(str(source.directory), version_base="1.3"),
+        ):
             warnings.simplefilter("ignore")  # v1's files omit `_self_`; Hydra then puts it last, as they expect
             yield GlobalHydra.instance().config_loader()
     except UserError:

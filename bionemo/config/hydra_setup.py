@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configure Hydra: the reader of files, the search path, and the resolvers `multiply` and `sum`."""
+"""Configure Hydra: the search path, and the resolvers `multiply` and `sum`."""
 
 import os
 from collections.abc import Callable
@@ -8,54 +8,28 @@ from operator import add, mul
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigResult
-from hydra.plugins.config_source import ConfigSource as HydraSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from bionemo.config.paths import CONF_DIR, ConfigSource
 from bionemo.config.schema_reader import parse_text
-from bionemo.config.text_values import keep_text_of_overrides, read_yaml
-
-_HEADER = 512  # characters of a file that may contain `# @package`, as in Hydra
 
 
 def configure_hydra(source: ConfigSource) -> None:
-    """Register resolvers, search path and the reader of files for the next composition. May be called repeatedly."""
+    """Register resolvers and search path for the next composition. May be called repeatedly."""
     if not os.environ.get("BIONEMO_HOME", "unset"):  # an empty variable is not a directory: files would be in /
         del os.environ["BIONEMO_HOME"]
     register_resolvers()
-    keep_text_of_overrides()
     BioNeMoSearchPath.extra = source.extra
     Plugins.instance().register(BioNeMoSearchPath)  # creating the instance registers Hydra's own sources
-    SourcesRegistry.instance().types["file"] = TextFileSource
 
 
 def register_resolvers() -> None:
     """Register `${multiply:...}` and `${sum:...}`."""
     for name, operation in (("multiply", mul), ("sum", add)):
         OmegaConf.register_new_resolver(name, _resolver(name, operation), replace=True)
-
-
-class TextFileSource(FileConfigSource):
-    """Reads YAML files with `read_yaml`."""
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        """Read a file; see Hydra's ConfigSource.
-
-        Raises:
-            UserError: if it does not contain keys.
-        """
-        path = Path(self.path, self._normalize_file_name(config_path))
-        if not path.exists():
-            return super().load_config(config_path)
-        with path.open(encoding="utf-8") as file:
-            header = HydraSource._get_header_dict(file.read(_HEADER))
-        return ConfigResult(self.provider, f"{self.scheme()}://{self.path}", read_yaml(path), header)
 
 
 class BioNeMoSearchPath(SearchPathPlugin):

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bionemo.common.errors import UserError
 from bionemo.config.hydra_setup import register_resolvers
-from bionemo.config.text_values import read_yaml
+from bionemo.config.text_values import text_kept
 
 _GROUPS = ("cluster", "training")  # other groups belong to stages that are not supported
 
@@ -52,11 +52,15 @@ def read_launcher_files(directory: Path, arguments: Mapping[str, str]) -> dict[s
 
 def _read(path: Path) -> DictConfig:
     try:
-        return read_yaml(path)
+        with text_kept():
+            content = OmegaConf.load(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error})") from error
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, DictConfig):
+        raise UserError(f"{path} contains no keys: a configuration file maps keys to values")
+    return content
 
 
 def _keys(value: Any, prefix: str = "") -> Iterator[str]:

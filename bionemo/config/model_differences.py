@@ -4,21 +4,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_DEFAULTS = {"normalization": "layernorm", "transformer_block_type": "pre_ln"}  # meaning of null
-
 
 def differences(saved: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield dotted key, saved value and current value of keys that both have, where the values differ."""
     if saved.get("kv_channels") != config.get("kv_channels"):  # otherwise the numbers of heads suffice
         saved, config = _with_head_size(saved), _with_head_size(config)
-    old_values = dict(_flatten(_with_defaults(saved)))
-    for key, value in _flatten(_with_defaults(config)):
+    old_values = dict(_flatten(saved))
+    for key, value in _flatten(config):
         if key in old_values and not _equal(old_values[key], value):
             yield key, old_values[key], value
-
-
-def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**config, **{key: value for key, value in _DEFAULTS.items() if key in config and config[key] is None}}
 
 
 def _with_head_size(config: Mapping[str, Any]) -> Mapping[str, Any]:

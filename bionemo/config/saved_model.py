@@ -2,8 +2,6 @@
 """The `model` section of the configuration of a saved model, outside a run."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Any
 
@@ -15,6 +13,7 @@ from bionemo.config.paths import find_source
 from bionemo.config.schema import ModelConfig
 from bionemo.config.schema_reader import SchemaReader
 from bionemo.config.targets import target_schema
+from bionemo.config.text_values import escape_interpolations
 
 # Keys of `model` that do not change the outputs that the model computes with given weights. A key includes all keys
 # below it. All other keys, including those of new models, may change the outputs.
@@ -22,7 +21,7 @@ TRAINING_KEYS = (  # they affect only training
     "micro_batch_size", "replica_batch_size", "global_batch_size", "hidden_dropout", "attention_dropout", "seed",
     "optim",
     "data.modify_percent", "data.mask_percent", "data.perturb_percent", "data.identity_percent",
-    "data.mask_special_tokens", "data.seq_length_dec", "data.masked_lm_prob", "data.max_ngram_size",
+    "data.mask_special_tokens", "data.seq_length_dec", "data.masked_lm_prob",
     "data.encoder_augment", "data.canonicalize_encoder_input", "data.decoder_independent_augment",
     "data.canonicalize_decoder_output", "data.encoder_mask", "data.decoder_mask", "data.mask_prob",
     "data.span_lambda", "data.dynamic_padding", "data.drop_last", "data.long_sequences",
@@ -39,7 +38,7 @@ _OTHER_KEYS = (
     # start of a run, and tasks beside the training
     "resume_from_checkpoint", "restore_encoder_path", "validation", "dwnstr_task_validation", "drop_last",
 )  # fmt: skip
-_MAX_REPORTED = 3  # problems or keys in one error message
+_MAX_REPORTED = 3  # problems in one error message
 
 
 @dataclass(kw_only=True)
@@ -68,44 +67,28 @@ def complete_model_section(default_config: str, values: Mapping[str, Any]) -> di
     composed, _ = compose(find_source("pretrain"), ["name=saved", f"model={default_config}"])
     keys = set(map(str, composed.model))  # `in composed.model` would be False for a key without a default
     with open_dict(composed):
-        composed.merge_with({"model": {key: value for key, value in values.items() if key in keys}})
+        composed.merge_with({"model": {key: escape_interpolations(values[key]) for key in keys & values.keys()}})
     section: dict[str, Any] = OmegaConf.to_container(composed.model, resolve=True)  # type: ignore[assignment]
     return section
 
 
-def read_model_section(section: Mapping[str, Any], default_config: str) -> ModelConfig:
-    """Convert a section of plain values, which another version may have written, to the dataclass of its `_target_`.
+def read_model_section(section: Mapping[str, Any]) -> ModelConfig:
+    """Convert a section of plain values to the dataclass of its `_target_`; interpolations in it are not evaluated.
 
-    Of the keys that do not change the function of the model, unknown ones are ignored, and missing ones have the value
-    in the file `default_config` of conf/model; "" if there is none.
+    Keys of another version of bionemo do no harm: later ones have a default in the dataclass, and removed ones are in
+    the table of ignored keys.
 
     Raises:
-        UserError: if values are invalid, or a key that may change the function is missing or unknown; names the first
-            ones.
+        UserError: if values are invalid, or keys are missing or unknown; names the first ones.
     """
     reader = SchemaReader()
-    if (found := reader.read(OmegaConf.create({"model": dict(section)}), _Section)) is not None:
+    if (found := reader.read(OmegaConf.create({"model": escape_interpolations(section)}), _Section)) is not None:
         return found.model
-    for problem, keys in (("missing", reader.missing), ("unknown", reader.unknown)):
-        if changing := [key for key in keys if affects_outputs(key.removeprefix("model."))]:
-            package, _, _ = str(section["_target_"]).partition(".")
-            remedy = "use the version of bionemo that wrote it"
-            if package != "bionemo":
-                remedy = f"use the versions of bionemo and {package} that wrote it"
-                if problem == "missing":
-                    remedy = f"give it a default in the dataclass of {section['_target_']}, or {remedy}"
-            listed = ", ".join(changing[:_MAX_REPORTED])
-            raise UserError(f"{problem} key {listed} may change the function of the model: {remedy}")
-    adapted = {"model": deepcopy(dict(section))}
-    with suppress(KeyError):  # a name that is not text or contains a dot: reported below
-        for key in reader.unknown:
-            _delete(adapted, key)
-    defaults = {"model": complete_model_section(default_config, section)} if reader.missing and default_config else {}
-    for key in reader.missing:
-        _copy(defaults, adapted, key)
-    if adapted["model"] == section:
-        raise UserError("; ".join(reader.problems[:_MAX_REPORTED]))
-    return read_model_section(adapted["model"], default_config)
+    package, _, _ = str(section["_target_"]).partition(".")
+    remedy = f" (use the version of {package} that wrote it)" if reader.missing or reader.unknown else ""
+    if reader.missing and package != "bionemo":
+        remedy += f", or give a new key a default in the dataclass of {section['_target_']}"
+    raise UserError("; ".join(reader.problems[:_MAX_REPORTED]) + remedy)
 
 
 def add_defaults(section: Mapping[str, Any], target: str) -> dict[str, Any]:
@@ -121,22 +104,3 @@ def add_defaults(section: Mapping[str, Any], target: str) -> dict[str, Any]:
             value = each.default_factory()
             defaults[each.name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     return defaults | dict(section)
-
-
-def _delete(tree: dict[str, Any], key: str) -> None:
-    """Delete a dotted key, and the groups that become empty."""
-    name, _, rest = key.partition(".")
-    if rest:
-        _delete(tree[name], rest)
-    if not rest or not tree[name]:
-        del tree[name]
-
-
-def _copy(source: dict[str, Any], target: dict[str, Any], key: str) -> None:
-    """Copy a dotted key, if the source has it."""
-    name, _, rest = key.partition(".")
-    if name in source:
-        if rest:
-            _copy(source[name], target.setdefault(name, {}), rest)
-        else:
-            target[name] = source[name]

@@ -20,7 +20,7 @@ from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
 from bionemo.config.schema import EncoderConfig, PreparationConfig
 from bionemo.config.schema.ranges import ANY_FLOAT, ANY_INT
 from bionemo.config.targets import target_schema
-from bionemo.config.v1_keys import UNSUPPORTED, replacement
+from bionemo.config.v1_keys import FIXED, replacement
 
 T = TypeVar("T")
 _DEFAULT_RANGES = {int: ANY_INT, float: ANY_FLOAT}  # of numbers that are not annotated with a range
@@ -124,10 +124,11 @@ class SchemaReader:
         """Classify a key that the schema lacks as a key of v1 or as unknown; of a group, each key in it."""
         node = OmegaConf.to_container(cfg, resolve=False).get(name)  # type: ignore[union-attr]
         is_group = isinstance(node, dict) and bool(node)
-        has_unsupported = is_group and any(each.startswith(f"{key}.") for each in UNSUPPORTED)
-        if key in UNSUPPORTED and node:
+        has_unsupported = is_group and any(each.startswith(f"{key}.") for each in FIXED)
+        if key in FIXED and node and str(node) != str(FIXED[key]):
+            only = FIXED[key] or "null"
             shown = _shorten(str(node))
-            self.problems.append(f"{key} is {shown}, which is not supported: set it to null; {replacement(key)}")
+            self.problems.append(f"{key} is {shown}, which is not supported: set it to {only}; {replacement(key)}")
         elif (instead := replacement(key, self._root)) and not has_unsupported:
             self.ignored[key] = instead
         elif is_group:

@@ -7,16 +7,14 @@ boolean only if Python writes it in the same way, so that nothing is lost. All o
 """
 
 import re
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import omegaconf._utils
 import yaml
 from hydra.core.override_parser import overrides_parser
 from hydra.core.override_parser.overrides_visitor import HydraOverrideVisitor
-from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_yaml_loader
-
-from bionemo.common.errors import UserError
 
 _CONVERTED = tuple(f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float"))
 _OPENING = re.compile(r"(\\*)\$\{")
@@ -35,7 +33,7 @@ def _is_lossless(text: str) -> bool:
     return False
 
 
-class _Loader(get_yaml_loader()):  # type: ignore[misc]
+class _Loader(omegaconf._utils.get_yaml_loader()):  # type: ignore[misc]
     """OmegaConf's loader, which keeps values that a conversion would change."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
@@ -66,24 +64,16 @@ class _OverrideVisitor(HydraOverrideVisitor):
         return text if is_converted and not _is_lossless(text) else value
 
 
-def keep_text_of_overrides() -> None:
-    """Make Hydra keep the text of values in overrides."""
-    overrides_parser.HydraOverrideVisitor = _OverrideVisitor  # type: ignore[misc]
-
-
-def read_yaml(path: Path) -> DictConfig:
-    """Read a configuration file.
-
-    Raises:
-        OSError: if it cannot be read.
-        UserError: if it does not contain keys.
-        yaml.YAMLError: if it is not YAML.
-    """
-    with path.open(encoding="utf-8") as file:
-        content = yaml.load(file, _Loader)
-    if not isinstance(content, dict | None):
-        raise UserError(f"{path} contains no keys: a configuration file maps keys to values")
-    return OmegaConf.create(content or {})
+@contextmanager
+def text_kept() -> Iterator[None]:
+    """Make Hydra and OmegaConf keep the text of values in YAML files and overrides in a `with` block."""
+    modules: tuple[Any, Any] = overrides_parser, omegaconf._utils
+    before = modules[0].HydraOverrideVisitor, modules[1].get_yaml_loader
+    modules[0].HydraOverrideVisitor, modules[1].get_yaml_loader = _OverrideVisitor, lambda: _Loader
+    try:
+        yield
+    finally:
+        modules[0].HydraOverrideVisitor, modules[1].get_yaml_loader = before
 
 
 def escape_interpolations(value: Any) -> Any:

@@ -42,8 +42,9 @@ IGNORED = _by_key({
         "exp_manager creates loggers and checkpoints": "logger enable_checkpointing",
         "samples are always distributed over the ranks": "use_distributed_sampler replace_sampler_ddp",
         "trainer.min_steps": "min_epochs",
-        "trainer.limit_train_batches": "overfit_batches",  # see UNSUPPORTED
-        "trainer.fast_dev_run": "barebones",  # see UNSUPPORTED
+        "gradients are clipped by their norm": "gradient_clip_algorithm",  # see FIXED
+        "trainer.limit_train_batches": "overfit_batches",  # see FIXED
+        "trainer.fast_dev_run": "barebones",  # see FIXED
         "predictions are made by `bionemo predict`": "limit_predict_batches",
         "the models have no batch normalization": "sync_batchnorm",
         "the files are read once for all epochs": "reload_dataloaders_every_n_epochs",
@@ -56,12 +57,14 @@ IGNORED = _by_key({
             "clearml_logger_kwargs.log_model clearml_logger_kwargs.model_name clearml_logger_kwargs.log_cfg "
             "clearml_logger_kwargs.log_metrics"
         ),
-        "`bionemo checkpoint average` averages weights": "ema",  # see UNSUPPORTED
+        "`bionemo checkpoint average` averages weights": "ema",  # see FIXED
         "seconds per step are always logged": "log_step_timing log_delta_step_timing step_timing_kwargs",
         "`bionemo plan` prints FLOPs per step": "log_tflops_per_sec_per_gpu",
         "set a larger trainer.max_steps": "resume_past_end",
         "a run saves a checkpoint after SIGTERM and ends": "create_preemption_callback",
         "a completed validation is not repeated": "disable_validation_on_resume",
+        "exp_manager.log_global_rank_0_only": "log_local_rank_0_only",
+        "there are no speech models": "create_ipl_epoch_stopper_callback ipl_epoch_stopper_callback_params",
     },
     "exp_manager.checkpoint_callback_params.": {
         "checkpoints are directories named by filename": "filepath",
@@ -74,7 +77,7 @@ IGNORED = _by_key({
     },
     "model.": {
         "model._target_": "target infer_target use_esm_attention",
-        "model.dwnstr_task_validation": "validation",  # see UNSUPPORTED
+        "model.dwnstr_task_validation": "validation",  # see FIXED
         "a resumed run continues with the schedule of its checkpoint": (
             "optim.sched.last_epoch finetuning_optim.sched.last_epoch "
             "dwnstr_task_validation.dataset.optim.sched.last_epoch"
@@ -112,7 +115,7 @@ IGNORED = _by_key({
             "relative_attention_max_distance num_self_attention_per_cross_attention share_token_embeddings "
             "num_query_groups"
         ),
-        "model.global_batch_size is constant": "rampup_batch_size",  # see UNSUPPORTED
+        "model.global_batch_size is constant": "rampup_batch_size",  # see FIXED
         "model.sequence_parallel": "context_parallel_size",
         "model.data.drop_last": "drop_last",
         "model.activations_checkpoint_granularity": "num_micro_batches_with_partial_activation_checkpoints",
@@ -122,10 +125,15 @@ IGNORED = _by_key({
         ),
         "NCCL's environment variables": "sharp",
         "every model uses Megatron-Core": "mcore_gpt",
+        "the layers have one architecture": "normalization transformer_block_type encoder_arch decoder_arch",
+        "the model class defines the positions": "position_embedding_type",
         "model.optim.name=distributed_fused_adam divides the optimizer state": (
             "fsdp fsdp_sharding_strategy fsdp_grad_reduce_dtype fsdp_sharded_checkpoint"
         ),
-        "the tokenizers have no delimiter": "tokenizer.delimiter",
+        "the model class defines the tokenizer": (
+            "tokenizer.library tokenizer.type tokenizer.model tokenizer.model_name tokenizer.mask_id "
+            "tokenizer.delimiter mask_token_id"
+        ),
         "gradient buckets are managed automatically": "optim.bucket_cap_mb optim.contiguous_grad_buffer",
     },
     "model.peft.": {
@@ -141,7 +149,8 @@ IGNORED = _by_key({
         "model.seq_length": "seq_length",
         "model.data.canonicalize_encoder_input": "canonicalize_input",
         "spans are single residues at random positions": (
-            "short_seq_prob mean_ngram_size geometric_dist permutation whole_word_masking favor_longer_ngrams"
+            "short_seq_prob max_ngram_size mean_ngram_size geometric_dist permutation whole_word_masking "
+            "favor_longer_ngrams"
         ),
         "model._target_": "dataset_type",
         "model.data.data_impl_kwargs.csv_mmap.header_lines": "skip_lines",
@@ -165,11 +174,13 @@ IGNORED = _by_key({
         "the embeddings are in memory": "num_workers",
     },
 })  # fmt: skip
-# Ignored keys that are an error unless they are null, empty, 0 or False: they would change the training.
-UNSUPPORTED = (
-    "model.rampup_batch_size", "model.validation.validation_enabled", "exp_manager.ema.enable",
-    "trainer.overfit_batches", "trainer.barebones",
-)  # fmt: skip
+# Ignored keys that may only have one value, or be null, empty, 0 or False: others would change the training.
+FIXED = {
+    "model.rampup_batch_size": None, "model.validation.validation_enabled": False, "exp_manager.ema.enable": False,
+    "trainer.overfit_batches": 0, "trainer.barebones": False, "trainer.gradient_clip_algorithm": "norm",
+    "model.normalization": "layernorm", "model.transformer_block_type": "pre_ln",
+    "model.encoder_arch": "transformer", "model.decoder_arch": "transformer", "model.data.max_ngram_size": 1,
+}  # fmt: skip
 # Keys without effect in one command; other commands may define them.
 IGNORED_IN: dict[type, dict[str, str]] = {
     InferConfig: _by_key({
@@ -230,7 +241,7 @@ def describe_ignored_keys(keys: Mapping[str, str]) -> list[str]:
 
 def selects_task(cfg: DictConfig) -> bool:
     """Return whether a downstream configuration is composed of the groups in `conf/downstream`."""
-    return _node(cfg, "model.data.preprocessing._target_") is not None and _node(cfg, "model._target_") is None
+    return _select(cfg, "model.data.preprocessing._target_") is not None and _select(cfg, "model._target_") is None
 
 
 def migrate_keys(cfg: DictConfig, complete: bool) -> list[str]:
@@ -243,12 +254,12 @@ def migrate_keys(cfg: DictConfig, complete: bool) -> list[str]:
     """
     moved = []
     for old, new in RENAMED.items():
-        if _node(cfg, old) is None:
+        if _select(cfg, old) is None:
             continue
         group, _, name = old.rpartition(".")
         with open_dict(cfg):
             value = OmegaConf.select(cfg, group).pop(name)
-            if complete or _node(cfg, new) is None:
+            if complete or _select(cfg, new) is None:
                 OmegaConf.update(cfg, new, value, force_add=True)
         moved.append(f"{old} ({new})")
     return [f"keys of v1 that were renamed: {', '.join(moved)}"] if moved else []
@@ -265,12 +276,12 @@ def merge_v1_defaults(base: DictConfig, cfg: DictConfig) -> list[str]:
         cfg: the file's configuration, modified in place. Its pretraining keys are removed.
     """
     with open_dict(base), open_dict(cfg):
-        if _node(cfg, "model.data.target_column") is not None:
+        if _select(cfg, "model.data.target_column") is not None:
             base.model.data.mask_column = None
-            if (optim := _node(cfg, "model.finetuning_optim")) is not None:
+            if (optim := _select(cfg, "model.finetuning_optim")) is not None:
                 base.model.finetuning_optim = _V1_OPTIMIZER
                 base.model.finetuning_optim.sched = {} if "sched" in optim else _V1_SCHEDULE
-        if _node(cfg, "model._target_") is not None:  # the file includes one of our pretraining files
+        if _select(cfg, "model._target_") is not None:  # the file includes one of our pretraining files
             del cfg.model["_target_"]
             cfg.model.data.pop("preprocessing", None)
         count = _remove(cfg, "", _pretraining_keys())
@@ -297,11 +308,6 @@ def _remove(node: DictConfig, prefix: str, keys: set[str]) -> int:
     return count
 
 
-def _node(cfg: DictConfig, key: str) -> Any:
-    """Return the unresolved node at a key; None if it does not exist."""
-    node: Any = cfg
-    for name in key.split("."):
-        node = node._get_node(name) if isinstance(node, DictConfig) and name in list(node) else None
-        if node is None:
-            return None
-    return node
+def _select(cfg: DictConfig, key: str) -> Any:
+    """Return the value at a key; None if it does not exist or is a reference that cannot be resolved."""
+    return OmegaConf.select(cfg, key, throw_on_resolution_failure=False)

@@ -14,7 +14,7 @@ from bionemo.config.schema import ModelConfig
 from bionemo.inference.model import TrainedModel
 from bionemo.interop.convert import Model, open_model
 from bionemo.interop.formats import locate_model
-from bionemo.interop.shape_check import check_plain_values, quote_error
+from bionemo.interop.shape_check import quote_error
 from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
 from bionemo.megatron.sharding import materialize, parameter_shards
@@ -130,7 +130,7 @@ def read_config(
         UserError: if the configuration is invalid, or the model cannot read sequences of this length.
     """
     section = _complete_section(network_class, saved, path)
-    config = _typed(section, network_class, path)
+    config = _typed(section, path)
     if max_length is None or max_length <= config.max_position_embeddings:
         return config
     if not network_class.rotary:
@@ -139,7 +139,7 @@ def read_config(
             "choose a smaller length, or another model"
         )
     _replace(section, dict.fromkeys(_LENGTHS, max_length))
-    return _typed(section, network_class, path)
+    return _typed(section, path)
 
 
 def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -147,7 +147,6 @@ def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, An
     if is_complete(saved):
         section = deepcopy({**saved, "data": {"preprocessing": None, **saved["data"]}})
         _replace(section, _REPLACED)
-        check_plain_values(section, "model", path)  # OmegaConf would evaluate interpolations
         return section
     if not network_class.default_config:
         raise UserError(f"{path}: set {network_class.__name__}.default_config, which completes a converted model")
@@ -155,7 +154,6 @@ def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, An
     tokenizer = saved.get("tokenizer")
     if isinstance(tokenizer, Mapping):
         values["tokenizer"] = {key: tokenizer[key] for key in _CONVERTED_TOKENIZER if tokenizer.get(key) is not None}
-    check_plain_values(values, "model", path)
     return complete_model_section(network_class.default_config, values)
 
 
@@ -170,8 +168,8 @@ def _replace(section: dict[str, Any], values: Mapping[str, Any]) -> None:
             group[name] = value
 
 
-def _typed(section: dict[str, Any], network_class: type[LanguageModel], path: Path) -> ModelConfig:
+def _typed(section: dict[str, Any], path: Path) -> ModelConfig:
     try:
-        return read_model_section(section, network_class.default_config)
+        return read_model_section(section)
     except UserError as error:
         raise UserError(f"{path}: invalid model configuration: {error}") from error

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import re
-import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -27,18 +26,10 @@ CONFIG, ADAPTERS = "config.json", "adapter_config.json"
 _UNKNOWN = "not a checkpoint, a .nemo archive or a Hugging Face directory: give the path of a model"
 _SAVE = f"save the model as a directory with {CONFIG} and model.safetensors (save_pretrained of transformers)"
 _MERGE = "merge them into the model with peft (merge_and_unload, then save_pretrained) and give the new directory"
-_FAIR_ESM = re.compile(r"(esm(?:2|1b|1v)_t\d+_\w+?)(-contact-regression)?\.pt")  # published names
-_MAX_PICKLE = 1 << 22  # bytes; names of weights are at the beginning
+_FAIR_ESM = re.compile(r"(esm(?:2|1b|1v)_t\d+_\w+?)(?:-contact-regression)?\.pt")  # published names
 _MAX_FILES = 100  # of a directory that are described
 _CHECKPOINT_PARTS = {MANIFEST, STATE, INDEX, "tensors-0.safetensors"}
 _NEMO_PARTS = {"model_config.yaml", "model_weights.ckpt"}
-_TEXTS = {  # suffix -> description
-    ".onnx": "an ONNX model", ".msgpack": "a weight file of Flax", ".pb": "a model of TensorFlow",
-}  # fmt: skip
-_MAGIC = {  # first bytes -> description
-    b"\x89HDF": "an HDF5 file, such as weights of TensorFlow", b"GGUF": "a GGUF file of llama.cpp",
-}  # fmt: skip
-_ARCHIVES = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
 
 def detect_format(path: Path) -> str:
@@ -165,20 +156,18 @@ def _describe_directory(path: Path, names: set[str]) -> str:
 def _describe_file(path: Path) -> str:
     """Return what a file is and what to do; "" if it is unknown."""
     with open_regular(path) as file:
-        head = file.read(512)
-        if head.startswith((b"PK\x03\x04", b"\x80")):
-            return _describe_pickle(path, head + file.read(_MAX_PICKLE))
+        head = file.read(32)
     if head.startswith(b"version https://git-lfs"):
         return "a pointer of Git LFS instead of the file: run git lfs pull in its repository, or download it again"
-    if head[8:9] == b"{" and path.suffix == ".safetensors":
+    if published := _FAIR_ESM.fullmatch(path.name):
+        return (
+            "a file of fair-esm: get the Hugging Face directory of the same model with hf download "
+            f"facebook/{published[1]} --local-dir DIRECTORY and give that"
+        )
+    if head.startswith((b"PK\x03\x04", b"\x80")):
+        return f"a file of torch.save or pickle, which can run code when it is read: {_SAVE}"
+    if path.suffix == ".safetensors":
         return _describe_safetensors(path)
-    for magic, text in _MAGIC.items():
-        if head.startswith(magic):
-            return f"{text}: {_SAVE}"
-    if path.suffix in _TEXTS:
-        return f"{_TEXTS[path.suffix]}: {_SAVE}"
-    if head[257:262] == b"ustar" or head.startswith(_ARCHIVES):
-        return "an archive: unpack it and give the directory of the model, or name it NAME.nemo if it is one"
     if (path.parent / CONFIG).is_file() and path.suffix in (".json", ".txt"):
         return f"one file of a model: give its directory, {path.parent}"
     return ""
@@ -192,26 +181,3 @@ def _describe_safetensors(path: Path) -> str:
     if path.name == "head.safetensors":
         return f"the head of a fine-tuning run: bionemo analysis label --head {path} predicts with it"
     return f"a safetensors file without its {CONFIG}: put both into one directory, the file as model.safetensors"
-
-
-def _describe_pickle(path: Path, pickled: bytes) -> str:
-    if zipfile.is_zipfile(path):
-        with suppress(OSError, RuntimeError, NotImplementedError, zipfile.BadZipFile), zipfile.ZipFile(path) as file:
-            names = [name for name in file.namelist() if name.endswith("data.pkl")]
-            if not names:
-                return "a zip archive: unpack it and give the directory of the model"
-            pickled = file.open(names[0]).read(_MAX_PICKLE)
-    if published := _FAIR_ESM.fullmatch(path.name):
-        kind = "contact regression" if published[2] else "weight"
-        return (
-            f"a {kind} file of fair-esm: get the Hugging Face directory of the same model with hf download "
-            f"facebook/{published[1]} --local-dir DIRECTORY and give that"
-        )
-    if b"sentence_encoder" in pickled:
-        return (
-            "a weight file of fair-esm: convert it with convert_esm.py of the repository of transformers 4, or "
-            + _SAVE
-        )
-    if b"pytorch-lightning_version" in pickled:
-        return f"a checkpoint of PyTorch Lightning, which can run code when it is read: {_SAVE}"
-    return f"a file of torch.save, which can run code when it is read: {_SAVE}"

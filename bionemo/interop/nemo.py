@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 from nemo.utils import logging as nemo_logging
 from nemo.utils.exceptions import NeMoBaseException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import write_atomic
@@ -122,8 +123,8 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
             start_loggers(trainer, config, directory, run_id)
     except ImportError as error:
         raise UserError(f"exp_manager: {error}: install it, or disable that callback") from error
-    except (ValueError, TypeError, NeMoBaseException) as error:
-        raise UserError(f"exp_manager: {error}") from error
+    except (ValueError, TypeError, OmegaConfBaseException, NeMoBaseException) as error:
+        raise UserError(f"exp_manager: {str(error).splitlines()[0]}") from error
     for name in ("nemo_logger", "lightning.pytorch"):
         for written in logging.getLogger(name).handlers:
             written.addFilter(_REDACTION)

@@ -8,7 +8,7 @@
     ./tp_rank_00_pp_rank_000/model_weights.ckpt            or one per tensor and pipeline parallel rank
 
 The layout is that of NeMo 1.23's `NLPSaveRestoreConnector`. Reading an untrusted archive executes
-nothing (see safe_tar.py and safe_load.py). Neither NeMo nor Megatron is imported.
+nothing (see safe_load.py). Neither NeMo nor Megatron is imported.
 """
 
 import os
@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import torch
 import yaml
@@ -28,8 +28,7 @@ from bionemo.common.files import sync
 from bionemo.common.redaction import redact_tree
 from bionemo.interop.merge_ranks import check_weights, merge_ranks
 from bionemo.interop.nemo_models import NemoModel, get_nemo_model
-from bionemo.interop.safe_load import load_settings, load_tensors
-from bionemo.interop.safe_tar import BLOCK, Member, open_tar
+from bionemo.interop.safe_load import load_settings, load_tensors, open_tar
 from bionemo.interop.weight_names import rotary_frequencies
 
 CONFIG, WEIGHTS, CARD = "model_config.yaml", "model_weights.ckpt", "model_card.md"
@@ -119,7 +118,7 @@ def to_nemo_names(model: NemoModel, config: Mapping[str, Any], weights: Mapping[
     return state
 
 
-def _find_ranks(members: Mapping[str, Member]) -> list[list[Member]]:
+def _find_ranks(members: Mapping[str, IO[bytes]]) -> list[list[IO[bytes]]]:
     """Return the files of weights by pipeline rank and tensor rank."""
     files = {name: rank for name in members if (rank := _RANK.fullmatch(name))}
     ranks = {(int(rank[2] or 0), int(rank[1] or 0)): members[name] for name, rank in files.items()}
@@ -141,12 +140,12 @@ def _write_tar(path: Path, members: Mapping[str, Callable[[BinaryIO], object]]) 
     with path.open("xb") as file:
         for name, write_to in members.items():
             header = file.tell()
-            file.write(bytes(BLOCK))
+            file.write(bytes(tarfile.BLOCKSIZE))
             write_to(file)
             end = file.tell()
-            file.write(bytes(-end % BLOCK))
+            file.write(bytes(-end % tarfile.BLOCKSIZE))
             info = tarfile.TarInfo(f"./{name}")
-            info.size = end - header - BLOCK
+            info.size = end - header - tarfile.BLOCKSIZE
             file.seek(header)
             file.write(info.tobuf(tarfile.GNU_FORMAT))  # always one block
             file.seek(0, os.SEEK_END)

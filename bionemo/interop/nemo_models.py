@@ -88,13 +88,17 @@ class NemoModel(ModelFormat):
 
         NeMo computes GELU with the error function without fused kernels, and with tanh when openai_gelu is set.
         """
-        known = {**_DEFAULTS, **self.config, "openai_gelu": config.get("activation") == "gelu_tanh"}
+        known = {
+            **_DEFAULTS, **self.config, "openai_gelu": config.get("activation") == "gelu_tanh",
+            "position_embedding_type": "rope" if self.rotary else "learned_absolute",
+        }  # fmt: skip
         given = {key: value for key, value in config.items() if not (value is None and key in {*known, FREQUENCIES})}
         if given.get("activation") == "gelu_tanh":
             given["activation"] = "gelu"
         given.pop("_target_", None)
         foreign = {} if self.our_class.startswith("bionemo.") else {_OUR_CLASS: self.our_class}
-        return {**known, **given, **_ONE_RANK, "target": self.nemo_class, **foreign}
+        tokenizer = {**known.get("tokenizer", {}), **(given.get("tokenizer") or {})}
+        return {**known, **given, **_ONE_RANK, "target": self.nemo_class, **foreign, "tokenizer": tokenizer}
 
     def to_our_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Translate the configuration of a `.nemo` file to the `model` section of ours.

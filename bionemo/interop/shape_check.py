@@ -2,7 +2,6 @@
 """Checks of configurations and tensor shapes that come from untrusted files."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
@@ -22,27 +21,6 @@ def check_shapes(expected: Mapping[str, Shape], found: Mapping[str, Sequence[int
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
             raise UserError(f"{name} has shape {tuple(found[name])}, expected {shape} from its configuration")
-
-
-def check_plain_values(value: object, key: str, path: Path) -> None:
-    """Check that a configuration consists of scalars, lists and mappings, without OmegaConf interpolations.
-
-    Raises:
-        UserError: for other types, and for text that OmegaConf evaluates (`${...}`) or treats as missing (`???`).
-    """
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            check_plain_values(item, f"{key}.{name}", path)
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            check_plain_values(item, f"{key}[{number}]", path)
-    elif value is not None and not isinstance(value, bool | int | float | str):
-        raise UserError(f"{path}: {key} in its configuration is a {type(value).__name__}, expected a plain value")
-    elif isinstance(value, str) and ("${" in value or value == "???"):
-        raise UserError(
-            f"{path}: {key} in its configuration is the interpolation {value[:40]!r}, which is not evaluated: write "
-            "the value itself into the configuration"
-        )
 
 
 def get_size(config: Mapping[str, Any], key: str, largest: int = MAX_SIZE) -> int:

@@ -43,7 +43,7 @@ class ESM1b(MaskedLanguageModel):
     card_tag = "protein"
     hugging_face = esm_architecture(
         "ESM-1b", "absolute", ESM1B_EMBEDDINGS,
-        config={"position_embedding_type": "learned_absolute"}, required=REQUIRED,
+        required=REQUIRED,
         flags={"embedding_token_dropout": "token_dropout", "embedding_layer_norm": "emb_layer_norm_before"},
         ignored=(r"embeddings\.position_ids", POOLER),
     )  # fmt: skip

@@ -20,6 +20,6 @@ class ESM1nv(MaskedLanguageModel):
     nemo = NemoModel(
         nemo_class=f"{nemo_names.ESM_MODULE}.ESM1nvModel", base_class=nemo_names.ESM_BASE_CLASS, vocab_size=30,
         names=WeightNames({**nemo_names.BERT, **nemo_names.POSITION_EMBEDDINGS, **nemo_names.BERT_LAYERS}),
-        config=nemo_names.BERT_CONFIG,
+        config={**nemo_names.BERT_CONFIG, "tokenizer": {"library": "sentencepiece"}},
     )  # fmt: skip
     config: ESM1nvConfig

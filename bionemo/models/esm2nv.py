@@ -28,11 +28,14 @@ class ESM2nv(MaskedLanguageModel):
         config={
             **nemo_names.BERT_CONFIG, "embedding_use_attention_mask": True, "normalize_attention_scores": False,
             "use_esm_attention": True, "esm_gelu": True, "use_pt_layernorm": False, "use_pt_mlp_out": False,
+            "mask_token_id": esm2nv().mask_id,
+            "tokenizer": {
+                "library": "huggingface", "model_name": "facebook/esm2_t33_650M_UR50D", "mask_id": esm2nv().mask_id,
+            },
         },
     )  # fmt: skip
     hugging_face = esm_architecture(
         "ESM-2", "rotary", EMBEDDINGS,
-        config={"position_embedding_type": "rope", "mask_token_id": esm2nv().mask_id},
         required=REQUIRED | {"rope_theta": 10000.0, "emb_layer_norm_before": False},
         flags={"embedding_token_dropout": "token_dropout"},
         # published files still contain a position table, which transformers do not use

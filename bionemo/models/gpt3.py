@@ -101,6 +101,7 @@ class GPT3(LanguageModel):
         config={
             **nemo_names.LAYER_CONFIG, "mcore_gpt": False, "transformer_engine": False,
             "share_embeddings_and_output_weights": True,
+            "tokenizer": {"library": "megatron", "type": "GPT2BPETokenizer"},
         },
     )  # fmt: skip
     hugging_face = Architecture(
@@ -109,7 +110,6 @@ class GPT3(LanguageModel):
             _HUGGING_FACE_NAMES, copies={"lm_head.weight": "transformer.wte.weight"}, pads_vocabulary=False,
             qkv_by_head=False, transposes=True,
         ),
-        config={"position_embedding_type": "learned_absolute"},
         required={  # other values give the weights another meaning
             "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
             "add_cross_attention": False, "tie_word_embeddings": True,

@@ -41,8 +41,7 @@ class LanguageModel(Trainable):
     # argument of `load_tokenizer`: the name of a tokenizer, or a function that returns a vocabulary
     tokenizer: ClassVar[str | TokenizerFactory]
     dataset: ClassVar[DatasetFactory]  # class that opens the splits of the training data
-    # name of a file in conf/model, which completes the configuration of a converted model, or of a checkpoint of
-    # another version; "" if there is none
+    # name of a file in conf/model, which completes the configuration of a converted model; "" if there is none
     default_config: ClassVar[str] = ""
     # attend to earlier tokens only; also names the block in checkpoints: "decoder" if true, else "encoder"
     causal: ClassVar[bool] = False

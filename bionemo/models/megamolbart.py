@@ -33,7 +33,8 @@ class MegaMolBART(EncoderDecoder):
     card_tag = "chemistry"
     nemo = NemoModel(
         nemo_class="bionemo.model.molecule.megamolbart.megamolbart_model.MegaMolBARTModel", vocab_size=523,
-        names=nemo_names.ENCODER_DECODER, prefix="enc_dec_model.", config=nemo_names.ENCODER_DECODER_CONFIG,
+        names=nemo_names.ENCODER_DECODER, prefix="enc_dec_model.",
+        config={**nemo_names.ENCODER_DECODER_CONFIG, "tokenizer": {"library": "regex"}},
     )  # fmt: skip
     dataset = MoleculeDataset
     config: MegaMolBARTConfig

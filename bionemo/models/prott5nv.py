@@ -20,7 +20,8 @@ class ProtT5nv(EncoderDecoder):
     card_tag = "protein"
     nemo = NemoModel(
         nemo_class="bionemo.model.protein.prott5nv.prott5_model.ProtT5nvModel", vocab_size=30, sentinels=96,
-        names=nemo_names.ENCODER_DECODER, prefix="enc_dec_model.", config=nemo_names.ENCODER_DECODER_CONFIG,
+        names=nemo_names.ENCODER_DECODER, prefix="enc_dec_model.",
+        config={**nemo_names.ENCODER_DECODER_CONFIG, "tokenizer": {"library": "sentencepiece"}},
     )  # fmt: skip
     dataset = SpanDataset
     config: ProtT5nvConfig

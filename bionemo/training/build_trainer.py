@@ -49,7 +49,7 @@ def build_trainer(cfg: RunConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
     if async_save is None:  # by default only on GPUs: the copy in main memory does not compete with the training
         async_save = gpu
     # not arguments of Lightning here; its own time limit makes every step wait for the device
-    own_keys = ("gradient_clip_val", "gradient_clip_algorithm", "rank_timeout", "max_time")
+    own_keys = ("gradient_clip_val", "rank_timeout", "max_time")
     arguments = {key: value for key, value in asdict(config).items() if value is not None and key not in own_keys}
     process = launched_process()
     arguments |= {

@@ -95,7 +95,6 @@ def test_sizes_of_esm2(size, layers, hidden, heads, parallel):
     assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (layers, hidden, heads)
     assert model.ffn_hidden_size == 4 * hidden
     assert model.tensor_model_parallel_size == parallel
-    assert model.tokenizer.model_name.endswith(f"_{size}_UR50D")
 
 
 def test_the_target_class_selects_the_schema():

@@ -150,7 +150,7 @@ def test_parallel_sizes_are_not_checked_for_automatic_device_counts():
 FILES = {
     "a: [1": r"bad.yaml, line 1",
     "a: 1\na: 2\n": r"bad.yaml, line 2: found duplicate key a",
-    "- 1\n": r"bad.yaml contains no keys",
+    "- 1\n": r"config 'bad' must be a DictConfig, got ListConfig",
     "defaults: [pretrain_smal]\n": r"'pretrain_smal' for the defaults of 'bad' (did you mean pretrain_small?)",
     "defaults: [pretrain_small, {override /model: nope}]\n": r"no model 'nope': available: esm1b, esm1b_s",
     "defaults: [pretrain_small, {override /modl: nope}]\n": r"Could not override 'modl'",
@@ -218,12 +218,12 @@ MISTAKES_OF_OTHER_MODELS = {
         "model.data.seq_length_dec=600": "model.data.seq_length_dec=600 is longer than model.max_position_embeddings",
         "model.tokenizer.num_sentinel_tokens=76": "num_sentinel_tokens is 76, expected 77 to 226: one for each masked",
         "model.tokenizer.num_sentinel_tokens=300": "num_sentinel_tokens is 300, expected 77 to 226",
-        "model.data.max_ngram_size=3": "model.data.max_ngram_size is 3, expected 1: spans have one residue",
+        "model.data.max_ngram_size=3": "model.data.max_ngram_size is 3, which is not supported: set it to 1; spans",
         "model.data.masked_lm_prob=0": "model.data.masked_lm_prob is 0.0, expected above 0 and below 1",
         "model.pipeline_model_parallel_size=2 trainer.devices=2": "expected 1: pipeline parallelism is not supported",
         "model.sequence_parallel=True model.tensor_model_parallel_size=3 trainer.devices=3": "seq_length_dec=256",
         "model.data.mask_percent=0.1": "unknown key model.data.mask_percent",
-        "model.normalization=rmsnorm": "model.normalization is 'rmsnorm', expected one of layernorm",
+        "model.normalization=rmsnorm": "model.normalization is rmsnorm, which is not supported: set it to layernorm",
     },
     "megamolbart": {
         "model.pipeline_model_parallel_size=8": "pipeline parallelism is not supported for encoder-decoder",

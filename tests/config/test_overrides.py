@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bionemo.config.compose import load
 from bionemo.config.overrides import quote_if_needed, rewrite_override
-from bionemo.config.text_values import keep_text_of_overrides
+from bionemo.config.text_values import text_kept
 from tests.conftest import EXAMPLES
 
 FILES = "model.data.dataset.train"
@@ -16,8 +16,8 @@ FILES = "model.data.dataset.train"
 
 def parse(key, value):
     """Return the value that Hydra parses after our rewriting."""
-    keep_text_of_overrides()
-    return OverridesParser.create().parse_override(f"{key}={quote_if_needed(key, value, sweep=False)}").value()
+    with text_kept():
+        return OverridesParser.create().parse_override(f"{key}={quote_if_needed(key, value, sweep=False)}").value()
 
 
 @pytest.mark.parametrize(

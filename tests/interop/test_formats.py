@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is no model, or one of another program, is named with what to do, by every command, without unpickling."""
 
-import io
 import json
 import math
 import os
 import pickle
-import struct
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,11 +32,6 @@ class Exploit:
         return os.system, (f"touch {self.mark}",)
 
 
-def tar(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        archive.addfile(tarfile.TarInfo("x"), io.BytesIO())
-
-
 def unpacked_nemo(path: Path) -> None:
     path.mkdir()
     (path / "model_config.yaml").write_text("{}")
@@ -53,36 +44,22 @@ def distributed(path: Path) -> None:
     (path / "weights" / "__0_0.distcp").write_bytes(b"x")
 
 
-FAIR = {"args": None, "model": {"encoder.sentence_encoder.embed_tokens.weight": torch.ones(2)}}
-LEGACY = {"_use_new_zipfile_serialization": False}
 KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "fair-esm": (
         "esm2_t6_8M_UR50D.pt", lambda path: torch.save({"model": {}}, path),
-        "is a weight file of fair-esm: get the Hugging Face directory of the same model with hf download "
+        "is a file of fair-esm: get the Hugging Face directory of the same model with hf download "
         "facebook/esm2_t6_8M_UR50D --local-dir DIRECTORY and give that",
     ),
     "fair-esm contacts": (
         "esm1b_t33_650M_UR50S-contact-regression.pt", lambda path: torch.save({"model": {}}, path),
-        "is a contact regression file of fair-esm: get the Hugging Face directory of the same model with hf download "
+        "is a file of fair-esm: get the Hugging Face directory of the same model with hf download "
         "facebook/esm1b_t33_650M_UR50S --local-dir DIRECTORY",
     ),
-    "own fair-esm": ("mine.pt", lambda path: torch.save(FAIR, path), "is a weight file of fair-esm: convert it with"),
-    "old fair-esm": (
-        "mine.pt", lambda path: torch.save(FAIR, path, **LEGACY), "is a weight file of fair-esm: convert it with"
-    ),
-    "lightning": (
-        "last.ckpt", lambda path: torch.save({"pytorch-lightning_version": "2"}, path),
-        "is a checkpoint of PyTorch Lightning, which can run code when it is read: save the model as a directory",
-    ),
-    "torch": ("x.bin", lambda path: torch.save({}, path), "is a file of torch.save, which can run code when"),
+    "torch": ("x.bin", lambda path: torch.save({}, path), "is a file of torch.save or pickle, which"),
     "pickle": (
         "x.pkl", lambda path: path.write_bytes(pickle.dumps(Exploit(path.parent.parent / MARK))),
-        "is a file of torch.save, which can run code when it is read: save the model as a directory with config.json",
+        "is a file of torch.save or pickle, which can run code when it is read: save the model as a directory with",
     ),
-    "zip": ("x.zip", lambda path: zipfile.ZipFile(path, "w").close(), "is not a checkpoint, a .nemo archive or"),
-    "filled zip": ("x.zip", lambda path: zipfile.ZipFile(path, "w").writestr("a", "b"), "is a zip archive: unpack it"),
-    "tar": ("x.tar", tar, "is an archive: unpack it and give the directory of the model, or name it NAME.nemo"),
-    "gzip": ("x.tar.gz", lambda path: path.write_bytes(b"\x1f\x8b\x08"), "is an archive: unpack it"),
     "safetensors": (
         "x.safetensors", lambda path: save_file({"a": torch.ones(1)}, path),
         "is a safetensors file without its config.json: put both into one directory, the file as model.safetensors",
@@ -95,10 +72,6 @@ KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "head.safetensors", lambda path: save_file({"a": torch.ones(1)}, path),
         "is the head of a fine-tuning run: bionemo analysis label --head",
     ),
-    "keras": ("tf_model.h5", lambda path: path.write_bytes(b"\x89HDF\r\n"), "is an HDF5 file, such as weights"),
-    "flax": ("flax_model.msgpack", lambda path: path.write_bytes(b"\x81"), "is a weight file of Flax: save the model"),
-    "onnx": ("x.onnx", lambda path: path.write_bytes(b"\x08"), "is an ONNX model: save the model as a directory"),
-    "gguf": ("x.gguf", lambda path: path.write_bytes(b"GGUF" + struct.pack("<I", 3)), "is a GGUF file of llama.cpp"),
     "pointer": (
         "x.safetensors", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
         "is a pointer of Git LFS instead of the file: run git lfs pull",
@@ -228,7 +201,7 @@ def test_best_checkpoint_of_a_run(tmp_path: Path) -> None:
 
 def test_a_directory_with_one_file(tmp_path: Path) -> None:
     torch.save({}, tmp_path / "esm2_t6_8M_UR50D.pt")
-    with pytest.raises(UserError, match=r"has no config\.json; its esm2_t6_8M_UR50D\.pt is a weight file of fair-esm"):
+    with pytest.raises(UserError, match=r"has no config\.json; its esm2_t6_8M_UR50D\.pt is a file of fair-esm"):
         bionemo.load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "esm"}))
     with pytest.raises(UserError, match=r"vocab.txt is one file of a model: give its directory"):

@@ -23,8 +23,7 @@ from bionemo.common.errors import UserError
 from bionemo.interop import nemo_archive
 from bionemo.interop.convert import convert
 from bionemo.interop.huggingface.directory import HuggingFaceModel
-from bionemo.interop.safe_load import load_tensors
-from bionemo.interop.safe_tar import open_tar
+from bionemo.interop.safe_load import load_tensors, open_tar
 from tests.support.huggingface import check_same_logits, theirs
 from tests.support.runs import config, last_checkpoint, run, run_on_ranks, train
 

@@ -165,7 +165,6 @@ def test_all_keys_are_compared_except_listed_ones(saved: dict[str, Any], here: d
         ({}, {"conv_dilation": 2}),
         ({"conv_dilation": 2}, {}),
         ({"layernorm_epsilon": "1e-5"}, {"layernorm_epsilon": 1e-5}),
-        ({"normalization": None}, {"normalization": "layernorm"}),
         ({"kv_channels": None, "hidden_size": 32, "num_attention_heads": 2}, {"kv_channels": 16}),
         ({"mask_token_id": "${.tokenizer.mask_id}"}, {"mask_token_id": 32}),
         ({"betas": (0.9, 0.98)}, {"betas": [0.9, 0.98]}),

@@ -180,12 +180,11 @@ def test_a_run_that_lost_its_lock_saves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        (f"{PARAMS}.filename=a/b-{{step}}", "expected a name, without /"),
-        (f"{PARAMS}.filename=../../x", "expected a name, without /"),
-        (f"{PARAMS}.filename=/tmp/x", "expected a name, without /"),
-        (f"{PARAMS}.filename={{val_loss:d}}", r"\{val_loss:d\} does not format a number .*\{val_loss:\.2f\}"),
-        (f"{PARAMS}.filename={{val_loss:/>9}}", "expected a name, without /"),
-        (f"{PARAMS}.filename={{step:999999999}}", "it is too long"),
+        (f"{PARAMS}.filename=a/b-{{step}}", "expected a name without /"),
+        (f"{PARAMS}.filename=../../x", "expected a name without /"),
+        (f"{PARAMS}.filename=/tmp/x", "expected a name without /"),
+        (f"{PARAMS}.filename={{val_loss:d}}", r"\{val_loss:d\}, but a format in it is invalid .*\{val_loss:\.2f\}"),
+        (f"{PARAMS}.filename={{val_loss:/>9}}", "expected a name without /"),
         (f"{PARAMS}.filename=x-last", "does not end in the reserved -last"),
         (f"{PARAMS}.filename={'x' * 250}", "gives 250 bytes, expected at most"),
         (f"{PARAMS}.filename=..", "expected a name"),

@@ -208,7 +208,6 @@ class SpanDataConfig(ProteinDataConfig):
 
     seq_length_dec: TokenCount  # maximum length of the decoder
     masked_lm_prob: FractionBetween  # fraction of masked residues
-    max_ngram_size: PositiveInt  # residues per span
 
 
 @dataclass(kw_only=True)

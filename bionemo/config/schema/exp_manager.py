@@ -10,12 +10,9 @@ from typing import Any, Literal
 from bionemo.config.schema.ranges import (
     DurationOrZero,
     DurationText,
-    Fraction,
     IntOrUnlimited,
     NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     StepCount,
 )
 
@@ -124,44 +121,6 @@ class EarlyStoppingParams:
 
 
 @dataclass(kw_only=True)
-class IPLEpochStopperParams:
-    """Stop for new pseudo-labels (speech models)."""
-
-    enable_stop: bool | None = None  # stop
-    stop_every_n_epochs: PositiveInt | None = None  # epochs until the run stops
-
-
-@dataclass(kw_only=True)
-class StragglerDetectionParams:
-    """Detection of slow ranks."""
-
-    report_time_interval: PositiveFloat | None = None  # seconds between reports
-    calc_relative_gpu_perf: bool | None = None  # compare ranks with each other
-    calc_individual_gpu_perf: bool | None = None  # compare a rank with its own past
-    num_gpu_perf_scores_to_log: NonNegativeInt | None = None  # number of best and worst ranks that are logged
-    gpu_relative_perf_threshold: Fraction | None = None  # a rank below this fraction of the fastest is slow
-    gpu_individual_perf_threshold: Fraction | None = None  # a rank below this fraction of its own best is slow
-    stop_if_detected: bool | None = None  # end the run if a rank is slow
-
-
-@dataclass(kw_only=True)
-class FaultToleranceParams:
-    """Detection and restart of hung ranks."""
-
-    workload_check_interval: PositiveFloat | None = None  # seconds between checks
-    initial_rank_heartbeat_timeout: PositiveFloat | None = None  # seconds until the first heartbeat
-    rank_heartbeat_timeout: PositiveFloat | None = None  # seconds between heartbeats
-    calculate_timeouts: bool | None = None  # estimate the timeouts from the run
-    safety_factor: PositiveFloat | None = None  # factor of estimated timeouts
-    rank_termination_signal: str | None = None  # signal for hung ranks
-    log_level: str | None = None  # level of messages
-    max_rank_restarts: NonNegativeInt | None = None  # restarts within a job
-    max_subsequent_job_failures: NonNegativeInt | None = None  # failures until no further job is started
-    additional_ft_launcher_args: str | None = None  # arguments of the launcher
-    simulated_fault: dict[str, Any] | None = None  # a fault for tests
-
-
-@dataclass(kw_only=True)
 class ExpManagerConfig:
     """Directories, resumption, loggers and callbacks of a run."""
 
@@ -187,7 +146,6 @@ class ExpManagerConfig:
     clearml_logger_kwargs: ClearMLParams | None = None  # settings of ClearML
     create_neptune_logger: bool | None = None  # log to Neptune
     neptune_logger_kwargs: dict[str, Any] | None = None  # settings of Neptune
-    log_local_rank_0_only: bool | None = None  # NeMo 1.23: one log file per node
     log_global_rank_0_only: bool | None = None  # NeMo 1.23: one log file
     # checkpoints
     create_checkpoint_callback: bool  # save checkpoints
@@ -195,12 +153,10 @@ class ExpManagerConfig:
     # other callbacks
     create_early_stopping_callback: bool | None = None  # stop if a metric no longer improves
     early_stopping_callback_params: EarlyStoppingParams | None = None  # when to stop
-    create_ipl_epoch_stopper_callback: bool | None = None  # stop for new pseudo-labels (speech models)
-    ipl_epoch_stopper_callback_params: IPLEpochStopperParams | None = None  # when to stop for new pseudo-labels
     create_straggler_detection_callback: bool | None = None  # detect slow ranks
-    straggler_detection_params: StragglerDetectionParams | None = None  # settings of the detection of slow ranks
+    straggler_detection_params: dict[str, Any] | None = None  # NeMo's settings of this detection
     create_fault_tolerance_callback: bool | None = None  # detect and restart hung ranks
-    fault_tolerance: FaultToleranceParams | None = None  # settings of the detection of hung ranks
+    fault_tolerance: dict[str, Any] | None = None  # NeMo's settings of this detection
     # other
     files_to_copy: list[str] | None = None  # files that are copied to the run's directory
     max_time_per_run: DurationText | None = None  # DD:HH:MM:SS; the run saves a checkpoint and ends

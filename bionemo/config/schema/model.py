@@ -32,13 +32,8 @@ from bionemo.config.schema.training import OptimConfig, TrainerConfig
 class TokenizerConfig:
     """Vocabulary. Those of proteins and molecules are part of the package; GPT-2's files come from the user."""
 
-    library: Literal["sentencepiece", "huggingface", "megatron", "regex"]  # source of the vocabulary
-    type: str | None = None  # kind of tokenizer of this library
-    model: str | None = None  # a file of v1; ignored
-    vocab_file: str | None = None  # file of the vocabulary
-    merge_file: str | None = None  # file of the merges of byte-pair encoding
-    model_name: str | None = None  # name on the Hugging Face hub
-    mask_id: NonNegativeInt | None = None  # id of <mask>
+    vocab_file: str | None = None  # GPT-3: file of the vocabulary
+    merge_file: str | None = None  # GPT-3: file of the merges of byte-pair encoding
     num_sentinel_tokens: NonNegativeInt | None = None  # ProtT5nv
 
 
@@ -154,14 +149,11 @@ class EncoderConfig(ModelConfig):
 class ESM1nvConfig(EncoderConfig):
     """Encoder with learned positions (ESM-1nv)."""
 
-    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
-
 
 @dataclass(kw_only=True)
 class ESM1bConfig(EncoderConfig):
     """Encoder with learned positions and token dropout (ESM-1b, ESM-1v)."""
 
-    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     embedding_token_dropout: bool  # see ESM2nvConfig
     embedding_layer_norm: bool  # before the first layer: True for ESM-1b, False for ESM-1v
 
@@ -170,9 +162,7 @@ class ESM1bConfig(EncoderConfig):
 class ESM2nvConfig(EncoderConfig):
     """Encoder with rotary positions and token dropout (ESM-2nv)."""
 
-    position_embedding_type: Literal["rope"]  # kind of positions of this model class
     embedding_token_dropout: bool  # scale embeddings by the fraction of tokens that are not masked
-    mask_token_id: NonNegativeInt  # id of <mask>
     #: angle per position of each pair of channels, if the weights were trained or saved with others than
     #: 1 / 10000^(2i / head size), such as frequencies rounded to bf16
     rotary_frequencies: list[PositiveFloat] | None = None
@@ -180,14 +170,9 @@ class ESM2nvConfig(EncoderConfig):
 
 @dataclass(kw_only=True)
 class EncoderDecoderConfig(ModelConfig):
-    """Keys of every encoder-decoder. The values of v1's only architecture are accepted, others are not."""
+    """Keys of every encoder-decoder."""
 
-    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     share_decoder_tokens_head_embeddings: bool  # the output layer uses the embedding table and a bias per token
-    normalization: Literal["layernorm"]  # v1's only value
-    transformer_block_type: Literal["pre_ln"]  # v1's only value: layer norm before each block
-    encoder_arch: Literal["transformer"]  # v1's only value
-    decoder_arch: Literal["transformer"]  # v1's only value
 
 
 @dataclass(kw_only=True)
@@ -210,10 +195,7 @@ class MegaMolBARTConfig(EncoderDecoderConfig):
 class GPT3Config(ModelConfig):
     """Text (GPT-3)."""
 
-    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     data: TextDataConfig  # text
-    normalization: Literal["layernorm"] | None = None  # v1's only value
-    transformer_block_type: Literal["pre_ln"] | None = None  # v1's only value: layer norm before each block
 
 
 @dataclass(kw_only=True)

@@ -55,7 +55,6 @@ class TrainerConfig:
     #: from model.global_batch_size, if that is set
     accumulate_grad_batches: PositiveInt | None
     gradient_clip_val: NonNegativeFloat | None  # maximum norm over all gradients
-    gradient_clip_algorithm: Literal["norm"] | None = None  # norm is the only one
     # reporting
     log_every_n_steps: PositiveInt  # steps between logged values
     enable_progress_bar: bool | None = None  # print the progress

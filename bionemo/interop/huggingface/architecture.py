@@ -25,7 +25,6 @@ class Architecture(ModelFormat):
     class_name: str
     names: WeightNames
     prefix: str  # prefix of weight names; files of the model without a head omit it
-    config: Config  # keys that all our configurations of this architecture have, except for `_target_`
     required: Settings  # keys of config.json that may only have one value, which is also their default
     sizes: Mapping[str, str]  # positive integers: our key -> key of config.json
     numbers: Mapping[str, tuple[str, float]]  # numbers >= 0: our key -> (key of config.json, default)
@@ -53,7 +52,7 @@ class Architecture(ModelFormat):
             unset = found is None and value is False
             if not unset and (found != value or isinstance(found, bool) != isinstance(value, bool)):
                 raise UserError(f"{key} in its config.json is {str(found)[:50]!r}; only {value} is supported")
-        config = {"_target_": self.our_class, **self.config, "kv_channels": None}
+        config: dict[str, Any] = {"_target_": self.our_class, "kv_channels": None}
         for ours, theirs in self.sizes.items():
             config[ours] = get_size(settings, theirs, MAX_LAYERS if ours == "num_layers" else MAX_SIZE)
         hidden, heads = self.sizes["hidden_size"], self.sizes["num_attention_heads"]

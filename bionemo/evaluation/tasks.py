@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from bionemo.common.errors import UserError
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.progress import Advance
 
 _MAX_LISTED = 20  # problems in a result
 _FILE_NAME = re.compile(r"[\w-][\w.-]*", re.ASCII)
@@ -96,13 +95,12 @@ class Task(ABC):
         """Estimated duration, in a unit that all tasks of a suite share."""
 
     @abstractmethod
-    def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
+    def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Compute the result.
 
         Args:
             model: the model; it must not be changed.
             problems: receives faulty rows.
-            advance: called with the part of the cost that was finished since the last call.
 
         Raises:
             LeftOut: if there is nothing to evaluate.
@@ -112,16 +110,16 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Suite(ABC):
-    """A suite of tasks. The fields of a subclass are its settings: options of the command line, or keys of a list.
+    """A suite of tasks. The fields of a subclass are its settings, which are options of the command line.
 
     Attributes:
         name: name on the command line.
-        help: description in `--help`.
+        about: what its figures are, for the page.
         data: directory or file that the user provides.
     """
 
     name: ClassVar[str]
-    help: ClassVar[str]
+    about: ClassVar[str]
     data: Path
 
     @abstractmethod
@@ -134,7 +132,7 @@ class Suite(ABC):
 
     @abstractmethod
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Return the summary of all results, as JSON values.
+        """Return the summary of all results, as JSON values; the page has a row for each dictionary of numbers in it.
 
         Args:
             results: results of the tasks that did not fail.
@@ -147,13 +145,3 @@ class Suite(ABC):
     @abstractmethod
     def describe(summary: Mapping[str, Any]) -> list[str]:
         """Return the lines of a summary for the console."""
-
-    @staticmethod
-    @abstractmethod
-    def render(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Return parts of an HTML page that compare models.
-
-        Args:
-            sections: for each model its section of the report: `settings`, `summary` and the `results` of the tasks
-                that did not fail. Their values come from files, so they must be escaped.
-        """

@@ -43,6 +43,7 @@ from bionemo.training.module import TrainingModule
 from bionemo.training.progress import TrainingProgress
 from bionemo.training.rank_consistency import RankConsistencyCheck
 from bionemo.training.resume import check_resumable, choose_branch, find_resume_checkpoint, new_or_resumed_run_id
+from bionemo.training.run_file import RunFile
 from bionemo.training.time_limit import TimeLimit
 
 
@@ -114,6 +115,7 @@ def train(
             RankConsistencyCheck(cfg, resume_path, written),
             *([] if cfg.trainer.enable_progress_bar is False else [TrainingProgress()]),
             LossCurve(log_dir, reference_losses),
+            run_file := RunFile(log_dir, checkpoints.signals),
             time_limit,
             *callbacks,
             *early_stopping(cfg.exp_manager),
@@ -155,6 +157,7 @@ def train(
         if cfg.do_training:
             parameters = sum(parameter.numel() for parameter in model.parameters())
             progress.print_start(cfg, trainer, parameters, precision, backends, compiled, data, resume_path)
+            run_file.begin(cfg, trainer, parameters, precision, data, resume_path)
             trainer.fit(module, data, ckpt_path=resume_path)
             progress.print_result(cfg, trainer, reference_losses, log_dir, resume_path)
         if cfg.do_testing and not checkpoints.stop_signal:

@@ -6,6 +6,7 @@ import io
 from bionemo.common.errors import optional_dependency
 
 with optional_dependency("plots", "a plot"):
+    import matplotlib as mpl
     from matplotlib.figure import Figure
 
 
@@ -24,3 +25,12 @@ def to_png(figure: Figure) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120)
     return file.getvalue()
+
+
+def to_svg(figure: Figure) -> str:
+    """Return a figure as an SVG element."""
+    file = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "bionemo"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :]

@@ -72,26 +72,6 @@ class StructureTask(Task):
     sequence: str | None
     head: _FittedHead
 
-    @property
-    def name(self) -> str:
-        """Name of the file without its suffixes."""
-        return strip_suffix(self.path) or self.path.name
-
-    @property
-    def files(self) -> list[Path]:
-        """The structure, and those to which a head is fitted."""
-        return [self.path, *self.head.files]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The sequence, if it is given."""
-        return {"sequence": self.sequence}
-
-    @property
-    def cost(self) -> int:
-        """Number of residues, estimated."""
-        return 1 + self.path.stat().st_size // _BYTES
-
     def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Predict the contacts, see `Task`."""
         head = self.head.get(model)
@@ -169,7 +149,18 @@ class Contacts(Suite):
                 raise UserError(f"{fasta} has several sequences named {name}: remove all but one")
             sequences[name] = record["sequence"]
         head = _FittedHead(_find_structures(self.data / _FIT))
-        return [StructureTask(path, sequences.get(name), head) for path, name in zip(paths, names, strict=True)]
+        return [
+            StructureTask(
+                name=name,
+                files=[path, *head.files],
+                settings={"sequence": sequences.get(name)},
+                cost=1 + path.stat().st_size // _BYTES,
+                path=path,
+                sequence=sequences.get(name),
+                head=head,
+            )
+            for path, name in zip(paths, names, strict=True)
+        ]
 
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return mean, standard error and number of structures of each metric, see `Suite`."""

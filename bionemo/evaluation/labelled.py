@@ -71,32 +71,6 @@ class LabelledTask(Task):
     input: str
     vocabulary: type
 
-    @property
-    def name(self) -> str:
-        """Data set and input."""
-        return f"{self.dataset}-{self.input}"
-
-    @property
-    def files(self) -> list[Path]:
-        """The files of all splits."""
-        data = self.config.model.data
-        return [path for name in SPLITS for path in shard_paths(data.dataset_path, name, getattr(data.dataset, name))]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Input, seeds and hyperparameters."""
-        model = asdict(self.config.model)
-        for key in ("dataset_path", "preprocessed_data_path", "preprocessing"):
-            del model["data"][key]
-        more = _FINE_TUNING if self.input == FINE_TUNED else ()
-        epochs = self.config.trainer.max_epochs
-        return {"input": self.input, "seeds": SEEDS, "epochs": epochs, "model": model, "fine_tuning": more}
-
-    @property
-    def cost(self) -> int:
-        """Number of bytes that the model reads."""
-        return sum(path.stat().st_size for path in self.files) * _COSTS[self.input]
-
     def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Train with each seed and test, see `Task`."""
         if not isinstance(model.network.vocabulary, self.vocabulary):
@@ -215,8 +189,30 @@ class LabelledSuite(Suite):
             dataset = self.datasets[name]
             overrides = [*dataset.overrides, f"model.data.dataset_path={(self.data / name).absolute()}"]
             config = load(dataset.config, overrides, schema=DownstreamConfig)
+            data = config.model.data
+            files = [
+                path
+                for split in SPLITS
+                for path in shard_paths(data.dataset_path, split, getattr(data.dataset, split))
+            ]
+            model = asdict(config.model)
+            for key in ("dataset_path", "preprocessed_data_path", "preprocessing"):
+                del model["data"][key]
+            settings = {"seeds": SEEDS, "epochs": config.trainer.max_epochs, "model": model}
+            size = sum(path.stat().st_size for path in files)
             tasks += [
-                LabelledTask(name, dataset.config, overrides, config, each, self.vocabulary)
+                LabelledTask(
+                    name=f"{name}-{each}",
+                    files=files,
+                    settings={**settings, "input": each, "fine_tuning": _FINE_TUNING if each == FINE_TUNED else ()},
+                    cost=size * _COSTS[each],
+                    dataset=name,
+                    config_name=dataset.config,
+                    overrides=overrides,
+                    config=config,
+                    input=each,
+                    vocabulary=self.vocabulary,
+                )
                 for each in (FROZEN, RANDOM, ONE_HOT, *([FINE_TUNED] if self.fine_tuning else []))
             ]
         return tasks

@@ -52,26 +52,6 @@ class LossTask(Task):
     records: Sequence[Record] = field(repr=False)
     method: str
 
-    @property
-    def name(self) -> str:
-        """Number of the first sequence."""
-        return f"sequences-{self.first:07}"
-
-    @property
-    def files(self) -> list[Path]:
-        """The file of the sequences."""
-        return [self.path]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Sequences and method."""
-        return {"first": self.first, "count": len(self.records), "method": self.method}
-
-    @property
-    def cost(self) -> int:
-        """Number of predicted residues."""
-        return sum(len(record["sequence"]) for record in self.records)
-
     def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Compute the loss of each sequence, see `Task`."""
         masked_network(model)  # before the loop, which collects errors of single sequences
@@ -141,29 +121,8 @@ def _pseudo_losses(
 class IdentityTask(Task):
     """Identity of each sequence to the training data."""
 
-    path: Path
     training: Path
     records: Sequence[Record] = field(repr=False)
-
-    @property
-    def name(self) -> str:
-        """Name of the task."""
-        return _IDENTITY_TASK
-
-    @property
-    def files(self) -> list[Path]:
-        """The sequences and the training data."""
-        return [self.path, self.training]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """None."""
-        return {}
-
-    @property
-    def cost(self) -> int:
-        """Number of sequences."""
-        return len(self.records)
 
     def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Search the training data, see `Task`."""
@@ -206,11 +165,14 @@ class Loss(Suite):
             if not (self.data / name).exists():
                 refuse_compressed(self.data / f"{name}.gz")
         records = read_fasta(path)
-        found: list[Task] = [
-            LossTask(path, first, records[first : first + size], self.method) for first in range(0, len(records), size)
-        ]
+        found: list[Task] = []
+        for first in range(0, len(records), size):
+            part = records[first : first + size]
+            settings = {"first": first, "count": len(part), "method": self.method}
+            cost = sum(len(record["sequence"]) for record in part)
+            found.append(LossTask(f"sequences-{first:07}", [path], settings, cost, path, first, part, self.method))
         if training.exists():
-            found.append(IdentityTask(path, training, records))
+            found.append(IdentityTask(_IDENTITY_TASK, [path, training], {}, len(records), training, records))
         return found
 
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:

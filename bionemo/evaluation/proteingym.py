@@ -45,26 +45,6 @@ class AssayTask(Task):
     method: str
     window: WindowType
 
-    @property
-    def name(self) -> str:
-        """Name of the assay."""
-        return self.assay.name
-
-    @property
-    def files(self) -> list[Path]:
-        """The file of the assay."""
-        return [self.path]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Wild type, method and window."""
-        return {"sequence": self.assay.sequence, "method": self.method, "window": self.window}
-
-    @property
-    def cost(self) -> int:
-        """Number of pairs of residues in all predictions, if every residue is predicted."""
-        return len(self.assay.sequence) ** 2
-
     def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Score the variants, see `Task`."""
         sequence = self.assay.sequence
@@ -132,7 +112,20 @@ class ProteinGym(Suite):
         ]
         if not folders:
             raise UserError(f"{self.data} has none of the {len(assays)} assay files of {reference}: put them there")
-        return [AssayTask(assay, folders[0] / assay.file, self.method, self.window) for assay in assays]
+        options = {"method": self.method, "window": self.window}
+        return [
+            AssayTask(
+                name=assay.name,
+                files=[path := folders[0] / assay.file],
+                settings={"sequence": assay.sequence, **options},
+                cost=len(assay.sequence) ** 2,  # pairs of residues in all predictions
+                assay=assay,
+                path=path,
+                method=self.method,
+                window=self.window,
+            )
+            for assay in assays
+        ]
 
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return the averages, and those of published models over the same assays; see `Suite`."""

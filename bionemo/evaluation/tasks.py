@@ -71,28 +71,21 @@ Result = dict[str, Any]
 """Stored result of a task: JSON values, see `runner.py`."""
 
 
+@dataclass(frozen=True)
 class Task(ABC):
-    """A task. Its suite, name, files and settings identify the result; see `runner.py`."""
+    """A task. Its suite, name, files and settings identify the result; see `runner.py`.
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name within the suite, which is also a file name."""
+    Attributes:
+        name: name within the suite, which is also a file name.
+        files: input files.
+        settings: JSON values that determine the result, besides the model and the files.
+        cost: estimated duration, in a unit that all tasks of a suite share.
+    """
 
-    @property
-    @abstractmethod
-    def files(self) -> list[Path]:
-        """Input files."""
-
-    @property
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """JSON values that determine the result, besides the model and the files."""
-
-    @property
-    @abstractmethod
-    def cost(self) -> int:
-        """Estimated duration, in a unit that all tasks of a suite share."""
+    name: str
+    files: list[Path]
+    settings: dict[str, Any]
+    cost: int
 
     @abstractmethod
     def run(self, model: TrainedModel, problems: Problems) -> TaskResult:

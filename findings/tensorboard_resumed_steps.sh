@@ -9,7 +9,7 @@
 #            values. Events are discarded only behind a SessionLog.START, which torch's SummaryWriter writes for
 #            purge_step=STEP only; Lightning passes none unless it is told to.
 # Met by:    Runs that are requeued: curves go back, and reports read values of weights that no longer exist. Keep the
-#            last value of each step, as bionemo report does (evaluation/event_files.py).
+#            last value of each step, as bionemo report does (evaluation/run_report.py).
 # Source:    tensorboard, backend/event_processing/event_accumulator.py, EventAccumulator._MaybePurgeOrphanedData.
 # shellcheck source=common.sh
 source "$(dirname "$0")/common.sh"

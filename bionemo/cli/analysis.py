@@ -4,19 +4,15 @@
 Imports that load torch are in functions: `--help` must be fast.
 """
 
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bionemo.common.console import notify, one_line_errors
-from bionemo.common.errors import UserError, shorten
+from bionemo.common.console import one_line_errors
+from bionemo.common.errors import UserError
 from bionemo.common.limits import check_address_space
 from bionemo.config.model_argument import HELP, split_model
-
-if TYPE_CHECKING:
-    from bionemo.inference.model import TrainedModel
 
 _DESCRIPTION = "Analyze proteins with a trained model: effects of mutations, contacts, maps of embeddings, labels."
 _EXAMPLES = """\
@@ -59,100 +55,34 @@ def main() -> None:
         check_address_space()
         log_to_console()
         silence_dependencies()
-        from bionemo.inference.analysis import commands
+        from bionemo.cli import analysis_commands
 
         silence_dependencies()  # some libraries have installed their handlers during the import
-        name, path = options.pop("command"), options.pop("model")
-        load = partial(_load, **{key: options.pop(key) for key in ("device", "precision", "max_length")})
-        load_model = partial(load, path) if path else None
-        run: dict[str, Callable[..., None]] = {
-            "contacts": commands.run_contacts, "contacts-fit": commands.run_contacts_fit, "map": commands.run_map,
-        }  # fmt: skip
-        if name == "label":
-            _label(load, path, **options)
-        elif name == "variants":
-            _variants(load_model, **options)
-        else:
-            run[name](load_model, **options)
+        run: dict[str, Callable[[Namespace], None]] = {
+            "variants": analysis_commands.run_scan if options.scan else analysis_commands.run_variants,
+            "contacts": analysis_commands.run_contacts,
+            "contacts-fit": analysis_commands.run_contacts_fit,
+            "map": analysis_commands.run_map,
+            "label": analysis_commands.run_label,
+        }
+        run[options.command](options)
 
 
-def _parse(parser: ArgumentParser) -> dict[str, Any]:
+def _parse(parser: ArgumentParser) -> Namespace:
     """Return the options. argparse would not find an optional MODEL between other options, so it is read here."""
-    found, words = parser.parse_known_args()
-    options = vars(found)
+    options, words = parser.parse_known_args(namespace=Namespace(scan=False))
     unknown = [word for word in words if word.startswith("-")]
     model, others = (None, []) if unknown else split_model(words)
     if unknown + others:
         parser.error(f"unrecognized arguments: {' '.join(unknown + others)}")
-    if model and options["model"]:
-        parser.error(f"MODEL and --model are given: omit --model {options['model']}")
-    model = model or options["model"]
-    if not model and options["command"] not in _NEEDS_NO_MODEL:
+    if model and options.model:
+        parser.error(f"MODEL and --model are given: omit --model {options.model}")
+    if not (model or options.model) and options.command not in _NEEDS_NO_MODEL:
         parser.error("the following arguments are required: MODEL")
-    return options | {"model": Path(model) if model else None}
-
-
-def _load(path: Path, device: str | None, precision: str, max_length: int | None) -> "TrainedModel":
-    from bionemo.inference.load import load
-
-    return load(path, device, precision, max_length)
-
-
-def _variants(load_model: Any, scan: bool, variants: Path | None, **options: Any) -> None:
-    from bionemo.inference.analysis.commands import run_scan, run_variants
-
-    if scan == (variants is not None):
+    if options.command == "variants" and options.scan == (options.variants is not None):
         raise UserError("give either --variants FILE or --scan")
-    if variants is not None:
-        run_variants(load_model, variants=variants, **options)
-    else:
-        run_scan(load_model, **{key: value for key, value in options.items() if key not in ("column", "score_column")})
-
-
-def _label(
-    load: Callable[[Path], "TrainedModel"], path: Path | None, head: Path, input_path: Path, output: Path,
-    overwrite: bool, on_invalid: str,
-) -> None:  # fmt: skip
-    """Apply the head of a fine-tuning run to new sequences. It is here because inference may not import finetuning."""
-    from bionemo.data.molecules.content_checks import report_unusable
-    from bionemo.finetuning.load_head import check_encoder, predict_labels, read_records, read_trained_head
-    from bionemo.inference.analysis.commands import EMBEDDING_BATCH
-    from bionemo.inference.analysis.files import refuse_existing, staged_file, write_table
-    from bionemo.inference.invalid_molecules import find_invalid
-    from bionemo.inference.progress import progress_bar
-    from bionemo.tokenizers import SmilesTokenizer
-
-    refuse_existing([output], overwrite, [input_path])
-    trained, (ids, sequences) = read_trained_head(head), read_records(input_path)
-    with staged_file(output) as file:
-        try:
-            model, rows = load(path or trained.encoder), []
-        except UserError as error:
-            remedy = "" if path else f"; {head} was trained with this model: give another MODEL"
-            raise UserError(f"{error}{remedy}") from error
-        check_encoder(trained, model.path, model.weights_checksum)
-        unusable = find_invalid(model.network, sequences)
-        for problem, numbers in unusable.items():
-            name = f"record {numbers[0]:,}, {shorten(sequences[numbers[0]])}"
-            notify(report_unusable(f"{input_path}", problem, len(numbers), len(ids), name, on_invalid, "--on-invalid"))
-        if unusable and on_invalid == "skip":
-            kept = sorted({*range(len(ids))}.difference(*unusable.values()))
-            ids, sequences = [ids[number] for number in kept], [sequences[number] for number in kept]
-            if not ids:
-                raise UserError(f"{input_path}: no SMILES is left: correct them, or use --on-invalid=keep")
-        # Errors before anything is computed. Molecules are truncated as in training; proteins have --max-length.
-        is_molecules = isinstance(model.network.vocabulary, SmilesTokenizer)
-        tokens = model.ids(sequences, [f"{input_path}: {name}" for name in ids], truncate=is_molecules)
-        with progress_bar("predicting", len(ids), "sequences") as advance:
-            for first in range(0, len(ids), EMBEDDING_BATCH):
-                batch = slice(first, first + EMBEDDING_BATCH)
-                labels = predict_labels(model, trained, tokens[batch])
-                rows += [[name, *label] for name, label in zip(ids[batch], labels, strict=True)]
-                advance(len(labels))
-        columns = ["id", "prediction", "probability"]
-        used = 3 if any(row[2] for row in rows) else 2
-        write_table(file, columns[:used], [row[:used] for row in rows])
-    print(f"{len(rows):,} sequences: {output}")
+    options.model = Path(model or options.model) if model or options.model else None
+    return options
 
 
 def _parser() -> ArgumentParser:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate a trained model on suites of tasks, compare evaluations, and average published results.
+"""Evaluate a trained model on a suite of tasks, compare evaluations, and average published results.
 
 Imports that load torch are in functions: `--help` must be fast.
 """
@@ -15,18 +15,15 @@ from bionemo.common.limits import check_address_space
 from bionemo.config.model_argument import HELP, model_path
 from bionemo.launch.spawn import LAUNCHER
 
+_TIMEOUT = 600.0  # seconds until the first process must have created the output directory
 _SETTINGS = ("method", "window", "fine_tuning")  # options that are settings of a suite
 _EXAMPLES = """\
 examples
   bionemo evaluate esm2.nemo --suite proteingym --data ProteinGym --output results/esm2
   bionemo evaluate esm2-hf --suite proteingym --data ProteinGym --output results/esm2-hf --devices 8
-  bionemo evaluate esm2.nemo --suite flip --data FLIP --output results/esm2 --fine-tuning
-  bionemo evaluate esm2.nemo --suite suites.yaml --output results/esm2
+  bionemo evaluate esm2.nemo --suite flip --data FLIP --output results/flip --fine-tuning
   bionemo evaluate compare results/esm2 results/esm2-hf --output comparison.html
   bionemo evaluate average ProteinGym/DMS_substitutions_Spearman_DMS_level.csv --models "ESM2 (650M)" ESM-1b
-
-suites.yaml is a list of suites with their data and settings:
-  - {suite: proteingym, data: ProteinGym, method: wild-type-marginal}
 
 An interrupted evaluation continues when the same command is run again.
 """
@@ -43,7 +40,7 @@ def main() -> None:
 
 
 def evaluate(options: Namespace) -> None:
-    """Run the tasks of suites in `devices` processes, and write the report.
+    """Run the tasks of a suite in `devices` processes, and write the report.
 
     Raises:
         UserError: if the model, the data or the output cannot be used.
@@ -55,11 +52,12 @@ def evaluate(options: Namespace) -> None:
     silence_dependencies()
     import torch
 
-    from bionemo.evaluation.evaluate import run_first_process, run_other_process
+    from bionemo.evaluation.evaluate import run_first_process
     from bionemo.evaluation.report import describe_report
     from bionemo.evaluation.runner import Results
-    from bionemo.evaluation.suites import open_suites
+    from bionemo.evaluation.suites import open_suite
     from bionemo.inference.load import load
+    from bionemo.inference.processes import compute_other_rank
     from bionemo.megatron.gpu import use_gpu
 
     silence_dependencies()  # some libraries have installed their handlers during the import
@@ -72,16 +70,16 @@ def evaluate(options: Namespace) -> None:
         if processes > 1 and not gpus:
             torch.set_num_threads(max(torch.get_num_threads() // processes, 1))
         settings = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
-        suites = open_suites(options.suite, options.data, settings)
+        suite = open_suite(options.suite, options.data, settings)
         model = load(
             options.model, f"cuda:{local_rank}" if gpus else options.device, options.precision, options.max_length
         )
-        results = Results(suites, model, options.output, options.keep_going)
+        results = Results(suite, model, options.output, options.keep_going)
     if rank:
-        run_other_process(results, rank, ranks, error_class)
+        compute_other_rank(results, rank, ranks, _TIMEOUT, error_class)
     else:
-        report = run_first_process(results, model, suites, processes, ranks)
-        print("\n".join(describe_report(report, results.output)))
+        report = run_first_process(results, model, suite, processes, ranks)
+        print("\n".join(describe_report(report, results.directory)))
 
 
 def _place(devices: int | None, gpus: int) -> tuple[int, int, int, int]:
@@ -149,12 +147,11 @@ def _parser() -> ArgumentParser:
     add = parser.add_argument
     add("model", type=model_path, metavar="MODEL", help=HELP)
     add(
-        "--suite", required=True,
+        "--suite", required=True, choices=["proteingym", "flip", "contacts", "loss", "moleculenet"],
         help="proteingym: effects of substitutions; flip: labelled proteins; contacts: contacts between residues of "
-        "structures; loss: loss on held-out proteins; moleculenet: labelled molecules; all: suites with a folder in "
-        "DATA; or a YAML file with a list",
+        "structures; loss: loss on held-out proteins; moleculenet: labelled molecules",
     )  # fmt: skip
-    add("--data", type=Path, help="directory or file with the data of the suite")
+    add("--data", type=Path, required=True, help="directory or file with the data of the suite")
     add("--output", type=Path, required=True, metavar="DIR", help="directory for the results")
     add(
         "--method", metavar="NAME",

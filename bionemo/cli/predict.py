@@ -4,10 +4,7 @@
 bionemo predict esm2.nemo model.data.dataset_path=x.fasta
 """
 
-import logging
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
@@ -19,13 +16,8 @@ from bionemo.config.help import CommandSpec
 from bionemo.config.schema import InferConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS
-from bionemo.launch.spawn import LAUNCHER, spawn_local_workers
+from bionemo.launch.spawn import LAUNCHER
 
-if TYPE_CHECKING:  # imported after the command line was checked
-    from bionemo.inference.model import TrainedModel
-    from bionemo.inference.predict_files import Prediction
-
-log = logging.getLogger(__name__)
 _DESCRIPTION = """\
 Computes outputs of a trained model for the sequences of FASTA, CSV or SMILES files. An interrupted prediction
 continues when the same command is run again.
@@ -66,11 +58,12 @@ def predict(cfg: InferConfig) -> None:
     silence_dependencies()
     import torch
 
+    from bionemo.inference import predict_files
     from bionemo.inference.fingerprint import prediction_fingerprint
     from bionemo.inference.generation import decodings
     from bionemo.inference.input_records import Records, find_files
     from bionemo.inference.load import load
-    from bionemo.inference.predict_files import Prediction
+    from bionemo.inference.processes import compute_first_rank, compute_other_rank
     from bionemo.tokenizers import Alphabet
 
     log_to_console()
@@ -93,53 +86,20 @@ def predict(cfg: InferConfig) -> None:
         model.check_outputs(task.outputs)
         records = Records(data, isinstance(model.network.vocabulary, Alphabet))
         identity = prediction_fingerprint(task, data, precision, records.paths, model)
-        prediction = Prediction(records, task, data, identity)
-    ranks = cfg.trainer.num_nodes * devices
-    output = prediction.output
-    lock = run_lock(output.absolute().parent, f".{output.name}.lock") if rank == 0 else nullcontext()
-    with lock:
-        if rank == 0:
-            _predict_first_rank(prediction, model, ranks, processes, timeout)
-        else:
-            _predict_other_rank(prediction, model, rank, ranks, timeout, error_class)
-
-
-def _predict_first_rank(
-    prediction: "Prediction", model: "TrainedModel", ranks: int, processes: int, timeout: float
-) -> None:
-    """Create the directory of the parts, compute the parts of rank 0, and merge all parts."""
-    from bionemo.inference import predict_files
-    from bionemo.inference.progress import progress_bar
-
-    predict_files.prepare_directory(prediction, model)
-    predict_files.note_letters(prediction, model)
-    try:
-        with spawn_local_workers(processes) as check_workers:
-            with progress_bar(prediction.output.name, len(prediction.records), "sequences") as advance:
-
-                def advance_all(count: int) -> None:
-                    check_workers()
-                    advance(count * ranks)  # assumes that the other ranks have made the same progress
-
-                predict_files.compute_parts(prediction, model, 0, ranks, advance_all)
-            predict_files.wait_for_parts(prediction, timeout, check_workers)
-    except (Exception, SystemExit):
-        predict_files.remove_empty_directory(prediction)
-        raise
-    print(redact_text("\n".join(predict_files.merge_parts(prediction))))
-
-
-def _predict_other_rank(
-    prediction: "Prediction", model: "TrainedModel", rank: int, ranks: int, timeout: float,
-    error_class: type[HostError],
-) -> None:  # fmt: skip
-    from bionemo.inference.predict_files import compute_parts, wait_for_directory
-    from bionemo.inference.progress import no_progress
-
-    with reraise_as(error_class):
-        wait_for_directory(prediction, timeout)
-    with reraise_as(RankError):
-        compute_parts(prediction, model, rank, ranks, no_progress)
+        prediction = predict_files.Prediction(records, task, data, identity, model)
+    ranks, output = cfg.trainer.num_nodes * devices, prediction.output
+    if rank:
+        compute_other_rank(prediction, rank, ranks, timeout, error_class)
+        return
+    with run_lock(output.parent, f".{output.name}.lock"):
+        predict_files.prepare_directory(prediction)
+        predict_files.note_letters(prediction)
+        try:
+            compute_first_rank(prediction, output.name, ranks, processes, timeout)
+        except (Exception, SystemExit):
+            predict_files.remove_empty_directory(prediction)
+            raise
+        print(redact_text("\n".join(predict_files.merge_parts(prediction))))
 
 
 def _ranks(cfg: InferConfig, devices: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write an HTML page about training runs."""
 
+import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -23,25 +24,26 @@ def report(options: Namespace) -> None:
         OSError: if the page cannot be written.
     """
     from bionemo.evaluation.html import write_page
-    from bionemo.evaluation.run_report import render_runs, watch
+    from bionemo.evaluation.run_report import render_runs
 
-    if options.watch:
-        print(f"{options.output} is updated every {_SECONDS} seconds; press Ctrl-C to end", flush=True)
-        watch(options.runs, options.output, _SECONDS)
-    write_page(options.output, render_runs(options.runs))
-    print(f"report: {options.output}")
+    refresh = _SECONDS if options.watch else None
+    write_page(options.output, render_runs(options.runs, refresh))
+    print(f"report: {options.output}", flush=True)
+    while refresh:
+        time.sleep(refresh)
+        write_page(options.output, render_runs(options.runs, refresh))
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         "bionemo report",
-        description="Write one HTML page about training runs, which needs no network: curves, processes and "
-        "checkpoints, settings that differ, evaluations and messages. Several runs are shown side by side.",
+        description="Write one HTML page about training runs, which needs no network: curves, starts, "
+        "settings, evaluations and the end of the log. Several runs are shown side by side.",
         epilog="In a notebook: from bionemo.evaluation.run_report import RunReport; RunReport('RUN')",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="directory of a run, with config.yaml")
     parser.add_argument(
         "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html"
     )
-    parser.add_argument("--watch", action="store_true", help="update the page during a run")
+    parser.add_argument("--watch", action="store_true", help="update the page every 30 seconds, until Ctrl-C")
     return parser

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 from hydra import compose as hydra_compose
@@ -27,7 +27,7 @@ from bionemo.config.hydra_setup import configure_hydra
 from bionemo.config.overrides import rewrite_override
 from bionemo.config.paths import CONF_DIR, EXAMPLES, ConfigSource, find_source, list_configs
 from bionemo.config.schema import DownstreamConfig, RunConfig
-from bionemo.config.schema_reader import SchemaReader, parse_text
+from bionemo.config.schema_reader import SchemaReader
 from bionemo.config.text_values import text_kept
 from bionemo.config.v1_keys import describe_ignored_keys, merge_v1_defaults, migrate_keys, selects_task
 
@@ -58,26 +58,6 @@ def load(
     """
     source = find_source(config_name, config_dir)
     return compose_typed(source, rewrite_overrides(source, overrides), schema)[0]
-
-
-def load_plain(config_name: str) -> dict[str, Any]:
-    """Compose a configuration without checks; return nested dicts, in which interpolations are not resolved.
-
-    Texts that look like numbers or booleans are converted.
-
-    Raises:
-        UserError: if there is no such configuration in the package and its examples.
-    """
-    composed, _ = compose(find_source(config_name), [])
-    return _convert_texts(OmegaConf.to_container(composed, resolve=False))
-
-
-def _convert_texts(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _convert_texts(child) for name, child in value.items()}
-    if isinstance(value, list):
-        return [_convert_texts(child) for child in value]
-    return parse_text(value, (bool, int, float)) if isinstance(value, str) else value
 
 
 def rewrite_overrides(source: ConfigSource, overrides: Iterable[str], sweep: bool = False) -> list[str]:

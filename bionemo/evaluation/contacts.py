@@ -13,16 +13,14 @@ from typing import Any, ClassVar
 
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError
-from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.data.shards.compressed import refuse_compressed
-from bionemo.evaluation.html import format_number, html_table
+from bionemo.evaluation.html import format_mean
 from bionemo.evaluation.structure_files import strip_suffix
 from bionemo.evaluation.structures import Chain, read_chain
 from bionemo.evaluation.tasks import LeftOut, Problems, Result, Suite, Task, TaskResult, is_file_name
 from bionemo.inference.analysis.contacts import fit_contact_head, precision, predict_contacts
 from bionemo.inference.analysis.files import read_fasta
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.progress import Advance
 from bionemo.interop.huggingface.contacts import ContactHead
 
 RANGES: dict[str, tuple[int, int | None]] = {"long": (24, None), "medium": (12, 24), "short": (6, 12)}
@@ -74,27 +72,7 @@ class StructureTask(Task):
     sequence: str | None
     head: _FittedHead
 
-    @property
-    def name(self) -> str:
-        """Name of the file without its suffixes."""
-        return strip_suffix(self.path) or self.path.name
-
-    @property
-    def files(self) -> list[Path]:
-        """The structure, and those to which a head is fitted."""
-        return [self.path, *self.head.files]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The sequence, if it is given."""
-        return {"sequence": self.sequence}
-
-    @property
-    def cost(self) -> int:
-        """Number of residues, estimated."""
-        return 1 + self.path.stat().st_size // _BYTES
-
-    def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
+    def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Predict the contacts, see `Task`."""
         head = self.head.get(model)
         chain = _read(self.path, self.sequence)
@@ -104,7 +82,6 @@ class StructureTask(Task):
             for name, limits in RANGES.items()
             for label, divisor in _DIVISORS.items()
         }
-        advance(self.cost)
         details = {"length": len(chain.sequence), "observed": chain.observed, "gaps": chain.gaps}
         return TaskResult(values, {"chain": chain.name, **details})
 
@@ -138,7 +115,11 @@ class Contacts(Suite):
     """
 
     name: ClassVar[str] = "contacts"
-    help: ClassVar[str] = "contacts between residues"
+    about: ClassVar[str] = (
+        "Precision of the L, L/2 and L/5 most likely pairs of a chain of L residues: the share with C-beta atoms less "
+        "than 8 Å apart. Mean over chains, with its standard error (error). Long range: |i-j| of at least 24; medium: "
+        "12 to 23; short: 6 to 11. Chains with gaps have no sequence, and |i-j| is too small there."
+    )
 
     def tasks(self) -> list[StructureTask]:
         """Return a task for each structure, see `Suite`."""
@@ -168,7 +149,18 @@ class Contacts(Suite):
                 raise UserError(f"{fasta} has several sequences named {name}: remove all but one")
             sequences[name] = record["sequence"]
         head = _FittedHead(_find_structures(self.data / _FIT))
-        return [StructureTask(path, sequences.get(name), head) for path, name in zip(paths, names, strict=True)]
+        return [
+            StructureTask(
+                name=name,
+                files=[path, *head.files],
+                settings={"sequence": sequences.get(name)},
+                cost=1 + path.stat().st_size // _BYTES,
+                path=path,
+                sequence=sequences.get(name),
+                head=head,
+            )
+            for path, name in zip(paths, names, strict=True)
+        ]
 
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return mean, standard error and number of structures of each metric, see `Suite`."""
@@ -185,40 +177,13 @@ class Contacts(Suite):
     def describe(summary: Mapping[str, Any]) -> list[str]:
         """Return a line for each metric, see `Suite`."""
         known = {metric: summary[metric] for metric in METRICS if summary[metric]["mean"] is not None}
-        lines = [f"{metric:12}  {format_number(found['mean'], found['error'])}" for metric, found in known.items()]
+        lines = [f"{metric:12}  {format_mean([found['mean'], found['error']])}" for metric, found in known.items()]
         if names := summary["gaps"]:
             lines.append(
                 f"structures with gaps but no sequence, which make |i-j| too small ({len(names):,}): "
                 f"{', '.join(names[:_LISTED])}{', ...' * (len(names) > _LISTED)}: give the sequences in {_SEQUENCES}"
             )
         return lines
-
-    @staticmethod
-    def render(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Return the tables and a plot, see `Suite`."""
-        results = {name: each["results"] for name, each in sections.items()}
-        chains = {task["task"]: task for tasks in results.values() for task in tasks}
-        columns = [(model, metric) for model in results for metric in (METRICS if len(results) == 1 else METRICS[:1])]
-        found = {(model, task["task"]): task["metrics"] for model, tasks in results.items() for task in tasks}
-        return [
-            "<p>Precision of the L, L/2 and L/5 most likely pairs of a chain of L residues: the share with C-beta "
-            "atoms less than 8 Å apart. Mean over chains, with its standard error. Long range: |i-j| of at least 24; "
-            "medium: 12 to 23; short: 6 to 11.</p>",
-            html_table(
-                ["model", *METRICS],
-                ([name, *(format_number(each["summary"][metric]["mean"], each["summary"][metric]["error"])
-                          for metric in METRICS)] for name, each in sections.items()),
-            ),
-            to_svg(_plot(results)),
-            "<h3>Structures</h3>",
-            html_table(
-                ["structure", "chain", "residues", "observed",
-                 *(metric if len(results) == 1 else model for model, metric in columns)],
-                ([name, task["chain"], f"{task['length']:,}", f"{task['observed']:,}",
-                  *(format_number(found.get((model, name), {}).get(metric)) for model, metric in columns)]
-                 for name, task in chains.items()),
-            ),
-        ]  # fmt: skip
 
 
 def _find_structures(directory: Path) -> list[Path]:
@@ -230,17 +195,3 @@ def _find_structures(directory: Path) -> list[Path]:
 def _value(result: Result, metric: str) -> float:
     value = result["metrics"][metric]
     return math.nan if value is None else float(value)
-
-
-def _plot(results: Mapping[str, Sequence[Result]]) -> Any:
-    """Plot the precision of long-range pairs by length."""
-    figure = new_figure()
-    axes = figure.subplots()
-    for model, tasks in results.items():
-        axes.plot(
-            [task["length"] for task in tasks], [_value(task, METRICS[0]) for task in tasks], ".", label=plain(model)
-        )
-    axes.set(xlabel="residues", ylabel=METRICS[0], title="Length", ylim=(0, 1))
-    if len(results) > 1:
-        axes.legend()
-    return figure

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTML pages and tables that need no network."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -13,7 +13,7 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75re
        overflow-wrap: anywhere }
 div { overflow-x: auto } table { border-collapse: collapse; margin: 1rem 0 }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
-th:first-child, td:first-child { text-align: left } tr.own { font-weight: bold; background: #eef4fb }
+th:first-child, td:first-child { text-align: left }
 div.texts td { white-space: normal; max-width: 24rem; min-width: 5rem } svg { max-width: 100%; height: auto }
 """
 
@@ -37,17 +37,16 @@ def write_page(path: Path, page: str) -> None:
     write_atomic(path, page)
 
 
-def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], highlighted: Collection[str] = ()) -> str:
-    """Return a table of texts; rows whose first cell is in `highlighted` are emphasized."""
-    lines = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr>"]
-    for row in rows:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
-        lines.append(f"<tr{' class=own' if row[0] in highlighted else ''}>{cells}</tr>")
-    return f"<div><table>{''.join(lines)}</table></div>"
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts."""
+    cells = [f"<th>{escape(cell)}</th>" for cell in header]
+    lines = [cells, *([f"<td>{escape(cell)}</td>" for cell in row] for row in rows)]
+    body = "".join("<tr>" + "".join(line) + "</tr>" for line in lines)
+    return f"<div><table>{body}</table></div>"
 
 
-def format_number(value: float | None, error: float | None = None) -> str:
-    """Return a number with three decimals and, if it is known, its standard error; "" for None."""
-    if value is None:
+def format_mean(value: Sequence[float | None] | None) -> str:
+    """Return a mean and, if it is known, its error; "" if there is none."""
+    if not value or value[0] is None:
         return ""
-    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"
+    return " ± ".join(f"{each:.4g}" for each in value if each is not None)

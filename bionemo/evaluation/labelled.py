@@ -8,9 +8,8 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -19,14 +18,13 @@ import numpy as np
 
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError, signal_name
-from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.common.launcher_environment import without_launcher
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
 from bionemo.data.files import SPLITS
 from bionemo.data.shards.ranges import shard_paths
 from bionemo.evaluation.baselines import OneHotModel, with_random_weights
-from bionemo.evaluation.html import html_table
+from bionemo.evaluation.html import format_mean
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.finetuning.features import Features, compute_features
 from bionemo.finetuning.heads import head_factory
@@ -34,12 +32,10 @@ from bionemo.finetuning.linear_probe import evaluate, probe_config, train_head
 from bionemo.finetuning.task_data import Split, read_splits
 from bionemo.inference.batching import BatchLimits
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.progress import Advance
 from bionemo.tokenizers import Alphabet, SmilesTokenizer
 
 SEEDS = (1, 2, 3)
 FROZEN, RANDOM, ONE_HOT, FINE_TUNED = "frozen", "random-weights", "one-hot", "fine-tuned"
-_LABELS = {FROZEN: "", RANDOM: ", random weights", ONE_HOT: ", one-hot tokens", FINE_TUNED: ", fine-tuned"}
 _COSTS = {FROZEN: 1, RANDOM: len(SEEDS), ONE_HOT: 1, FINE_TUNED: 12 * len(SEEDS)}
 # Start from the trained head, with a lower learning rate for the encoder (Kumar et al. 2022).
 _FINE_TUNING = (
@@ -75,33 +71,7 @@ class LabelledTask(Task):
     input: str
     vocabulary: type
 
-    @property
-    def name(self) -> str:
-        """Data set and input."""
-        return f"{self.dataset}-{self.input}"
-
-    @property
-    def files(self) -> list[Path]:
-        """The files of all splits."""
-        data = self.config.model.data
-        return [path for name in SPLITS for path in shard_paths(data.dataset_path, name, getattr(data.dataset, name))]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Input, seeds and hyperparameters."""
-        model = asdict(self.config.model)
-        for key in ("dataset_path", "preprocessed_data_path", "preprocessing"):
-            del model["data"][key]
-        more = _FINE_TUNING if self.input == FINE_TUNED else ()
-        epochs = self.config.trainer.max_epochs
-        return {"input": self.input, "seeds": SEEDS, "epochs": epochs, "model": model, "fine_tuning": more}
-
-    @property
-    def cost(self) -> int:
-        """Number of bytes that the model reads."""
-        return sum(path.stat().st_size for path in self.files) * _COSTS[self.input]
-
-    def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
+    def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Train with each seed and test, see `Task`."""
         if not isinstance(model.network.vocabulary, self.vocabulary):
             suitable = "ESM1nv, ESM1b, ESM2nv or ProtT5nv" if self.vocabulary is Alphabet else "MegaMolBART"
@@ -110,29 +80,27 @@ class LabelledTask(Task):
             )
         details: dict[str, Any] = {"dataset": self.dataset, "input": self.input}
         if self.input == FINE_TUNED:
-            seed_metrics = self._fine_tune(model, advance)
+            seed_metrics = self._fine_tune(model)
         else:
-            seed_metrics, more = self._train_heads(model, advance)
-            details |= more
+            seed_metrics, notes, details["truncated"] = self._train_heads(model)
+            if self.input == FROZEN:  # once for each data set
+                notify(*notes)
+                problems.messages += notes
         metrics = {name: float(np.mean([each[name] for each in seed_metrics])) for name in seed_metrics[0]}
         return TaskResult(metrics, {**details, "seeds": seed_metrics})
 
-    def _train_heads(self, model: TrainedModel, advance: Advance) -> tuple[list[dict[str, float]], dict[str, Any]]:
-        """Return the test metrics of each seed, the number of truncated sequences, and notes about the data."""
+    def _train_heads(self, model: TrainedModel) -> tuple[list[dict[str, float]], list[str], int]:
+        """Return the test metrics of each seed, notes about the data, and the number of truncated sequences."""
         data = self.config.model.data
         splits, classes, notes, _ = read_splits(data, "model.data", SPLITS, model.network.vocabulary)
-        if self.input == FROZEN:  # once for each data set
-            notify(*notes)
         if self.input == ONE_HOT:
             model = OneHotModel(model)
         seed_metrics: list[dict[str, float]] = []
-        progress = _Progress(self.cost, advance)
         with TemporaryDirectory() as directory:
             for seed in SEEDS:
                 if not seed_metrics or self.input == RANDOM:
                     encoder = with_random_weights(model, seed) if self.input == RANDOM else model
-                    share = 0.5 / (len(SEEDS) if self.input == RANDOM else 1)
-                    features, truncated = self._features(encoder, splits, Path(directory), progress.part(share))
+                    features, truncated = self._features(encoder, splits, Path(directory))
                 make_head = head_factory(
                     self.config.model.downstream_task, data.task_type, model.hidden_size, len(classes)
                 )
@@ -140,23 +108,20 @@ class LabelledTask(Task):
                     make_head, features["train"], features["val"], probe_config(self.config, seed), model.device
                 )
                 seed_metrics.append(evaluate(trained.head, features["test"]))
-                progress.add(0.5 / len(SEEDS))
-        return seed_metrics, {"truncated": truncated, "notes": notes}
+        return seed_metrics, notes, truncated
 
     def _features(
-        self, model: TrainedModel, splits: Mapping[str, Split], directory: Path,
-        part: Callable[[int], Advance],
-    ) -> tuple[dict[str, Features], int]:  # fmt: skip
-        data, found, truncated = self.config.model.data, {}, 0
-        advance = part(sum(len(split.texts) for split in splits.values()))
-        for name, split in splits.items():
-            limits = BatchLimits(sequences=data.emb_batch_size)
-            file = directory / f"{name}.npy"
-            found[name], cut = compute_features(model, split, data.task_type, limits, file, advance)
-            truncated += cut
-        return found, truncated
+        self, model: TrainedModel, splits: Mapping[str, Split], directory: Path
+    ) -> tuple[dict[str, Features], int]:
+        data = self.config.model.data
+        limits = BatchLimits(sequences=data.emb_batch_size)
+        found = {
+            name: compute_features(model, split, data.task_type, limits, directory / f"{name}.npy")
+            for name, split in splits.items()
+        }
+        return {name: features for name, (features, _) in found.items()}, sum(cut for _, cut in found.values())
 
-    def _fine_tune(self, model: TrainedModel, advance: Advance) -> list[dict[str, float]]:
+    def _fine_tune(self, model: TrainedModel) -> list[dict[str, float]]:
         """Fine-tune in processes of their own; return the test metrics of each seed."""
         seed_metrics = []
         for seed in SEEDS:
@@ -174,7 +139,6 @@ class LabelledTask(Task):
                 report = _finetune(model, self.config_name, output / "whole", *common, head, *_FINE_TUNING)
             tested = {name.removeprefix("test_"): each for name, each in report.items() if name.startswith("test_")}
             seed_metrics.append({name: math.nan if each is None else float(each) for name, each in tested.items()})
-            advance(self.cost // len(SEEDS))
         return seed_metrics
 
 
@@ -199,24 +163,6 @@ def _finetune(model: TrainedModel, config_name: str, output: Path, *overrides: s
     return found
 
 
-class _Progress:
-    """Reports parts of a cost as whole numbers whose sum is the cost."""
-
-    def __init__(self, cost: int, advance: Advance) -> None:
-        self._cost, self._advance, self._done, self._reported = cost, advance, 0.0, 0
-
-    def add(self, share: float) -> None:
-        """Add a share of the cost."""
-        self._done += share
-        new = round(self._done * self._cost) - self._reported
-        self._reported += new
-        self._advance(new)
-
-    def part(self, share: float) -> Callable[[int], Advance]:
-        """Return a function that converts a number of items, which take this share, to a progress function."""
-        return lambda total: lambda items: self.add(share * items / total)
-
-
 @dataclass(frozen=True)
 class LabelledSuite(Suite):
     """Labelled data sets as `bionemo finetune do_training=False` prepares them, in folders of their names.
@@ -225,6 +171,10 @@ class LabelledSuite(Suite):
         fine_tuning: also fine-tune the whole model, which takes much longer.
     """
 
+    about: ClassVar[str] = (
+        "Metrics of the test split, accuracies and areas in percent: mean and standard deviation of three seeds. A "
+        "head is trained on the frozen model, on the same architecture with random weights, and on one-hot tokens."
+    )
     fine_tuning: bool = False
     datasets: ClassVar[Mapping[str, Dataset]]
     vocabulary: ClassVar[type]
@@ -239,20 +189,49 @@ class LabelledSuite(Suite):
             dataset = self.datasets[name]
             overrides = [*dataset.overrides, f"model.data.dataset_path={(self.data / name).absolute()}"]
             config = load(dataset.config, overrides, schema=DownstreamConfig)
+            data = config.model.data
+            files = [
+                path
+                for split in SPLITS
+                for path in shard_paths(data.dataset_path, split, getattr(data.dataset, split))
+            ]
+            model = asdict(config.model)
+            for key in ("dataset_path", "preprocessed_data_path", "preprocessing"):
+                del model["data"][key]
+            settings = {"seeds": SEEDS, "epochs": config.trainer.max_epochs, "model": model}
+            size = sum(path.stat().st_size for path in files)
             tasks += [
-                LabelledTask(name, dataset.config, overrides, config, each, self.vocabulary)
+                LabelledTask(
+                    name=f"{name}-{each}",
+                    files=files,
+                    settings={**settings, "input": each, "fine_tuning": _FINE_TUNING if each == FINE_TUNED else ()},
+                    cost=size * _COSTS[each],
+                    dataset=name,
+                    config_name=dataset.config,
+                    overrides=overrides,
+                    config=config,
+                    input=each,
+                    vocabulary=self.vocabulary,
+                )
                 for each in (FROZEN, RANDOM, ONE_HOT, *([FINE_TUNED] if self.fine_tuning else []))
             ]
         return tasks
 
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Return mean and standard deviation over seeds by data set, input and metric, see `Suite`."""
+        """Return mean and standard deviation over seeds by data set, input and metric, see `Suite`.
+
+        Published results are further inputs, with a single number.
+        """
         summary: dict[str, Any] = {}
         for each in results:
             seeds = {name: [seed_metrics[name] for seed_metrics in each["seeds"]] for name in each["metrics"]}
             summary.setdefault(each["dataset"], {})[each["input"]] = {
                 name: [float(np.mean(values)), float(np.std(values, ddof=1))] for name, values in seeds.items()
             }
+        for name, inputs in summary.items():
+            metric = "accuracy" if "accuracy" in next(iter(inputs.values())) else "mse"
+            for model, value in self.datasets[name].published.items():
+                inputs[f"{model} (BioNeMo v1)"] = {metric: [value]}
         return summary
 
     @staticmethod
@@ -261,75 +240,9 @@ class LabelledSuite(Suite):
         lines = []
         for dataset, inputs in summary.items():
             metric = next(name for name in _SHOWN if name in next(iter(inputs.values())))
-            values = ", ".join(f"{name} {_format(found.get(metric))}" for name, found in inputs.items())
+            values = ", ".join(f"{name} {format_mean(found.get(metric))}" for name, found in inputs.items())
             lines.append(f"{dataset}, {_SHOWN[metric]}: {values}")
         return lines
-
-    @classmethod
-    def render(cls, sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Return the tables and a plot, see `Suite`."""
-        rows: dict[str, dict[tuple[str, str], list[float]]] = {}
-        for model, section in sections.items():
-            for dataset, inputs in section["summary"].items():
-                for each, metrics in inputs.items():
-                    row = rows.setdefault(f"{model}{_LABELS.get(each, each)}", {})
-                    row |= {(dataset, name): value for name, value in metrics.items() if name in _SHOWN}
-        columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-        published: dict[str, dict[str, float]] = {}
-        for name, dataset in cls.datasets.items():
-            for model, value in dataset.published.items():
-                published.setdefault(model, {})[name] = value
-        lines = [[name, *(_format(row.get(column)) for column in columns)] for name, row in rows.items()]
-        for name, values in published.items():
-            cells = [
-                f"{values[data]:g}" if data in values and metric in ("accuracy", "mse") else ""
-                for data, metric in columns
-            ]
-            if any(cells):
-                lines.append([f"{name} (BioNeMo v1)", *cells])
-        header = ["model", *(f"{data} {_SHOWN[metric]}" for data, metric in columns)]
-        return [
-            "<p>Test split; mean and standard deviation of three seeds. A head is trained on the frozen model, on the "
-            "same architecture with random weights, and on one-hot tokens.</p>",
-            *_describe_limits(sections),
-            html_table(header, lines, list(sections)),
-            to_svg(_plot(rows)),
-        ]
-
-
-def _describe_limits(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a paragraph for each model that reads only the beginning of some sequences, and notes about the data."""
-    parts = []
-    for name, section in sections.items():
-        counts = {each["dataset"]: each["truncated"] for each in section["results"] if each.get("truncated")}
-        if counts:
-            listed = ", ".join(f"{dataset} {count:,}" for dataset, count in counts.items())
-            parts.append(f"<p>Number of sequences that are truncated to the length of {escape(name)}: {listed}.</p>")
-    results = [each for section in sections.values() for each in section["results"]]
-    notes = dict.fromkeys(note for each in results for note in each.get("notes", []))
-    parts += [f"<p>{escape(note)}.</p>" for note in notes]
-    return parts
-
-
-def _format(value: Sequence[float] | None) -> str:
-    return "" if value is None or value[0] is None else f"{value[0]:.4g} ± {value[1]:.2g}"
-
-
-def _plot(rows: Mapping[str, Mapping[tuple[str, str], Sequence[float]]]) -> Any:
-    """Plot accuracies and rank correlations."""
-    figure = new_figure()
-    axes = figure.subplots(1, 2)
-    for axis, metric in zip(axes, ("accuracy", "spearman"), strict=True):
-        for name, row in rows.items():
-            found = {data: value for (data, each), value in row.items() if each == metric and value[0] is not None}
-            means, errors = ([value[index] for value in found.values()] for index in (0, 1))
-            if found:
-                axis.errorbar(list(found), means, errors, fmt="o", label=plain(name))
-        axis.set(title=_SHOWN[metric])
-        axis.tick_params(axis="x", labelrotation=20)
-    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
-    return figure
 
 
 # Published in the documentation of BioNeMo Framework v1.
@@ -345,7 +258,6 @@ class Flip(LabelledSuite):
     """FLIP (Dallago et al. 2021), with the splits of BioNeMo v1."""
 
     name: ClassVar[str] = "flip"
-    help: ClassVar[str] = "labelled proteins (FLIP)"
     vocabulary: ClassVar[type] = Alphabet
     datasets: ClassVar[Mapping[str, Dataset]] = {
         "secondary_structure": _flip("sec_str", 77.3, 79.3, 85.5, 64.3),
@@ -369,7 +281,6 @@ class MoleculeNet(LabelledSuite):
     """Measured properties of molecules (Wu et al. 2018)."""
 
     name: ClassVar[str] = "moleculenet"
-    help: ClassVar[str] = "labelled molecules (MoleculeNet)"
     vocabulary: ClassVar[type] = SmilesTokenizer
     datasets: ClassVar[Mapping[str, Dataset]] = {
         "ESOL": _moleculenet("ESOL", "measured log solubility in mols per litre", 0.474, 0.862),

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.common.figures import new_figure, plain, to_svg
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.proteins.masking import ResidueMasker
 from bionemo.data.shards.compressed import refuse_compressed
-from bionemo.evaluation.html import format_number, html_table
-from bionemo.evaluation.similarity import MIN_IDENTITY, PEPTIDE, find_identities
+from bionemo.evaluation.html import format_mean
+from bionemo.evaluation.similarity import MIN_IDENTITY, find_identities
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
 from bionemo.inference.analysis.files import read_fasta
 from bionemo.inference.analysis.protein import masked_network, tokenize_protein
@@ -30,15 +28,13 @@ from bionemo.inference.batching import Ids, add_special_tokens, max_tokens
 from bionemo.inference.letters import LetterCounts
 from bionemo.inference.long_sequences import apply_policy
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.progress import Advance
 
-METHODS = {"masked": 1000, "pseudo-perplexity": 16}
+METHODS = {"masked": 100, "pseudo-perplexity": 16}
 """Sequences of a task by method."""
 _TEST, _TRAIN = "test.fasta", "train.fasta"
 _LENGTHS = (0, 128, 256, 512, 1024)
 _IDENTITIES = (0.0, MIN_IDENTITY, 0.5, 0.9)
 _IDENTITY_TASK = "identity"
-_MOST = 30  # families in the page
 _LISTED = 10  # names in a line
 _SEED = 0  # of the masks
 
@@ -56,27 +52,7 @@ class LossTask(Task):
     records: Sequence[Record] = field(repr=False)
     method: str
 
-    @property
-    def name(self) -> str:
-        """Number of the first sequence."""
-        return f"sequences-{self.first:07}"
-
-    @property
-    def files(self) -> list[Path]:
-        """The file of the sequences."""
-        return [self.path]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Sequences and method."""
-        return {"first": self.first, "count": len(self.records), "method": self.method}
-
-    @property
-    def cost(self) -> int:
-        """Number of predicted residues."""
-        return sum(len(record["sequence"]) for record in self.records)
-
-    def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
+    def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Compute the loss of each sequence, see `Task`."""
         masked_network(model)  # before the loop, which collects errors of single sequences
         known, proteins = [], []
@@ -88,8 +64,7 @@ class LossTask(Task):
         counts = LetterCounts(model.network.vocabulary)
         counts.add([record["sequence"] for record in self.records])
         compute = _pseudo_losses if self.method == "pseudo-perplexity" else _masked_losses
-        losses, targets = compute(model, proteins, known, advance)
-        advance(self.cost - sum(map(len, proteins)))
+        losses, targets = compute(model, proteins, known)
         rows = [
             {"number": number, "loss": float(loss), "targets": int(count)}
             for number, loss, count in zip(known, losses, targets, strict=True)
@@ -99,7 +74,7 @@ class LossTask(Task):
 
 
 def _masked_losses(
-    model: TrainedModel, proteins: Sequence[Ids], numbers: Sequence[int], advance: Advance
+    model: TrainedModel, proteins: Sequence[Ids], numbers: Sequence[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the summed loss at the target positions of each protein and their number, masked as in pretraining.
 
@@ -126,19 +101,18 @@ def _masked_losses(
             likelihoods = logits[positions] - np.logaddexp.reduce(logits[positions], axis=-1, keepdims=True)
             losses[cut.owners[part]] -= likelihoods[np.arange(len(positions)), true_ids].sum()
             counts[cut.owners[part]] += len(positions)
-            advance(len(masked[part]))
             part += 1
     return losses, counts
 
 
 def _pseudo_losses(
-    model: TrainedModel, proteins: Sequence[Ids], numbers: Sequence[int], advance: Advance
+    model: TrainedModel, proteins: Sequence[Ids], numbers: Sequence[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return the summed loss of each protein, each residue masked in turn, and its number of residues."""
     losses = np.zeros(len(proteins))
     for number, ids in enumerate(proteins):
         every = np.arange(len(ids))
-        found = predict_residues(model, ids, every, True, "optimal", advance)
+        found = predict_residues(model, ids, every, True, "optimal")
         losses[number] = -found[every, ids].sum(dtype=np.float64)
     return losses, np.array([len(ids) for ids in proteins], np.int64)
 
@@ -147,33 +121,12 @@ def _pseudo_losses(
 class IdentityTask(Task):
     """Identity of each sequence to the training data."""
 
-    path: Path
     training: Path
     records: Sequence[Record] = field(repr=False)
 
-    @property
-    def name(self) -> str:
-        """Name of the task."""
-        return _IDENTITY_TASK
-
-    @property
-    def files(self) -> list[Path]:
-        """The sequences and the training data."""
-        return [self.path, self.training]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """None."""
-        return {}
-
-    @property
-    def cost(self) -> int:
-        """Number of sequences."""
-        return len(self.records)
-
-    def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
+    def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Search the training data, see `Task`."""
-        found = find_identities([record["sequence"] for record in self.records], self.training, advance)
+        found = find_identities([record["sequence"] for record in self.records], self.training)
         unsearched = [self.records[number]["id"] for number in np.flatnonzero(np.isnan(found.values)).tolist()]
         details = {"tool": found.tool, "identities": found.values.tolist(), "not_searched": unsearched}
         return TaskResult({}, details)
@@ -191,7 +144,12 @@ class Loss(Suite):
     """
 
     name: ClassVar[str] = "loss"
-    help: ClassVar[str] = "loss on held-out proteins"
+    about: ClassVar[str] = (
+        "Loss in nats per target residue, with its standard error over sequences (error): of all proteins, by length, "
+        "by family, by identity to the training data, and without the proteins that have a relative of at least this "
+        "identity there. Identity: the highest one of a local alignment that covers 80 % of the protein; below 20 "
+        "residues, without gaps. Proteins with too few known residues are not searched."
+    )
     method: str = "masked"
 
     @property
@@ -207,11 +165,14 @@ class Loss(Suite):
             if not (self.data / name).exists():
                 refuse_compressed(self.data / f"{name}.gz")
         records = read_fasta(path)
-        found: list[Task] = [
-            LossTask(path, first, records[first : first + size], self.method) for first in range(0, len(records), size)
-        ]
+        found: list[Task] = []
+        for first in range(0, len(records), size):
+            part = records[first : first + size]
+            settings = {"first": first, "count": len(part), "method": self.method}
+            cost = sum(len(record["sequence"]) for record in part)
+            found.append(LossTask(f"sequences-{first:07}", [path], settings, cost, path, first, part, self.method))
         if training.exists():
-            found.append(IdentityTask(path, training, records))
+            found.append(IdentityTask(_IDENTITY_TASK, [path, training], {}, len(records), training, records))
         return found
 
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -248,7 +209,7 @@ class Loss(Suite):
     def describe(summary: Mapping[str, Any]) -> list[str]:
         """Return the loss of all sequences, and without relatives in the training data; see `Suite`."""
         whole = summary["all"]
-        lines = [f"loss {_format(whole)}, perplexity {format_number(whole['perplexity'])}"]
+        lines = [f"loss {_format(whole)}, perplexity {format_mean([whole['perplexity']])}"]
         if letters := summary["unknown_letters"]:
             listed = ", ".join(f"{letter!r} {count:,}" for letter, count in letters.items())
             lines.append(f"letters unknown to the model, each read as an unknown residue: {listed}")
@@ -262,37 +223,6 @@ class Loss(Suite):
         if names := summary.get("not_searched"):
             lines.append(f"not searched, because they have too few known residues: {_list_names(names)}")
         return lines
-
-    @staticmethod
-    def render(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Return the tables and plots, see `Suite`."""
-        summaries = {name: each["summary"] for name, each in sections.items()}
-        rows = []
-        for name, summary in summaries.items():
-            whole = summary["all"]
-            counts = (f"{whole[key]:,}" for key in ("sequences", "residues"))
-            rows.append([name, _format(whole), format_number(whole["perplexity"]), *counts])
-        parts = [
-            "<p>Loss in nats per target residue, with its standard error over sequences.</p>",
-            html_table(["model", "loss", "perplexity", "sequences", "residues"], rows),
-            to_svg(_plot(sections)),
-            "<h3>By length</h3>",
-            _group_table(summaries, "lengths"),
-        ]  # fmt: skip
-        if any(each["families"] for each in summaries.values()):
-            parts += ["<h3>By family</h3>", _group_table(summaries, "families")]
-        if searched := {name: each for name, each in summaries.items() if "without" in each}:
-            tools = ", ".join(dict.fromkeys(each["search"] for each in searched.values()))
-            names = next(iter(searched.values()))["not_searched"]
-            unsearched = escape(f" Not searched, with too few known residues: {_list_names(names)}.") if names else ""
-            parts += [
-                f"<h3>By identity to the training data</h3><p>Highest identity of a local alignment that covers 80 % "
-                f"of the protein ({plain(tools)}); below {PEPTIDE} residues, without gaps.{unsearched}</p>",
-                _group_table(searched, "identities"),
-                "<p>Without the proteins that have a relative with at least this identity.</p>",
-                _group_table(searched, "without"),
-            ]
-        return parts
 
 
 def _statistics(rows: Rows) -> dict[str, Any]:
@@ -326,43 +256,4 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def _format(found: Mapping[str, Any]) -> str:
-    return format_number(found["loss"], found["error"])
-
-
-def _group_table(summaries: Mapping[str, Mapping[str, Any]], key: str) -> str:
-    """Return a table with a row for each group and a column for each model; of many groups, the largest."""
-    sizes: dict[str, int] = {}
-    for summary in summaries.values():
-        for name, found in summary[key].items():
-            sizes[name] = max(sizes.get(name, 0), found["sequences"])
-    names = list(sizes)
-    if len(names) > _MOST:
-        names = sorted(names, key=lambda name: -sizes[name])[:_MOST]
-    return html_table(
-        ["group", "sequences", *summaries],
-        ([name, f"{sizes[name]:,}",
-          *(_format(each[key][name]) if name in each[key] else "" for each in summaries.values())] for name in names),
-    )  # fmt: skip
-
-
-def _plot(sections: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Plot the mean loss by length, and the distribution of the losses of sequences."""
-    figure = new_figure()
-    left, right = figure.subplots(1, 2)
-    for name, section in sections.items():
-        groups = section["summary"]["lengths"]
-        left.errorbar(
-            list(groups), [each["loss"] for each in groups.values()],
-            [each["error"] or 0 for each in groups.values()], marker=".", label=plain(name),
-        )  # fmt: skip
-        losses = [
-            row["loss"] / row["targets"]
-            for result in section["results"] for row in result.get("sequences", []) if row["targets"]
-        ]  # fmt: skip
-        right.hist(losses, bins=40, histtype="step", label=plain(name))
-    left.set(xlabel="residues", ylabel="loss (nats)", title="Length")
-    left.tick_params(axis="x", labelrotation=20)
-    right.set(xlabel="loss of a sequence (nats)", ylabel="sequences", title="Distribution")
-    if len(sections) > 1:
-        left.legend()
-    return figure
+    return format_mean([found["loss"], found["error"]])

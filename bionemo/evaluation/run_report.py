@@ -1,28 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Report of pretraining runs: one HTML page with interactive curves that needs no network.
 
-Everything is read from the directories of the runs (`run_files`), also the reports of `bionemo evaluate` in them.
+Everything is read from the directories of the runs: `run.json` of each start, TensorBoard's event files, config.yaml,
+the command line, the log, and reports of `bionemo evaluate`.
 """
 
-import re
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
+from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError, optional_dependency
-from bionemo.common.redaction import redact_text
-from bionemo.config.compose import load_plain
-from bionemo.evaluation import event_files
+from bionemo.common.redaction import redact_arguments, redact_text, redact_tree
+from bionemo.common.regular import load_json
 from bionemo.evaluation.html import html_page, html_table, write_page
-from bionemo.evaluation.run_files import Run, flatten, open_runs
 from bionemo.planning.devices import match_device
 
-_POINTS = 2000  # of a curve, at most
+_BUCKETS = 1000  # of a curve; the smallest and the largest value of each is shown
 _CURVES = (  # title, logarithmic, metrics with their line widths
     ("loss, nats", False, (("reduced_train_loss", 1.0), ("val_loss", 2.5))),
     ("learning rate", False, (("lr", 1.5),)),
@@ -31,8 +33,87 @@ _CURVES = (  # title, logarithmic, metrics with their line widths
 )
 _NOT_SHOWN = {"hp_metric", "global_step", "consumed_samples", "epoch", "train_step_timing in s", "val_perplexity"}
 _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
-_CAPACITY = re.compile(r", ([\d,]+) tokens (?:in [^,]*)?per step")  # of all rows of a step
-_HEADER = re.compile(r": ([\d,]+) parameters, precision (\S+?),? .*?on (\d+) x ([^,]+),")
+_LINES = 100  # of the log
+_MAX_BYTES = 1 << 20  # of run.json
+
+
+@dataclass(frozen=True)
+class Run:
+    """Directory of a run, the parent of its checkpoints."""
+
+    path: Path
+    name: str  # unique in a report
+
+    @cached_property
+    def curves(self) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
+        """Steps and values of each metric; of a step that was trained again, the last value."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(self.path), size_guidance={"scalars": 0}).Reload()
+        found = {}
+        for tag in events.Tags()["scalars"]:
+            points = {event.step: event.value for event in events.Scalars(tag)}
+            steps = np.array(sorted(points), np.int64)
+            found[tag] = (steps, np.array([points[step] for step in steps.tolist()], np.float64))
+        return found
+
+    @cached_property
+    def starts(self) -> list[dict[str, Any]]:
+        """Content of `run.json` of each start, the first start first."""
+        earlier = sorted(self.path.glob("run_*/run.json"), key=lambda path: (len(path.parent.name), path.parent.name))
+        found = []
+        for path in (*earlier, self.path / "run.json"):
+            if path.is_file():
+                try:
+                    found.append(load_json(path, _MAX_BYTES))
+                except (OSError, ValueError) as error:
+                    raise UserError(f"{path} is damaged ({error}): move it away") from error
+        return found
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Values of config.yaml by key; empty without this file."""
+        path = self.path / "config.yaml"
+        try:
+            found = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {}
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UserError(f"{path} is damaged ({' '.join(str(error).split())}): move it away") from error
+        return _flatten(redact_tree(found))
+
+    @property
+    def command(self) -> str:
+        """The last command line, or ""."""
+        path = self.path / "cmd-args.log"
+        words = path.read_text("utf-8", errors="replace").strip().split(" ") if path.is_file() else []
+        return " ".join(redact_arguments(words))
+
+    @property
+    def log(self) -> str:
+        """The last lines of the log of rank 0."""
+        lines = [
+            line
+            for path in sorted(self.path.glob("nemo_log_globalrank-0_*.txt"))
+            for line in path.read_text("utf-8", errors="replace").splitlines()
+        ]
+        return redact_text("\n".join(lines[-_LINES:]))
+
+
+def open_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """Return the runs in these directories, named by the shortest distinct ends of their paths.
+
+    Raises:
+        UserError: if a directory does not exist, or is not that of a run.
+    """
+    for path in map(Path, paths):
+        if not any(
+            any(path.glob(name)) for name in ("config.yaml", "run.json", "checkpoints", "events.out.tfevents.*")
+        ):
+            raise UserError(f"{path} is not the directory of a run: give one that contains config.yaml or run.json")
+    full = list(dict.fromkeys(Path(path).resolve() for path in paths))
+    depth = 1
+    while len({path.parts[-depth:] for path in full}) < len(full):
+        depth += 1
+    return [Run(path, "/".join(path.parts[-depth:])) for path in full]
 
 
 def render_runs(paths: Sequence[str | Path], refresh: int | None = None) -> str:
@@ -43,11 +124,16 @@ def render_runs(paths: Sequence[str | Path], refresh: int | None = None) -> str:
         refresh: the browser loads the page again after so many seconds.
 
     Raises:
-        UserError: if a directory is not that of a run, or Bokeh is not installed.
+        UserError: if a directory is not that of a run, a file is damaged, or Bokeh is not installed.
     """
     runs = open_runs(paths)
     parts = [f'<meta http-equiv="refresh" content="{refresh}">'] if refresh else []
-    parts += [_summary(runs), *_problems(runs), *_plots(runs), *_settings(runs), *_results(runs), *_messages(runs)]
+    facts = [_facts(run) for run in runs]
+    rows = [(key, *(each[key] for each in facts)) for key in facts[0] if any(each[key] for each in facts)]
+    parts += [html_table(("", *(run.name for run in runs)), rows), *_plots(runs), *_starts(runs), *_settings(runs)]
+    for run in runs:
+        for title, text in {"Evaluations": _evaluations(run), "Log": run.log}.items():
+            parts += [f"<h2>{title}: {escape(run.name)}</h2><pre>{escape(text)}</pre>"] if text else []
     return html_page(runs[0].name if len(runs) == 1 else "Comparison of runs", parts)
 
 
@@ -72,88 +158,67 @@ class RunReport:
         write_page(path, self.html)
 
 
-def _summary(runs: Sequence[Run]) -> str:
-    rows = [row for row in zip(_FACTS, *map(_facts, runs), strict=True) if any(row[1:])]
-    return html_table(("", *(run.name for run in runs)), rows)
-
-
-_FACTS = (
-    "last step", "training loss", "lowest validation loss", "tokens/s", "packing efficiency", "sequences",
-    "parameters", "precision", "hardware", "MFU", "processes", "begin", "end of the last values",
-)  # fmt: skip
-
-
-def _facts(run: Run) -> list[str]:
-    """Return the cells of the summary, in the order of `_FACTS`."""
+def _facts(run: Run) -> dict[str, str]:
+    """Return the cells of the summary."""
 
     def last(tag: str, form: str) -> str:
-        return format(run.scalars[tag].values[-1], form) if tag in run.scalars else ""
+        return format(run.curves[tag][1][-1], form) if tag in run.curves else ""
 
-    speed = run.scalars.get("tokens_per_second")
-    rate = float(np.median(speed.values)) if speed else None
-    losses = run.scalars.get("val_loss")
-    lowest = ""
-    if losses is not None and np.isfinite(losses.values).any():
-        index = int(np.nanargmin(losses.values))
-        lowest = f"{losses.values[index]:.4f} at step {losses.steps[index]:,}"
-    steps = max((int(each.steps.max()) for each in run.scalars.values()), default=None)
-    header = next(filter(None, (_HEADER.search(text) for _, text in reversed(run.messages))), None)
-    parameters, precision, number, device = header.groups() if header else ("", "", "", "")
-    return [
-        "" if steps is None else f"{steps:,}", last("reduced_train_loss", ".4f"), lowest,
-        "" if rate is None else f"{rate:,.0f} (median)", _packing_efficiency(run), last("consumed_samples", ",.0f"),
-        parameters, precision,
-        f"{number} x {device}" if header else "", _utilization(parameters, precision, number, device, rate),
-        str(len(run.events)), *map(_date, [run.events[0].begin, run.events[-1].end] if run.events else [0, 0]),
-    ]  # fmt: skip
+    start = run.starts[-1] if run.starts else {}
+    speed = run.curves.get("tokens_per_second")
+    rate = float(np.median(speed[1])) if speed else None
+    steps, losses = run.curves.get("val_loss", (np.zeros(0, np.int64), np.zeros(0)))
+    best = int(np.nanargmin(losses)) if np.isfinite(losses).any() else None
+    checkpoints = [path.parent for path in run.path.glob("checkpoints/*/manifest.json")]
+    return {
+        "last step": f"{max((int(steps[-1]) for steps, _ in run.curves.values()), default=start.get('step', 0)):,}",
+        "training loss": last("reduced_train_loss", ".4f"),
+        "lowest validation loss": "" if best is None else f"{losses[best]:.4f} at step {steps[best]:,}",
+        "tokens/s": "" if rate is None else f"{rate:,.0f} (median)",
+        "packing efficiency": _packing_efficiency(run, start.get("tokens_per_step")),
+        "sequences": last("consumed_samples", ",.0f"),
+        "parameters": f"{start['parameters']:,}" if start else "",
+        "precision": start.get("precision", ""),
+        "hardware": f"{start['devices']} x {start['device']}" if start else "",
+        "MFU": _utilization(start, rate) if start and rate else "",
+        "starts": str(len(run.starts)),
+        "checkpoints": ", ".join(sorted(path.name for path in checkpoints)),
+    }
 
 
-def _packing_efficiency(run: Run) -> str:
+def _packing_efficiency(run: Run, tokens: int | None) -> str:
     """Return the share of the tokens of a step that is not padding."""
-    header = next(filter(None, (_CAPACITY.search(text) for _, text in reversed(run.messages))), None)
-    speed, seconds = run.scalars.get("tokens_per_second"), run.scalars.get("train_step_timing in s")
-    if header is None or speed is None or seconds is None or len(speed.values) != len(seconds.values):
+    speed, seconds = run.curves.get("tokens_per_second"), run.curves.get("train_step_timing in s")
+    if not tokens or speed is None or seconds is None or len(speed[1]) != len(seconds[1]):
         return ""
-    fill = np.median(speed.values * seconds.values) / int(header[1].replace(",", ""))
-    return f"{fill:.1%} of a step is not padding"
+    return f"{np.median(speed[1] * seconds[1]) / tokens:.1%} of a step is not padding"
 
 
-def _utilization(parameters: str, precision: str, number: str, device: str, rate: float | None) -> str:
+def _utilization(start: Mapping[str, Any], rate: float) -> str:
     """Return the model FLOPs utilization: 6 FLOPs per parameter and token, without attention."""
-    known = match_device(device)
-    if known is None or rate is None:
+    known = match_device(start["device"])
+    if known is None:
         return ""
-    peak = 1e12 * (known.single if precision == "32" else known.half) * int(number)
-    return f"{6 * int(parameters.replace(',', '')) * rate / peak:.1%} (6 x parameters x tokens/s / peak)"
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC") if seconds else ""
-
-
-def _problems(runs: Sequence[Run]) -> list[str]:
-    items = [f"<li>{escape(f'{run.name}: {problem}')}</li>" for run in runs for problem in run.problems]
-    return [f"<p>Not shown:</p><ul>{''.join(items)}</ul>"] if items else []
+    peak = 1e12 * (known.single if start["precision"] == "32" else known.half) * start["devices"]
+    return f"{6 * start['parameters'] * rate / peak:.1%} (6 x parameters x tokens/s / peak)"
 
 
 def _plots(runs: Sequence[Run]) -> list[str]:
-    """Return the library, the curves and the timeline as HTML."""
-    if not any(run.scalars for run in runs):
-        return []
+    """Return the library and the curves as HTML."""
+    if not any(run.curves for run in runs):
+        return ["<p>There are no event files with values, so no curves (exp_manager.create_tensorboard_logger).</p>"]
     with optional_dependency("report", "a report"):
         from bokeh.embed import components
         from bokeh.resources import Resources
 
     shown = {tag for *_, metrics in _CURVES for tag, _ in metrics} | _NOT_SHOWN
-    others = dict.fromkeys(tag for run in runs for tag in run.scalars if tag not in shown)
-    curves = [*_CURVES, *((tag, False, ((tag, 1.5),)) for tag in others)]
+    others = dict.fromkeys(tag for run in runs for tag in run.curves if tag not in shown)
     figures: list[Any] = []
-    for title, logarithmic, metrics in curves:
-        if any(tag in run.scalars for run in runs for tag, _ in metrics):
+    for title, logarithmic, metrics in (*_CURVES, *((tag, False, ((tag, 1.5),)) for tag in others)):
+        if any(tag in run.curves for run in runs for tag, _ in metrics):
             figures.append(_curve(title, logarithmic, metrics, runs, figures[0].x_range if figures else None))
-    script, divs = components([*figures, _timeline(runs)])
-    return [Resources(mode="inline", components=["bokeh"]).render(), "<h2>Curves</h2>", *divs[:-1],
-            "<h2>Processes and checkpoints</h2>", divs[-1], script]  # fmt: skip
+    script, divs = components(figures)
+    return [Resources(mode="inline", components=["bokeh"]).render(), "<h2>Curves</h2>", *divs, script]
 
 
 def _curve(
@@ -171,128 +236,79 @@ def _curve(
     )  # fmt: skip
     plot.toolbar.logo, plot.min_border_left = None, 75
     plot.xaxis.formatter.use_scientific = False
-    for number, run in enumerate(runs):
-        color = _COLORS[number % len(_COLORS)]
-        for tag, width in metrics:
-            if tag not in run.scalars:
-                continue
-            points = event_files.downsample(run.scalars[tag], _POINTS // 2)
+    for (number, run), (tag, width) in ((run, metric) for run in enumerate(runs) for metric in metrics):
+        if tag in run.curves:
+            steps, values = downsample(*run.curves[tag], _BUCKETS)
             label = " ".join(filter(None, (run.name if len(runs) > 1 else "", tag if len(metrics) > 1 else "")))
-            named: dict[str, Any] = {"legend_label": label} if label else {}
             dash = "dashed" if width > 2 and len(runs) > 1 else "solid"
-            line = _COLORS[1] if width > 2 and len(runs) == 1 else color
-            source = {"x": points.steps, "y": points.values}
-            plot.line("x", "y", source=source, color=line, line_width=width, line_dash=dash, **named)
-            if len(points.steps) < 100:
-                plot.scatter("x", "y", source=source, color=line, size=5, **named)
-        for file in run.events[1:]:
-            first = min((int(each.steps.min()) for tag, each in file.scalars.items() if tag != "hp_metric"), default=0)
-            if first:
-                plot.add_layout(Span(location=first, dimension="height", line_color=color, line_dash="dotted"))
+            style = {
+                "color": _COLORS[(number + (width > 2 and len(runs) == 1)) % len(_COLORS)],
+                "source": {"x": steps, "y": values},
+                **({"legend_label": label} if label else {}),
+            }
+            plot.line("x", "y", line_width=width, line_dash=dash, **style)
+            if len(steps) < 100:
+                plot.scatter("x", "y", size=5, **style)
+    for start in (start for run in runs for start in run.starts if start["first_step"]):
+        plot.add_layout(Span(location=start["first_step"], dimension="height", line_dash="dotted"))
     plot.add_tools(HoverTool(tooltips=[("step", "@x{0,0}"), (title, "@y{0.0000e+0}")], mode="vline"))
     if plot.legend:
         plot.legend.click_policy, plot.legend.background_fill_alpha = "hide", 0.7
     return plot
 
 
-def _timeline(runs: Sequence[Run]) -> Any:
-    """Return a figure with a bar for each process and a mark for each checkpoint, over the time of day."""
-    from bokeh.models import FactorRange, HoverTool
-    from bokeh.plotting import figure
-
-    plot: Any = figure(
-        y_range=FactorRange(factors=[run.name for run in reversed(runs)]), x_axis_type="datetime",
-        height=90 + 40 * len(runs), sizing_mode="stretch_width",
-        x_axis_label="time (UTC)", tools="pan,box_zoom,wheel_zoom,reset,save",
-    )  # fmt: skip
-    plot.toolbar.logo = None
-    for number, run in enumerate(runs):
-        files = [file for file in run.events if file.scalars]
-        bars = {"left": [1e3 * file.begin for file in files], "right": [1e3 * file.end for file in files],
-                "y": [run.name] * len(files)}  # fmt: skip
-        plot.hbar(y="y", left="left", right="right", height=0.3, source=bars, color=_COLORS[number % len(_COLORS)])
-        marks = {"x": [1e3 * time for _, time in run.checkpoints], "y": [run.name] * len(run.checkpoints),
-                 "name": [name for name, _ in run.checkpoints]}  # fmt: skip
-        drawn = plot.scatter("x", "y", source=marks, marker="triangle", size=11, color="black", alpha=0.7)
-        plot.add_tools(HoverTool(renderers=[drawn], tooltips="@name"))
-    return plot
+def downsample(
+    steps: NDArray[np.int64], values: NDArray[np.float64], buckets: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Keep the smallest and the largest value of each of `buckets` ranges of points; nan counts as both."""
+    ranges = [part for part in np.array_split(np.arange(len(values)), buckets) if len(part)]
+    kept = np.unique([part[choose(values[part])] for part in ranges for choose in (np.argmin, np.argmax)])
+    return steps[kept], values[kept]
 
 
-def _settings(runs: Sequence[Run]) -> list[str]:
-    """Return a table of the settings that differ from the named configuration, or between the runs."""
-    bases = [_base(run) for run in runs]
-    parts, rows = ["<h2>Settings</h2>"], []
-    for key in dict.fromkeys(key for run in runs for key in run.config):
-        values = [run.config.get(key) for run in runs]
-        named = any(re.search(rf"(^|\s)[+~]*{re.escape(key)}=", run.command) for run in runs)
-        changed = any(
-            key in base and base[key] != value and "${" not in str(base[key])
-            for (_, base), value in zip(bases, values, strict=True)
-        )
-        if named or changed or any(value != values[0] for value in values):
-            before = dict.fromkeys(_text(base[key]) for _, base in bases if key in base and "${" not in str(base[key]))
-            rows.append((key, " / ".join(before), *map(_text, values)))
-    for run, (name, base) in zip(runs, bases, strict=True):
-        if run.command:
-            parts.append(f"<p>{escape(run.name)}: <code>{escape(run.command)}</code></p>")
-        if not base and run.config:
-            parts.append(f"<p>{escape(run.name)}: the configuration {escape(name)} cannot be read for comparison.</p>")
-    what = "Settings that differ from the configuration" + (" or between the runs" if len(runs) > 1 else "")
-    header = ("key", "configuration", *(run.name for run in runs))
-    return [
-        *parts,
-        f"<p>{what}, or are on the command line:</p>",
-        f'<div class="texts">{html_table(header, rows)}</div>',
-    ]
+def _starts(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a table of the starts of the runs."""
+    rows = [
+        (run.name, _date(start["begin"]), _date(start["updated"]), f"{start['first_step']:,}", f"{start['step']:,}",
+         start["ended"] or "", start["resumed_from"] or "")
+        for run in runs for start in run.starts
+    ]  # fmt: skip
+    yield "<h2>Starts</h2>"
+    yield html_table(("run", "begin", "last written", "first step", "last step", "ended", "resumed from"), rows)
 
 
-def _base(run: Run) -> tuple[str, dict[str, Any]]:
-    """Return the name and the values of the configuration that a run started from; {} if it cannot be read."""
-    match = re.search(r"--config-name[= ](\S+)", run.command)
-    if match is None:
-        return "", {}
-    try:
-        return match[1], flatten(load_plain(match[1]))
-    except (UserError, OSError):
-        return match[1], {}
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _text(value: Any) -> str:
-    return redact_text(str(value))
-
-
-def _results(runs: Sequence[Run]) -> list[str]:
-    """Return the summaries of evaluations that are in the directories of the runs."""
-    parts = []
+def _settings(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield the command lines, and a table of the settings that differ between the runs."""
+    yield "<h2>Settings</h2>"
     for run in runs:
-        for path in sorted({*run.path.glob("report.json"), *run.path.glob("*/report.json")}):
-            from bionemo.evaluation.report import describe_report, read_report  # imports torch, which takes seconds
-
-            try:
-                lines = describe_report(read_report(path.parent), path.parent)
-            except (UserError, KeyError, TypeError, AttributeError):
-                lines = [f"{path} is damaged"]
-            parts += [f"<p>{escape(run.name)}</p>", f"<pre>{escape(redact_text(chr(10).join(lines)))}</pre>"]
-    return ["<h2>Evaluations</h2>", *parts] if parts else []
-
-
-def _messages(runs: Sequence[Run]) -> list[str]:
-    """Return the messages of the runs: facts about data and hardware, resumed checkpoints, warnings."""
-    parts = []
-    for run in runs:
-        items = "".join(f"<li>{escape(f'{time}  {text}')}</li>" for time, text in run.messages)
-        if items:
-            parts += [f"<p>{escape(run.name)}</p>", f"<ul>{items}</ul>"]
-    return ["<h2>Messages</h2>", *parts] if parts else []
+        yield f"<p>{escape(run.name)}: <code>{escape(run.command)}</code></p>"
+    values = {
+        key: [redact_text(str(run.config.get(key, ""))) for run in runs]
+        for key in dict.fromkeys(key for run in runs for key in run.config)
+    }
+    rows = [(key, *each) for key, each in values.items() if len(set(each)) > 1]
+    if rows:
+        yield f'<div class="texts">{html_table(("key", *(run.name for run in runs)), rows)}</div>'
 
 
-def watch(paths: Sequence[str | Path], output: Path, seconds: int) -> None:
-    """Write the page again and again, until it is interrupted.
+def _evaluations(run: Run) -> str:
+    """Return the summaries of evaluations that are in the directory of a run."""
+    lines: list[str] = []
+    for path in sorted({*run.path.glob("report.json"), *run.path.glob("*/report.json")}):
+        from bionemo.evaluation.report import describe_report, read_report  # imports torch, which takes seconds
 
-    Raises:
-        UserError: see `render_runs`.
-        OSError: if the file cannot be written.
-    """
-    while True:
-        write_page(output, render_runs(paths, refresh=seconds))
-        time.sleep(seconds)
+        with suppress(UserError, KeyError):  # a report of `bionemo finetune`, or of another version
+            lines += describe_report(read_report(path.parent), path.parent)
+    return redact_text("\n".join(lines))
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError, optional_dependency
 from bionemo.data.shards.fasta import FastaSource
-from bionemo.inference.progress import Advance
 from bionemo.tokenizers.residues import trim
 
 MIN_IDENTITY = 0.3  # lower identities are reported as 0
@@ -52,13 +51,12 @@ class Identities(NamedTuple):
     tool: str
 
 
-def find_identities(proteins: Sequence[str], training: Path, advance: Advance) -> Identities:
+def find_identities(proteins: Sequence[str], training: Path) -> Identities:
     """Search the training sequences for relatives of each protein.
 
     Args:
         proteins: held-out proteins; upper and lower case are the same.
         training: FASTA file.
-        advance: called with the number of finished proteins.
 
     Raises:
         UserError: if the search is not possible, or fails.
@@ -73,13 +71,11 @@ def find_identities(proteins: Sequence[str], training: Path, advance: Advance) -
         _find_contained(texts, source, values)
         _compare_peptides(texts, source, values)
         rest = [number for number, text in enumerate(texts) if len(text) >= PEPTIDE and values[number] == 0]
-        advance(len(texts) - len(rest))
         remaining = [texts[number] for number in rest]
         if program := shutil.which("mmseqs"):
             found, tool = _search_with_mmseqs(program, remaining, training)
-            advance(len(rest))
         else:
-            found, tool = _search_k_mers(remaining, source, training, advance)
+            found, tool = _search_k_mers(remaining, source, training)
         values[rest] = found
     return Identities(np.where(values < MIN_IDENTITY, 0, values), tool)
 
@@ -159,9 +155,7 @@ def _search_with_mmseqs(program: str, texts: Sequence[bytes], training: Path) ->
     return values, f"MMseqs2 {version}"
 
 
-def _search_k_mers(
-    texts: Sequence[bytes], source: FastaSource, training: Path, advance: Advance
-) -> tuple[NDArray[np.float64], str]:
+def _search_k_mers(texts: Sequence[bytes], source: FastaSource, training: Path) -> tuple[NDArray[np.float64], str]:
     with optional_dependency("evaluate", "without MMseqs2, a comparison with training data"):
         from biotite import __version__ as version
         from biotite.sequence import GeneralSequence
@@ -183,7 +177,6 @@ def _search_k_mers(
         protein = convert(text)
         for candidate in _find_candidates(table.match(protein)):
             values[number] = max(values[number], _identity(protein, references[candidate], matrix))
-        advance(1)
     return values, f"k-mers, Biotite {version}"
 
 

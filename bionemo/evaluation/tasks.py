@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from bionemo.common.errors import UserError
 from bionemo.inference.model import TrainedModel
-from bionemo.inference.progress import Advance
 
 _MAX_LISTED = 20  # problems in a result
 _FILE_NAME = re.compile(r"[\w-][\w.-]*", re.ASCII)
@@ -72,37 +71,29 @@ Result = dict[str, Any]
 """Stored result of a task: JSON values, see `runner.py`."""
 
 
+@dataclass(frozen=True)
 class Task(ABC):
-    """A task. Its suite, name, files and settings identify the result; see `runner.py`."""
+    """A task. Its suite, name, files and settings identify the result; see `runner.py`.
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name within the suite, which is also a file name."""
+    Attributes:
+        name: name within the suite, which is also a file name.
+        files: input files.
+        settings: JSON values that determine the result, besides the model and the files.
+        cost: estimated duration, in a unit that all tasks of a suite share.
+    """
 
-    @property
-    @abstractmethod
-    def files(self) -> list[Path]:
-        """Input files."""
-
-    @property
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """JSON values that determine the result, besides the model and the files."""
-
-    @property
-    @abstractmethod
-    def cost(self) -> int:
-        """Estimated duration, in a unit that all tasks of a suite share."""
+    name: str
+    files: list[Path]
+    settings: dict[str, Any]
+    cost: int
 
     @abstractmethod
-    def run(self, model: TrainedModel, problems: Problems, advance: Advance) -> TaskResult:
+    def run(self, model: TrainedModel, problems: Problems) -> TaskResult:
         """Compute the result.
 
         Args:
             model: the model; it must not be changed.
             problems: receives faulty rows.
-            advance: called with the part of the cost that was finished since the last call.
 
         Raises:
             LeftOut: if there is nothing to evaluate.
@@ -112,16 +103,16 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Suite(ABC):
-    """A suite of tasks. The fields of a subclass are its settings: options of the command line, or keys of a list.
+    """A suite of tasks. The fields of a subclass are its settings, which are options of the command line.
 
     Attributes:
         name: name on the command line.
-        help: description in `--help`.
+        about: what its figures are, for the page.
         data: directory or file that the user provides.
     """
 
     name: ClassVar[str]
-    help: ClassVar[str]
+    about: ClassVar[str]
     data: Path
 
     @abstractmethod
@@ -134,7 +125,7 @@ class Suite(ABC):
 
     @abstractmethod
     def summarize(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Return the summary of all results, as JSON values.
+        """Return the summary of all results, as JSON values; the page has a row for each dictionary of numbers in it.
 
         Args:
             results: results of the tasks that did not fail.
@@ -147,13 +138,3 @@ class Suite(ABC):
     @abstractmethod
     def describe(summary: Mapping[str, Any]) -> list[str]:
         """Return the lines of a summary for the console."""
-
-    @staticmethod
-    @abstractmethod
-    def render(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Return parts of an HTML page that compare models.
-
-        Args:
-            sections: for each model its section of the report: `settings`, `summary` and the `results` of the tasks
-                that did not fail. Their values come from files, so they must be escaped.
-        """

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prediction of files in parts: each process computes and stores some parts, then one process merges all of them.
-
-The parts depend on the input only. Any number of processes, interrupted any number of times, makes the same parts,
-and parts that exist are not computed again.
-"""
+"""Prediction of files in parts, which depend on the input only and are merged into the output, see `processes`."""
 
 import itertools
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +27,7 @@ from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_piec
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import GENERATED, PER_TOKEN
 from bionemo.inference.part_files import COMPLETE, KIND, NAMES, count_sequences
+from bionemo.inference.processes import PartedWork
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.inference.text_outputs import encode_texts, summarize_matches, summarize_molecules
 from bionemo.inference.writers import BY_ID, FORMATS, PredictionResults, check_ids, write_results
@@ -42,36 +37,46 @@ log = logging.getLogger(__name__)
 # Letters of a part with outputs per sequence, with outputs per token, and with generated text.
 _LETTERS = {"sequence": 1 << 20, "token": 1 << 17, "text": 1 << 16}
 _TEXTS = 1 << 12  # molecules that are checked at once
-_POLL_SECONDS = 0.2
 _ON_INVALID = "model.data.on_invalid"
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A prediction of files; for `identity` see `prediction_fingerprint`."""
+class Prediction(PartedWork):
+    """A prediction of files; for `identity` see `prediction_fingerprint`.
 
-    records: Records
-    task: TaskConfig
-    data: InferDataConfig
-    identity: dict[str, Any]
+    Attributes:
+        output: path of the output file.
+    """
 
-    @property
-    def label(self) -> str:
-        """Name of the input in messages."""
-        return str(self.records.paths[0])
+    kind: ClassVar[str] = KIND
+    unit: ClassVar[str] = "sequences"
 
-    @property
-    def outputs(self) -> list[str]:
-        """Names of the outputs."""
-        return list(self.task.outputs)
+    def __init__(
+        self, records: Records, task: TaskConfig, data: InferDataConfig, identity: dict[str, Any], model: TrainedModel
+    ) -> None:
+        self.records, self.task, self.data, self.identity, self.model = records, task, data, identity, model
+        self.total, self.digest = len(records), digest(identity)
+        self.outputs: list[str] = [*task.outputs]
+        suffix = (data.output_format or FORMATS[0]).removesuffix("_by_id")
+        name = data.output_fname or f"{records.paths[0].stem}.{suffix}"
+        self.output = Path(name).expanduser().absolute()
+        self.directory = self.output.with_name(f"{self.output.name}.parts")
 
-    @property
-    def output(self) -> Path:
-        """Path of the output file."""
-        if self.data.output_fname:
-            return Path(self.data.output_fname).expanduser().absolute()
-        suffix = (self.data.output_format or FORMATS[0]).removesuffix("_by_id")
-        return Path.cwd() / f"{self.records.paths[0].stem}.{suffix}"
+    def compute(self, rank: int, ranks: int, advance: Advance) -> None:
+        """Compute the parts of a rank, see `PartedWork`; `advance` is called with the number of sequences of a batch.
+
+        Raises:
+            UserError: if a sequence is invalid, or too long and `long_sequences` is `error`.
+        """
+        for number in range(rank, len(self.parts), ranks):
+            first, last = self.parts[number]
+            if count_sequences(self.files[number], self.digest) is None:
+                _compute_part(self, number, range(first, last), advance)
+            else:
+                advance(last - first)
+
+    def count_missing(self) -> int:
+        """Return the number of parts that are not stored."""
+        return sum(not file.exists() for file in self.files)
 
     @property
     def file_format(self) -> str:
@@ -89,16 +94,6 @@ class Prediction:
         return name
 
     @cached_property
-    def digest(self) -> str:
-        """Digest of the identity, which every part file stores."""
-        return digest(self.identity)
-
-    @property
-    def directory(self) -> Path:
-        """Directory of the part files."""
-        return self.output.with_name(f"{self.output.name}.parts")
-
-    @cached_property
     def parts(self) -> list[tuple[int, int]]:
         """Ranges [first, last) of records with about equal numbers of letters."""
         wanted = set(self.outputs)
@@ -114,7 +109,7 @@ class Prediction:
         return [self.directory / part_files.NAME.format(number) for number in range(len(self.parts))]
 
 
-def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
+def prepare_directory(prediction: Prediction) -> None:
     """Check the output and create the directory of the parts; keep parts of this prediction, delete others.
 
     Raises:
@@ -122,8 +117,7 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
             long and `long_sequences` is `error`.
     """
     data, outputs = prediction.data, prediction.outputs
-    if isinstance(model.network.vocabulary, Alphabet):
-        _check_lengths(prediction, model)
+    _check_lengths(prediction)
     if prediction.file_format == "csv" and (per_token := [name for name in outputs if name in PER_TOKEN]):
         raise UserError(
             f"a CSV file cannot hold {', '.join(per_token)}, which have a row per token: write .parquet or .npz"
@@ -146,28 +140,30 @@ def prepare_directory(prediction: Prediction, model: TrainedModel) -> None:
     create_owned(directory, KIND, prediction.identity)
 
 
-def note_letters(prediction: Prediction, model: TrainedModel) -> None:
+def note_letters(prediction: Prediction) -> None:
     """Log a note about letters of the input that the model does not know, see `LetterCounts`."""
-    records, counts = prediction.records, LetterCounts(model.network.vocabulary)
-    if isinstance(model.network.vocabulary, Alphabet):
+    records, vocabulary = prediction.records, prediction.model.network.vocabulary
+    counts = LetterCounts(vocabulary)
+    if isinstance(vocabulary, Alphabet):
         for letters, lengths in records.letters():
             counts.add_letters(letters, lengths)
-    elif isinstance(model.network.vocabulary, SmilesTokenizer):
+    elif isinstance(vocabulary, SmilesTokenizer):
         for first in range(0, len(records), _TEXTS):
             counts.add([record.text for record in records.read(first, min(first + _TEXTS, len(records)))])
     if note := counts.note(lambda number: next(records.read(number, number + 1)).id):
         log.warning("%s: %s", records.paths[0], note)
 
 
-def _check_lengths(prediction: Prediction, model: TrainedModel) -> None:
+def _check_lengths(prediction: Prediction) -> None:
     """Report proteins that are too long, which have a token for each letter, before any is computed."""
-    lengths, max_length = prediction.records.lengths, max_tokens(model.network)
-    long = np.flatnonzero(lengths > max_length)
+    network = prediction.model.network
+    lengths, max_length = prediction.records.lengths, max_tokens(network)
+    long = np.flatnonzero((lengths > max_length) & isinstance(network.vocabulary, Alphabet))
     for record in prediction.records.read(long[0], long[0] + 1) if len(long) else ():
         name = f"{record.id} (record {long[0]:,})"
         if prediction.data.long_sequences == "error":
             raise too_long_error(name, len(record.text), max_length, SET_POLICY)
-        remedy = f"; model.data.max_length={lengths.max() + 2} accepts all" if model.network.rotary else ""
+        remedy = f"; model.data.max_length={lengths.max() + 2} accepts all" if network.rotary else ""
         note_long(name, len(long), max_length, prediction.data.long_sequences, remedy)
 
 
@@ -194,38 +190,9 @@ def _is_merged_from_parts(prediction: Prediction) -> bool:
     return same and identity_of(directory, KIND) == prediction.identity
 
 
-def wait_for_directory(prediction: Prediction, timeout: float) -> None:
-    """Wait until the first process has created the directory of the parts.
-
-    Raises:
-        UserError: if it has not after `timeout` seconds.
-    """
-    until = time.monotonic() + timeout
-    while identity_of(prediction.directory, KIND) != prediction.identity:
-        if time.monotonic() > until:
-            raise UserError(
-                f"{prediction.directory} was not created within {timeout:.0f} s: check that all processes can access "
-                "it"
-            )
-        time.sleep(_POLL_SECONDS)
-
-
-def compute_parts(prediction: Prediction, model: TrainedModel, rank: int, ranks: int, advance: Advance) -> None:
-    """Compute the parts of this process that do not exist yet; call `advance` with each batch's number of sequences.
-
-    Raises:
-        UserError: if a sequence is invalid, or too long and `long_sequences` is `error`.
-    """
-    for number, (first, last) in enumerate(prediction.parts):
-        if number % ranks == rank:
-            if count_sequences(prediction.files[number], prediction.digest) is not None:
-                advance(last - first)
-            else:
-                _compute_part(prediction, model, number, range(first, last), advance)
-
-
-def _compute_part(prediction: Prediction, model: TrainedModel, number: int, which: range, advance: Advance) -> None:
-    data, max_length = prediction.data, max_tokens(model.network)
+def _compute_part(prediction: Prediction, number: int, which: range, advance: Advance) -> None:
+    data, model = prediction.data, prediction.model
+    max_length = max_tokens(model.network)
     records = dict(zip(which, prediction.records.read(which.start, which.stop), strict=True))
     unusable = find_invalid(model.network, [each.text for each in records.values()])
     unusable = {problem: [which[position] for position in found] for problem, found in unusable.items()}
@@ -268,33 +235,12 @@ def _report(prediction: Prediction, unusable: Mapping[str, Sequence[int]], total
     for problem, numbers in unusable.items():
         for record in prediction.records.read(numbers[0], numbers[0] + 1) if numbers else ():
             first, policy = f"record {numbers[0]:,}, {shorten(record.text)}", prediction.data.on_invalid
-            notes.append(report_unusable(prediction.label, problem, len(numbers), total, first, policy, _ON_INVALID))
-    return notes
-
-
-def wait_for_parts(prediction: Prediction, timeout: float, check_workers: Callable[[], object]) -> None:
-    """Wait for the parts of the other processes, at most `timeout` seconds for each new part.
-
-    `check_workers` is called regularly and raises an error if a process has failed.
-
-    Raises:
-        UserError: if no new part appears within the timeout.
-    """
-    missing, since = len(prediction.files), time.monotonic()
-    while True:
-        check_workers()
-        left = sum(not file.exists() for file in prediction.files)
-        if not left:
-            return
-        if left < missing:
-            missing, since = left, time.monotonic()
-        if time.monotonic() - since > timeout:
-            raise UserError(
-                f"no new part for {timeout:.0f} s (trainer.rank_timeout), {left} are missing: check the errors of the "
-                "other processes, and that all processes can access the directory; the same command continues from "
-                "these parts"
+            notes.append(
+                report_unusable(
+                    str(prediction.records.paths[0]), problem, len(numbers), total, first, policy, _ON_INVALID
+                )
             )
-        time.sleep(_POLL_SECONDS)
+    return notes
 
 
 def remove_empty_directory(prediction: Prediction) -> None:

@@ -17,7 +17,7 @@ from bionemo.common.files import write_atomic
 
 RECORD = ".bionemo-run.json"
 _NEMO_LOGS = r"cmd-args\.log|nemo_error_log\.txt|lightning_logs\.txt|nemo_log_globalrank-\d+_localrank-\d+\.txt"
-_LOGS = rf"{_NEMO_LOGS}|git-info\.log|(config|hparams)\.yaml|loss_curve\.png"
+_LOGS = rf"{_NEMO_LOGS}|git-info\.log|(config|hparams)\.yaml|run\.json|loss_curve\.png"
 
 
 def read_run_id(directory: Path) -> str | None:

@@ -37,6 +37,7 @@ from bionemo.training.module import TrainingModule
 from bionemo.training.progress import TrainingProgress
 from bionemo.training.rank_consistency import RankConsistencyCheck
 from bionemo.training.resume import check_resumable, choose_branch, find_resume_checkpoint, new_or_resumed_run_id
+from bionemo.training.run_file import RunFile
 from bionemo.training.time_limit import TimeLimit
 
 
@@ -100,6 +101,7 @@ class TrainingRun:
             choose_branch(cfg, self.resume_path, self.checkpoint_dir),
             time_limit,
         )
+        self.run_file = RunFile(self.log_dir, self.checkpoints.signals)
         self.trainer = build_trainer(
             cfg,
             [
@@ -107,6 +109,7 @@ class TrainingRun:
                 RankConsistencyCheck(cfg, self.resume_path, self.written),
                 *([] if cfg.trainer.enable_progress_bar is False else [TrainingProgress()]),
                 self.loss_curve,
+                self.run_file,
                 time_limit,
                 *callbacks,
                 *early_stopping(cfg.exp_manager),
@@ -186,6 +189,7 @@ class TrainingRun:
             progress.print_start(
                 cfg, trainer, self.num_parameters, self.precision, self.compiled, self.data, self.resume_path
             )
+            self.run_file.begin(cfg, trainer, self.num_parameters, self.precision, self.data, self.resume_path)
             trainer.fit(self.module, self.data, ckpt_path=self.resume_path)
             progress.print_result(cfg, trainer, self.loss_curve.references, self.log_dir, self.resume_path)
         if cfg.do_testing and not self.checkpoints.stop_signal:

@@ -68,17 +68,18 @@ def section(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_baselines_and_page(section: dict[str, Any]) -> None:
     summary = section["summary"]
     assert summary.keys() == {"secondary_structure", "meltome"}
-    assert all(inputs.keys() == {"frozen", "random-weights", "one-hot"} for inputs in summary.values())
+    published = {f"{name} (BioNeMo v1)" for name in ("ESM1nv", "ProtT5nv", "ESM2 650M", "one-hot")}
+    assert all(inputs.keys() == {"frozen", "random-weights", "one-hot"} | published for inputs in summary.values())
     assert summary["secondary_structure"]["one-hot"]["accuracy"][0] > 90  # each letter has its state
     assert summary["meltome"]["one-hot"]["spearman"][0] > 0.7  # a sum over letters
     # the weights of this model are random, so both encoders are equally good
     frozen, random = (summary["secondary_structure"][name]["accuracy"][0] for name in ("frozen", "random-weights"))
     assert frozen == pytest.approx(random, abs=10)
-    assert "truncated" not in section["page"]
+    assert {result["truncated"] for result in section["results"]} == {0}
     assert summary["meltome"]["frozen"]["spearman"][1] > 0
     page = section["page"]
-    for text in ("secondary_structure accuracy (%)", "meltome MSE", "ESM2 650M (BioNeMo v1)", "85.5", "53.38",
-                 "one-hot tokens", "random weights"):  # fmt: skip
+    for text in ("<h3>secondary_structure</h3>", "<h3>meltome</h3>", "ESM2 650M (BioNeMo v1)", "85.5", "53.38",
+                 "<td>one-hot</td>", "<td>random-weights</td>"):  # fmt: skip
         assert text in page
 
 
@@ -154,9 +155,9 @@ def test_results_do_not_depend_on_the_number_of_processes(
 def test_truncated_proteins_are_reported(model: Path, tmp_path: Path) -> None:
     rows = [["MKT" * 20, "1.0"], ["MKV" * 40, "2.0"], ["MLV" * 33, "3.0"], ["MKTW", "4.0"]]  # the model reads 94
     write_rows(tmp_path / "data" / "meltome", ["sequence", "target"], {name: rows for name in SIZES})
-    evaluate("flip", model, tmp_path / "data", tmp_path / "out")
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert f"truncated to the length of {model}: meltome 6." in page
+    found = evaluate("flip", model, tmp_path / "data", tmp_path / "out")
+    assert {result["truncated"] for result in found["results"]} == {6}
+    assert "<th>truncated</th>" in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -165,7 +166,7 @@ def test_fine_tuning(model: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "data" / "meltome").symlink_to(data / "meltome")
     found = evaluate("flip", model, tmp_path / "data", tmp_path / "out", "--fine-tuning")
     inputs = found["summary"]["meltome"]
-    assert inputs.keys() == {"frozen", "random-weights", "one-hot", "fine-tuned"}
+    assert inputs.keys() > {"frozen", "random-weights", "one-hot", "fine-tuned"}
     (result,) = (each for each in found["results"] if each["input"] == "fine-tuned")
     assert len({json.dumps(each) for each in result["seeds"]}) == len(SEEDS)
     assert inputs["fine-tuned"]["mse"][0] < 2 * inputs["frozen"]["mse"][0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of `bionemo evaluate`: pages, comparisons, lists of suites, and damaged files."""
+"""Reports of `bionemo evaluate`: pages, comparisons, and damaged files."""
 
 import json
 import re
@@ -8,14 +8,13 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import bionemo
 from bionemo.cli.evaluate import main
 from bionemo.common.errors import UserError
-from bionemo.evaluation.suites import open_suites
+from bionemo.evaluation.suites import open_suite
 from tests.evaluation.test_proteingym import evaluate
 from tests.support.huggingface import theirs
 from tests.support.proteingym import write_csv, write_suite
@@ -84,24 +83,30 @@ def run(*arguments: object) -> None:
         main()
 
 
+def rows_of(table: list[list[str]]) -> list[dict[str, str]]:
+    """Return the rows; the column of names has no header."""
+    return [dict(zip(["name", *table[0][1:]], row, strict=True)) for row in table[1:]]
+
+
 def test_the_page_shows_the_figures_next_to_published_ones(results: Path, model: Path) -> None:
     summary = json.loads((results / "report.json").read_text())["suites"]["proteingym"]["summary"]
-    averages, metrics, assays = Page(results / "report.html").tables
-    rows = {row[0]: row for row in averages}
-    found = summary["averages"]["spearman"]
-    assert rows[str(model)][1] == f"{found['overall']:.3f} ± {found['error']:.3f}"
-    assert rows[EVIL][1].startswith("0.375 ±")  # (0 + 0.25) / 2 and (0.5 + 0.75) / 2
-    assert "partial" not in rows  # has no result for one of the assays
-    assert [row[0] for row in metrics] == ["model", str(model)]
-    assert len(assays) == 5
+    averages, published, best, tasks = map(rows_of, Page(results / "report.html").tables)
+    for row in averages:
+        found = summary["averages"][row["name"]]
+        assert (row["overall"], row["error"]) == (f"{found['overall']:.4g}", f"{found['error']:.4g}")
+        assert row["selection Activity"] == f"{found['selection']['Activity']:.4g}"
+        assert row["model"] == str(model)
+    (other,) = published  # `partial` has no result for one of the assays
+    assert (other["name"], other["overall"]) == (EVIL, "0.375")  # (0 + 0.25) / 2 and (0.5 + 0.75) / 2
+    assert [row["name"] for row in best] == ["best"]
+    assert len(tasks) == 4
 
 
 def test_the_page_needs_no_network_and_escapes_names(results: Path) -> None:
     page = Page(results / "report.html")
     assert "script" not in page.tags
-    assert not [link for link in page.links if not link.startswith("#")]
-    assert not re.search(r"@import|url\((?!#)", (results / "report.html").read_text())
-    assert page.tags.count("svg") == 2
+    assert not page.links
+    assert not re.search(r"@import|url\(", (results / "report.html").read_text())
 
 
 def test_models_are_compared(results: Path, data: Path, tmp_path: Path) -> None:
@@ -109,15 +114,14 @@ def test_models_are_compared(results: Path, data: Path, tmp_path: Path) -> None:
     theirs(other, layers=1)
     evaluate(other, data, tmp_path / "second", "--method=wild-type-marginal")
     run("compare", results, tmp_path / "second", "--output", tmp_path / "page.html")
-    averages, _, assays = Page(tmp_path / "page.html").tables
-    assert {"first", "second"} <= {row[0] for row in averages}
-    assert assays[0] == ["assay", "type", "residues", "variants", "first", "second"]
-    for number, directory in (4, results), (5, tmp_path / "second"):
+    averages, _, _, tasks = map(rows_of, Page(tmp_path / "page.html").tables)
+    assert [row["model"] for row in averages] == ["first", "second"] * 5
+    for directory in (results, tmp_path / "second"):
         report = json.loads((directory / "report.json").read_text())
         values = {
-            task["task"]: f"{task['metrics']['spearman']:.3f}" for task in report["suites"]["proteingym"]["results"]
+            task["task"]: f"{task['metrics']['spearman']:.4g}" for task in report["suites"]["proteingym"]["results"]
         }
-        assert {row[0]: row[number] for row in assays[1:]} == values
+        assert {row["name"]: row["spearman"] for row in tasks if row["model"] == directory.name} == values
 
 
 @pytest.mark.parametrize(
@@ -141,60 +145,15 @@ def test_damaged_reports(
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_list_of_suites(model: Path, data: Path, tmp_path: Path) -> None:
-    listed = tmp_path / "suites.yaml"
-    listed.write_text(
-        f"- {{suite: proteingym, data: {data}}}\n"
-        f"- {{suite: proteingym, data: {data}, name: fast, method: wild-type-marginal}}\n"
-    )
-    run(model, f"--suite={listed}", f"--output={tmp_path / 'output'}")
-    report: dict[str, Any] = json.loads((tmp_path / "output" / "report.json").read_text())
-    assert {name: each["settings"]["method"] for name, each in report["suites"].items()} == {
-        "proteingym": "masked-marginal",
-        "fast": "wild-type-marginal",
-    }
-    assert {path.parent.name for path in tmp_path.glob("output/*/*.csv")} == {"proteingym", "fast"}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{suite: proteingym}", "is not a list"),
-        ("- [", "is not valid YAML"),
-        ("- {suite: proteingym}", "entry 1 has no `suite` and `data`"),
-        ("- {suite: x, data: .}", "entry 1: there is no suite 'x': choose from proteingym"),
-        ("- {suite: proteingym, data: ., x: 1}", "entry 1: proteingym has no setting 'x', but method, window"),
-        ("- {suite: proteingym, data: ., method: 1}", "proteingym has method: 1, expected a value such as"),
-        ("- {suite: proteingym, data: ., name: a/b}", "the name 'a/b' is not a file name"),
-        ("- {suite: proteingym, data: .}\n- {suite: proteingym, data: .}", "entry 2 has the name 'proteingym' of"),
-        ("- !!python/object/apply:os.system [id]", "is not valid YAML"),
-    ],
-)
-def test_faulty_lists(content: str, message: str, tmp_path: Path) -> None:
-    listed = tmp_path / "suites.yaml"
-    listed.write_text(content)
-    with pytest.raises(UserError) as caught:
-        open_suites(str(listed), None, {})
-    assert str(listed) in str(caught.value)
-    assert message in str(caught.value)
-
-
 def test_faulty_selections(data: Path, tmp_path: Path) -> None:
     for suite, path, settings, message in (
         ("x", data, {}, "there is no suite 'x'"),
-        ("proteingym", None, {}, "add --data"),
         ("proteingym", data, {"x": 1}, "has no setting 'x'"),
         ("proteingym", data, {"method": "fast"}, "method='fast' is unknown: choose from masked-marginal"),
         ("proteingym", tmp_path, {}, "DMS_substitutions.csv"),
-        ("all", tmp_path, {}, "has no folder named proteingym"),
-        ("all", data.parent, {"method": "masked-marginal"}, "list the suites in a YAML file"),
-        ("suites.yaml", data, {}, "omit others"),
-        ("suites.yaml", None, {}, "cannot be read"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
-            for each in open_suites(suite, path, settings).values():
-                each.tasks()
-    assert list(open_suites("all", data.parent, {})) == ["proteingym"]
+            open_suite(suite, path, settings).tasks()
 
 
 def test_python(model: Path, data: Path, results: Path, tmp_path: Path) -> None:

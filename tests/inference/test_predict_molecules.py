@@ -123,12 +123,12 @@ def test_resuming_reuses_only_parts_with_equal_options(
 ) -> None:
     compute, computed = running._compute_part, []
 
-    def stop(prediction: Any, model: Any, number: int, *rest: Any) -> None:
+    def stop(prediction: Any, number: int, *rest: Any) -> None:
         if len(computed) == 2:
             computed.append(-1)
             raise SystemError
         computed.append(number)
-        compute(prediction, model, number, *rest)
+        compute(prediction, number, *rest)
 
     monkeypatch.setattr(running, "_compute_part", stop)
     with pytest.raises(SystemError):

@@ -36,12 +36,12 @@ def test_a_killed_prediction_is_resumed(
     stopped: list[int] = []
     compute = running._compute_part
 
-    def stop(prediction: Any, model: Any, number: int, *rest: Any) -> None:
+    def stop(prediction: Any, number: int, *rest: Any) -> None:
         if number == 2 and not stopped:
             stopped.append(number)
             raise SystemError
         computed.append(number)
-        compute(prediction, model, number, *rest)
+        compute(prediction, number, *rest)
 
     monkeypatch.setattr(running, "_compute_part", stop)
     with pytest.raises(SystemError):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C and a closed terminal save a checkpoint without killing workers or other ranks; a second signal exits."""
 
+import json
 import multiprocessing
 import os
 import re
@@ -159,6 +160,8 @@ def test_a_signal_to_all_processes_saves_the_step(
     (step,) = re.findall(rf"received {number.name}: saving step (\d+) and exiting", "\n".join(run.lines()))
     last = last_checkpoint(run.directory)
     assert load_manifest(last)["step"] == int(step) >= 50
+    written = json.loads((run.directory / "run.json").read_text())
+    assert (written["step"], written["ended"]) == (int(step), f"stopped by {number.name}")
     assert find_damage(last) == ""
     assert not any(line.startswith("error") for line in run.lines())
     assert group_is_gone(run.pid)
@@ -205,6 +208,7 @@ def test_a_signal_in_a_validation_saves_the_step(tmp_path: Path, start: type[Ter
     assert any("received SIGTERM in the validation: saving step 50 and exiting" in line for line in run.lines())
     manifest = load_manifest(last_checkpoint(run.directory))
     assert (manifest["step"], manifest["metrics"]) == (50, {})
+    assert json.loads((run.directory / "run.json").read_text())["ended"] == "stopped by SIGTERM"
     few = MANY.replace("20000", "8")
     resumed = Forked(tmp_path, few, "trainer.val_check_interval=50", "trainer.max_steps=51", "trainer.devices=1")
     assert resumed.end() == 0, resumed.lines()

@@ -99,8 +99,8 @@ def test_the_seed_command_runs_at_full_size(shards: Path, tmp_path: Path) -> Non
 def test_files_in_the_run_directory(seed_run: Done) -> None:
     for pattern in (
         "cmd-args.log", "events.out.tfevents.*", "hparams.yaml", "lightning_logs.txt", "nemo_error_log.txt",
-        "nemo_log_globalrank-0_localrank-0.txt", "config.yaml", "loss_curve.png", "checkpoints/*-last",
-        "wandb/offline-run-*/*.wandb",
+        "nemo_log_globalrank-0_localrank-0.txt", "config.yaml", "run.json", "loss_curve.png",
+        "checkpoints/*-last", "wandb/offline-run-*/*.wandb",
     ):  # fmt: skip
         assert len(list(seed_run.directory.glob(pattern))) == 1, pattern
     inside = subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True, check=False).returncode == 0

@@ -1,72 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands of `bionemo analysis`: read files, compute, write tables and plots, print a summary.
 
-`load_model` is called after the inputs and outputs were checked. The other parameters are the options of the command.
+The model is loaded after the inputs and outputs were checked.
 """
 
 import re
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from bionemo.common.errors import UserError
+from bionemo.common.console import notify
+from bionemo.common.errors import UserError, shorten
+from bionemo.data.molecules.content_checks import report_unusable
+from bionemo.inference import load as loading
 from bionemo.inference.analysis import contacts, files
 from bionemo.inference.analysis.maps import make_reducer, project_to_2d, read_embeddings
 from bionemo.inference.analysis.protein import tokenize_protein
 from bionemo.inference.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
 from bionemo.inference.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
 from bionemo.inference.batching import max_tokens, tokenize, too_long_error
+from bionemo.inference.invalid_molecules import find_invalid
 from bionemo.inference.letters import note_letters
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import progress_bar
+from bionemo.tokenizers import SmilesTokenizer
 
-LoadModel = Callable[[], TrainedModel]
-EMBEDDING_BATCH = 64  # sequences between two updates of the progress bar
+_BATCH = 64  # sequences between two updates of the progress bar
 
 
-def run_variants(
-    load_model: LoadModel, *, variants: Path, sequence: str | None, column: str, score_column: str | None, method: str,
-    offset: int, output: Path, overwrite: bool,
-) -> None:  # fmt: skip
+def run_variants(options: Namespace) -> None:
     """Score the variants of a file."""
-    plot = _plot_path(output)
-    files.refuse_existing([output, plot], overwrite, [variants])
-    table, sequences = read_variants(variants)
+    plot = _plot_path(options.output)
+    files.refuse_existing([options.output, plot], options.overwrite, [options.variants])
+    table, sequences = read_variants(options.variants)
     if "zero_shot" in table.columns:
         raise UserError(f"{table.path} has a column 'zero_shot' already: rename it")
-    mutants = table.column(column, "name one with --column")
-    name = score_column or "score"
-    has_scores = score_column is not None or name in table.columns
+    mutants = table.column(options.column, "name one with --column")
+    name = options.score_column or "score"
+    has_scores = options.score_column is not None or name in table.columns
     measured = None
     if has_scores:
         from bionemo.inference.analysis.plots import plot_scores
 
         cells = table.column(name, "name one with --score-column")
         measured = parse_scores(table, cells, "leave the cell empty, or name another column with --score-column")
-    if sequence is not None:
-        wild_type = files.read_sequence(sequence)
+    if options.sequence is not None:
+        wild_type = files.read_sequence(options.sequence)
     elif sequences is not None:
-        wild_type = infer_wild_type(sequences, mutants, table.locations, offset)
+        wild_type = infer_wild_type(sequences, mutants, table.locations, options.offset)
     else:
         raise UserError("the wild type is unknown: give it with --sequence, a FASTA file or its letters")
-    if score_column is not None and measured is not None and np.isnan(measured).all():
+    if options.score_column is not None and measured is not None and np.isnan(measured).all():
         raise UserError(f"{table.path}: column {name!r} has no number: name another with --score-column")
     positions = {
         mutation.position
         for text, location in zip(mutants, table.locations, strict=True)
         for mutation in parse_mutations(text, location)
     }
-    with files.staged_file(output) as file:
-        model = load_model()
+    with files.staged_file(options.output) as file:
+        model = _load(options)
         note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
         with progress_bar("scoring", len(positions), "residues") as advance:
-            scores = score_variants(model, wild_type, mutants, method, offset, table.locations, advance)
+            scores = score_variants(
+                model, wild_type, mutants, options.method, options.offset, table.locations, advance
+            )
         rows = [[*row, score] for row, score in zip(table.rows, _format(scores), strict=True)]
         files.write_table(file, [*table.columns, "zero_shot"], rows)
-    print(f"{len(scores):,} variants: {output}")
+    print(f"{len(scores):,} variants: {options.output}")
     if measured is not None and not np.isnan(measured).all():
         rho, count = rank_correlation(scores, measured)
         with files.staged_file(plot) as file:
@@ -74,48 +77,46 @@ def run_variants(
         print(f"Spearman's rho {rho:.4f} with {count:,} measured values of {name!r}: {plot}")
 
 
-def run_scan(
-    load_model: LoadModel, *, sequence: str | None, method: str, offset: int, output: Path, overwrite: bool
-) -> None:
+def run_scan(options: Namespace) -> None:
     """Score every substitution at every position of a protein."""
     from bionemo.inference.analysis.plots import plot_scan
 
-    if sequence is None:
+    if options.sequence is None:
         raise UserError("--scan needs the wild type: give it with --sequence, a FASTA file or its letters")
-    plot, wild_type = _plot_path(output), files.read_sequence(sequence)
-    files.refuse_existing([output, plot], overwrite, [Path(sequence)] if sequence else [])
-    with files.staged_file(output) as file, files.staged_file(plot) as plot_file:
-        model = load_model()
+    plot, wild_type = _plot_path(options.output), files.read_sequence(options.sequence)
+    files.refuse_existing([options.output, plot], options.overwrite, [Path(options.sequence)])
+    with files.staged_file(options.output) as file, files.staged_file(plot) as plot_file:
+        model = _load(options)
         note_letters(model.network.vocabulary, [(wild_type, "the wild type")])
         wild_type = wild_type.upper()
         with progress_bar("scanning", len(wild_type), "residues") as advance:
-            scores = scan(model, wild_type, method, advance)
-        numbered = enumerate(zip(wild_type, scores, strict=True), 1 + offset)
+            scores = scan(model, wild_type, options.method, advance)
+        numbered = enumerate(zip(wild_type, scores, strict=True), 1 + options.offset)
         rows = [[number, letter, *_format(row)] for number, (letter, row) in numbered]
         files.write_table(file, ["position", "wild_type", *AMINO_ACIDS], rows)
-        plot_scan(plot_file, scores, wild_type, offset)
-    print(f"{len(wild_type):,} residues: {output}, {plot}")
+        plot_scan(plot_file, scores, wild_type, options.offset)
+    print(f"{len(wild_type):,} residues: {options.output}, {plot}")
 
 
-def run_contacts(
-    load_model: LoadModel, *, input_path: Path, head: Path | None, maps: Path | None, output: Path, overwrite: bool
-) -> None:
+def run_contacts(options: Namespace) -> None:
     """Predict the contacts of each protein."""
     from bionemo.inference.analysis.plots import plot_contacts
 
-    contact_head, weights = contacts.read_contact_head(head) if head else (None, None)
-    records = files.read_fasta(input_path)
-    names = _file_names(records, input_path)
-    outputs = [(output / f"{name}.csv", output / f"{name}.png") for name in names]
-    files.refuse_existing([path for pair in outputs for path in pair], overwrite)
-    known_maps = _read_maps(maps, names) if maps else None
-    model = load_model()
+    contact_head, weights = contacts.read_contact_head(options.head) if options.head else (None, None)
+    records = files.read_fasta(options.input_path)
+    names = _file_names(records, options.input_path)
+    outputs = [(options.output / f"{name}.csv", options.output / f"{name}.png") for name in names]
+    files.refuse_existing([path for pair in outputs for path in pair], options.overwrite)
+    known_maps = _read_maps(options.maps, names) if options.maps else None
+    model = _load(options)
     if weights is not None and weights != model.weights_checksum:
-        raise UserError(f"{model.path} has other weights than the model of {head}: fit a contact head for this model")
+        raise UserError(
+            f"{model.path} has other weights than the model of {options.head}: fit a contact head for this model"
+        )
     precisions: dict[int, list[list[float]]] = {contacts.SEPARATION: [], contacts.LONG_RANGE: []}
     for record in sorted(records, key=_length, reverse=True):  # check all before the first is computed
         tokenize_protein(model, record["sequence"], record["id"])
-    _note_letters(model, records, input_path)
+    _note_letters(model, records, options.input_path)
     with progress_bar("predicting contacts", len(records), "proteins") as advance:
         for number, (record, name) in enumerate(zip(records, names, strict=True)):
             predicted = contacts.predict_contacts(model, record["sequence"], contact_head, record["id"])
@@ -132,7 +133,7 @@ def run_contacts(
                 np.savetxt(file, pairs, fmt="%d,%d,%.6g", header="i,j,probability", comments="")
                 plot_contacts(plot_file, predicted, record["id"], known)
             advance(1)
-    print(f"{_count(len(records), 'contact map')}: {output}")
+    print(f"{_count(len(records), 'contact map')}: {options.output}")
     if known_maps is not None:
         print("precision of the most likely contacts (L: length of the protein)")
         for nearest, found in precisions.items():
@@ -143,58 +144,97 @@ def run_contacts(
             print(f"  residues at least {nearest:2} apart: {result}")
 
 
-def run_contacts_fit(load_model: LoadModel, *, input_path: Path, maps: Path, output: Path, overwrite: bool) -> None:
+def run_contacts_fit(options: Namespace) -> None:
     """Fit a contact head to proteins of known structure."""
-    files.refuse_existing([output], overwrite, [input_path])
-    records = files.read_fasta(input_path)
-    known_maps = _read_maps(maps, _file_names(records, input_path))
-    model = load_model()
-    _note_letters(model, records, input_path)
+    files.refuse_existing([options.output], options.overwrite, [options.input_path])
+    records = files.read_fasta(options.input_path)
+    known_maps = _read_maps(options.maps, _file_names(records, options.input_path))
+    model = _load(options)
+    _note_letters(model, records, options.input_path)
     with progress_bar("computing attention", len(records), "proteins") as advance:
         head = contacts.fit_contact_head(model, [record["sequence"] for record in records], known_maps, advance)
-    contacts.write_contact_head(output, head, model.weights_checksum)
+    contacts.write_contact_head(options.output, head, model.weights_checksum)
     used = sum(weight != 0 for weight in head["weight"])
-    print(f"{used} of {len(head['weight'])} attention heads have a weight: {output}")
+    print(f"{used} of {len(head['weight'])} attention heads have a weight: {options.output}")
 
 
-def run_map(
-    load_model: LoadModel | None, *, input_path: Path, pooling: str, method: str, neighbors: int, seed: int,
-    color: str | None, table: Path | None, output: Path, overwrite: bool,
-) -> None:  # fmt: skip
+def run_map(options: Namespace) -> None:
     """Project the embeddings of many sequences to two dimensions."""
     from bionemo.inference.analysis.plots import plot_map
 
-    plot = _plot_path(output)
-    files.refuse_existing([output, plot], overwrite, [input_path, table])
-    if table and not color:
+    plot = _plot_path(options.output)
+    files.refuse_existing([options.output, plot], options.overwrite, [options.input_path, options.table])
+    if options.table and not options.color:
         raise UserError("--table needs --color: name the column of the colors")
-    make_reducer(method, neighbors, seed)  # reports a missing installation before anything is computed
-    own_color = None if table else color
-    with files.staged_file(output) as file, files.staged_file(plot) as plot_file:
-        if files.is_fasta(input_path):
-            ids, embeddings, colors = _embed(load_model, input_path, pooling, own_color)
+    make_reducer(options.method, options.neighbors, options.seed)  # reports a missing installation at once
+    own_color = None if options.table else options.color
+    with files.staged_file(options.output) as file, files.staged_file(plot) as plot_file:
+        if files.is_fasta(options.input_path):
+            ids, embeddings, colors = _embed(options, own_color)
         else:
-            ids, embeddings, colors = read_embeddings(input_path, own_color)
-        if table:
-            colors = _read_colors(table, color or "", ids, input_path)
-        points_N2 = project_to_2d(embeddings, method, neighbors, seed)
+            ids, embeddings, colors = read_embeddings(options.input_path, own_color)
+        if options.table:
+            colors = _read_colors(options.table, options.color or "", ids, options.input_path)
+        points_N2 = project_to_2d(embeddings, options.method, options.neighbors, options.seed)
         extra = [[each] for each in colors] if colors else [[]] * len(ids)
         rows = [[name, *_format(point), *more] for name, point, more in zip(ids, points_N2, extra, strict=True)]
-        files.write_table(file, ["id", "x", "y", *([color] if colors and color else [])], rows)
-        plot_map(plot_file, points_N2, colors, color or "")
-    print(f"{len(ids):,} sequences: {output}, {plot}")
+        files.write_table(file, ["id", "x", "y", *([options.color] if colors and options.color else [])], rows)
+        plot_map(plot_file, points_N2, colors, options.color or "")
+    print(f"{len(ids):,} sequences: {options.output}, {plot}")
 
 
-def _embed(
-    load_model: LoadModel | None, path: Path, pooling: str, color: str | None
-) -> tuple[list[str], Floats, list[str] | None]:
+def run_label(options: Namespace) -> None:
+    """Apply the head of a fine-tuning run to new sequences."""
+    from bionemo.finetuning.load_head import check_encoder, predict_labels, read_records, read_trained_head
+
+    files.refuse_existing([options.output], options.overwrite, [options.input_path])
+    trained, (ids, sequences) = read_trained_head(options.head), read_records(options.input_path)
+    with files.staged_file(options.output) as file:
+        try:
+            model, rows = _load(options, options.model or trained.encoder), []
+        except UserError as error:
+            remedy = "" if options.model else f"; {options.head} was trained with this model: give another MODEL"
+            raise UserError(f"{error}{remedy}") from error
+        check_encoder(trained, model.path, model.weights_checksum)
+        unusable = find_invalid(model.network, sequences)
+        for problem, numbers in unusable.items():
+            name = f"record {numbers[0]:,}, {shorten(sequences[numbers[0]])}"
+            source, policy = str(options.input_path), options.on_invalid
+            notify(report_unusable(source, problem, len(numbers), len(ids), name, policy, "--on-invalid"))
+        if unusable and options.on_invalid == "skip":
+            kept = sorted({*range(len(ids))}.difference(*unusable.values()))
+            ids, sequences = [ids[number] for number in kept], [sequences[number] for number in kept]
+            if not ids:
+                raise UserError(f"{options.input_path}: no SMILES is left: correct them, or use --on-invalid=keep")
+        # Errors before anything is computed. Molecules are truncated as in training; proteins have --max-length.
+        is_molecules = isinstance(model.network.vocabulary, SmilesTokenizer)
+        tokens = model.ids(sequences, [f"{options.input_path}: {name}" for name in ids], truncate=is_molecules)
+        with progress_bar("predicting", len(ids), "sequences") as advance:
+            for first in range(0, len(ids), _BATCH):
+                batch = slice(first, first + _BATCH)
+                labels = predict_labels(model, trained, tokens[batch])
+                rows += [[name, *label] for name, label in zip(ids[batch], labels, strict=True)]
+                advance(len(labels))
+        columns = ["id", "prediction", "probability"]
+        used = 3 if any(row[2] for row in rows) else 2
+        files.write_table(file, columns[:used], [row[:used] for row in rows])
+    print(f"{len(rows):,} sequences: {options.output}")
+
+
+def _load(options: Namespace, path: Path | None = None) -> TrainedModel:
+    """Load the model of the command line, or another one."""
+    return loading.load(path or options.model, options.device, options.precision, options.max_length)
+
+
+def _embed(options: Namespace, color: str | None) -> tuple[list[str], Floats, list[str] | None]:
     """Return the ids, embeddings and colors of the records of a FASTA file."""
-    if load_model is None:
+    path = options.input_path
+    if options.model is None:
         raise UserError(f"{path} holds sequences: add MODEL, which embeds them")
     records = files.read_fasta(path)
     if color and not any(color in record for record in records):
         raise UserError(f"{path}: no header has {color}=...: name another key, or add --table")
-    model = load_model()
+    model = _load(options)
     max_length = max_tokens(model.network)
     ids = [tokenize(model.network.vocabulary, record["sequence"], record["id"]) for record in records]
     longest = max(range(len(ids)), key=lambda number: len(ids[number]))
@@ -204,9 +244,9 @@ def _embed(
     _note_letters(model, records, path)
     parts = []
     with progress_bar("embedding", len(records), "sequences") as advance:
-        for first in range(0, len(records), EMBEDDING_BATCH):
-            batch = ids[first : first + EMBEDDING_BATCH]
-            parts.append(model.embed(batch, pooling))
+        for first in range(0, len(records), _BATCH):
+            batch = ids[first : first + _BATCH]
+            parts.append(model.embed(batch, options.pooling))
             advance(len(batch))
     colors = [record.get(color, "") for record in records] if color else None
     return [record["id"] for record in records], np.concatenate(parts), colors

@@ -13,6 +13,7 @@ from bionemo.common.errors import UserError, shorten
 from bionemo.common.random_stream import RandomBits, draw, purpose_key, sample_keys
 from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.data.batch import PackedBatch
+from bionemo.data.columns import SMILES
 from bionemo.data.dataset import MaxLengths, TokenizedBatch, TokenSequences
 from bionemo.data.files import SplitName, split_files
 from bionemo.data.molecules.augmentation import Augmentation, SmilesForm
@@ -29,7 +30,6 @@ from bionemo.data.molecules.infilling import TextInfilling
 from bionemo.data.molecules.reader import BATCH, SmilesReader
 from bionemo.data.molecules.smiles import SmilesRewriter, rdkit_version
 from bionemo.data.policies import apply_length_policy, drop_empty, spread_evenly
-from bionemo.data.shards.columns import SMILES
 from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards
 from bionemo.tokenizers import SmilesTokenizer
 

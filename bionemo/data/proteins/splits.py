@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ProteinDataConfig
 from bionemo.data.clusters import Clusters, open_clusters
+from bionemo.data.columns import PROTEINS
 from bionemo.data.files import SplitName, cluster_members, split_files
 from bionemo.data.policies import apply_length_policy, drop_empty
 from bionemo.data.proteins import mock
 from bionemo.data.proteins.content_checks import COUNTED_SEQUENCES, check_content, note_unknown_letters
 from bionemo.data.proteins.mock import MockSource
-from bionemo.data.shards.columns import PROTEINS
 from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards, read_prefixes
 from bionemo.tokenizers import Alphabet
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ShardDataConfig, SplitConfig, UF90Config
+from bionemo.data.columns import PROTEINS, SMILES, CsvColumns, SequenceKind, check_columns
 from bionemo.data.files import SMILES_EXTENSIONS, SplitName, split_files
-from bionemo.data.shards.columns import PROTEINS, SMILES, CsvColumns, SequenceFormat, check_columns
-from bionemo.data.shards.csv_shards import CsvSource
-from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.formats import Csv, Fasta
 from bionemo.data.shards.index import FileState
-from bionemo.data.shards.smiles_shards import SmilesSource, open_smiles
+from bionemo.data.shards.records import TextRecords
+from bionemo.data.shards.smiles_format import find_formats
 
 
 class SequenceSource(Protocol):
@@ -60,9 +60,9 @@ def open_shards(
     paths: list[Path],
     *,
     keys: str,
-    expected: SequenceFormat | None,
+    expected: SequenceKind | None,
     sequences: Sequence[str] | None = None,
-) -> CsvSource | FastaSource | SmilesSource:
+) -> TextRecords:
     """Open the files of a split with the configured reader, and index those without a valid index.
 
     Args:
@@ -76,15 +76,11 @@ def open_shards(
     Raises:
         UserError: if the files cannot be read with the configured reader.
     """
+    directory = split.index_mapping_dir
     if split.data_impl == "fasta_fields_mmap":
-        return FastaSource(paths, index_mapping_dir=split.index_mapping_dir)
+        return TextRecords(paths, Fasta(), index_mapping_dir=directory)
     if expected is SMILES and all(path.suffix in SMILES_EXTENSIONS for path in paths):
-        sources = open_smiles(paths, index_mapping_dir=split.index_mapping_dir)
-        if len(sources) > 1:
-            raise UserError(
-                f"{sources[1].paths[0]} has other columns than {paths[0]}: write the files of a split alike"
-            )
-        return sources[0]
+        return TextRecords(paths, find_formats(paths), index_mapping_dir=directory)
     key, reader = f"{keys}.data_impl_kwargs.{split.data_impl}", getattr(split.data_impl_kwargs, split.data_impl)
     columns = {"sequence": reader.data_col} if split.data_impl == "csv_mmap" else dict(reader.data_fields)
     if not columns:
@@ -94,16 +90,10 @@ def open_shards(
         checked = {name: columns[name] for name in names if name in columns}
         settings = CsvColumns(key, checked, reader.data_sep, chr(reader.newline_int), reader.header_lines)
         check_columns(paths, settings, expected)
-    return CsvSource(
-        paths,
-        columns=columns,
-        separator=reader.data_sep,
-        header_lines=reader.header_lines,
-        newline=reader.newline_int,
-        proteins=expected is PROTEINS,
-        index_mapping_dir=split.index_mapping_dir,
-        workers=reader.workers or None,
+    text_format = Csv(
+        columns, reader.data_sep, reader.header_lines, chr(reader.newline_int), proteins=expected is PROTEINS
     )
+    return TextRecords(paths, text_format, index_mapping_dir=directory, workers=reader.workers or None)
 
 
 def duplicate_notes(config: ShardDataConfig, name: SplitName, paths: Sequence[Path]) -> list[str]:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Index of a text file: where its records are. It is built once and stored beside the file as a safetensors file."""
 
-import errno
 import hashlib
 import json
 import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,7 +27,6 @@ _SAMPLES = 18  # the beginning, the end, and sixteen between
 _SAMPLE_BYTES = 16 << 10
 _SMALL_BYTES = 64 << 10  # a smaller index is read, not mapped: a mapped file stays open, and there may be thousands
 _LOCK_SECONDS = 3600
-_LOCKS_UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class FileState(NamedTuple):
@@ -166,15 +164,10 @@ def _warn_in_memory(directory: Path, problem: str) -> None:
 
 @contextmanager
 def _build_lock(path: Path) -> Iterator[None]:
-    """Hold a lock beside an index. On a file system without locks several processes may build it, which costs time."""
+    """Hold a lock beside an index. Without one, several processes may build the index, which only costs time."""
     lock = FileLock(f"{path}.lock", timeout=_LOCK_SECONDS)
-    try:
+    with suppress(OSError, NotImplementedError):  # a timeout is an OSError
         lock.acquire()
-    except NotImplementedError:
-        pass
-    except OSError as error:
-        if error.errno not in _LOCKS_UNSUPPORTED:
-            raise
     try:
         yield
     finally:

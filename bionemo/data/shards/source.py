@@ -98,61 +98,30 @@ def open_shards(
 
 def duplicate_notes(config: ShardDataConfig, name: SplitName, paths: Sequence[Path]) -> list[str]:
     """Return notes about files of a split with the same content as each other or as training files, if these exist."""
-    notes = []
     training: list[Path] = []
-    if name != "train":
-        with suppress(UserError):
-            training = split_files(config, "train")
-    if pairs := _find_duplicates(paths):
-        file, other = pairs[0]
-        notes.append(f"{name} data: {file} has the same content as {other}{_more(pairs)}: its records count twice")
-    if training and (pairs := _find_duplicates(paths, training)):
-        file, other = pairs[0]
-        notes.append(
-            f"{name} data: {file} has the same content as the training file {other}{_more(pairs)}: the {name} loss "
-            "does not measure generalization"
-        )
+    with suppress(UserError):
+        training = [] if name == "train" else split_files(config, "train")
+    sizes = Counter(path.stat().st_size for path in (*training, *paths))
+    first: dict[str, Path] = {}
+    repeated, known = [], []
+    for number, path in enumerate([*training, *paths]):
+        if sizes[path.stat().st_size] == 1:
+            continue
+        other = first.setdefault(FileState.of(path).blake2b, path)
+        if number < len(training):
+            continue
+        if other in training:
+            known.append(f"{path} has the same content as the training file {other}")
+        elif other is not path:
+            repeated.append(f"{path} has the same content as {other}")
+    notes = []
+    if repeated:
+        notes.append(f"{name} data: {repeated[0]}{_more(repeated)}: its records count twice")
+    if known:
+        problem = f"the {name} loss does not measure generalization"
+        notes.append(f"{name} data: {known[0]}{_more(known)}: {problem}")
     return notes
 
 
-def _find_duplicates(paths: Sequence[Path], others: Sequence[Path] | None = None) -> list[tuple[Path, Path]]:
-    """Return each file with its duplicate among the others; None: among each other.
-
-    Duplicates are links to the same file, or files with the same size and the same hash of samples (see `FileState`).
-    Only files of equal size are opened, each once. Unreadable files have no duplicates.
-    """
-    sizes = Counter(size for path in (*paths, *(others or ())) if (size := _size(path)) > 0)
-    first: dict[str, Path] = {}
-    found = []
-
-    def key(path: Path) -> str | None:
-        """Return what duplicates have in common; None if no other file has this size, or it cannot be read."""
-        if sizes[_size(path)] < 2:
-            return None
-        try:
-            return FileState.of(path).blake2b
-        except OSError:
-            return None
-
-    for path in others or ():
-        if (content := key(path)) is not None:
-            first.setdefault(content, path)
-    for path in paths:
-        if (content := key(path)) is None:
-            continue
-        if content in first:
-            found.append((path, first[content]))
-        elif others is None:
-            first[content] = path
-    return found
-
-
-def _more(pairs: Sequence[tuple[Path, Path]]) -> str:
-    return f" (and {len(pairs) - 1} more files)" if len(pairs) > 1 else ""
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+def _more(found: Sequence[str]) -> str:
+    return f" (and {len(found) - 1} more files)" if len(found) > 1 else ""

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from bionemo.common.errors import UserError
+from bionemo.data.letters import note_letters
 from bionemo.inference.analysis import contacts, files
 from bionemo.inference.analysis.maps import make_reducer, project_to_2d, read_embeddings
 from bionemo.inference.analysis.protein import tokenize_protein
 from bionemo.inference.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
 from bionemo.inference.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
 from bionemo.inference.batching import max_tokens, tokenize, too_long_error
-from bionemo.inference.letters import note_letters
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import progress_bar

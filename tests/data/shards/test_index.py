@@ -16,7 +16,6 @@ from safetensors.numpy import load_file
 from bionemo.common.errors import UserError
 from bionemo.data.shards import index, records
 from bionemo.data.shards.index import FileState, RecordIndex, index_paths, load_index, read_index, write_index
-from bionemo.data.shards.source import _find_duplicates
 from tests.support.sequence_files import open_sequences
 
 SPEC = {"format": "test"}
@@ -201,12 +200,12 @@ def test_file_systems_without_locks(data, monkeypatch, error):
     assert len(files(data.parent)) == 2
 
 
-def test_timeout_while_another_process_builds(data, tmp_path, monkeypatch):
+def test_timeout_while_another_process_builds(data, monkeypatch):
     monkeypatch.setattr(index, "_LOCK_SECONDS", 0.1)
-    location, cached = index_paths(data, SPEC, None)
+    location = index_paths(data, SPEC, None)[0]
     with FileLock(f"{location}.lock"):
         assert same(load_index(data, SPEC, Builds(), None), table())
-    assert cached.exists() and not location.exists()
+    assert location.exists()
 
 
 def build_slowly(log, blake2b):
@@ -281,16 +280,6 @@ def test_several_large_files_are_indexed_in_processes(data, monkeypatch):
         path.unlink()
     with pytest.raises(UserError, match=r"x1\.csv:2: 1 column"):
         open_sequences("csv_mmap", paths, data_col=1)
-
-
-def test_duplicates_are_found_by_reading_each_file_once(tmp_path, monkeypatch):
-    paths = [tmp_path / f"x{number:03}.csv" for number in range(100)]
-    for number, path in enumerate(paths):
-        path.write_text(f"id,sequence\n{number % 99:03},MKV\n")
-    read, real = [], FileState.of
-    monkeypatch.setattr(FileState, "of", classmethod(lambda _, path: read.append(path) or real(path)))
-    assert _find_duplicates(paths) == [(paths[99], paths[0])]
-    assert sorted(read) == paths
 
 
 def test_an_error_in_the_data_leaves_no_files_behind(data):

@@ -78,7 +78,7 @@ class StepDataset(IterableDataset):
                 yield list(islice(collated, self.num_micro_batches)), batch.next_position
 
 
-def _unpack(step: tuple[Sequence[TokenizedBatch | PackedBatch], DataPosition]) -> StepBatch:
+def _unpack(step: Sequence[Any]) -> StepBatch:
     """Convert to tensors what the data loader has not converted; see `TokenizedBatch.pin_memory`."""
     batches, position = step
     return StepBatch([each.unpack() if isinstance(each, TokenizedBatch) else each for each in batches], position)

@@ -57,7 +57,9 @@ class RecordIndex:
     """Offsets in bytes of the n records of a file."""
 
     start: np.ndarray  # int64 [n], start of the record
-    sequence: np.ndarray  # int64 [n], start of the sequence if its letters are consecutive in the file, else -1
+    # int64 [n], start of the sequence if its letters are consecutive in the file; ~start if other bytes are between
+    # them and the record ends with the sequence; else -1
+    sequence: np.ndarray
     size: np.ndarray  # int32 [n], bytes of the record
     letters: np.ndarray  # int32 [n], letters of the sequence
     stops: int  # number of proteins with a stop codon, `*`, at the end, which is not part of the sequence

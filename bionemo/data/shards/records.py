@@ -6,10 +6,10 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,14 +19,13 @@ from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import is_local_rank_zero
 from bionemo.common.mapped import MappedFile
 from bionemo.data.shards.compressed import refuse_compressed
-from bionemo.data.shards.formats import TextFormat, location, record_error
-from bionemo.data.shards.index import FileState, RecordIndex, index_paths, load_index
+from bionemo.data.shards.formats import ENTRY, TextFormat, location, record_error
+from bionemo.data.shards.index import FileState, RecordIndex, load_index
 from bionemo.tokenizers.residues import WHITE_SPACE, check_letters, note_stops, trim
 
 _log = logging.getLogger(__name__)
 _NOTED_BYTES, _NOTED_FILES = 2 << 30, 1000  # less is indexed too quickly for a note
-_PARALLEL_BYTES = 64 << 20  # more is indexed in several processes
-_ENTRY = np.dtype([("start", "<i8"), ("sequence", "<i8"), ("size", "<i4"), ("letters", "<i4")])
+_BLOCK_BYTES = 1 << 20  # arrays computed from a block of this size stay in the CPU cache
 
 
 class TextRecords:
@@ -93,6 +92,8 @@ class TextRecords:
             begin = shard.sequences[index]
             if begin >= 0:
                 piece = shard.data[begin + start : begin + start + count]
+            elif begin < -1:
+                piece = trim(shard.data[~begin : shard.starts[index] + shard.sizes[index]])[start : start + count]
             else:
                 piece = shard.letters(shard.record(index))[start : start + count]
             if len(piece) != count:
@@ -121,22 +122,17 @@ class TextRecords:
 
     def _open(self) -> None:
         """Map all files and their indexes. Missing indexes are built, of large files in several processes."""
-        size, directory = sum(_regular_size(path) for path in self.paths), self._index_mapping_dir
-        show: Callable[[Iterable[Any]], Iterable[Any]] = iter
-        is_first = is_local_rank_zero() and (size >= _NOTED_BYTES or len(self.paths) >= _NOTED_FILES)
-        if is_first and sys.stderr.isatty():
-            show = _show_progress
-        missing = [
-            (path, text_format, directory)
-            for path, text_format in zip(self.paths, self._formats, strict=True)
-            if not any(each.exists() for each in index_paths(path, text_format.spec, directory))
-        ]
-        if missing and is_first:
-            _log.warning("indexing %s files (%s MiB), once", f"{len(missing):,}", f"{size >> 20:,}")
-        if len(missing) > 1 and size >= _PARALLEL_BYTES:
-            with ProcessPoolExecutor(self._workers or (os.cpu_count() or 2) // 2 or 1, get_context("fork")) as pool:
-                list(show(pool.map(_index_shard, missing)))
-        self._shards = list(show(map(_open_shard, self.paths, self._formats, repeat(directory))))
+        size, count = sum(_regular_size(path) for path in self.paths), len(self.paths)
+        is_noted = is_local_rank_zero() and (size >= _NOTED_BYTES or count >= _NOTED_FILES)
+        note = f"indexing {count:,} files ({size >> 20:,} MiB), once" if is_noted else ""
+        with ThreadPoolExecutor(max(1, self._workers or (os.cpu_count() or 2) // 2)) as pool:
+            arguments = repeat(self._index_mapping_dir), repeat(note)
+            opened: Iterable[_Shard] = pool.map(_open_shard, self.paths, self._formats, *arguments)
+            try:
+                self._shards = list(_show_progress(opened) if is_noted and sys.stderr.isatty() else opened)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
         letters = [shard.record_index.letters for shard in self._shards]
         self._bounds = np.cumsum([0, *map(len, letters)])[:-1]
         self.lengths = letters[0] if len(letters) == 1 else np.concatenate(letters)
@@ -185,13 +181,15 @@ class _Shard(NamedTuple):
             )
 
 
-def _open_shard(path: Path, text_format: TextFormat, index_mapping_dir: str | Path | None) -> _Shard:
+def _open_shard(path: Path, text_format: TextFormat, index_mapping_dir: str | Path | None, note: str) -> _Shard:
+    def build(blake2b: str) -> RecordIndex:
+        _note_once(note)
+        return _build_index(file, text_format, blake2b)
+
     refuse_compressed(path)
     try:
         file = MappedFile(path)
-        index = load_index(
-            path, text_format.spec, lambda blake2b: _build_index(file, text_format, blake2b), index_mapping_dir
-        )
+        index = load_index(path, text_format.spec, build, index_mapping_dir)
     except OSError as error:
         hint = "check the file and its permissions"
         if error.errno == errno.EMFILE:
@@ -200,36 +198,60 @@ def _open_shard(path: Path, text_format: TextFormat, index_mapping_dir: str | Pa
     return _Shard(file, file.data, text_format, index, index.sequence.data, index.start.data, index.size.data)
 
 
-def _index_shard(shard: tuple[Path, TextFormat, str | Path | None]) -> None:
-    _open_shard(*shard)
-
-
 def _build_index(file: MappedFile, text_format: TextFormat, blake2b: str) -> RecordIndex:
-    stops = 0
+    """Index a file in blocks: with array operations where possible, else record by record."""
+    stops, tables = 0, []
 
-    def entries() -> Iterator[tuple[int, int, int, int]]:
+    def entries(start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         nonlocal stops
-        for start, record in text_format.records(file.data, file.path):
+        for offset, record in text_format.records(file.data, file.path, start, stop):
             try:
-                letters = text_format.sequence(record)
-                if letters is None:
+                raw = letters = text_format.sequence(record)
+                if raw is None or letters is None:
                     continue
                 if text_format.proteins:
-                    spaceless = letters.translate(None, WHITE_SPACE)
+                    spaceless = raw.translate(None, WHITE_SPACE)
                     letters = spaceless.rstrip(b"*")
                     stops += len(letters) < len(spaceless)
                     if not letters.isalpha():
-                        check_letters(letters, location(file.path, file.data, start))
+                        check_letters(letters, location(file.path, file.data, offset))
             except ValueError as error:
-                raise record_error(file.path, file.data, start, error) from error
-            found = record.rfind(letters)
-            yield start, start + found if found >= 0 else -1, len(record), len(letters)
+                raise record_error(file.path, file.data, offset, error) from error
+            sequence = -1
+            if (found := record.rfind(letters)) >= 0:
+                sequence = offset + found
+            elif record.endswith(raw):
+                sequence = ~(offset + len(record) - len(raw))
+            yield offset, sequence, len(record), len(letters)
 
-    table = np.fromiter(entries(), _ENTRY)
+    for start, stop in _divide(file, text_format):
+        table = text_format.index_block(file.data[start:stop]) if stop - start <= 2 * _BLOCK_BYTES else None
+        if table is None:
+            table = np.fromiter(entries(start, stop), ENTRY)
+        else:
+            table["start"] += start
+            table["sequence"] += np.where(table["sequence"] < 0, -start, start)
+        tables.append(table)
+    table = np.concatenate([np.zeros(0, ENTRY), *tables])
     if not len(table):
         raise UserError(f"{file.path} contains no records: check header_lines, or exclude it from the range of files")
-    start, sequence, size, letters = (np.ascontiguousarray(table[name]) for name in _ENTRY.names or ())
-    return RecordIndex(start, sequence, size, letters, stops, blake2b)
+    arrays = (np.ascontiguousarray(table[name]) for name in ENTRY.names or ())
+    return RecordIndex(*arrays, stops=stops, blake2b=blake2b)  # type: ignore[arg-type, misc]
+
+
+def _divide(file: MappedFile, text_format: TextFormat) -> Iterator[tuple[int, int]]:
+    """Yield the bounds of blocks of whole records."""
+    start, size, boundary = (
+        text_format.find_start(file.data, file.path),
+        len(file),
+        text_format.find_boundary(file.data),
+    )
+    while start < size:
+        stop = size
+        if boundary and size - start > _BLOCK_BYTES:
+            stop = file.data.find(boundary, start + _BLOCK_BYTES) + 1 or size
+        yield start, stop
+        start = stop
 
 
 def _regular_size(path: Path) -> int:
@@ -249,3 +271,9 @@ def _show_progress(shards: Iterable[Any]) -> Iterator[Any]:
     from rich.progress import track
 
     yield from track(shards, "indexing", console=Console(stderr=True), transient=True)
+
+
+@cache
+def _note_once(note: str) -> None:
+    if note:
+        _log.warning(note)

@@ -52,14 +52,25 @@ class SmilesFormat(NamedTuple):
         """See TextFormat."""
         return {"format": "smiles", **self._replace(titles=())._asdict()}
 
-    def records(self, data: mmap, path: Path) -> Iterator[tuple[int, bytes]]:
+    def find_start(self, data: mmap, path: Path) -> int:
         """See TextFormat."""
-        start, size, number = len(BYTE_ORDER_MARK) if data[:3] == BYTE_ORDER_MARK else 0, len(data), 0
-        while start < size:
-            stop, number = data.find(b"\n", start) + 1 or size, number + 1
-            if number > self.skipped:
-                yield start, data[start:stop]
-            start = stop
+        start = len(BYTE_ORDER_MARK) if data[:3] == BYTE_ORDER_MARK else 0
+        for _ in range(self.skipped):
+            start = data.find(b"\n", start) + 1 or len(data)
+        return start
+
+    def find_boundary(self, data: mmap) -> None:
+        """See TextFormat."""
+
+    def index_block(self, block: bytes) -> None:
+        """See TextFormat."""
+
+    def records(self, data: mmap, path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """See TextFormat."""
+        while start < stop:
+            end = data.find(b"\n", start, stop) + 1 or stop
+            yield start, data[start:end]
+            start = end
 
     def sequence(self, record: bytes) -> bytes | None:
         """See TextFormat."""

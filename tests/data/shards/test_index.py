@@ -268,20 +268,6 @@ def test_many_small_files_are_indexed_with_one_open_file_each_and_not_flushed(da
     assert not caplog.messages
 
 
-def test_several_large_files_are_indexed_in_processes(data, monkeypatch):
-    monkeypatch.setattr(records, "_PARALLEL_BYTES", 0)
-    paths = [data.with_name(f"x{number}.csv") for number in range(3)]
-    for path in paths:
-        path.write_text(f"id,sequence\n1,MKV\n2,{path.stem}\n")
-    source = open_sequences("csv_mmap", paths, data_col=1)
-    assert [source.text(number) for number in range(6)] == ["MKV", "x0", "MKV", "x1", "MKV", "x2"]
-    paths[1].write_text("id,sequence\n1\n")
-    for path in data.parent.glob("*.idx-*"):
-        path.unlink()
-    with pytest.raises(UserError, match=r"x1\.csv:2: 1 column"):
-        open_sequences("csv_mmap", paths, data_col=1)
-
-
 def test_an_error_in_the_data_leaves_no_files_behind(data):
     data.write_text("id,sequence\n1\n")
     with pytest.raises(UserError, match="1 column"):

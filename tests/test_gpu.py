@@ -47,8 +47,8 @@ from bionemo.config.check import MicroBatches
 from bionemo.config.compose import load
 from bionemo.config.schema import OptimConfig, RunConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import CompactBatch, PackedTokens
 from bionemo.data.data_module import SequenceData
+from bionemo.data.dataset import TokenizedBatch, TokenSequences
 from bionemo.megatron import groups
 from bionemo.megatron.precision import Precision
 from bionemo.megatron.sharding import materialize, parameter_shards
@@ -129,14 +129,14 @@ def perturb(model: LanguageModel) -> LanguageModel:
     return model
 
 
-def random_tokens(model: LanguageModel, lengths: tuple[int, ...], padding: int, seed: int) -> PackedTokens:
+def random_tokens(model: LanguageModel, lengths: tuple[int, ...], padding: int, seed: int) -> TokenSequences:
     """Return random tokens, every seventh of them masked if the vocabulary has a mask."""
     random = np.random.default_rng(seed)
     ids = random.integers(5, 25, sum(lengths) + padding)
     if (mask_id := getattr(model.vocabulary, "mask_id", None)) is not None:
         ids[::7] = mask_id
     keys = random.integers(0, 2**63, len(lengths)).astype(np.uint64)
-    return PackedTokens(ids, np.array(lengths), model.config.seq_length, keys)
+    return TokenSequences(ids, np.array(lengths), model.config.seq_length, keys)
 
 
 def micro_batches_of(model: LanguageModel) -> list[PackedBatch]:
@@ -147,7 +147,7 @@ def micro_batches_of(model: LanguageModel) -> list[PackedBatch]:
         source = random_tokens(model, lengths, 55, 10 + number) if pair else None
         targets = np.arange(0, int(inputs.lengths.sum()), 3)
         answers = np.random.default_rng(20 + number).integers(5, 25, len(targets))
-        batches.append(CompactBatch(inputs, targets, answers, source=source).unpack())
+        batches.append(TokenizedBatch(inputs, targets, answers, source=source).unpack())
     return batches
 
 
@@ -327,10 +327,10 @@ def planned_batch(sides: list[Tokens], rows: int) -> PackedBatch:
         total = side.count(rows)
         lengths = np.full(number, int(total * side.filled) // number)
         keys = np.arange(number).astype(np.uint64)
-        packed.append(PackedTokens(np.full(total, 5), lengths, side.max_length, keys))
+        packed.append(TokenSequences(np.full(total, 5), lengths, side.max_length, keys))
     targets = np.arange(int(packed[-1].lengths.sum() * sides[-1].target_fraction))
     source = packed[0] if len(sides) == 2 else None
-    return CompactBatch(packed[-1], targets, np.full(len(targets), 5), source=source).unpack()
+    return TokenizedBatch(packed[-1], targets, np.full(len(targets), 5), source=source).unpack()
 
 
 def peak_of_second_update(cfg: RunConfig, batch: PackedBatch, precision: str) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError, shorten
+from bionemo.data.letters import note_letters
 from bionemo.data.molecules.content_checks import report_unusable
 from bionemo.inference import load as loading
 from bionemo.inference.analysis import contacts, files
@@ -22,7 +23,6 @@ from bionemo.inference.analysis.variant_files import infer_wild_type, parse_scor
 from bionemo.inference.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
 from bionemo.inference.batching import max_tokens, tokenize, too_long_error
 from bionemo.inference.invalid_molecules import find_invalid
-from bionemo.inference.letters import note_letters
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import progress_bar

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from bionemo.common.errors import WORKER_ADVICE, UserError, describe
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import Collator, CompactBatch
+from bionemo.data.collate import Collator
+from bionemo.data.dataset import TokenizedBatch
 from bionemo.data.sampler import DataPosition, GlobalBatchSampler
 
 _TOKENS_PER_CALL = 1 << 16  # tokens collated per call: a compromise between call overhead and cache size
@@ -44,22 +45,6 @@ class StepBatch:
         return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
 
 
-@dataclass(frozen=True)
-class CompactStep:
-    """A `StepBatch` in the compact form in which workers send it to the main process."""
-
-    micro_batches: list[CompactBatch]
-    next_position: DataPosition
-
-    def unpack(self) -> StepBatch:
-        """Convert to tensors."""
-        return StepBatch([batch.unpack() for batch in self.micro_batches], self.next_position)
-
-    def pin_memory(self) -> StepBatch:
-        """Convert to tensors in page-locked memory; called by the data loader's pin-memory thread."""
-        return self.unpack().pin_memory()
-
-
 @dataclass(frozen=True, eq=False)
 class StepDataset(IterableDataset):
     """The steps of one rank, from a stream position on.
@@ -77,12 +62,12 @@ class StepDataset(IterableDataset):
     num_micro_batches: int
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield each `StepBatch`; in a worker, each `CompactStep`."""
+        """Yield each `StepBatch`; in a worker its parts, which are smaller."""
         if (info := get_worker_info()) is None:
-            return (step.unpack() for step in self._steps(0, 1))
+            return map(_unpack, self._steps(0, 1))
         return self._steps(info.id, info.num_workers)
 
-    def _steps(self, worker: int, workers: int) -> Iterator[CompactStep]:
+    def _steps(self, worker: int, workers: int) -> Iterator[tuple[list[TokenizedBatch], DataPosition]]:
         size, max_lengths = self.collate.micro_batch_size, self.collate.dataset.max_lengths
         starts = [(index * self.ranks + self.rank) * size for index in range(self.num_micro_batches)]
         steps_per_call = max(1, _TOKENS_PER_CALL // (self.num_micro_batches * size * sum(filter(None, max_lengths))))
@@ -90,7 +75,13 @@ class StepDataset(IterableDataset):
         while batches := list(islice(own, steps_per_call)):
             collated = iter(self.collate([batch.rows[i : i + size] for batch in batches for i in starts]))
             for batch in batches:
-                yield CompactStep(list(islice(collated, self.num_micro_batches)), batch.next_position)
+                yield list(islice(collated, self.num_micro_batches)), batch.next_position
+
+
+def _unpack(step: Sequence[Any]) -> StepBatch:
+    """Convert to tensors what the data loader has not converted; see `TokenizedBatch.pin_memory`."""
+    batches, position = step
+    return StepBatch([each.unpack() if isinstance(each, TokenizedBatch) else each for each in batches], position)
 
 
 class StepLoader(DataLoader[Any]):
@@ -135,7 +126,7 @@ class StepLoader(DataLoader[Any]):
     def _unpack(self, steps: Iterator[Any]) -> Iterator[Any]:
         try:
             for step in steps:
-                yield step.unpack() if isinstance(step, CompactStep) else step
+                yield _unpack(step) if isinstance(step, tuple | list) else step
         except Exception as error:
             if self.num_workers == 0 or (line := describe(error)) is None:
                 raise

@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from bionemo.common.random_stream import permute
 
-PackedRows = list[NDArray[np.int64]]  # indices of the sequences in each row
 
-
-def pack(lengths: NDArray[np.integer[Any]], max_length: int, key: int) -> PackedRows:
+def pack(lengths: NDArray[np.integer[Any]], max_length: int, key: int) -> list[NDArray[np.int64]]:
     """Pack sequences by best-fit decreasing: each goes to the fullest row with space for it (Johnson 1973).
 
     With UniRef lengths and 2,048 sequences in a packing window, rows of 512 tokens are 98.7 % full and those of 1,024
@@ -26,6 +24,9 @@ def pack(lengths: NDArray[np.integer[Any]], max_length: int, key: int) -> Packed
         lengths: [n] tokens of each sequence, at most `max_length`.
         max_length: maximum number of tokens in a row.
         key: random key that shuffles the rows; otherwise each window would start with the longest sequences.
+
+    Returns:
+        The indices of the sequences in each row.
     """
     rows: list[list[int]] = []
     by_space: list[list[int]] = [[] for _ in range(max_length + 1)]  # rows by their remaining space
@@ -50,6 +51,6 @@ def pack(lengths: NDArray[np.integer[Any]], max_length: int, key: int) -> Packed
     return [flat[bounds[row] : bounds[row + 1]] for row in shuffled]
 
 
-def pad(lengths: NDArray[np.integer[Any]], max_length: int, key: int) -> PackedRows:
+def pad(lengths: NDArray[np.integer[Any]], max_length: int, key: int) -> list[NDArray[np.int64]]:
     """Put each sequence in a row of its own, in order; same signature as `pack`."""
     return list(np.arange(len(lengths))[:, None])

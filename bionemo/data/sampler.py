@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from bionemo.common.random_stream import permute, purpose_key
 from bionemo.data.clusters import Clusters
-from bionemo.data.packing import PackedRows
 
 SampleIds = tuple[NDArray[np.int64], NDArray[np.int64]]  # epochs [k] and records [k] of some samples
 
@@ -75,7 +74,7 @@ class GlobalBatchSampler:
     stream: SampleStream
     lengths: NDArray[np.integer[Any]]  # [n] tokens of each record
     # assigns the sequences of a window to rows; `packing.pack` or `packing.pad`
-    pack: Callable[[NDArray[np.integer[Any]], int, int], PackedRows]
+    pack: Callable[[NDArray[np.integer[Any]], int, int], list[NDArray[np.int64]]]
     max_length: int  # maximum number of tokens in a row
     global_batch_size: int  # number of rows in a global batch
     packing_window: int  # number of sequences that are packed together

@@ -3,9 +3,8 @@
 
 import csv
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from io import TextIOWrapper
 from itertools import islice
@@ -17,16 +16,6 @@ from bionemo.common.regular import require_regular
 from bionemo.config.hints import did_you_mean
 from bionemo.data.shards.compressed import refuse_compressed
 
-SMILES_TITLE = re.compile(
-    r"(?:.*[_ ])?(?i:(?:canonical|isomeric)?smi(?:les?)?(?:[_ ]str(?:ing)?)?)|.*[a-z](?:Smiles|SMILES)"
-)
-"""Matches the titles of columns that state SMILES."""
-# usual names of the columns of sequences and ids, in lower case
-SEQUENCE_COLUMNS = ("sequence", "seq", "protein", "protein_sequence", "aa_sequence", "mutated_sequence", "smiles")
-_ID_COLUMNS = (
-    "id", "zinc_id", "record_name", "chembl_id", "molecule_chembl_id", "cid", "pubchem_cid", "compound_id", "drug_id",
-    "mol_id", "idnumber", "catalog_id", "compound_name", "molecule_name", "mol_name", "name", "title", "iupac",
-)  # fmt: skip
 _MAX_LISTED = 16  # columns in a message
 _EXAMINED_LINES = 64  # for the separator of the columns
 # Missing values in lower case, as pandas, R, Excel, C libraries and databases write them.
@@ -174,25 +163,6 @@ def parse_table(file: BinaryIO, path: Path | str, separator: str) -> Table:
             f"{path} is not a valid CSV file (line {reader.line_num}: {error}): check its quotes, or write it again"
         ) from error
     return Table(path, columns, rows, locations)
-
-
-def find_sequence_columns(titles: Sequence[str]) -> list[int]:
-    """Return the numbers of the columns whose titles are usual for sequences or, if there are none, state SMILES."""
-    usual = [number for number, title in enumerate(titles) if title.strip().lower() in SEQUENCE_COLUMNS]
-    return usual or find_smiles_columns(titles)
-
-
-def find_smiles_columns(titles: Sequence[str]) -> list[int]:
-    """Return the numbers of the columns whose titles state SMILES; only that of `smiles` if there is one."""
-    names = [title.strip() for title in titles]
-    exact = [number for number, name in enumerate(names) if name.lower() == "smiles"]
-    return exact or [number for number, name in enumerate(names) if SMILES_TITLE.fullmatch(name)]
-
-
-def find_id_column(titles: Sequence[str]) -> int | None:
-    """Return the number of the column whose title is the most usual one for ids; None if there is none."""
-    names = [re.sub(r"[\W_]+", "_", title.lower()).strip("_") for title in titles]
-    return next((names.index(name) for name in _ID_COLUMNS if name in names), None)
 
 
 def incomplete_row(columns: list[str]) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.common.random_stream import purpose_key, sample_keys
+from bionemo.data.letters import LetterCounts
 from bionemo.data.proteins.masking import ResidueMasker
 from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.evaluation.html import format_mean
@@ -25,7 +26,6 @@ from bionemo.inference.analysis.files import read_fasta
 from bionemo.inference.analysis.protein import masked_network, tokenize_protein
 from bionemo.inference.analysis.windows import predict_residues
 from bionemo.inference.batching import Ids, add_special_tokens, max_tokens
-from bionemo.inference.letters import LetterCounts
 from bionemo.inference.long_sequences import apply_policy
 from bionemo.inference.model import TrainedModel
 

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError, optional_dependency
-from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.formats import Fasta
+from bionemo.data.shards.records import TextRecords
 from bionemo.tokenizers.residues import trim
 
 MIN_IDENTITY = 0.3  # lower identities are reported as 0
@@ -66,7 +67,7 @@ def find_identities(proteins: Sequence[str], training: Path) -> Identities:
         [0.0 if (_SEED if len(text) >= PEPTIDE else _KNOWN).search(text) else math.nan for text in texts]
     )
     with TemporaryDirectory() as directory:
-        source = FastaSource([training], index_mapping_dir=directory)
+        source = TextRecords([training], Fasta(), index_mapping_dir=directory)
         _find_copies(texts, source, values)
         _find_contained(texts, source, values)
         _compare_peptides(texts, source, values)
@@ -80,7 +81,7 @@ def find_identities(proteins: Sequence[str], training: Path) -> Identities:
     return Identities(np.where(values < MIN_IDENTITY, 0, values), tool)
 
 
-def _find_copies(texts: Sequence[bytes], source: FastaSource, values: NDArray[np.float64]) -> None:
+def _find_copies(texts: Sequence[bytes], source: TextRecords, values: NDArray[np.float64]) -> None:
     """Set the values of proteins that are training sequences to 1."""
     wanted: dict[bytes, list[int]] = {}
     for number, text in enumerate(texts):
@@ -91,7 +92,7 @@ def _find_copies(texts: Sequence[bytes], source: FastaSource, values: NDArray[np
             values[wanted.pop(text[start : start + length], [])] += 1  # remains nan
 
 
-def _find_contained(texts: Sequence[bytes], source: FastaSource, values: NDArray[np.float64]) -> None:
+def _find_contained(texts: Sequence[bytes], source: TextRecords, values: NDArray[np.float64]) -> None:
     """Set the values of peptides and repetitive proteins to 1 if a training sequence contains them."""
     short = [_MIN_CONTAINED <= len(text) < PEPTIDE or len(set(text)) <= _REPETITIVE for text in texts]
     wanted = np.flatnonzero(np.array(short, bool) & (values == 0)).tolist()
@@ -99,7 +100,7 @@ def _find_contained(texts: Sequence[bytes], source: FastaSource, values: NDArray
         values[[number for number in wanted if len(texts[number]) >= _MIN_CONTAINED and texts[number] in text]] = 1
 
 
-def _compare_peptides(texts: Sequence[bytes], source: FastaSource, values: NDArray[np.float64]) -> None:
+def _compare_peptides(texts: Sequence[bytes], source: TextRecords, values: NDArray[np.float64]) -> None:
     """Compare peptides with training peptides without gaps, see `Identities`."""
     peptides = [number for number, text in enumerate(texts) if len(text) < PEPTIDE and values[number] == 0]
     similar = np.flatnonzero(source.lengths <= (PEPTIDE / _COVERAGE if peptides else 0))
@@ -114,7 +115,7 @@ def _compare_peptides(texts: Sequence[bytes], source: FastaSource, values: NDArr
 
 
 def _read_blocks(
-    source: FastaSource, records: NDArray[np.int64]
+    source: TextRecords, records: NDArray[np.int64]
 ) -> Iterator[tuple[bytes, NDArray[np.int64], NDArray[np.int64]]]:
     """Yield training sequences in upper case, PEPTIDE zeros around each, their starts and lengths."""
     ends = (source.lengths[records] + PEPTIDE).cumsum(dtype=np.int64)
@@ -155,7 +156,7 @@ def _search_with_mmseqs(program: str, texts: Sequence[bytes], training: Path) ->
     return values, f"MMseqs2 {version}"
 
 
-def _search_k_mers(texts: Sequence[bytes], source: FastaSource, training: Path) -> tuple[NDArray[np.float64], str]:
+def _search_k_mers(texts: Sequence[bytes], source: TextRecords, training: Path) -> tuple[NDArray[np.float64], str]:
     with optional_dependency("evaluate", "without MMseqs2, a comparison with training data"):
         from biotite import __version__ as version
         from biotite.sequence import GeneralSequence

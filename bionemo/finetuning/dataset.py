@@ -3,7 +3,7 @@
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,13 +64,13 @@ class LabelledDataset:
     def tokenize(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> TokenizedBatch:
         """See `Dataset`."""
         inputs = concatenate_sequences((self.ids[record] for record in records), np.int32)
+        keys = sample_keys(purpose_key(self.seed, "dropout"), epochs, records)
         begins = inputs.lengths.cumsum() - inputs.lengths
         positions = [self.target_positions[record] + begin for record, begin in zip(records, begins, strict=True)]
         return TokenizedBatch(
-            inputs,
+            replace(inputs, dropout_keys=keys),
             np.concatenate([_NO_POSITIONS, *positions]),
             np.concatenate([_NO_POSITIONS, *(self.target_ids[record] for record in records)]),
-            sample_keys(purpose_key(self.seed, "dropout"), epochs, records),
             np.zeros(len(records), np.int64),
         )
 

@@ -14,10 +14,10 @@ from numpy.lib import format as npy
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
+from bionemo.data.letters import note_letters
 from bionemo.finetuning.task_data import IGNORED, Split, TaskType
 from bionemo.finetuning.variants import compute_variant_vectors
 from bionemo.inference.batching import BatchLimits, Ids, max_tokens, tokenize
-from bionemo.inference.letters import note_letters
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.tokenizers import Vocabulary

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
+from bionemo.data.columns import find_id_column
 from bionemo.data.files import SMILES_EXTENSIONS
-from bionemo.data.shards.smiles_shards import open_smiles
-from bionemo.data.table import find_id_column
+from bionemo.data.shards.records import TextRecords
+from bionemo.data.shards.smiles_format import find_formats
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
 from bionemo.finetuning.table_arguments import find_sequences
 from bionemo.finetuning.variants import compute_variant_vectors
@@ -96,7 +97,7 @@ def read_records(path: Path) -> tuple[list[str], list[str]]:
         return [record["id"] for record in records], [record["sequence"] for record in records]
     if path.suffix.lower() in SMILES_EXTENSIONS:
         with TemporaryDirectory() as directory:  # an index beside the file would be used only once
-            (source,) = open_smiles([path], index_mapping_dir=directory)
+            source = TextRecords([path], find_formats([path]), index_mapping_dir=directory)
             molecules = [source.fields(number) for number in range(len(source))]
         names = [each.get("id") or str(number) for number, each in enumerate(molecules)]
         return names, [each["sequence"] for each in molecules]

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bionemo.common.errors import UserError
+from bionemo.data.columns import find_sequence_columns
 from bionemo.data.table import (
     Table,
     align_labels,
-    find_sequence_columns,
     is_missing,
     parse_number,
     read_table,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import CompactBatch, PackedTokens
+from bionemo.data.dataset import TokenizedBatch, TokenSequences
 from bionemo.models.language_model import LanguageModel
 from bionemo.tokenizers import Alphabet, SmilesTokenizer, TokenTable, Vocabulary
 from bionemo.tokenizers.residues import check_letters, trim
@@ -103,4 +103,4 @@ def pack(model: LanguageModel, sequences: Sequence[Ids]) -> PackedBatch:
     padding = np.full(max(MIN_ROWS - int(lengths.sum()), 0), model.vocabulary.pad_id)
     ids = np.concatenate([_NONE, *sequences, padding])
     max_length = max(model.config.max_position_embeddings, int(lengths.max(initial=0)))
-    return CompactBatch(PackedTokens(ids, lengths, max_length)).unpack().to(next(model.parameters()).device)
+    return TokenizedBatch(TokenSequences(ids, lengths, max_length)).unpack().to(next(model.parameters()).device)

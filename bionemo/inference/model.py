@@ -11,9 +11,9 @@ import numpy as np
 from bionemo.common.errors import UserError
 from bionemo.config.schema import SamplingConfig
 from bionemo.config.schema.infer import SamplingMethod
+from bionemo.data.letters import note_letters
 from bionemo.inference.batching import Ids, max_tokens, tokenize, too_long_error
 from bionemo.inference.generation import generate, reconstruction, sampling
-from bionemo.inference.letters import note_letters
 from bionemo.inference.long_sequences import note_long
 from bionemo.inference.outputs import Floats, InferenceModel, check_generates
 

@@ -15,6 +15,7 @@ import numpy as np
 from bionemo.common.errors import UserError, shorten
 from bionemo.common.files import create_owned, identity_of, remove_owned
 from bionemo.config.schema import InferDataConfig, TaskConfig
+from bionemo.data.letters import LetterCounts
 from bionemo.data.molecules.content_checks import PROBLEMS, report_unusable
 from bionemo.inference import part_files
 from bionemo.inference.batching import BatchLimits, max_tokens, tokenize, too_long_error
@@ -22,7 +23,6 @@ from bionemo.inference.fingerprint import digest
 from bionemo.inference.generation import decodings, generate
 from bionemo.inference.input_records import Records
 from bionemo.inference.invalid_molecules import find_invalid
-from bionemo.inference.letters import LetterCounts
 from bionemo.inference.long_sequences import SET_POLICY, apply_policy, join_pieces, note_long
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import GENERATED, PER_TOKEN

@@ -13,8 +13,8 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.data.files import FASTA_EXTENSIONS
-from bionemo.data.shards.blocks import BLOCK_BYTES, BYTE_ORDER_MARK, line_number
-from bionemo.data.shards.fasta import find_first_record
+from bionemo.data.shards.formats import find_first_record
+from bionemo.preparation.blocks import BLOCK_BYTES, BYTE_ORDER_MARK, line_number
 from bionemo.preparation.records import InputColumns, Records, read_csv_records, read_fasta_records
 
 _CHUNK_BYTES = 32 << 20

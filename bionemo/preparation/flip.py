@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import FlipJob
 from bionemo.data.files import SPLITS
-from bionemo.data.shards.fasta import MARKER_IN_SEQUENCE
+from bionemo.data.shards.formats import MARKER_IN_SEQUENCE
 from bionemo.preparation.download import locate
 from bionemo.preparation.inputs import read_input
 from bionemo.preparation.staged_output import StagedOutput, stage_output

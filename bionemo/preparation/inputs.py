@@ -12,7 +12,7 @@ from typing import BinaryIO
 from isal import igzip_threaded, isal_zlib
 
 from bionemo.common.errors import UserError
-from bionemo.data.shards.blocks import LineBlock
+from bionemo.preparation.blocks import LineBlock
 from bionemo.preparation.checksums import OutputFile
 from bionemo.preparation.staged_output import StagedOutput
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import Strictness
-from bionemo.data.shards.blocks import read_blocks
+from bionemo.preparation.blocks import read_blocks
 from bionemo.preparation.chunks import find_bounds
 from bionemo.preparation.name_index import NameIndex, find_duplicates, hash_names
 from bionemo.preparation.records import gather_slices

@@ -19,8 +19,8 @@ from bionemo.common.errors import UserError
 from bionemo.common.files import sync
 from bionemo.common.lock import run_lock
 from bionemo.config.schema.preparation import TextJob
-from bionemo.data.text.jsonl import DocumentTokenizer
 from bionemo.preparation.inputs import is_gzipped, read_line_blocks
+from bionemo.preparation.jsonl import DocumentTokenizer
 from bionemo.preparation.manifest import RecordCounts
 from bionemo.preparation.pool import map_ordered
 from bionemo.preparation.progress import progress
@@ -107,11 +107,11 @@ def _write(job: TextJob, sources: Sequence[str], data: Path, index: Path) -> Non
     ):
         for documents in results:
             begin = 0
-            for length in documents.tokens.lengths.tolist():
-                builder.add_document(documents.tokens.ids[begin : begin + length], [length])
+            for length in documents.lengths:
+                builder.add_document(documents.ids[begin : begin + length], [length])
                 begin += length
             counts.read += documents.read
-            counts.written += len(documents.tokens.lengths)
+            counts.written += len(documents.lengths)
             num_tokens += begin
             dropped += documents.dropped
             advance(documents.size)

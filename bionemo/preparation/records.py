@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema.preparation import SequencePolicies
-from bionemo.data.shards.blocks import RecordBlock, read_blocks
-from bionemo.data.shards.fasta import MARKER_IN_SEQUENCE, find_marker_in_sequence, whole_records
+from bionemo.data.shards.formats import MARKER_IN_SEQUENCE
+from bionemo.preparation.blocks import RecordBlock, read_blocks
 
 _NEWLINE, _MARK, _SPACE, _TAB = b"\n> \t"
 _A, _Z = b"AZ"
@@ -86,6 +86,24 @@ def read_fasta_records(
         first_number, first_line = first_number + len(records), first_line + num_lines
 
 
+def whole_records(data: bytes) -> int:
+    """Return how many bytes of `data`, which begins with a record, are in whole records."""
+    return data.rfind(b"\n>") + 1
+
+
+def _find_marker_in_sequence(
+    text: NDArray[np.uint8], starts: NDArray[np.int64], headers: NDArray[np.int64]
+) -> int | None:
+    """Return the offset of the first '>' in a text, uint8 [n], within a line that is no header; None if there is none.
+
+    The text consists of whole lines that start at `starts`, [k]; `headers`, [h], are the indices of the header lines.
+    """
+    offsets = np.flatnonzero(text == _MARK)
+    lines = np.searchsorted(starts, offsets, side="right") - 1
+    inside = offsets[~np.isin(lines, headers)]
+    return int(inside[0]) if len(inside) else None
+
+
 def _parse_fasta(block: RecordBlock, display_path: str, first_number: int, first_line: int) -> tuple[Records, int]:
     data = block.data[: block.end]
     if has_carriage_returns := b"\r" in data:
@@ -99,7 +117,7 @@ def _parse_fasta(block: RecordBlock, display_path: str, first_number: int, first
     line_stops = np.flatnonzero(text == _NEWLINE)
     line_starts = np.append(0, line_stops[:-1] + 1)
     headers = np.flatnonzero(text[line_starts] == _MARK)  # line indices
-    if (mark := find_marker_in_sequence(text, line_starts, headers)) is not None:
+    if (mark := _find_marker_in_sequence(text, line_starts, headers)) is not None:
         line = first_line + int(np.searchsorted(line_stops, mark))
         raise UserError(f"{display_path}:{line}: {MARKER_IN_SEQUENCE}")
     begin, end = line_starts[headers] + 1, line_stops[headers]

@@ -7,10 +7,11 @@ is thirteen plain characters.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from bionemo.common.regular import require_regular
 from bionemo.tokenizers.vocabulary import Vocabulary
 
 END_OF_DOCUMENT = "<|endoftext|>"
-_BRACKETS = ("<", "["), (">", "]")  # around special tokens, which no merge creates
+_SPECIAL = re.compile(r"[<\[].*[>\]]")  # special tokens, which no merge creates
 
 
 class GPT2Tokenizer(Vocabulary):
@@ -126,74 +127,33 @@ def read_gpt2(vocab_file: str | Path | None, merge_file: str | Path | None) -> G
             given = "" if files[other] is None else f", but only {other}={files[other]} is given"
             raise UserError(f"GPT-2's tokenizer needs {key}{given}: give both vocab_file and merge_file")
     vocab, merge = Path(str(vocab_file)), Path(str(merge_file))
-    tokens = _parse_tokens(vocab, _read_text(vocab))
-    merges = _parse_merges(merge, _read_text(merge))
-    _check_same_vocabulary(vocab, merge, set(tokens), merges)
-    return GPT2Tokenizer(tokens, [pair for _, pair in merges])
-
-
-def _read_text(path: Path) -> str:
     try:
-        require_regular(path)
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): check vocab_file and merge_file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: give GPT-2's vocab.json and merges.txt") from error
-
-
-def _parse_tokens(path: Path, text: str) -> list[str]:
-    """Return the tokens in the order of their ids."""
-
-    def fail(reason: str) -> NoReturn:
-        raise UserError(f"{path} is not a GPT-2 vocabulary ({reason}): give the vocab.json that belongs to merges.txt")
-
-    try:
-        ids = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        fail(f"not JSON: {error}")
-    if not isinstance(ids, dict) or not all(type(number) is int for number in ids.values()):
-        fail("not an object of tokens and their ids")
-    tokens = sorted(ids, key=ids.__getitem__)
-    if any("\ud800" <= letter <= "\udfff" for letter in "".join(tokens)):
-        fail("a token is not Unicode text")
-    for number, token in enumerate(tokens):
-        if ids[token] != number:
-            fail(f"no token has the id {number}" if ids[token] > number else f"two tokens have the id {ids[token]}")
-    if END_OF_DOCUMENT not in ids:
-        fail(f"no token {END_OF_DOCUMENT}")
-    if lost := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - ids.keys()):
-        fail(f"{len(lost)} of the 256 bytes have no token, such as {lost[0]!r}")
-    return tokens
-
-
-def _parse_merges(path: Path, text: str) -> list[tuple[int, tuple[str, str]]]:
-    """Return the line number and the two tokens of each merge, in the order of their ranks."""
-    merges: list[tuple[int, tuple[str, str]]] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        parts = line.rstrip("\r").split(" ")
-        if parts == [""] or (number == 1 and line.startswith("#version")):
-            continue
-        if len(parts) != 2 or not all(parts):
-            raise UserError(f"{path}:{number}: expected two tokens separated by a space: give GPT-2's merges.txt")
-        merges.append((number, (parts[0], parts[1])))
-    return merges
-
-
-def _check_same_vocabulary(
-    vocab: Path, merge: Path, tokens: set[str], merges: list[tuple[int, tuple[str, str]]]
-) -> None:
-    advice = "give the two files of one vocabulary"
-    created = set(pre_tokenizers.ByteLevel.alphabet())
-    for number, (left, right) in merges:
-        for token in (left, right, left + right):
-            if token not in tokens:
-                raise UserError(f"{merge}:{number}: {token!r} is not a token of {vocab}: {advice}")
-        created.add(left + right)
-    opening, closing = _BRACKETS
-    unreachable = [token for token in tokens - created if not (token.startswith(opening) and token.endswith(closing))]
-    if unreachable:
+        require_regular(vocab)
+        require_regular(merge)
+        ids, merges = models.BPE.read_file(str(vocab), str(merge))
+        return GPT2Tokenizer(_check_tokens(ids, merges), merges)
+    except Exception as error:  # the library raises this class
+        problem = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{merge} is incomplete or does not belong to {vocab}: no merge creates {len(unreachable):,} tokens, such "
-            f"as {min(unreachable)!r}: {advice}"
-        )
+            f"{vocab} and {merge} are not the files of one GPT-2 vocabulary ({problem}): give its vocab.json and "
+            "merges.txt"
+        ) from error
+
+
+def _check_tokens(ids: dict[str, int], merges: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the tokens in the order of their ids.
+
+    Raises:
+        ValueError: if ids are missing, or no merge creates a token, as after a truncation.
+    """
+    tokens = sorted(ids, key=ids.__getitem__)
+    if [ids[token] for token in tokens] != list(range(len(tokens))):
+        raise ValueError("the ids of the tokens are not 0, 1, 2 ...")
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    if missing := sorted({END_OF_DOCUMENT, *letters} - ids.keys()):
+        raise ValueError(f"no token {missing[0]!r}")
+    created = {*letters, *map("".join, merges)}
+    lost = [token for token in tokens if token not in created and not _SPECIAL.fullmatch(token)]
+    if lost:
+        raise ValueError(f"no merge creates {len(lost):,} tokens, such as {min(lost)!r}")
+    return tokens

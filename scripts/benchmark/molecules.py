@@ -24,7 +24,8 @@ from rdkit import Chem, rdBase
 from bionemo.data.molecules.augmentation import Augmentation
 from bionemo.data.molecules.dataset import MoleculeDataset
 from bionemo.data.molecules.smiles import SmilesRewriter
-from bionemo.data.shards.csv_shards import CsvSource
+from bionemo.data.shards.formats import Csv
+from bionemo.data.shards.records import TextRecords
 from bionemo.data.shards.source import SequenceSource
 from bionemo.tokenizers import load_tokenizer
 
@@ -135,7 +136,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "molecules.csv"
             path.write_text("smiles\n" + "".join(f"{text}\n" for text in texts))
-            source = CsvSource([path], columns={"smiles": 0})
+            source = TextRecords([path], Csv({"smiles": 0}))
             for canonical_output in (False, True):
                 target = "the canonical form" if canonical_output else "the same form"
                 print(f"{len(texts)} molecules of {name}, the decoder writes {target}; molecules a second")

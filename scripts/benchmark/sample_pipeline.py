@@ -28,7 +28,8 @@ from bionemo.data.packing import pack
 from bionemo.data.proteins.masking import MaskedDataset, ResidueMasker
 from bionemo.data.proteins.splits import Split
 from bionemo.data.sampler import DataPosition, GlobalBatchSampler, SampleStream
-from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.formats import Fasta
+from bionemo.data.shards.records import TextRecords
 from bionemo.data.shards.source import SequenceSource
 from bionemo.tokenizers import load_tokenizer
 
@@ -92,7 +93,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         fasta = Path(scratch) / "proteins.fasta"
         fasta.write_text("".join(f">{i}\n{text}\n" for i, text in enumerate(sequences)))
-        source = FastaSource([fasta])
+        source = TextRecords([fasta], Fasta())
         for rows in options.rows:
             rates: dict[str, list[float]] = {}
             for _ in range(options.repeats):

@@ -31,7 +31,7 @@ from proteins import proteins
 import bionemo
 from bionemo.config.compose import load
 from bionemo.config.schema import ModelConfig
-from bionemo.data.collate import CompactBatch, PackedTokens
+from bionemo.data.dataset import TokenizedBatch, TokenSequences
 
 EXAMPLES = Path(bionemo.__file__).parents[1] / "examples"
 BATCHES = 4
@@ -226,15 +226,15 @@ class Ours:
         positions = np.arange(number)
         if not batch.all_targets:
             positions = np.sort(np.random.default_rng(1).permutation(number)[: round(0.15 * number)])
-        return CompactBatch(inputs, positions, random_ids(len(positions)), source=source).unpack()
+        return TokenizedBatch(inputs, positions, random_ids(len(positions)), source=source).unpack()
 
-    def _tokens(self, lengths: Sizes, batch: Batch, row: int | None) -> PackedTokens:
+    def _tokens(self, lengths: Sizes, batch: Batch, row: int | None) -> TokenSequences:
         """Return tokens of rows of this length; None: padded to a multiple of 64."""
         number = int(lengths.sum())
         ids = np.full(batch.rows * row if row else -(-number // 64) * 64, self.vocabulary.pad_id)
         ids[:number] = random_ids(number)
         keys = np.random.default_rng(2).integers(0, 2**63, len(lengths)).astype(np.uint64)
-        return PackedTokens(ids, lengths, row or 128, keys)
+        return TokenSequences(ids, lengths, row or 128, keys)
 
     def __call__(self, number: int) -> None:
         """Make one update."""

@@ -26,14 +26,15 @@ def timed(function: Callable[[], object]) -> float:
 
 def bionemo(fasta: Path, what: str, order: np.ndarray, scratch: Path) -> float:
     """Measure our memory-mapped offset index, reading batches of 64 like the data pipeline."""
-    from bionemo.data.shards.fasta import FastaSource
+    from bionemo.data.shards.formats import Fasta
+    from bionemo.data.shards.records import TextRecords
 
     def index() -> None:
-        FastaSource([fasta], index_mapping_dir=scratch / "index")
+        TextRecords([fasta], Fasta(), index_mapping_dir=scratch / "index")
 
     if what == "index":
         return timed(index)
-    source = FastaSource([fasta], index_mapping_dir=scratch / "index")
+    source = TextRecords([fasta], Fasta(), index_mapping_dir=scratch / "index")
     records = order % len(source)
 
     def read() -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import Collator, CompactBatch
+from bionemo.data.collate import Collator
+from bionemo.data.dataset import TokenizedBatch
 from bionemo.data.proteins.masking import MaskedDataset, ResidueMasker
 from bionemo.data.proteins.splits import Split
 from bionemo.data.sampler import SampleIds
@@ -223,5 +224,5 @@ def test_dropout_keys_depend_on_sequence_and_epoch() -> None:
 def test_a_batch_is_the_same_after_pickling(name: str) -> None:
     batches = collator(["ACDEJJF", "GG"], name)
     (compact,) = batches.collator([packed(0, 1)])
-    assert isinstance(compact, CompactBatch)
+    assert isinstance(compact, TokenizedBatch)
     assert equal(pickle.loads(pickle.dumps(compact)).unpack(), batches(packed(0, 1)))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from bionemo.checkpoint import tools
 from bionemo.config.compose import load
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import CompactBatch, PackedTokens
+from bionemo.data.dataset import TokenizedBatch, TokenSequences
 from bionemo.models.megamolbart import MegaMolBART
 from bionemo.tokenizers import SmilesTokenizer, load_tokenizer
 from tests.support.runs import FAMILIES
@@ -30,8 +30,10 @@ def make_batch(model: MegaMolBART, texts: list[list[int]], sources: list[str]) -
     inputs = np.concatenate([[vocabulary.bos_id, *text] for text in texts])
     answers = np.concatenate([[*text, vocabulary.eos_id] for text in texts])
     read = [vocabulary.encode(text) for text in sources]
-    source = PackedTokens(np.concatenate(read), np.array([len(each) for each in read]), ROOM)
-    return CompactBatch(PackedTokens(inputs, lengths, ROOM), np.arange(len(inputs)), answers, source=source).unpack()
+    source = TokenSequences(np.concatenate(read), np.array([len(each) for each in read]), ROOM)
+    return TokenizedBatch(
+        TokenSequences(inputs, lengths, ROOM), np.arange(len(inputs)), answers, source=source
+    ).unpack()
 
 
 def trained(path: Path) -> None:

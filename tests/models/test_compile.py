@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import CompactBatch
+from bionemo.data.dataset import TokenizedBatch
 from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel
 from bionemo.training.compilation import compile_layers, shared_graphs
@@ -59,7 +59,7 @@ def other_batch(model: LanguageModel) -> PackedBatch:
     """Return a batch with fewer sequences and tokens than `batch_of`."""
     inputs = random_tokens(model, (8, 40, 3), rows=1, seed=5)
     source = random_tokens(model, (50, 9, 31), rows=2, seed=6) if hasattr(model, "encode") else None
-    return CompactBatch(inputs, np.arange(51), np.full(51, 7), source=source).unpack()
+    return TokenizedBatch(inputs, np.arange(51), np.full(51, 7), source=source).unpack()
 
 
 def losses_and_gradients(model: LanguageModel) -> list[Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bionemo.common.random_stream import RandomBits, purpose_key, sample_keys
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import CompactBatch, PackedTokens
+from bionemo.data.dataset import TokenizedBatch, TokenSequences
 from bionemo.megatron.layer_spec import EncoderOutput
 from bionemo.models.decoding import GeneratedSequence, beam_search, generate, make_sampler, select_greedy
 from bionemo.models.encoder_decoder import EncoderDecoder
@@ -31,7 +31,7 @@ def model() -> EncoderDecoder:
 
 @pytest.fixture(scope="module")
 def memory(model: EncoderDecoder) -> EncoderOutput:
-    source = CompactBatch(random_tokens(model, LENGTHS, 3, seed=4)).unpack()
+    source = TokenizedBatch(random_tokens(model, LENGTHS, 3, seed=4)).unpack()
     with torch.no_grad():
         return model.encode(source)
 
@@ -42,8 +42,8 @@ def next_log_probs(model: EncoderDecoder, memory: EncoderOutput, which: int, beg
     lengths = [0] * len(LENGTHS)
     lengths[which] = len(tokens)
     counts = torch.tensor(lengths).numpy()
-    inputs = PackedTokens(torch.tensor(tokens).numpy(), counts, 96, counts.astype("uint64"))
-    batch: PackedBatch = CompactBatch(inputs, torch.tensor([len(begun)]).numpy(), torch.tensor([0]).numpy()).unpack()
+    inputs = TokenSequences(torch.tensor(tokens).numpy(), counts, 96, counts.astype("uint64"))
+    batch: PackedBatch = TokenizedBatch(inputs, torch.tensor([len(begun)]).numpy(), torch.tensor([0]).numpy()).unpack()
     with torch.no_grad():
         hidden_T1D = model.decoder(*model.prepare_input(batch), memory)
         return model.compute_logits(hidden_T1D[-1])[0].log_softmax(-1)
@@ -163,7 +163,7 @@ def test_generation_does_not_depend_on_other_sequences(model: EncoderDecoder) ->
     """Vary the lengths of the other sequences."""
     together = {}
     for lengths in product((5, 60), repeat=3):
-        source = CompactBatch(random_tokens(model, lengths, 3, seed=4)).unpack()
+        source = TokenizedBatch(random_tokens(model, lengths, 3, seed=4)).unpack()
         with torch.no_grad():
             found = generate(model, model.encode(source), max_length=MAX_LENGTH)
         together[lengths] = found[0].tokens

@@ -7,7 +7,8 @@ import torch
 
 from bionemo.config.compose import load
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import Collator, CompactBatch, PackedTokens
+from bionemo.data.collate import Collator
+from bionemo.data.dataset import TokenizedBatch, TokenSequences
 from bionemo.data.molecules.smiles import same_molecule
 from bionemo.models import megamolbart
 from bionemo.models.decoding import GeneratedSequence, beam_search, generate, make_sampler, select_greedy
@@ -30,7 +31,7 @@ def source_of(model: MegaMolBART, texts: list[str]) -> PackedBatch:
     pieces = [[part for piece in text.split("<MASK>") for part in (mask, model.vocabulary.encode(piece))][1:]
               for text in texts]  # fmt: skip
     ids = [np.concatenate(parts) for parts in pieces]
-    return CompactBatch(PackedTokens(np.concatenate(ids), np.array([len(each) for each in ids]), 96)).unpack()
+    return TokenizedBatch(TokenSequences(np.concatenate(ids), np.array([len(each) for each in ids]), 96)).unpack()
 
 
 def test_encoder_input(model: MegaMolBART) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from bionemo.config.compose import load
 from bionemo.data.batch import PackedBatch
-from bionemo.data.collate import CompactBatch, PackedTokens
+from bionemo.data.dataset import TokenizedBatch, TokenSequences
 from bionemo.models.language_model import LanguageModel, load_model_class
 from bionemo.tokenizers import load_tokenizer
 from tests.support.runs import MODELS
@@ -31,7 +31,7 @@ def build_model(name: str, *overrides: str) -> LanguageModel:
     return model
 
 
-def random_tokens(model: LanguageModel, lengths: tuple[int, ...], rows: int, seed: int) -> PackedTokens:
+def random_tokens(model: LanguageModel, lengths: tuple[int, ...], rows: int, seed: int) -> TokenSequences:
     """Return random tokens, including mask tokens; `rows` determines the amount of padding."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, min(model.vocabulary.vocab_size, 500), (rows * 96,), generator=generator).numpy()
@@ -39,7 +39,7 @@ def random_tokens(model: LanguageModel, lengths: tuple[int, ...], rows: int, see
         ids[::7] = mask_id
     counts = torch.tensor(lengths).numpy()
     keys = counts.astype("uint64")
-    return PackedTokens(ids, counts, 96, keys)
+    return TokenSequences(ids, counts, 96, keys)
 
 
 def batch_of(model: LanguageModel, rows: int) -> PackedBatch:
@@ -49,7 +49,7 @@ def batch_of(model: LanguageModel, rows: int) -> PackedBatch:
     number = int(inputs.lengths.sum())
     answers = torch.randint(4, 20, (number,), generator=torch.Generator().manual_seed(6)).numpy()
     source = random_tokens(model, LENGTHS, rows, seed=4) if pair else None
-    return CompactBatch(inputs, torch.arange(number).numpy(), answers, source=source).unpack()
+    return TokenizedBatch(inputs, torch.arange(number).numpy(), answers, source=source).unpack()
 
 
 def pad_rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:

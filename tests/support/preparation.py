@@ -15,8 +15,7 @@ from unittest.mock import patch
 import numpy as np
 
 from bionemo.config.schema.preparation import SequencesJob
-from bionemo.data.shards import blocks
-from bionemo.preparation import chunks, name_index, sequences, shuffle
+from bionemo.preparation import blocks, chunks, name_index, sequences, shuffle
 from bionemo.preparation.manifest import Manifest, verify
 
 T = TypeVar("T")

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bionemo.data.shards.csv_shards import CsvSource
-from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.formats import Csv, Fasta
+from bionemo.data.shards.records import TextRecords
 
 
 def open_sequences(
@@ -17,10 +17,12 @@ def open_sequences(
     data_fields: Mapping[str, int] | None = None,
     data_sep: str = ",",
     newline_int: int = 10,
+    header_lines: int = 1,
+    proteins: bool = False,
     **options: Any,
-) -> CsvSource | FastaSource:
+) -> TextRecords:
     if data_impl == "fasta_fields_mmap":
-        return FastaSource(paths, **options)
+        return TextRecords(paths, Fasta(), **options)
     assert data_impl in ("csv_mmap", "csv_fields_mmap")
     columns = {"sequence": data_col} if data_fields is None else data_fields
-    return CsvSource(paths, columns=columns, separator=data_sep, newline=newline_int, **options)
+    return TextRecords(paths, Csv(columns, data_sep, header_lines, chr(newline_int), proteins), **options)

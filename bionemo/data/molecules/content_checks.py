@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of SMILES before training: their lengths; invalid, unknown and other content in a sample of the records."""
+"""Checks of SMILES before training: their lengths; invalid and unknown SMILES in a sample of the records."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -18,11 +17,8 @@ from bionemo.tokenizers.smiles import end_at_space
 
 PROBLEMS = {"invalid": "RDKit cannot read", "unknown": "the model knows no token of"}
 """Reasons why a model cannot use SMILES."""
-_SAMPLED_TEXTS = 1_000  # number of texts that are checked for nucleotides and proteins
 SAMPLED_TOKENS = 50_000  # number of records that are tokenized, in a tenth of a second
 SAMPLED_MOLECULES = 2_000  # number of molecules that are parsed or rewritten, in half a second
-_NUCLEOTIDES = re.compile(r"[ACGTUN]{10,}")
-_PROTEIN = re.compile(r"(?=.*[ADEGHKLMQRTVWY])[ABCDEFGHIKLMNOPQRSTUVWXYZ*]{10,}")  # with a letter that is no atom
 
 
 def count_tokens(reader: SmilesReader, tokenizer: SmilesTokenizer, limit: int) -> NDArray[np.int64]:
@@ -33,16 +29,6 @@ def count_tokens(reader: SmilesReader, tokenizer: SmilesTokenizer, limit: int) -
         part = candidates[i : i + BATCH]
         tokens[part] = np.max([tokenizer.encode_all(side)[1] for side in reader.read(part)], axis=0)
     return tokens
-
-
-def check_content(reader: SmilesReader, records: NDArray[np.int64], label: str) -> list[str]:
-    """Return a warning if the data looks like nucleotides or proteins."""
-    texts = [text for side in reader.read(spread_evenly(records, _SAMPLED_TEXTS)) for text in side]
-    for name, pattern in {"DNA or RNA": _NUCLEOTIDES, "protein sequences": _PROTEIN}.items():
-        matches = sum(pattern.fullmatch(text) is not None for text in texts)
-        if 2 * matches > len(texts):
-            return [f"{label}: {matches:,} of {len(texts):,} sampled records look like {name}, not like SMILES"]
-    return []
 
 
 def check_unknown_tokens(

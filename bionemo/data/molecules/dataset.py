@@ -13,13 +13,13 @@ from bionemo.common.errors import UserError, shorten
 from bionemo.common.random_stream import RandomBits, draw, purpose_key, sample_keys
 from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.data.batch import PackedBatch
+from bionemo.data.columns import SMILES
 from bionemo.data.dataset import MaxLengths, TokenizedBatch, TokenSequences
 from bionemo.data.files import SplitName, split_files
 from bionemo.data.molecules.augmentation import Augmentation, SmilesForm
 from bionemo.data.molecules.content_checks import (
     SAMPLED_MOLECULES,
     SAMPLED_TOKENS,
-    check_content,
     check_unknown_tokens,
     check_validity,
     count_tokens,
@@ -29,7 +29,6 @@ from bionemo.data.molecules.infilling import TextInfilling
 from bionemo.data.molecules.reader import BATCH, SmilesReader
 from bionemo.data.molecules.smiles import SmilesRewriter, rdkit_version
 from bionemo.data.policies import apply_length_policy, drop_empty, spread_evenly
-from bionemo.data.shards.columns import SMILES
 from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards
 from bionemo.tokenizers import SmilesTokenizer
 
@@ -98,7 +97,6 @@ class MoleculeDataset:
         )
         self.records, empty_note = drop_empty(self._reader.is_empty, self.records, label, "SMILES")
         notes = [note for note in (empty_note, long_note) if note]
-        notes += check_content(self._reader, self.records, label)
         rewritten = [side for side, form in enumerate(self._forms) if form != "stored"]
         invalid: list[str] = []
         if rewritten:
@@ -181,10 +179,11 @@ class MoleculeDataset:
         ends = inputs.lengths.cumsum()
         input_ids = np.insert(inputs.ids, (ends - inputs.lengths)[usable], self._tokenizer.bos_id)
         return TokenizedBatch(
-            inputs=TokenSequences(input_ids, inputs.lengths + usable),
+            inputs=TokenSequences(
+                input_ids, inputs.lengths + usable, dropout_keys=self._keys("dropout", epochs, records)
+            ),
             target_positions=np.arange(len(input_ids)),
             target_ids=np.insert(inputs.ids, ends[usable], self._tokenizer.eos_id),
-            dropout_keys=self._keys("dropout", epochs, records),
             unknown_counts=unknown,
             source=source,
         )

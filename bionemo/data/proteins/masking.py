@@ -6,7 +6,7 @@ replaced by <mask>, a fraction `perturb_percent` by another random residue, and 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -157,7 +157,8 @@ class MaskedDataset(ProteinDataset):
         """See Dataset."""
         sequences, unknown = self.read_tokens(epochs, records)
         positions, target_ids = self.masker(sequences.ids, self.keys("mask", epochs, records), sequences.lengths)
-        return TokenizedBatch(sequences, positions, target_ids, self.keys("dropout", epochs, records), unknown)
+        sequences = replace(sequences, dropout_keys=self.keys("dropout", epochs, records))
+        return TokenizedBatch(sequences, positions, target_ids, unknown)
 
     @staticmethod
     def reference_losses(

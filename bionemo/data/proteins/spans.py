@@ -87,8 +87,8 @@ class SpanDataset(ProteinDataset):
         inputs[1:] = targets.ids[:-1]
         inputs[targets.lengths.cumsum() - targets.lengths] = self.alphabet.bos_id
         return TokenizedBatch(
-            TokenSequences(inputs, targets.lengths), np.arange(len(inputs)), targets.ids,
-            self.keys("dropout", epochs, records), unknown, source,
+            TokenSequences(inputs, targets.lengths, dropout_keys=self.keys("dropout", epochs, records)),
+            np.arange(len(inputs)), targets.ids, unknown, source,
         )  # fmt: skip
 
     @staticmethod

@@ -9,15 +9,16 @@ from numpy.typing import NDArray
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ProteinDataConfig
 from bionemo.data.clusters import Clusters, open_clusters
+from bionemo.data.columns import PROTEINS
 from bionemo.data.files import SplitName, cluster_members, split_files
+from bionemo.data.letters import LetterCounts
 from bionemo.data.policies import apply_length_policy, drop_empty
 from bionemo.data.proteins import mock
-from bionemo.data.proteins.content_checks import COUNTED_SEQUENCES, check_content, note_unknown_letters
 from bionemo.data.proteins.mock import MockSource
-from bionemo.data.shards.columns import PROTEINS
 from bionemo.data.shards.source import SequenceSource, duplicate_notes, open_shards, read_prefixes
 from bionemo.tokenizers import Alphabet
 
+_COUNTED_SEQUENCES = 200_000  # of which the letters are counted
 _COUNTED_MOCK_SEQUENCES = 50_000  # they are generated when they are read, which takes longer
 
 
@@ -75,15 +76,14 @@ def open_split(config: ProteinDataConfig, name: SplitName, max_residues: int, al
         source.lengths, max_residues, policy, label, "sequences", "residues", "crop, truncate or drop"
     )
     records, empty_note = drop_empty(source.lengths == 0, records, label, "sequences")
-    counts = count_letters(source)
+    counts, letters_note = count_letters(source, alphabet)
     clusters = None
     if members:
         clusters = _open_clusters(config, len(source))
         clusters = clusters.only(records) if len(records) < len(source) else clusters
         records = np.flatnonzero(clusters.counts)
     notes = [
-        *filter(None, (empty_note, long_note, note_unknown_letters(counts, alphabet, label, len(source)))),
-        *check_content(source, counts, alphabet, label),
+        *filter(None, (empty_note, long_note, letters_note and f"{label}: {letters_note}")),
         *duplicate_notes(config, name, files),
     ]
     return Split(source, records, counts, tuple(notes), split.seed, crop, clusters)
@@ -104,11 +104,17 @@ def _open_clusters(config: ProteinDataConfig, members: int) -> Clusters:
     return open_clusters(files[0].parent, config.train.seed, count, members)
 
 
-def count_letters(source: SequenceSource) -> NDArray[np.int64]:
-    """Return the occurrences of each byte in the first 200,000 sequences, int64 [256]; of mock data in 50,000."""
-    total = min(len(source), _COUNTED_MOCK_SEQUENCES if isinstance(source, mock.MockSource) else COUNTED_SEQUENCES)
-    histogram = np.zeros(256, np.int64)
+def count_letters(source: SequenceSource, alphabet: Alphabet) -> tuple[NDArray[np.int64], str | None]:
+    """Return the occurrences of each byte in the first 200,000 sequences, int64 [256], and a note about them.
+
+    Of mock data, 50,000 sequences are counted.
+    """
+    total = min(len(source), _COUNTED_MOCK_SEQUENCES if isinstance(source, mock.MockSource) else _COUNTED_SEQUENCES)
+    histogram, found = np.zeros(256, np.int64), LetterCounts(alphabet)
     for start in range(0, total, 4096):
-        letters, _ = read_prefixes(source, np.arange(start, min(start + 4096, total)))
+        records = np.arange(start, min(start + 4096, total))
+        letters, _ = read_prefixes(source, records)
         histogram += np.bincount(letters, minlength=256)
-    return histogram
+        if not isinstance(source, mock.MockSource):
+            found.add_letters(letters, source.lengths[records])
+    return histogram, found.note("record {:,}".format)

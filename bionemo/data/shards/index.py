@@ -1,41 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index file of a text shard: the offsets and lengths of its records.
-
-The format is that of safetensors (8-byte header length, JSON header, raw little-endian arrays), so reading it executes
-no code and any safetensors reader can display it. The header is a function of the index specification and the state of
-the data file. A reader renders the expected header and compares the bytes, so it never accepts an index of another
-file, another state of the file, other columns or another version.
-"""
+"""Index of a text file: where its records are. It is built once and stored beside the file as a safetensors file."""
 
 import hashlib
 import json
+import logging
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
+from filelock import FileLock
+from safetensors.numpy import save
 
+from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
 from bionemo.common.mapped import MappedFile
-from bionemo.data.shards.blocks import RecordBlock
 
-VERSION = 4  # since 2, '>' in a FASTA sequence is an error; 3: a hash of the data; 4: proteins are trimmed
-UNWRAPPED = int(np.iinfo(np.int32).max)
+_log = logging.getLogger(__name__)
+_VERSION = 5  # increase it when the records of a file change
 _SAMPLES = 18  # the beginning, the end, and sixteen between
 _SAMPLE_BYTES = 16 << 10
-_MAX_HEADER_BYTES = 1 << 20
-_MAX_CTIMES = 256  # status change times in an index
-_RECORDS_PER_CHECK = 1 << 20
-_HASH_BYTES = 4 << 20  # bytes per read
 _SMALL_BYTES = 64 << 10  # a smaller index is read, not mapped: a mapped file stays open, and there may be thousands
-
-IndexSpec = dict[str, Any]
-"""The text format and the columns to index, as JSON values."""
+_LOCK_SECONDS = 3600
 
 
 class FileState(NamedTuple):
@@ -50,9 +41,7 @@ class FileState(NamedTuple):
         """Read the state of a file, with a hash of 18 evenly spaced samples of 16 KiB.
 
         The state changes with the size, the modification time, any byte of a file of up to 288 KiB, and any byte of
-        the samples of a larger one. It does not change if bytes between the samples are overwritten and the old
-        modification time is restored. `load_index` also compares the status change time and, if that differs, a hash
-        of the whole file.
+        the samples of a larger one.
         """
         with path.open("rb", buffering=0) as file:
             state = os.fstat(file.fileno())
@@ -63,186 +52,127 @@ class FileState(NamedTuple):
         return cls(state.st_size, state.st_mtime_ns, digest.hexdigest())
 
 
-class ContentHash:
-    """Hash of a whole file, computed while the file is indexed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._hash = path, 0, xxhash.xxh3_128()
-
-    def update(self, block: RecordBlock) -> None:
-        """Hash the bytes before a block that have not been hashed, and the block."""
-        if self._offset < block.base:
-            self._read_until(block.base)
-        end = block.end if block.closed else block.end - 1  # without the added line end
-        self._hash.update(memoryview(block.data)[:end])
-        self._offset += end
-
-    def digest(self) -> str:
-        """Hash the rest of the file and return the hash in hexadecimal."""
-        self._read_until(1 << 62)
-        return self._hash.hexdigest()
-
-    def _read_until(self, stop: int) -> None:
-        with self._path.open("rb", buffering=0) as file:
-            while data := os.pread(file.fileno(), min(stop - self._offset, _HASH_BYTES), self._offset):
-                self._hash.update(data)
-                self._offset += len(data)
-
-
-@dataclass
+@dataclass(frozen=True)
 class RecordIndex:
-    """Offsets of the n records of a shard. Each has F fields, one of which is the sequence."""
+    """Offsets in bytes of the n records of a file."""
 
-    offset: list[np.ndarray]  # F arrays int64 [n], offset of the field in the file
-    length: list[np.ndarray]  # F arrays int32 [n], bytes of the field in the file
+    start: np.ndarray  # int64 [n], start of the record
+    # int64 [n], start of the sequence if its letters are consecutive in the file; ~start if other bytes are between
+    # them and the record ends with the sequence; else -1
+    sequence: np.ndarray
+    size: np.ndarray  # int32 [n], bytes of the record
     letters: np.ndarray  # int32 [n], letters of the sequence
-    # int32 [n], letters per line of the sequence; 0 if its lines are uneven or it must be decoded as a whole. Empty if
-    # `wrap` is not 0
-    width: np.ndarray
-    crlf: bool  # whether lines end in CR LF
-    stops: int = 0  # number of proteins with a stop codon, `*`, at the end, which is not part of the sequence
-    wrap: int = 0  # letters per line in the whole shard (UNWRAPPED if each sequence is one line); 0 if they differ
-    content: str = ""  # hash of the whole data file, see `ContentHash`; "" if unknown
-    # status change times at which the data file was known to have this content; copies of a file have different ones
-    ctimes_ns: tuple[int, ...] = ()
+    stops: int  # number of proteins with a stop codon, `*`, at the end, which is not part of the sequence
+    blake2b: str  # `FileState.blake2b` of the file
     file: MappedFile | None = None  # the mapped index file of the arrays; None if they are in memory
 
-    def __len__(self) -> int:
-        return len(self.letters)
-
-    @classmethod
-    def join(cls, parts: Sequence["RecordIndex"]) -> "RecordIndex":
-        """Concatenate the indexes of consecutive parts of a shard."""
-        letters = np.concatenate([part.letters for part in parts])
-        width = np.concatenate([part.width for part in parts])
-        on_one_line = width == letters
-        wrap, least = width.max(initial=0, where=~on_one_line), width.min(initial=UNWRAPPED, where=~on_one_line)
-        if least == UNWRAPPED:
-            wrap = UNWRAPPED
-        elif wrap != least or letters.max(initial=0, where=on_one_line) > wrap:
-            wrap = 0
-        return cls(
-            offset=[np.concatenate(field) for field in zip(*(part.offset for part in parts), strict=True)],
-            length=[np.concatenate(field) for field in zip(*(part.length for part in parts), strict=True)],
-            letters=letters,
-            width=np.empty(0, np.int32) if wrap else width,
-            crlf=any(part.crlf for part in parts),
-            stops=sum(part.stops for part in parts),
-            wrap=int(wrap),
-        )
-
-    def arrays(self) -> Iterator[np.ndarray]:
-        """Yield the arrays in the order of the file."""
-        yield from (*self.offset, *self.length, self.letters, self.width)
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays by name."""
+        return {name: getattr(self, name) for name in ("start", "sequence", "size", "letters")}
 
 
-def write_index(path: Path, spec: IndexSpec, state: FileState, index: RecordIndex) -> None:
-    """Write an index file atomically; its checksum detects one that did not reach the disk.
+def load_index(
+    path: Path, spec: dict[str, Any], build: Callable[[str], RecordIndex], index_mapping_dir: str | Path | None
+) -> RecordIndex:
+    """Return the index of a data file; build it if there is no index of its present state (see `FileState`).
+
+    Args:
+        path: the data file.
+        spec: format of the file, as JSON values.
+        build: indexes the file; receives `FileState.blake2b`.
+        index_mapping_dir: directory of the index; None or a parent of the file: beside the file. If it cannot be
+            written, the index is in the user's cache, or else in memory.
 
     Raises:
-        OSError: if the directory cannot be written; nothing is left behind.
+        UserError: from `build`, or if the file changes meanwhile.
     """
-    about = {
-        "records": len(index),
-        "crlf": index.crlf,
-        "stops": index.stops,
-        "wrap": index.wrap,
-        "content": index.content,
-        "ctimes_ns": index.ctimes_ns[-_MAX_CTIMES:],
-    }
-    checksum = zlib.crc32(_render_header(spec, state, about, checksum=0))
-    for array in index.arrays():
-        checksum = zlib.crc32(array.data, checksum)
-    with replacing(path, durable=False) as temporary, temporary.open("xb") as file:
-        file.write(_render_header(spec, state, about, checksum))
-        for array in index.arrays():
-            file.write(array.data)
+    state = FileState.of(path)
+    identity = json.dumps([_VERSION, spec, state], sort_keys=True)
+    paths = index_paths(path, spec, index_mapping_dir)
+    for each in paths:
+        if (found := read_index(each, identity)) is not None:
+            return found
+    index, problem = None, ""
+    for each in paths:
+        try:
+            each.parent.mkdir(parents=True, exist_ok=True)
+            with _build_lock(each):
+                if (found := read_index(each, identity)) is not None:
+                    return found  # another process has built it
+                index = index or build(state.blake2b)
+                if FileState.of(path) != state:
+                    raise UserError(f"{path} changes while it is read: wait until it is written, then start again")
+                write_index(each, identity, index)
+                return read_index(each, identity) or index
+        except OSError as error:  # read-only or full: try the next directory
+            problem = str(error)
+    _warn_in_memory(path.parent, problem)
+    return index or build(state.blake2b)
 
 
-def read_index(path: Path, spec: IndexSpec, state: FileState) -> RecordIndex | None:
-    """Map an index file into memory, or read a small one; the arrays are read-only.
-
-    Returns None if there is no index, it belongs to another state of the data, it is damaged, or an offset is outside
-    the data.
-    """
-    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError), path.open("rb") as file:
-        start = 8 + min(int.from_bytes(file.read(8), "little"), _MAX_HEADER_BYTES)
-        file.seek(0)
-        header = file.read(start)
-        metadata = json.loads(header[8:])["__metadata__"]
-        about, checksum = json.loads(metadata["about"]), int(metadata["checksum"])
-        if header != _render_header(spec, state, about, checksum):
-            return None
-        layout = _array_layout(len(spec["fields"]), about)
-        mapped = MappedFile(path) if os.fstat(file.fileno()).st_size > _SMALL_BYTES else None
-        if mapped is not None and mapped.data[:start] != header:
-            return None  # the file was replaced after it was opened
-        view = memoryview(header + file.read() if mapped is None else mapped.data)
-        if len(view) != start + sum(4 * n if dtype == "I32" else 8 * n for _, dtype, n in layout):
-            return None
-        if zlib.crc32(view[start:], zlib.crc32(_render_header(spec, state, about, checksum=0))) != checksum:
-            return None
-        arrays = []
-        for _, name, count in layout:
-            dtype = np.dtype("<i8" if name == "I64" else "<i4")
-            arrays.append(np.frombuffer(view, dtype, count, start))
-            start += count * dtype.itemsize
-        *columns, letters, width = arrays
-        half = len(columns) // 2
-        index = RecordIndex(
-            columns[:half], columns[half:], letters, width, bool(about["crlf"]), int(about["stops"]),
-            int(about["wrap"]), str(about["content"]), tuple(map(int, about["ctimes_ns"])), mapped,
-        )  # fmt: skip
-        return index if _is_within(index, state.size, spec["sequence"]) else None
-    return None
+def write_index(path: Path, identity: str, index: RecordIndex) -> None:
+    """Write an index file atomically; checksums detect one that did not reach the disk."""
+    about = {"identity": identity, "stops": str(index.stops), "blake2b": index.blake2b, "checksums": _checksums(index)}
+    with replacing(path, durable=False) as temporary:
+        temporary.write_bytes(save(index.arrays(), about))
 
 
-def _is_within(index: RecordIndex, size: int, sequence: int) -> bool:
-    """Return whether all fields are within `size` bytes, and no sequence has more letters than bytes.
-
-    The checksum detects damage, but not a forged index.
-    """
-    if not 0 <= index.wrap <= UNWRAPPED:
-        return False
-    for first in range(0, len(index), _RECORDS_PER_CHECK):
-        part = slice(first, first + _RECORDS_PER_CHECK)
-        for offset, length in zip(index.offset, index.length, strict=True):
-            begin, count = offset[part], length[part]
-            if begin.min() < 0 or begin.max() > size or count.min() < 0 or (begin + count).max() > size:
-                return False
-        letters = index.letters[part]
-        if letters.min() < 0 or (letters > index.length[sequence][part]).any():
-            return False
-    return not len(index.width) or bool(index.width.min() >= 0)
-
-
-def _array_layout(fields: int, about: dict[str, Any]) -> list[tuple[str, str, int]]:
-    """Return the name, type and size of each array, in the order of the file."""
-    records = about["records"]
-    return [
-        *((f"offset.{field}", "I64", records) for field in range(fields)),
-        *((f"length.{field}", "I32", records) for field in range(fields)),
-        ("letters", "I32", records),
-        ("width", "I32", 0 if about["wrap"] else records),
-    ]
+def read_index(path: Path, identity: str) -> RecordIndex | None:
+    """Map an index file into memory, or read a small one. Return None if it is missing, damaged or of other data."""
+    try:
+        with path.open("rb") as file:
+            start = int.from_bytes(file.read(8), "little") + 8
+            layout = json.loads(file.read(start - 8))
+        about = layout.pop("__metadata__")
+        mapped = MappedFile(path) if path.stat().st_size > _SMALL_BYTES else None
+        data = memoryview(path.read_bytes() if mapped is None else mapped.data)[start:]
+        arrays = {
+            name: np.frombuffer(data[slice(*entry["data_offsets"])], {"I64": "<i8", "I32": "<i4"}[entry["dtype"]])
+            for name, entry in layout.items()
+        }
+        index = RecordIndex(**arrays, stops=int(about["stops"]), blake2b=about["blake2b"], file=mapped)
+        return index if about["identity"] == identity and about["checksums"] == _checksums(index) else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, RecursionError):
+        return None
 
 
-def _render_header(spec: IndexSpec, state: FileState, about: dict[str, Any], checksum: int) -> bytes:
-    """Return the header with its 8-byte length. The checksum is that of a header with checksum 0 and of the arrays."""
-    metadata = {
-        "format": "bionemo-index",
-        "version": str(VERSION),
-        "spec": json.dumps(spec, sort_keys=True),
-        "data": json.dumps(state._asdict()),
-        "about": json.dumps(about),
-        "checksum": str(checksum),
-    }
-    header: dict[str, Any] = {"__metadata__": metadata}
-    offset = 0
-    for name, dtype, count in _array_layout(len(spec["fields"]), about):
-        end = offset + count * (8 if dtype == "I64" else 4)
-        header[name] = {"dtype": dtype, "shape": [count], "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # aligns the arrays
-    return len(text).to_bytes(8, "little") + text
+def _checksums(index: RecordIndex) -> str:
+    return " ".join(str(zlib.crc32(array.data)) for array in index.arrays().values())
+
+
+def index_paths(path: Path, spec: dict[str, Any], index_mapping_dir: str | Path | None) -> list[Path]:
+    """Return the possible paths of an index, best first; they contain a hash of the specification."""
+    label = hashlib.blake2b(json.dumps(spec, sort_keys=True).encode(), digest_size=4).hexdigest()
+    first = path
+    if index_mapping_dir and not path.is_relative_to(index_mapping_dir):
+        first = _mirror(Path(index_mapping_dir), path)
+    return [each.with_name(f"{path.name}.idx-{label}") for each in (first, _mirror(user_cache(), path.resolve()))]
+
+
+def user_cache() -> Path:
+    """Return the directory of indexes in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "bionemo", "index")
+
+
+def _mirror(root: Path, path: Path) -> Path:
+    """Append a path, without its leading '/' and any '..', to a root directory."""
+    return root.joinpath(*(part for part in path.parts if part not in (path.anchor, "..")))
+
+
+@cache
+def _warn_in_memory(directory: Path, problem: str) -> None:
+    _log.warning("indexes of %s are kept in memory, because they cannot be written (%s)", directory, problem)
+
+
+@contextmanager
+def _build_lock(path: Path) -> Iterator[None]:
+    """Hold a lock beside an index. Without one, several processes may build the index, which only costs time."""
+    lock = FileLock(f"{path}.lock", timeout=_LOCK_SECONDS)
+    with suppress(OSError, NotImplementedError):  # a timeout is an OSError
+        lock.acquire()
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()

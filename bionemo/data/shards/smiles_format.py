@@ -8,13 +8,14 @@ missing, and it may contain spaces, commas, quotes and tabs. Other files are tab
 import csv
 import logging
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from mmap import mmap
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from bionemo.common.errors import UserError, shorten
-from bionemo.data.shards.blocks import BYTE_ORDER_MARK
-from bionemo.data.shards.columns import SMILES
-from bionemo.data.table import find_id_column, find_sequence_columns, find_smiles_columns
+from bionemo.data.columns import SMILES, find_id_column, find_sequence_columns, find_smiles_columns
+from bionemo.data.shards.formats import BYTE_ORDER_MARK
 from bionemo.tokenizers.smiles import end_at_space
 
 _log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ Column = str | int | None
 
 
 class SmilesFormat(NamedTuple):
-    """Columns of a SMILES file, and its first record."""
+    """Columns of a SMILES file, and its first record; a `TextFormat`."""
 
     separator: str  # between columns; "": white space
     smiles: int  # column of the SMILES
@@ -40,6 +41,49 @@ class SmilesFormat(NamedTuple):
     columns: int  # number of columns in the first line
     skipped: int  # lines before the first record: title, comments and blank lines
     titles: tuple[str, ...] = ()  # of the columns; () if there is no title line
+
+    @property
+    def proteins(self) -> bool:
+        """See TextFormat."""
+        return False
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """See TextFormat."""
+        return {"format": "smiles", **self._replace(titles=())._asdict()}
+
+    def find_start(self, data: mmap, path: Path) -> int:
+        """See TextFormat."""
+        start = len(BYTE_ORDER_MARK) if data[:3] == BYTE_ORDER_MARK else 0
+        for _ in range(self.skipped):
+            start = data.find(b"\n", start) + 1 or len(data)
+        return start
+
+    def find_boundary(self, data: mmap) -> None:
+        """See TextFormat."""
+
+    def index_block(self, block: bytes) -> None:
+        """See TextFormat."""
+
+    def records(self, data: mmap, path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+        """See TextFormat."""
+        while start < stop:
+            end = data.find(b"\n", start, stop) + 1 or stop
+            yield start, data[start:end]
+            start = end
+
+    def sequence(self, record: bytes) -> bytes | None:
+        """See TextFormat."""
+        line = record.rstrip(b"\r\n")
+        if b"\r" in line:
+            raise ValueError(CARRIAGE_RETURN)
+        found = self.split(line.decode())
+        return None if found is None else found[0].encode()
+
+    def fields(self, record: bytes) -> dict[str, str]:
+        """Return `sequence` and `id`, which may be empty."""
+        smiles, name = self.split(record.decode()) or ("", "")
+        return {"sequence": smiles, "id": name}
 
     @property
     def has_rest(self) -> bool:
@@ -82,6 +126,20 @@ def split_cells(line: str, separator: str) -> list[str]:
     quoted = separator in (",", ";") and '"' in line
     cells = next(csv.reader([line], delimiter=separator)) if quoted else line.split(separator or None)
     return [cell.strip() for cell in cells]
+
+
+def find_formats(
+    paths: Sequence[Path], key: str | None = None, smiles: Column = None, name: Column = None
+) -> list[SmilesFormat]:
+    """Find the columns of files; see `find_format`, also for the errors."""
+    heads = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                heads.append(file.read(HEAD_BYTES))
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}): check the path") from error
+    return [find_format(head, str(path), key, smiles, name) for path, head in zip(paths, heads, strict=True)]
 
 
 def find_format(head: bytes, path: str, key: str | None, smiles: Column = None, name: Column = None) -> SmilesFormat:
@@ -196,4 +254,4 @@ def _is_molecule(text: str) -> bool:
 def _has_letters_of_smiles(text: str) -> bool:
     """Return whether a text begins with an atom, consists of symbols of SMILES, and is not a word in lower case."""
     is_word = text.isalpha() and text.islower()  # aromatic atoms occur in rings only, which have numbers
-    return (text[:1].isalpha() or text[:1] in ("[", "*")) and not is_word and SMILES.is_cell(text)
+    return (text[:1].isalpha() or text[:1] in ("[", "*")) and not is_word and SMILES.cell.fullmatch(text) is not None

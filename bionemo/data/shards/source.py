@@ -11,12 +11,12 @@ import numpy as np
 
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ShardDataConfig, SplitConfig, UF90Config
+from bionemo.data.columns import PROTEINS, SMILES, CsvColumns, SequenceKind, check_columns
 from bionemo.data.files import SMILES_EXTENSIONS, SplitName, split_files
-from bionemo.data.shards.columns import PROTEINS, SMILES, CsvColumns, SequenceFormat, check_columns
-from bionemo.data.shards.csv_shards import CsvSource
-from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.formats import Csv, Fasta
 from bionemo.data.shards.index import FileState
-from bionemo.data.shards.smiles_shards import SmilesSource, open_smiles
+from bionemo.data.shards.records import TextRecords
+from bionemo.data.shards.smiles_format import find_formats
 
 
 class SequenceSource(Protocol):
@@ -60,9 +60,9 @@ def open_shards(
     paths: list[Path],
     *,
     keys: str,
-    expected: SequenceFormat | None,
+    expected: SequenceKind | None,
     sequences: Sequence[str] | None = None,
-) -> CsvSource | FastaSource | SmilesSource:
+) -> TextRecords:
     """Open the files of a split with the configured reader, and index those without a valid index.
 
     Args:
@@ -76,15 +76,11 @@ def open_shards(
     Raises:
         UserError: if the files cannot be read with the configured reader.
     """
+    directory = split.index_mapping_dir
     if split.data_impl == "fasta_fields_mmap":
-        return FastaSource(paths, index_mapping_dir=split.index_mapping_dir)
+        return TextRecords(paths, Fasta(), index_mapping_dir=directory)
     if expected is SMILES and all(path.suffix in SMILES_EXTENSIONS for path in paths):
-        sources = open_smiles(paths, index_mapping_dir=split.index_mapping_dir)
-        if len(sources) > 1:
-            raise UserError(
-                f"{sources[1].paths[0]} has other columns than {paths[0]}: write the files of a split alike"
-            )
-        return sources[0]
+        return TextRecords(paths, find_formats(paths), index_mapping_dir=directory)
     key, reader = f"{keys}.data_impl_kwargs.{split.data_impl}", getattr(split.data_impl_kwargs, split.data_impl)
     columns = {"sequence": reader.data_col} if split.data_impl == "csv_mmap" else dict(reader.data_fields)
     if not columns:
@@ -94,75 +90,38 @@ def open_shards(
         checked = {name: columns[name] for name in names if name in columns}
         settings = CsvColumns(key, checked, reader.data_sep, chr(reader.newline_int), reader.header_lines)
         check_columns(paths, settings, expected)
-    return CsvSource(
-        paths,
-        columns=columns,
-        separator=reader.data_sep,
-        header_lines=reader.header_lines,
-        newline=reader.newline_int,
-        proteins=expected is PROTEINS,
-        index_mapping_dir=split.index_mapping_dir,
-        workers=reader.workers or None,
+    text_format = Csv(
+        columns, reader.data_sep, reader.header_lines, chr(reader.newline_int), proteins=expected is PROTEINS
     )
+    return TextRecords(paths, text_format, index_mapping_dir=directory, workers=reader.workers or None)
 
 
 def duplicate_notes(config: ShardDataConfig, name: SplitName, paths: Sequence[Path]) -> list[str]:
     """Return notes about files of a split with the same content as each other or as training files, if these exist."""
-    notes = []
     training: list[Path] = []
-    if name != "train":
-        with suppress(UserError):
-            training = split_files(config, "train")
-    if pairs := _find_duplicates(paths):
-        file, other = pairs[0]
-        notes.append(f"{name} data: {file} has the same content as {other}{_more(pairs)}: its records count twice")
-    if training and (pairs := _find_duplicates(paths, training)):
-        file, other = pairs[0]
-        notes.append(
-            f"{name} data: {file} has the same content as the training file {other}{_more(pairs)}: the {name} loss "
-            "does not measure generalization"
-        )
+    with suppress(UserError):
+        training = [] if name == "train" else split_files(config, "train")
+    sizes = Counter(path.stat().st_size for path in (*training, *paths))
+    first: dict[str, Path] = {}
+    repeated, known = [], []
+    for number, path in enumerate([*training, *paths]):
+        if sizes[path.stat().st_size] == 1:
+            continue
+        other = first.setdefault(FileState.of(path).blake2b, path)
+        if number < len(training):
+            continue
+        if other in training:
+            known.append(f"{path} has the same content as the training file {other}")
+        elif other is not path:
+            repeated.append(f"{path} has the same content as {other}")
+    notes = []
+    if repeated:
+        notes.append(f"{name} data: {repeated[0]}{_more(repeated)}: its records count twice")
+    if known:
+        problem = f"the {name} loss does not measure generalization"
+        notes.append(f"{name} data: {known[0]}{_more(known)}: {problem}")
     return notes
 
 
-def _find_duplicates(paths: Sequence[Path], others: Sequence[Path] | None = None) -> list[tuple[Path, Path]]:
-    """Return each file with its duplicate among the others; None: among each other.
-
-    Duplicates are links to the same file, or files with the same size and the same hash of samples (see `FileState`).
-    Only files of equal size are opened, each once. Unreadable files have no duplicates.
-    """
-    sizes = Counter(size for path in (*paths, *(others or ())) if (size := _size(path)) > 0)
-    first: dict[str, Path] = {}
-    found = []
-
-    def key(path: Path) -> str | None:
-        """Return what duplicates have in common; None if no other file has this size, or it cannot be read."""
-        if sizes[_size(path)] < 2:
-            return None
-        try:
-            return FileState.of(path).blake2b
-        except OSError:
-            return None
-
-    for path in others or ():
-        if (content := key(path)) is not None:
-            first.setdefault(content, path)
-    for path in paths:
-        if (content := key(path)) is None:
-            continue
-        if content in first:
-            found.append((path, first[content]))
-        elif others is None:
-            first[content] = path
-    return found
-
-
-def _more(pairs: Sequence[tuple[Path, Path]]) -> str:
-    return f" (and {len(pairs) - 1} more files)" if len(pairs) > 1 else ""
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+def _more(found: Sequence[str]) -> str:
+    return f" (and {len(found) - 1} more files)" if len(found) > 1 else ""

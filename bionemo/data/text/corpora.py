@@ -13,7 +13,6 @@ from bionemo.data.files import SPLITS, SplitName
 from bionemo.data.text.indexed import IndexedTokens
 
 _CHECKED_RANGES, _CHECKED_TOKENS = 64, 4096  # evenly spaced ranges, and their length, checked when a split is opened
-_CHECKED_DOCUMENTS = 256
 
 
 def split_documents(splits_string: str, documents: int) -> dict[SplitName, tuple[int, int]]:
@@ -44,7 +43,7 @@ class CorpusSplit:
 
     def __init__(self, corpus: IndexedTokens, first: int, last: int) -> None:
         """Select documents `first` to `last` - 1."""
-        self.name, self._corpus, self._documents = corpus.prefix, corpus, (first, last)
+        self.name, self._corpus = corpus.prefix, corpus
         self._begin = corpus.document_start(first)
         self.size = corpus.document_start(last) - self._begin
         self.fingerprint: dict[str, Any] = {**corpus.fingerprint, "split": [first, last]}
@@ -79,13 +78,6 @@ class CorpusSplit:
             if rest := count - len(part):
                 row[len(part) :] = self._corpus.tokens[self._begin : self._begin + rest]
         return tokens
-
-    def ends_with(self, token: int) -> bool:
-        """Return whether any of a sample of the documents ends with a token."""
-        first, last = self._documents
-        sampled = np.unique(np.linspace(first, last - 1, min(_CHECKED_DOCUMENTS, last - first)).astype(np.int64))
-        ends = [self._corpus.document_start(document + 1) for document in sampled.tolist()]
-        return any(end > self._begin and self._corpus.tokens[end - 1] == token for end in ends)
 
 
 def check_token_ids(ids: NDArray[np.integer[Any]], vocab_size: int, name: str) -> None:

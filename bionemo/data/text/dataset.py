@@ -63,6 +63,7 @@ class TextDataset:
     """
 
     clusters: Clusters | None = None
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -75,7 +76,6 @@ class TextDataset:
         options: DocumentOptions = DocumentOptions(),
         weights: Sequence[float] | None = None,
         shift: bool = True,
-        notes: Sequence[str] = (),
     ) -> None:
         """Cut streams into samples.
 
@@ -88,13 +88,12 @@ class TextDataset:
             options: treatment of document boundaries.
             weights: share of samples from each stream; None: by size.
             shift: change the cuts from pass to pass; False for validation.
-            notes: see Dataset.
 
         Raises:
             UserError: if a stream is too short or a weight is too small for one sample.
         """
         self.streams, self.vocab_size, self.eod_id = tuple(streams), vocab_size, eod_id
-        self.seed, self.options, self.notes, self._shift = seed, options, tuple(notes), shift
+        self.seed, self.options, self._shift = seed, options, shift
         for stream in streams:
             if stream.size <= seq_length:
                 raise UserError(
@@ -118,7 +117,7 @@ class TextDataset:
     def open(cls, config: GPT3Config, vocabulary: GPT2Tokenizer, name: SplitName) -> "TextDataset":
         """See DatasetFactory."""
         data, vocab_size, eod_id = config.data, vocabulary.vocab_size, vocabulary.eod_id
-        notes, weights = [], None
+        weights = None
         streams: list[TokenStream] = []
         if data.data_impl == "mock":
             samples = data.mock.num_samples if name == "train" else data.mock.num_validation_samples
@@ -126,16 +125,10 @@ class TextDataset:
         else:
             prefixes, weights = parse_prefixes(data.data_prefix)
             for prefix in prefixes:
-                split = CorpusSplit.open(prefix, data.splits_string, name, vocab_size)
-                streams.append(split)
-                if not split.ends_with(eod_id):
-                    notes.append(
-                        f"{name} data: no document of {prefix} ends with the id {eod_id}: document boundaries are "
-                        "unknown"
-                    )
+                streams.append(CorpusSplit.open(prefix, data.splits_string, name, vocab_size))
         return cls(
             streams, seq_length=config.seq_length, vocab_size=vocab_size, eod_id=eod_id,
-            seed=getattr(data, name).seed, weights=weights, shift=name == "train", notes=notes,
+            seed=getattr(data, name).seed, weights=weights, shift=name == "train",
             options=DocumentOptions(data.reset_attention_mask, data.reset_position_ids, data.eod_mask_loss),
         )  # fmt: skip
 
@@ -190,8 +183,8 @@ class TextDataset:
             if not self.options.reset_position_ids:
                 first_positions = (ends - lengths) % seq_length
         return TokenizedBatch(
-            TokenSequences(inputs, lengths), target_positions, target_ids, keys, np.zeros(len(lengths), np.int64),
-            sequences_per_sample=counts, first_positions=first_positions,
+            TokenSequences(inputs, lengths, dropout_keys=keys, first_positions=first_positions), target_positions,
+            target_ids, np.zeros(len(lengths), np.int64), sequences_per_sample=counts,
         )  # fmt: skip
 
     def _read_samples(self, epochs: NDArray[np.int64], records: NDArray[np.int64]) -> NDArray[np.integer[Any]]:

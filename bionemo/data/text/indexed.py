@@ -23,7 +23,6 @@ _MAGIC, _VERSION = b"MMIDIDX\x00\x00", 1
 _HEADER = struct.Struct("<9sQBQQ")
 _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOAT_TYPES = (6, 7)
-_BATCH = 1 << 20  # entries checked at a time; an index can be larger than memory
 
 
 class IndexedTokens:
@@ -114,22 +113,14 @@ class IndexedTokens:
 
     def _check_index(self, size: int, itemsize: int) -> None:
         """Check every entry against the size of the .bin file and of an id in bytes."""
-        sequences, end = len(self._lengths), 0
-        for first in range(0, sequences, _BATCH):
-            lengths = self._lengths[first : first + _BATCH]
-            if lengths.min() < 0:
-                self._fail(f"has a negative length for sequence {first + int((lengths < 0).argmax())}")
-            ends = end + lengths.cumsum(dtype=np.int64) * itemsize
-            wrong = self._pointers[first : first + _BATCH] != ends - lengths.astype(np.int64) * itemsize
-            if wrong.any():
-                self._fail(f"has a gap or an overlap before sequence {first + int(wrong.argmax())}")
-            end = int(ends[-1])
-        if not len(self._bounds) or self._bounds[0] != 0 or self._bounds[-1] != sequences:
-            self._fail("has documents that do not cover all sequences")
-        for first in range(0, len(self._bounds), _BATCH):
-            bounds = self._bounds[first : first + _BATCH + 1]
-            if (bounds[1:] < bounds[:-1]).any():  # differences could overflow
-                self._fail("has documents that are not in order")
+        sizes = self._lengths.astype(np.int64) * itemsize
+        ends = sizes.cumsum()
+        if (sizes < 0).any() or (self._pointers != ends - sizes).any():
+            self._fail("has a gap or an overlap between sequences")
+        bounds = self._bounds
+        if not len(bounds) or bounds[0] or bounds[-1] != len(sizes) or (bounds[1:] < bounds[:-1]).any():
+            self._fail("has documents that do not cover all sequences in order")
+        end = int(ends[-1]) if len(ends) else 0
         if end != size:
             raise UserError(
                 f"{self._bin} has {size:,} bytes, but {self._idx} describes {end:,}: a file is truncated, or they "

@@ -13,7 +13,8 @@ from typing import Any
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
 from bionemo.data.shards.compressed import refuse_compressed
-from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.formats import Fasta
+from bionemo.data.shards.records import TextRecords
 from bionemo.data.table import Table, read_table
 from bionemo.tokenizers.residues import trim
 
@@ -55,7 +56,7 @@ def read_fasta(path: Path) -> list[dict[str, str]]:
         UserError: if it cannot be read or is not a FASTA file.
     """
     with TemporaryDirectory() as index_directory:  # an index beside the file would be used only once
-        source = FastaSource([path], index_mapping_dir=index_directory)
+        source = TextRecords([path], Fasta(), index_mapping_dir=index_directory)
         records = [source.fields(number) for number in range(len(source))]
     for number, record in enumerate(records):
         record["id"] = record["id"] or str(number)

@@ -65,7 +65,7 @@ def test_policies_for_molecules_that_rdkit_rejects(make: Make) -> None:
     tokens = tokenize(samples, epoch=1)
     assert tokens.inputs.lengths.tolist() == [4, 0, 4, 0]
     assert tokens.source.lengths.tolist() == [3, 0, 3, 0]
-    assert len(tokens.dropout_keys) == len(tokens.unknown_counts) == 4
+    assert len(tokens.inputs.dropout_keys) == len(tokens.unknown_counts) == 4
     assert canonical(decode_sides(tokens)[0]) == ["CCO", "", "CCN", ""]
     samples = make(records, EQUIVARIANT, on_invalid="keep")
     assert samples.notes == (start.replace("\\", "") + "; they are used unchanged",)

@@ -41,7 +41,7 @@ def test_dataset_implements_the_protocol(make: Make) -> None:
     assert len(samples.lengths) == len(KNOWN)
     tokens = tokenize(make(KNOWN), [3, 1], 2)
     expected = sample_keys(purpose_key(5, "dropout"), np.array([2, 2]), np.array([3, 1]))
-    assert tokens.dropout_keys.tolist() == expected.tolist()
+    assert tokens.inputs.dropout_keys.tolist() == expected.tolist()
 
 
 def test_ids_are_those_of_megamolbart(make: Make) -> None:
@@ -121,7 +121,7 @@ def test_samples_do_not_depend_on_other_samples(make: Make, forms: Augmentation)
         for whole, number in ((together, record), (mixed, place)):
             assert split(whole.source)[number] == split(alone.source)[0]
             assert split(whole.inputs)[number] == split(alone.inputs)[0]
-            assert whole.dropout_keys[number] == alone.dropout_keys[0]
+            assert whole.inputs.dropout_keys[number] == alone.inputs.dropout_keys[0]
     again = tokenize(samples, epoch=4)
     assert again.inputs.ids.tolist() == together.inputs.ids.tolist()
 
@@ -193,7 +193,7 @@ def test_an_empty_batch(make: Make) -> None:
             len(tokens.inputs.ids)
             == len(tokens.source.lengths)
             == len(tokens.target_positions)
-            == len(tokens.dropout_keys)
+            == len(tokens.inputs.dropout_keys)
             == 0
         )
     tokens = tokenize(make(REACTIONS, INVARIANT, field_names=("products", "reactants")), [])

@@ -13,8 +13,9 @@ import pytest
 
 from bionemo.common.errors import UserError
 from bionemo.data.shards.compressed import refuse_compressed
-from bionemo.data.shards.fasta import FastaSource
+from bionemo.data.shards.formats import Fasta
 from bionemo.data.shards.ranges import shard_paths
+from bionemo.data.shards.records import TextRecords
 from bionemo.data.table import read_table
 from bionemo.inference.analysis.files import is_fasta, read_fasta
 
@@ -52,7 +53,7 @@ def test_the_advice_works(name: str, compress: Callable[[bytes], bytes], tmp_pat
 @pytest.mark.parametrize(
     "read",
     [
-        lambda path: FastaSource([path]), read_fasta, is_fasta, read_table,
+        lambda path: TextRecords([path], Fasta()), read_fasta, is_fasta, read_table,
         lambda path: shard_paths(path.parent.parent, "train", path.name, ".fasta"),
         lambda path: shard_paths("/elsewhere", "train", f"{path.parent}/x.fasta_OP_.gz_CL_", ".csv"),
     ],

@@ -2,7 +2,6 @@
 import csv
 import io
 import pickle
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bionemo.common.errors import UserError
-from bionemo.data.shards import blocks
-from bionemo.data.shards.csv_shards import CsvSource
 from tests.support.sequence_files import open_sequences
 
 CELL = st.text(st.sampled_from('ACDEF,;"\n é中\t'), max_size=12)
@@ -54,16 +51,15 @@ def csv_files(draw):
 
 
 @settings(max_examples=100)
-@given(csv_files(), st.integers(1, 60), st.data())
-def test_cells_equal_those_of_the_csv_module_for_any_block_size(tmp_path_factory, file, block, data):
+@given(csv_files(), st.data())
+def test_cells_equal_those_of_the_csv_module(tmp_path_factory, file, data):
     content, separator, header_lines, fields = file
     path = tmp_path_factory.mktemp("csv") / "x.csv"
     path.write_bytes(content)
     with path.open(encoding="utf-8-sig", newline="") as text:
         rows = [row for row in csv.reader(text, delimiter=separator) if row][header_lines:]
     options = {"data_fields": fields, "data_sep": separator, "header_lines": header_lines}
-    with patch.object(blocks, "BLOCK_BYTES", block):
-        source = open_sequences("csv_fields_mmap", [path], **options)
+    source = open_sequences("csv_fields_mmap", [path], **options)
 
     assert [source.fields(i) for i in range(len(source))] == [
         {name: row[column] for name, column in fields.items()} for row in rows
@@ -109,11 +105,9 @@ def test_positions_outside_the_data_are_an_error(tmp_path, records, starts, coun
         source.text(3)
 
 
-def test_windows_line_ends_cause_one_warning(tmp_path, caplog):
-    paths = [write(tmp_path, "id,s\r\n1,MKV\r\n2,AA\r\n\r\n", name) for name in ("x0.csv", "x1.csv")]
-    source = open_sequences("csv_mmap", paths, data_col=1)
-    assert [source.text(i) for i in range(4)] == ["MKV", "AA"] * 2
-    assert len(caplog.messages) == 1 and "x0.csv and 1 more" in caplog.text and "CR LF" in caplog.text
+def test_line_ends_and_blank_lines_are_ignored(tmp_path):
+    source = open_sequences("csv_mmap", [write(tmp_path, "id,s\r\n1,MKV\r\n\n2,AA\r\n\r\n")], data_col=1)
+    assert [source.text(i) for i in range(len(source))] == ["MKV", "AA"]
 
 
 def test_other_record_separators(tmp_path):
@@ -132,20 +126,18 @@ HEAD = "id,name,sequence_length,sequence\n"
         (HEAD + "\n\n", None, "contains no records"),
         (HEAD + "1,a,3,MKV\n2,b\n3,c,1,M\n", 3, "2 columns, where field 'sequence' needs 4"),
         (HEAD + '1,"a\nb",3,MKV\n2\n', 4, "1 column, where"),
-        (HEAD + "1,a,3,MKV\n\n2,b,1,M\n", 3, "blank line"),
         (HEAD + "1,a,3,MKV\n2,b,9,MKVA", 3, "4 of 9 letters"),
         (f"{HEAD}1,a,3,MKV\n2,b,{300_000},{'M' * 200_000}", 3, "200000 of 300000 letters"),
-        (HEAD + "1,a,3,MKV\n2,b", 3, "ends inside this line, after 2 columns of 4"),
+        (HEAD + "1,a,3,MKV\n2,b", 3, "2 columns, where field"),
         (HEAD.encode() + b"1,a,3,MKV\n2,\xff,3,MKV\n", 3, "not UTF-8"),
         (HEAD + '1,a"b,3,MKV\n2,b,1,"M"\n', 2, "quote in the middle"),
         (HEAD + '1,"a"b,3,MKV\n', 2, "quote in the middle"),
-        (HEAD + '1,a,3,MKV\n2,b,3,"MKV\n', 3, "never closed"),
+        (HEAD + '1,a,3,MKV\n2,b,3,"MKV\n', 3, "one that is not closed"),
     ],
 )
-@pytest.mark.parametrize("block", [24, 1 << 20])
-def test_errors_contain_file_and_line(tmp_path, content, line, message, block):
+def test_errors_contain_file_and_line(tmp_path, content, line, message):
     path = write(tmp_path, content)
-    with patch.object(blocks, "BLOCK_BYTES", block), pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message) as error:
         open_sequences("csv_mmap", [path], data_col=3)
     assert str(error.value).startswith(f"{path}:{line}: " if line else f"{path} ") and "\n" not in str(error.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.csv"]
@@ -181,18 +173,16 @@ def test_only_regular_files(tmp_path):
 
 @given(
     st.lists(st.text(st.sampled_from('ACDw* \t-"'), max_size=20), min_size=1, max_size=8),
-    st.integers(1, 80),
     st.data(),
 )
-def test_white_space_and_stop_codons_are_not_part_of_proteins(tmp_path_factory, cells, block, data):
+def test_white_space_and_stop_codons_are_not_part_of_proteins(tmp_path_factory, cells, data):
     path = tmp_path_factory.mktemp("csv") / "x.csv"
     rows = "".join('a b*,"{}",*\n'.format(cell.replace('"', '""')) for cell in cells)
     path.write_text(f"name,sequence,other\n{rows}")
     columns = {"id": 0, "sequence": 1, "other": 2}
     expected = ["".join(cell.split()).rstrip("*") for cell in cells]
-    with patch.object(blocks, "BLOCK_BYTES", block):
-        source = CsvSource([path], columns=columns, proteins=True)
-        other = CsvSource([path], columns=columns)
+    source = open_sequences("csv_fields_mmap", [path], data_fields=columns, proteins=True)
+    other = open_sequences("csv_fields_mmap", [path], data_fields=columns)
     assert [source.fields(n) for n in range(len(cells))] == [
         {"id": "a b*", "sequence": text, "other": "*"} for text in expected
     ]
@@ -216,11 +206,11 @@ def test_special_tokens_and_other_letters_are_refused_in_proteins(tmp_path, cell
     path = tmp_path / "x.csv"
     path.write_text(f"name,sequence\n<é>,MK<V\nb,{cell}\n")
     with pytest.raises(UserError, match=message):
-        CsvSource([path], columns={"sequence": 1}, proteins=True)
-    assert CsvSource([path], columns={"sequence": 1}).text(1) == cell
+        open_sequences("csv_mmap", [path], data_col=1, proteins=True)
+    assert open_sequences("csv_mmap", [path], data_col=1).text(1) == cell
 
 
 def test_a_stop_codon_in_the_last_line_is_no_truncated_line(tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("record_id,record_name,sequence_length,sequence\n0,a,4,MKV*")
-    assert CsvSource([path], columns={"sequence": 3}, proteins=True).text(0) == "MKV"
+    assert open_sequences("csv_mmap", [path], data_col=3, proteins=True).text(0) == "MKV"

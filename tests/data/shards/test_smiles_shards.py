@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """SMILES files of other programs: the columns, the names, and what is skipped; all readers agree."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 from bionemo.common.errors import UserError
-from bionemo.data.shards import blocks
-from bionemo.data.shards.smiles_format import SmilesFormat
-from bionemo.data.shards.smiles_shards import SmilesSource, open_smiles
-from bionemo.data.table import find_id_column, find_sequence_columns
+from bionemo.data.columns import find_id_column, find_sequence_columns
+from bionemo.data.shards.records import TextRecords
+from bionemo.data.shards.smiles_format import find_formats
 from bionemo.finetuning.load_head import read_records
 from bionemo.preparation.molecules import read_smiles
 
@@ -51,22 +49,24 @@ FILES = {
 }  # fmt: skip
 
 
-def read_indexed(path: Path, directory: Path) -> list[tuple[str, str]]:
-    (source,) = open_smiles([path], index_mapping_dir=directory)
+def open_smiles(path: Path, *columns: str | int | None) -> TextRecords:
+    return TextRecords([path], find_formats([path], *columns))
+
+
+def read_indexed(path: Path) -> list[tuple[str, str]]:
+    source = open_smiles(path)
     found = [source.fields(number) for number in range(len(source))]
     assert [source.text(number).strip() for number in range(len(source))] == [each["sequence"] for each in found]
     return [(each["sequence"], each.get("id", "")) for each in found]
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("size", [1 << 20, 16])
-def test_files_of_other_programs(name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_other_programs(name: str, tmp_path: Path) -> None:
     """The indexed reader, the sequential one and that of `label` return the same records."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", size)
     text, expected = FILES[name]
     path = tmp_path / "x.smi"
     path.write_text(text, newline="")
-    assert read_indexed(path, tmp_path) == expected
+    assert read_indexed(path) == expected
     rows = [row for block in read_smiles([(path, "x.smi")]) for row in block.rows()]
     assert [smiles for _, smiles, _ in rows] == [smiles for smiles, _ in expected]
     numbered = [(f"0-{line}", f"{number}") for number, (line, _, _) in enumerate(rows)]
@@ -78,42 +78,26 @@ def test_files_of_other_programs(name: str, size: int, tmp_path: Path, monkeypat
     assert ids == [names or number for (_, names), (_, number) in zip(expected, numbered, strict=True)]
 
 
-def test_random_lines_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 64)
-    draw = random.Random(1)
-    for number in range(60):
-        pieces = ["CCO", "C", "c1ccccc1", " ", "  ", "\t", "\n", "\n", "\r\n", "a, b", "#", '"', "|x| ", "\u00c5"]
-        path = tmp_path / f"{number}.smi"
-        path.write_text("C\n" + "".join(draw.choices(pieces, k=80)), newline="")
-        columns = SmilesFormat("", 0, None, 1, 0)
-        lines = path.read_bytes().decode().split("\n")
-        source = SmilesSource([path], columns, index_mapping_dir=tmp_path, workers=None)
-        found = [source.fields(record) for record in range(len(source))]
-        assert [(each["sequence"], each["id"]) for each in found] == [
-            row for line in lines if (row := columns.split(line)) is not None
-        ]
-
-
 def test_a_column_can_be_given_by_title_or_number(tmp_path: Path) -> None:
     path = tmp_path / "x.smi"
     path.write_text("name\traw\tsmiles\tbatch\na\tOCC\tCCO\tb1\nb\tNCC\tCCN\tb2\n")
     for smiles in ("raw", "1", 1):
-        (source,) = open_smiles([path], "key", smiles, "batch", index_mapping_dir=tmp_path)
+        source = open_smiles(path, "key", smiles, "batch")
         assert source.fields(1) == {"sequence": "NCC", "id": "b2"}
-    (source,) = open_smiles([path], "key", "sequence", "id", index_mapping_dir=tmp_path)  # defaults of `predict`
+    source = open_smiles(path, "key", "sequence", "id")  # defaults of `predict`
     assert source.fields(0) == {"sequence": "CCO", "id": "a"}
     path.write_text("smiles zinc_id\nCCO a b\nC\n")  # names of v1's configuration, which need not be in the file
-    (source,) = open_smiles([path], "key", "smiles", "zinc_id", index_mapping_dir=tmp_path)
+    source = open_smiles(path, "key", "smiles", "zinc_id")
     assert [source.fields(number)["id"] for number in range(2)] == ["a b", ""]
     path.write_text("name\traw\tsmiles\tbatch\na\tOCC\tCCO\tb1\nb\tNCC\tCCN\tb2\n")
     with pytest.raises(UserError, match=r"x\.smi has no column 'curated'.*set key to its title"):
-        open_smiles([path], "key", "curated")
+        open_smiles(path, "key", "curated")
     with pytest.raises(UserError, match=r"no SMILES in column 4 of .*x\.smi \(first line .*set key to its title"):
-        open_smiles([path], "key", "3")
+        open_smiles(path, "key", "3")
     with pytest.raises(
         UserError, match=r"x\.smi has no column 'plate', but 'name', 'raw'.*: correct the column of the ids"
     ):
-        open_smiles([path], "key", "raw", "plate")
+        open_smiles(path, "key", "raw", "plate")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +117,7 @@ def test_mistakes_name_file_and_line(content: bytes, message: str, tmp_path: Pat
     path = tmp_path / "x.smi"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
-        open_smiles([path], index_mapping_dir=tmp_path)
+        open_smiles(path)
     assert "\n" not in str(error.value)
     if b"SMILES Name" in content or not content:
         assert not [row for block in read_smiles([(path, str(path))]) for row in block.rows()]
@@ -142,17 +126,20 @@ def test_mistakes_name_file_and_line(content: bytes, message: str, tmp_path: Pat
             list(row for block in read_smiles([(path, str(path))]) for row in block.rows())
 
 
-def test_files_with_equal_columns_are_one_source(tmp_path: Path) -> None:
-    for name, text in {"a": "SMILES Name\nC a\n", "b": "SMILES Name\nN b\n", "c": "C c\n"}.items():
+def test_files_with_different_columns(tmp_path: Path) -> None:
+    for name, text in {"a": "SMILES Name\nC a\n", "b": "name,smiles\nb,N\n", "c": "O c\n"}.items():
         (tmp_path / f"{name}.smi").write_text(text)
-    sources = open_smiles(sorted(tmp_path.glob("*.smi")), index_mapping_dir=tmp_path)
-    assert [len(source) for source in sources] == [2, 1]
+    paths = sorted(tmp_path.glob("*.smi"))
+    source = TextRecords(paths, find_formats(paths))
+    assert [source.fields(number) for number in range(3)] == [
+        {"sequence": smiles, "id": name} for smiles, name in ("Ca", "Nb", "Oc")
+    ]
 
 
 def test_titles_that_are_not_known_and_extensions_are_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "x.smi"
     path.write_text("structure label\nCCO |$R1;;$| a\nC b\n")
-    open_smiles([path], index_mapping_dir=tmp_path)
+    open_smiles(path)
     assert caplog.messages == [
         f"{path}: extensions of CXSMILES (|...|) are not read",
         f"{path}:1: 'structure label' is read as a line of titles",

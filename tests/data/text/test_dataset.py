@@ -19,9 +19,8 @@ from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.files import parse_prefixes
 from bionemo.data.sampler import SampleStream
 from bionemo.data.text.blend import Blend
-from bionemo.data.text.corpora import CorpusSplit, split_documents
+from bionemo.data.text.corpora import split_documents
 from bionemo.data.text.dataset import DocumentOptions, TextDataset
-from bionemo.data.text.indexed import IndexedTokens
 from tests.support.indexed import write_indexed
 
 EOD = 0
@@ -105,15 +104,15 @@ def test_samples_depend_on_epoch_and_record_only() -> None:
     samples = opened(flat(text(200)), 16, vocab_size=5000, options=DocumentOptions(True, False, True))
     epochs, records = np.array([3, 0, 1, 3, 0]), np.array([2, 9, 2, 0, 2])
     together = samples.tokenize(epochs, records)
-    assert together.sequences_per_sample is not None and together.first_positions is not None
+    assert together.sequences_per_sample is not None and together.inputs.first_positions is not None
     first = done = targets = 0
     for number in range(5):
         alone = samples.tokenize(epochs[number : number + 1], records[number : number + 1])
         pieces, tokens = int(together.sequences_per_sample[number]), int(alone.inputs.lengths.sum())
         for whole, part in (
             (together.inputs.lengths[first : first + pieces], alone.inputs.lengths),
-            (together.dropout_keys[first : first + pieces], alone.dropout_keys),
-            (together.first_positions[first : first + pieces], alone.first_positions),
+            (together.inputs.dropout_keys[first : first + pieces], alone.inputs.dropout_keys),
+            (together.inputs.first_positions[first : first + pieces], alone.inputs.first_positions),
             (together.inputs.ids[done : done + tokens], alone.inputs.ids),
             (
                 together.target_positions[targets : targets + len(alone.target_positions)] - done,
@@ -123,12 +122,14 @@ def test_samples_depend_on_epoch_and_record_only() -> None:
         ):
             assert whole.tolist() == part.tolist()
         first, done, targets = first + pieces, done + tokens, targets + len(alone.target_positions)
-    assert len(set(together.dropout_keys.tolist())) == len(together.dropout_keys)
+    assert len(set(together.inputs.dropout_keys.tolist())) == len(together.inputs.dropout_keys)
     again = pickle.loads(pickle.dumps(samples))
-    assert again.tokenize(epochs, records).dropout_keys.tolist() == together.dropout_keys.tolist()
+    assert again.tokenize(epochs, records).inputs.dropout_keys.tolist() == together.inputs.dropout_keys.tolist()
     assert again.records.tolist() == samples.records.tolist()
     nothing = samples.tokenize(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    assert not any(map(len, (nothing.inputs.ids, nothing.inputs.lengths, nothing.dropout_keys, nothing.target_ids)))
+    assert not any(
+        map(len, (nothing.inputs.ids, nothing.inputs.lengths, nothing.inputs.dropout_keys, nothing.target_ids))
+    )
     assert len(pickle.dumps(opened([1] * 10**5, 1))) < 3 * len(pickle.dumps([1] * 10**5))
 
 
@@ -169,10 +170,12 @@ def test_options_agree_with_megatron(options: DocumentOptions) -> None:
         counts = (
             [1] * len(samples.records) if batch.sequences_per_sample is None else batch.sequences_per_sample.tolist()
         )
-        assert len(batch.inputs.lengths) == len(batch.dropout_keys) == len(batch.unknown_counts) == sum(counts)
-        assert len(set(batch.dropout_keys.tolist())) == len(batch.dropout_keys)
+        assert len(batch.inputs.lengths) == len(batch.inputs.dropout_keys) == len(batch.unknown_counts) == sum(counts)
+        assert len(set(batch.inputs.dropout_keys.tolist())) == len(batch.inputs.dropout_keys)
         lengths = iter(batch.inputs.lengths.tolist())
-        offsets = iter([0] * sum(counts) if batch.first_positions is None else batch.first_positions.tolist())
+        offsets = iter(
+            [0] * sum(counts) if batch.inputs.first_positions is None else batch.inputs.first_positions.tolist()
+        )
         is_target = np.isin(np.arange(len(batch.inputs.ids)), batch.target_positions)
         for sample, count in enumerate(counts):
             row = batch.inputs.ids[sample * 24 : sample * 24 + 24].tolist()
@@ -198,8 +201,8 @@ def test_dropout_keys_of_whole_samples() -> None:
     samples = opened(flat(text(50)), 16)
     batch = epoch(samples, 2)
     expected = sample_keys(purpose_key(5, "dropout"), np.full_like(samples.records, 2), samples.records)
-    assert batch.dropout_keys.tolist() == expected.tolist()
-    assert batch.sequences_per_sample is None and batch.first_positions is None and batch.source is None
+    assert batch.inputs.dropout_keys.tolist() == expected.tolist()
+    assert batch.sequences_per_sample is None and batch.inputs.first_positions is None and batch.source is None
     assert not batch.unknown_counts.any()
 
 
@@ -374,13 +377,3 @@ def test_an_id_outside_the_vocabulary_is_an_error_when_read() -> None:
         samples.tokenize(np.array([0]), np.array([1]))
         with pytest.raises(UserError, match=f"listed has the id {foreign}, outside"):
             samples.tokenize(np.array([0, 0]), np.array([1, 4]))
-
-
-def test_note_about_documents_without_eod(tmp_path: Path) -> None:
-    documents = [[token + 1 for token in document] for document in text(20)]
-    prefix = str(write_indexed(tmp_path / "text", [[document] for document in documents]))
-    samples = open_documents(prefix, "9,1", "train")
-    assert samples.notes == (
-        f"train data: no document of {prefix} ends with the id 0: document boundaries are unknown",
-    )
-    assert not CorpusSplit(IndexedTokens(prefix), 0, 10).ends_with(EOD)

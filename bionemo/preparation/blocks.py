@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bionemo.common.errors import UserError
+from bionemo.data.shards.formats import BYTE_ORDER_MARK
 
 BLOCK_BYTES = 1 << 20  # arrays computed from a block of this size stay in the CPU cache
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class RecordBlock(NamedTuple):

@@ -5,13 +5,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
-from bionemo.data.dataset import TokenSequences, concatenate_sequences
-from bionemo.data.shards.blocks import BYTE_ORDER_MARK, LineBlock
+from bionemo.preparation.blocks import BYTE_ORDER_MARK, LineBlock
 from bionemo.tokenizers.gpt2 import read_gpt2
 
 Policy = Literal["error", "skip"]
@@ -20,7 +20,8 @@ Policy = Literal["error", "skip"]
 class TokenizedDocuments(NamedTuple):
     """Result of tokenizing a block of lines."""
 
-    tokens: TokenSequences  # tokens of the documents that are kept
+    ids: NDArray[np.integer[Any]]  # [n] concatenated tokens of the documents that are kept
+    lengths: list[int]  # number of tokens of each
     read: int  # number of documents
     dropped: Counter[str]  # number of dropped documents by reason
     size: int  # `LineBlock.size`
@@ -68,7 +69,7 @@ class DocumentTokenizer:
                 raise UserError(
                     f"{lines.display_path}:{number}: a document without text: remove it, or set on_empty=skip"
                 )
-        return TokenizedDocuments(concatenate_sequences(kept, tokenizer.dtype), read, dropped, lines.size)
+        return TokenizedDocuments(np.concatenate([end[:0], *kept]), list(map(len, kept)), read, dropped, lines.size)
 
 
 def _numbered(lines: LineBlock) -> Iterator[tuple[int, bytes]]:

@@ -15,7 +15,7 @@ from bionemo.common import redaction
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # like interop/console_logging.py, before torch is imported
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # like experiment/console_logging.py, before torch is imported
 
 # the default limit of 200 ms per example fails on a busy machine
 hypothesis.settings.register_profile("no time limit", deadline=None)

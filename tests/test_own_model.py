@@ -20,7 +20,7 @@ from bionemo.common.errors import UserError
 from bionemo.config import targets
 from bionemo.config.compose import load
 from bionemo.config.schema import RunConfig
-from bionemo.interop import nemo_archive
+from bionemo.formats import nemo_archive
 from tests.conftest import ROOT
 from tests.support.finetuning import overrides, written
 from tests.support.finetuning import run as fine_tune

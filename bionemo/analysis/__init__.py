@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public names of `bionemo.inference.analysis`, and `python -m bionemo.analysis`."""
+"""Analysis of proteins with a trained model: zero-shot scores of variants, contacts, and maps of embeddings."""

@@ -50,7 +50,7 @@ def main() -> None:
     """Run `bionemo analysis`."""
     with one_line_errors():
         options = _parse(_parser())
-        from bionemo.interop.console_logging import log_to_console, silence_dependencies
+        from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
         check_address_space()
         log_to_console()

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
+from bionemo.analysis import contacts, files
+from bionemo.analysis.maps import make_reducer, project_to_2d, read_embeddings
+from bionemo.analysis.protein import tokenize_protein
+from bionemo.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
+from bionemo.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError, shorten
 from bionemo.data.letters import note_letters
 from bionemo.data.molecules.content_checks import report_unusable
 from bionemo.inference import load as loading
-from bionemo.inference.analysis import contacts, files
-from bionemo.inference.analysis.maps import make_reducer, project_to_2d, read_embeddings
-from bionemo.inference.analysis.protein import tokenize_protein
-from bionemo.inference.analysis.variant_files import infer_wild_type, parse_scores, rank_correlation, read_variants
-from bionemo.inference.analysis.variants import AMINO_ACIDS, parse_mutations, scan, score_variants
 from bionemo.inference.batching import max_tokens, tokenize, too_long_error
 from bionemo.inference.invalid_molecules import find_invalid
 from bionemo.inference.model import TrainedModel
@@ -43,7 +43,7 @@ def run_variants(options: Namespace) -> None:
     has_scores = options.score_column is not None or name in table.columns
     measured = None
     if has_scores:
-        from bionemo.inference.analysis.plots import plot_scores
+        from bionemo.analysis.plots import plot_scores
 
         cells = table.column(name, "name one with --score-column")
         measured = parse_scores(table, cells, "leave the cell empty, or name another column with --score-column")
@@ -79,7 +79,7 @@ def run_variants(options: Namespace) -> None:
 
 def run_scan(options: Namespace) -> None:
     """Score every substitution at every position of a protein."""
-    from bionemo.inference.analysis.plots import plot_scan
+    from bionemo.analysis.plots import plot_scan
 
     if options.sequence is None:
         raise UserError("--scan needs the wild type: give it with --sequence, a FASTA file or its letters")
@@ -100,7 +100,7 @@ def run_scan(options: Namespace) -> None:
 
 def run_contacts(options: Namespace) -> None:
     """Predict the contacts of each protein."""
-    from bionemo.inference.analysis.plots import plot_contacts
+    from bionemo.analysis.plots import plot_contacts
 
     contact_head, weights = contacts.read_contact_head(options.head) if options.head else (None, None)
     records = files.read_fasta(options.input_path)
@@ -160,7 +160,7 @@ def run_contacts_fit(options: Namespace) -> None:
 
 def run_map(options: Namespace) -> None:
     """Project the embeddings of many sequences to two dimensions."""
-    from bionemo.inference.analysis.plots import plot_map
+    from bionemo.analysis.plots import plot_map
 
     plot = _plot_path(options.output)
     files.refuse_existing([options.output, plot], options.overwrite, [options.input_path, options.table])

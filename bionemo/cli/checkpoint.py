@@ -64,7 +64,7 @@ def _parser() -> ArgumentParser:
 
 
 def _inspect(arguments: Namespace) -> None:
-    from bionemo.interop.convert import describe
+    from bionemo.formats.convert import describe
 
     print(describe(arguments.path, arguments.tensors))
 
@@ -87,7 +87,7 @@ def _verify(arguments: Namespace) -> None:
 
 
 def _convert(arguments: Namespace) -> None:
-    from bionemo.interop.convert import convert
+    from bionemo.formats.convert import convert
 
     convert(arguments.source, arguments.target, arguments.to)
     print(f"{arguments.target} written")
@@ -95,7 +95,7 @@ def _convert(arguments: Namespace) -> None:
 
 def _require_checkpoint(path: Path) -> Path:
     """Return the checkpoint that a MODEL names."""
-    from bionemo.interop.formats import CHECKPOINT, detect_format, locate_model
+    from bionemo.formats.detect import CHECKPOINT, detect_format, locate_model
 
     path = locate_model(path)
     if detect_format(path) != CHECKPOINT:

@@ -45,7 +45,7 @@ def evaluate(options: Namespace) -> None:
     Raises:
         UserError: if the model, the data or the output cannot be used.
     """
-    from bionemo.interop.console_logging import log_to_console, silence_dependencies
+    from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
     check_address_space()
     log_to_console()

@@ -83,11 +83,11 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> dict[str, float]:
     if not cfg.do_training:
         return {}
     _check(cfg.model)
-    from bionemo.interop.console_logging import log_to_console, silence_dependencies
+    from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
     check_address_space()
     silence_dependencies()
-    from bionemo.interop.quick_imports import quick_imports
+    from bionemo.experiment.quick_imports import quick_imports
 
     with quick_imports():
         import bionemo.megatron  # noqa: F401  # before NeMo, which would import more of Megatron-Core

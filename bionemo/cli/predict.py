@@ -52,7 +52,7 @@ def predict(cfg: InferConfig) -> None:
     Raises:
         UserError: if the model, the input or the output cannot be used.
     """
-    from bionemo.interop.console_logging import log_to_console, silence_dependencies
+    from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
     check_address_space()
     silence_dependencies()

@@ -57,11 +57,11 @@ def pretrain(cfg: RunConfig) -> dict[str, float]:
         check_files_exist(cfg.model.data, ["train", "val"])
     if cfg.do_testing:
         check_files_exist(cfg.model.data, ["test"])
-    from bionemo.interop.console_logging import log_to_console, silence_dependencies
+    from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
     check_address_space()
     silence_dependencies()
-    from bionemo.interop.quick_imports import quick_imports
+    from bionemo.experiment.quick_imports import quick_imports
 
     with quick_imports():
         from bionemo.data.data_module import SequenceData

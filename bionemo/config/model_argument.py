@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The MODEL of a command line: `bionemo COMMAND MODEL ...` or `model=MODEL`. Imports nothing heavy.
 
-`interop.formats.locate_model` says what a MODEL is.
+`formats.detect.locate_model` says what a MODEL is.
 """
 
 import os

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bionemo.analysis.contacts import fit_contact_head, precision, predict_contacts
+from bionemo.analysis.files import read_fasta
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.data.shards.compressed import refuse_compressed
@@ -18,10 +20,8 @@ from bionemo.evaluation.html import format_mean
 from bionemo.evaluation.structure_files import strip_suffix
 from bionemo.evaluation.structures import Chain, read_chain
 from bionemo.evaluation.tasks import LeftOut, Problems, Result, Suite, Task, TaskResult, is_file_name
-from bionemo.inference.analysis.contacts import fit_contact_head, precision, predict_contacts
-from bionemo.inference.analysis.files import read_fasta
+from bionemo.formats.huggingface.contacts import ContactHead
 from bionemo.inference.model import TrainedModel
-from bionemo.interop.huggingface.contacts import ContactHead
 
 RANGES: dict[str, tuple[int, int | None]] = {"long": (24, None), "medium": (12, 24), "short": (6, 12)}
 """Separations |i - j| of the pairs: from the first number to below the second."""

@@ -14,6 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.analysis.files import read_fasta
+from bionemo.analysis.protein import masked_network, tokenize_protein
+from bionemo.analysis.windows import predict_residues
 from bionemo.common.errors import UserError
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.data.letters import LetterCounts
@@ -22,9 +25,6 @@ from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.evaluation.html import format_mean
 from bionemo.evaluation.similarity import MIN_IDENTITY, find_identities
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
-from bionemo.inference.analysis.files import read_fasta
-from bionemo.inference.analysis.protein import masked_network, tokenize_protein
-from bionemo.inference.analysis.windows import predict_residues
 from bionemo.inference.batching import Ids, add_special_tokens, max_tokens
 from bionemo.inference.long_sequences import apply_policy
 from bionemo.inference.model import TrainedModel

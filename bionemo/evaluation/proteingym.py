@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from bionemo.analysis.variants import METHODS, count_residues, score_variants
+from bionemo.analysis.windows import WINDOW_TYPES, WindowType
 from bionemo.common.errors import UserError
 from bionemo.evaluation.metrics import METRICS, assay_metrics
 from bionemo.evaluation.proteingym_files import (
@@ -28,8 +30,6 @@ from bionemo.evaluation.proteingym_files import (
     read_reference,
 )
 from bionemo.evaluation.tasks import Problems, Result, Suite, Task, TaskResult
-from bionemo.inference.analysis.variants import METHODS, count_residues, score_variants
-from bionemo.inference.analysis.windows import WINDOW_TYPES, WindowType
 from bionemo.inference.batching import max_tokens
 from bionemo.inference.model import TrainedModel
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import xxhash
 
+from bionemo.analysis.files import write_table
 from bionemo.common.errors import UserError
 from bionemo.common.files import create_owned, identity_of, replacing, without_nan, write_atomic
 from bionemo.common.redaction import redact_text
 from bionemo.common.regular import load_json
 from bionemo.evaluation.tasks import LeftOut, Problems, Result, Suite, Task
-from bionemo.inference.analysis.files import write_table
 from bionemo.inference.fingerprint import digest, model_fingerprint
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.processes import PartedWork

@@ -29,9 +29,9 @@ from bionemo.finetuning.load_head import check_encoder, read_trained_head
 from bionemo.finetuning.model import FineTunedModel, TrainableParts, loss_function
 from bionemo.finetuning.results import Encoder, Results, check_results, describe_data, run_fingerprint, write_results
 from bionemo.finetuning.task_data import class_name, read_splits
+from bionemo.formats.convert import Model, open_model
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import open_saved_model, read_config, read_vocabulary
-from bionemo.interop.convert import Model, open_model
 from bionemo.megatron.precision import Precision
 from bionemo.megatron.sharded_state_dict import load_weights
 from bionemo.models.language_model import load_model_class, remove_missing_head

@@ -19,6 +19,7 @@ from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.config.schema import DownstreamConfig, OptimConfig
+from bionemo.experiment.nemo import make_directories
 from bionemo.finetuning import metrics
 from bionemo.finetuning.features import FeatureBatch, Features, compute_features, iterate_batches
 from bionemo.finetuning.heads import Head, head_factory
@@ -37,7 +38,6 @@ from bionemo.inference.batching import BatchLimits, max_tokens
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import build_network, load_network, open_saved_model
 from bionemo.inference.progress import progress_bar
-from bionemo.interop.nemo import make_directories
 from bionemo.megatron.finite import all_finite
 from bionemo.megatron.gpu import use_gpu
 from bionemo.training.schedules import build_schedule

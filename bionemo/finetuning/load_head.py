@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from bionemo.analysis.files import is_fasta, read_fasta, read_nonempty_table
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.data.columns import find_id_column
@@ -20,7 +21,6 @@ from bionemo.data.shards.smiles_format import find_formats
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
 from bionemo.finetuning.table_arguments import find_sequences
 from bionemo.finetuning.variants import compute_variant_vectors
-from bionemo.inference.analysis.files import is_fasta, read_fasta, read_nonempty_table
 from bionemo.inference.batching import DEFAULT_LIMITS
 from bionemo.inference.model import Sequences, TrainedModel
 from bionemo.megatron.finite import all_finite

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bionemo.analysis.files import read_fasta
 from bionemo.common.errors import UserError
-from bionemo.inference.analysis.files import read_fasta
 from bionemo.inference.batching import BatchLimits, Ids, max_tokens, tokenize, too_long_error
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats

@@ -11,10 +11,10 @@ import torch
 from bionemo.common.errors import UserError
 from bionemo.config.saved_model import complete_model_section, is_complete, read_model_section
 from bionemo.config.schema import ModelConfig
+from bionemo.formats.convert import Model, open_model
+from bionemo.formats.detect import locate_model
+from bionemo.formats.shape_check import quote_error
 from bionemo.inference.model import TrainedModel
-from bionemo.interop.convert import Model, open_model
-from bionemo.interop.formats import locate_model
-from bionemo.interop.shape_check import quote_error
 from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
 from bionemo.megatron.sharding import materialize, parameter_shards
@@ -31,7 +31,7 @@ _REPLACED: dict[str, Any] = {
     "resume_from_checkpoint": None, "restore_encoder_path": None, "dwnstr_task_validation.enabled": False,
     "data.dataset_path": None, "data.index_mapping_dir": None, "data.preprocessing": None,
 }  # fmt: skip
-# .nemo archives and Hugging Face directories have a configuration of their own, which `interop` translates to these
+# .nemo archives and Hugging Face directories have a configuration of their own, which `formats` translates to these
 # keys of ours. The others are the defaults of the model class.
 _CONVERTED = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "activation",
@@ -124,7 +124,7 @@ def read_config(
 ) -> ModelConfig:
     """Return the configuration of a saved model for use on one device; see `load`.
 
-    `saved` is the `model` section of a checkpoint, or what `interop` translates from another format.
+    `saved` is the `model` section of a checkpoint, or what `formats` translates from another format.
 
     Raises:
         UserError: if the configuration is invalid, or the model cannot read sequences of this length.

@@ -2,8 +2,8 @@
 """ESM-1nv: BERT for proteins, with learned positions and dropout (ESM-1b; Rives et al. 2021)."""
 
 from bionemo.config.schema import ESM1nvConfig
-from bionemo.interop.nemo_models import NemoModel
-from bionemo.interop.weight_names import WeightNames
+from bionemo.formats.nemo_models import NemoModel
+from bionemo.formats.weight_names import WeightNames
 from bionemo.models import nemo_names
 from bionemo.models.encoder import MaskedLanguageModel
 

@@ -6,8 +6,8 @@ from torch import Tensor
 from bionemo.common.errors import UserError
 from bionemo.config.schema import ESM2nvConfig
 from bionemo.data.batch import PackedBatch
-from bionemo.interop.nemo_models import NemoModel
-from bionemo.interop.weight_names import WeightNames
+from bionemo.formats.nemo_models import NemoModel
+from bionemo.formats.weight_names import WeightNames
 from bionemo.models import nemo_names
 from bionemo.models.encoder import MaskedLanguageModel, token_dropout
 from bionemo.models.hugging_face_esm import EMBEDDINGS, POOLER, REQUIRED, esm_architecture

@@ -9,10 +9,10 @@ from typing import Any
 from bionemo.common.errors import UserError
 from bionemo.config.schema import GPT3Config
 from bionemo.data.text.dataset import TextDataset
-from bionemo.interop.huggingface.architecture import Architecture
-from bionemo.interop.nemo_models import NemoModel
-from bionemo.interop.shape_check import get_size
-from bionemo.interop.weight_names import WeightNames, module_names
+from bionemo.formats.huggingface.architecture import Architecture
+from bionemo.formats.nemo_models import NemoModel
+from bionemo.formats.shape_check import get_size
+from bionemo.formats.weight_names import WeightNames, module_names
 from bionemo.megatron.vocabulary import VocabularyProjection
 from bionemo.models import nemo_names
 from bionemo.models.language_model import LanguageModel

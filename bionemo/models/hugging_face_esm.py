@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bionemo.common.errors import UserError
-from bionemo.interop.huggingface.architecture import Architecture
-from bionemo.interop.shape_check import get_size
-from bionemo.interop.weight_names import WeightNames, module_names
+from bionemo.formats.huggingface.architecture import Architecture
+from bionemo.formats.shape_check import get_size
+from bionemo.formats.weight_names import WeightNames, module_names
 from bionemo.tokenizers.alphabet import esm2nv
 
 _VOCABULARY_FILE = "vocab.txt"

@@ -18,8 +18,8 @@ from bionemo.config.schema import ModelConfig
 from bionemo.config.targets import import_target
 from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import DatasetFactory
-from bionemo.interop.huggingface.architecture import Architecture
-from bionemo.interop.nemo_models import NemoModel
+from bionemo.formats.huggingface.architecture import Architecture
+from bionemo.formats.nemo_models import NemoModel
 from bionemo.megatron import groups
 from bionemo.megatron.attention import PackedSequences, rotary_cos_sin
 from bionemo.megatron.dropout import EMBEDDING, dropout, token_dropout_keys

@@ -11,7 +11,7 @@ from bionemo.config.schema import MegaMolBARTConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.molecules.dataset import MoleculeDataset
 from bionemo.data.molecules.smiles import same_molecule
-from bionemo.interop.nemo_models import NemoModel
+from bionemo.formats.nemo_models import NemoModel
 from bionemo.megatron.kv_cache import sequence_parallel_disabled
 from bionemo.megatron.vocabulary import gather_vocabulary
 from bionemo.models import nemo_names

@@ -5,7 +5,7 @@ Sources: NeMo 1.23 (`MegatronBertModel`, `MegatronLMEncoderDecoderModel`, `Megat
 their modules; the T5 converter names the weights of the encoder-decoder), BioNeMo v1.10 (`ESMnvBertModel`).
 """
 
-from bionemo.interop.weight_names import WeightNames, module_names
+from bionemo.formats.weight_names import WeightNames, module_names
 
 _TIED = "share_decoder_tokens_head_embeddings"
 LAYER = {

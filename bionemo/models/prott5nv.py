@@ -3,7 +3,7 @@
 
 from bionemo.config.schema import ProtT5nvConfig
 from bionemo.data.proteins.spans import SpanDataset
-from bionemo.interop.nemo_models import NemoModel
+from bionemo.formats.nemo_models import NemoModel
 from bionemo.models import nemo_names
 from bionemo.models.encoder_decoder import EncoderDecoder
 from bionemo.tokenizers import Alphabet

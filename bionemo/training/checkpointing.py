@@ -29,9 +29,9 @@ from bionemo.common.lock import RunLock
 from bionemo.config.check import METRIC_FIELD
 from bionemo.config.schema import ExpManagerConfig
 from bionemo.config.schema.ranges import duration_in_seconds
-from bionemo.interop.convert import export_nemo
-from bionemo.interop.nemo_models import find_nemo_model
-from bionemo.interop.shape_check import check_shapes
+from bionemo.formats.convert import export_nemo
+from bionemo.formats.nemo_models import find_nemo_model
+from bionemo.formats.shape_check import check_shapes
 from bionemo.models.language_model import MissingHead
 from bionemo.models.trainable import Trainable
 from bionemo.training.patches import end_run, ignore_sigterm_after_training, stop_training, validate_first

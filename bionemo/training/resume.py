@@ -14,9 +14,9 @@ from bionemo.checkpoint import WEIGHTS, TensorSource
 from bionemo.checkpoint.source import Shape, TensorView
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
-from bionemo.interop.convert import open_model
-from bionemo.interop.formats import CHECKPOINT, detect_format, locate_model
-from bionemo.interop.run_files import read_run_id
+from bionemo.experiment.run_files import read_run_id
+from bionemo.formats.convert import open_model
+from bionemo.formats.detect import CHECKPOINT, detect_format, locate_model
 from bionemo.models.trainable import Trainable
 from bionemo.training.identity import log_changed_settings
 from bionemo.training.module import TrainingModule

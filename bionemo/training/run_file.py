@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class RunFile(pl.Callback):
     """Writes `run.json` at the start, at each validation and at the end.
 
-    The file of an earlier start is in `run_0`, `run_1` and so on, see `interop/run_files.py`.
+    The file of an earlier start is in `run_0`, `run_1` and so on, see `experiment/run_files.py`.
     """
 
     def __init__(self, directory: Path, signals: Signals) -> None:

@@ -19,8 +19,8 @@ from bionemo.config.directories import checkpoint_directory, log_directory
 from bionemo.config.schema import RunConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.data.data_module import SequenceData
-from bionemo.interop.nemo import closed_logs, directory_errors, make_directories, start_experiment
-from bionemo.interop.run_files import prepare_log_directory
+from bionemo.experiment.nemo import closed_logs, directory_errors, make_directories, start_experiment
+from bionemo.experiment.run_files import prepare_log_directory
 from bionemo.megatron import groups
 from bionemo.megatron.gpu import use_gpu
 from bionemo.megatron.precision import Precision, resolve_precision

@@ -12,8 +12,8 @@ from torch import Tensor, empty, nn
 from bionemo.config.schema import EncoderConfig
 from bionemo.config.schema.ranges import PositiveInt
 from bionemo.data.batch import PackedBatch
-from bionemo.interop.nemo_models import NemoModel
-from bionemo.interop.weight_names import WeightNames
+from bionemo.formats.nemo_models import NemoModel
+from bionemo.formats.weight_names import WeightNames
 from bionemo.models.encoder import MaskedLanguageModel
 from bionemo.models.nemo_names import BERT, BERT_LAYERS
 from bionemo.tokenizers import Vocabulary

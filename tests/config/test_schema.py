@@ -215,8 +215,8 @@ def names_used_in_code() -> set[str]:
 
 
 def keys_not_passed_to_nemo() -> set[str]:
-    """Return the keys of `_DISABLED_FEATURES` in interop/nemo.py, parsed because importing it would be slow."""
-    tree = ast.parse((ROOT / "bionemo" / "interop" / "nemo.py").read_text())
+    """Return the keys of `_DISABLED_FEATURES` in experiment/nemo.py, parsed because importing it would be slow."""
+    tree = ast.parse((ROOT / "bionemo" / "experiment" / "nemo.py").read_text())
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     [table] = [node.value for node in assigned if getattr(node.targets[0], "id", "") == "_DISABLED_FEATURES"]
     return set(ast.literal_eval(table))

@@ -22,7 +22,7 @@ PATHS = [
     "bionemo.models.esm1nv.MaskedLanguageModel", "bionemo.models.esm1nv.ESM1nv.__init__",
     "bionemo.models.esm1nv.ESM1nv.__init__.__globals__", "bionemo.models.esm1nv.__builtins__",
     "bionemo.models.esm2nv.torch.load", "bionemo.models.encoder.torch", "bionemo.config.targets.os.system",
-    "bionemo.config.targets.importlib.import_module", "bionemo.interop.nemo_archive.read",
+    "bionemo.config.targets.importlib.import_module", "bionemo.formats.nemo_archive.read",
     "bionemo.preparation.sequences.shutil", "bionemo.preparation.download.fetch", "bionemo.common.errors.UserError",
     "bionemo.models", "bionemo", "", ".", "..", "a", ".ESM1nv", "bionemo.models.esm1nv.", "__main__.x", "sys.modules",
     "bionemo..models.esm1nv.ESM1nv", "bionemo.models.esm1nv.ESM1nv ", " bionemo.models.esm1nv.ESM1nv",

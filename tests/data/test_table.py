@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bionemo.analysis.variant_files import parse_scores
 from bionemo.common.errors import UserError
 from bionemo.data.table import describe_missing, is_missing, parse_number, parse_table, read_table, single_column
-from bionemo.inference.analysis.variant_files import parse_scores
 
 
 @pytest.mark.parametrize("value", [float("nan"), None, pd.NA, pd.NaT, np.nan])

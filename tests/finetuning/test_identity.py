@@ -20,7 +20,7 @@ from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning.load_head import read_trained_head
-from bionemo.interop.convert import convert, open_model
+from bionemo.formats.convert import convert, open_model
 from tests.finetuning.tables import peptides, write
 
 

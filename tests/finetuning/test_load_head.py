@@ -49,7 +49,7 @@ def test_predictions_equal_those_of_the_training_run(
 ) -> None:
     head, classes = kept(tmp_path / "head.safetensors", name, model), HEADS[name][1]
     (tmp_path / "x.fasta").write_text("".join(f">{key}\n{text}\n" for key, text in PROTEINS.items()))
-    monkeypatch.setattr(sys, "argv", ["bionemo.inference.analysis", "label", f"--head={tmp_path}/head.safetensors",
+    monkeypatch.setattr(sys, "argv", ["bionemo.analysis", "label", f"--head={tmp_path}/head.safetensors",
                                       f"--input={tmp_path}/x.fasta", f"--output={tmp_path}/x.csv"])  # fmt: skip
     main()
     assert "3 sequences" in capsys.readouterr().out

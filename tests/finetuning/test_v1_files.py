@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bionemo.interop.convert import convert
+from bionemo.formats.convert import convert
 from tests.conftest import EXAMPLES
 from tests.support.finetuning import written
 from tests.support.huggingface import theirs

@@ -12,7 +12,7 @@ import torch
 from transformers import EsmForMaskedLM
 
 import bionemo
-from bionemo.interop.convert import convert
+from bionemo.formats.convert import convert
 from tests.inference.samples import ALL, LENGTHS, go, same, sequences
 
 

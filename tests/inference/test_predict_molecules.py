@@ -20,10 +20,10 @@ from bionemo.cli.predict import predict
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import InferConfig
+from bionemo.formats.convert import convert
 from bionemo.inference import predict_files as running
 from bionemo.inference.text_outputs import summarize_matches
 from bionemo.inference.writers import FORMATS
-from bionemo.interop.convert import convert
 from tests.conftest import ROOT
 from tests.inference.molecules import KNOWN
 from tests.support.huggingface import theirs

@@ -24,7 +24,7 @@ _IMPORTS = (
     "bionemo.cli.preprocess",
     "bionemo.cli.analysis",
     "bionemo.cli.main",
-    "bionemo.interop.nemo",
+    "bionemo.experiment.nemo",
     "bionemo.training.train",
     "bionemo.training.module",
     "bionemo.models.language_model",

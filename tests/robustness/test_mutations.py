@@ -19,9 +19,9 @@ from bionemo.common.errors import describe
 from bionemo.config.compose import load as load_config
 from bionemo.data.table import read_table
 from bionemo.finetuning.load_head import read_trained_head
+from bionemo.formats.convert import convert
+from bionemo.formats.convert import describe as inspect
 from bionemo.inference.load import load
-from bionemo.interop.convert import convert
-from bionemo.interop.convert import describe as inspect
 from bionemo.preparation.manifest import verify
 from tests.robustness.commands import Outcomes, Server
 from tests.robustness.scenarios import scenarios

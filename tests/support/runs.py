@@ -107,7 +107,7 @@ TASK = Example(EXAMPLES / "downstream", "downstream_flip_sec_str", [])
 MODELS = FAMILIES | {"esm1b": Example(EXAMPLES / "esm1b", "pretrain_esm1b_small", MOCK)}
 # Each command forks a server that has imported all modules, which saves the seconds that Python needs to start.
 FORK = multiprocessing.get_context("forkserver")
-FORK.set_forkserver_preload(["bionemo.interop.nemo", "bionemo.training.module", "bionemo.cli.pretrain", __name__])
+FORK.set_forkserver_preload(["bionemo.experiment.nemo", "bionemo.training.module", "bionemo.cli.pretrain", __name__])
 
 
 class Stop(Exception):

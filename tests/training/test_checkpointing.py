@@ -17,7 +17,7 @@ import torch
 from bionemo import checkpoint
 from bionemo.checkpoint import writer
 from bionemo.common.errors import UserError
-from bionemo.interop.convert import convert
+from bionemo.formats.convert import convert
 from bionemo.megatron import async_save
 from bionemo.training.checkpointing import CheckpointCallback
 from bionemo.training.module import TrainingModule

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import Strategy
 
 from bionemo.checkpoint import Checkpoint, TensorsInMemory
 from bionemo.common.errors import UserError
-from bionemo.interop import nemo_archive
+from bionemo.formats import nemo_archive
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.identity import check_same_model
 from bionemo.training.resume import open_initial_weights

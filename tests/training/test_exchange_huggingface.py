@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from bionemo.checkpoint import Checkpoint
-from bionemo.interop.convert import convert
+from bionemo.formats.convert import convert
 from bionemo.training.resume import open_initial_weights
 from tests.support.runs import VOCABULARY, config, last_checkpoint, logged, read_weights, run, train
 

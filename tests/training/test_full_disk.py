@@ -9,7 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from bionemo.common.errors import UserError
-from bionemo.interop import nemo
+from bionemo.experiment import nemo
 from tests.support.runs import config, logged, train
 
 PARAMS = "exp_manager.checkpoint_callback_params"

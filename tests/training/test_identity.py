@@ -12,7 +12,7 @@ from bionemo.checkpoint import Checkpoint
 from bionemo.checkpoint.tools import write_weights
 from bionemo.common.errors import UserError
 from bionemo.config import saved_model
-from bionemo.interop.convert import convert
+from bionemo.formats.convert import convert
 from bionemo.training.identity import check_same_function, log_changed_settings
 from tests.support.runs import config, last_checkpoint, logged, train
 

@@ -29,7 +29,7 @@ from bionemo.config.directories import log_directory
 from bionemo.config.paths import find_source
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData
-from bionemo.interop import nemo
+from bionemo.experiment import nemo
 from bionemo.megatron.precision import cpu_has_bf16
 from bionemo.training.progress import print_test_result
 from tests.conftest import EXAMPLES, ROOT

@@ -93,7 +93,8 @@ class TextRecords:
             if begin >= 0:
                 piece = shard.data[begin + start : begin + start + count]
             elif begin < -1:
-                piece = trim(shard.data[~begin : shard.starts[index] + shard.sizes[index]])[start : start + count]
+                wrapped = shard.data[~begin : shard.starts[index] + shard.sizes[index]]
+                piece = wrapped.translate(None, WHITE_SPACE)[start : start + count]
             else:
                 piece = shard.letters(shard.record(index))[start : start + count]
             if len(piece) != count:
@@ -241,12 +242,10 @@ def _build_index(file: MappedFile, text_format: TextFormat, blake2b: str) -> Rec
 
 def _divide(file: MappedFile, text_format: TextFormat) -> Iterator[tuple[int, int]]:
     """Yield the bounds of blocks of whole records."""
-    start, size, boundary = (
-        text_format.find_start(file.data, file.path),
-        len(file),
-        text_format.find_boundary(file.data),
-    )
+    start, size = text_format.find_start(file.data, file.path), len(file)
+    boundary = text_format.find_boundary(file.data)
     while start < size:
+        file.check()
         stop = size
         if boundary and size - start > _BLOCK_BYTES:
             stop = file.data.find(boundary, start + _BLOCK_BYTES) + 1 or size

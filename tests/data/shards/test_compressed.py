@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from bionemo.analysis.files import is_fasta, read_fasta
 from bionemo.common.errors import UserError
 from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.data.shards.formats import Fasta
 from bionemo.data.shards.ranges import shard_paths
 from bionemo.data.shards.records import TextRecords
 from bionemo.data.table import read_table
-from bionemo.inference.analysis.files import is_fasta, read_fasta
 
 CONTENT = b">a\nMKV\n>b\nLL\n"
 

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion of trained models between checkpoints, `.nemo` archives and Hugging Face directories."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bionemo.checkpoint import WEIGHTS, Checkpoint, MergedLoRA, TensorsInMemory, TensorSource, check, tools
+from bionemo.common.errors import UserError
+from bionemo.config.saved_model import add_defaults
+from bionemo.formats import model_card, nemo_archive
+from bionemo.formats.detect import CHECKPOINT, HUGGING_FACE, NEMO, detect_format, locate_model, require_model
+from bionemo.formats.huggingface import directory as huggingface
+from bionemo.formats.huggingface.contacts import ContactHead, check_contact_head
+from bionemo.formats.nemo_models import get_nemo_model
+
+
+class Model(NamedTuple):
+    """A trained model of any format."""
+
+    config: Mapping[str, Any]  # `model` section of our configuration, as far as the file determines it
+    vocab_size: int | None  # number of tokens without padding; None if it is not known
+    weights: TensorSource  # weights by our names
+    history: Mapping[str, str] = {}  # facts about the training, for the model card
+    contact_head: ContactHead | None = None  # contact regression, if there is one
+
+
+def convert(source: Path, target: Path, to: str | None = None) -> None:
+    """Convert a trained model to another format.
+
+    `to` is "hf" for a Hugging Face directory; None: an archive if the name of the target ends in .nemo, else a
+    checkpoint.
+
+    Raises:
+        UserError: if the source cannot be read, both formats are the same, or the target exists or cannot be written.
+    """
+    source = locate_model(source)
+    source_format, target_format = detect_format(source), to or (NEMO if target.suffix == ".nemo" else CHECKPOINT)
+    if source_format == target_format:
+        reason = {
+            CHECKPOINT: "a checkpoint needs no conversion between layouts, it is read with any tensor, pipeline and "
+            "data parallel size; for a .nemo archive name TARGET.nemo, for Hugging Face give --to=hf",
+            NEMO: "both are .nemo archives; name a directory to write a checkpoint",
+            HUGGING_FACE: "the source already has the Hugging Face format; omit --to=hf to write a checkpoint",
+        }
+        raise UserError(f"{source} -> {target}: {reason[source_format]}")
+    if target.exists() or target.is_symlink():
+        raise UserError(f"{target} exists: name another target, or remove it")
+    if target_format == NEMO:
+        export_nemo(source, target)
+        return
+    model = open_model(source)
+    size = model.vocab_size
+    if target_format == HUGGING_FACE:
+        if size is None:
+            raise UserError(f"{source} does not contain the size of its vocabulary, which {target} needs")
+        huggingface.write(target, model.config, size, model.weights, model.contact_head, model.history)
+    else:
+        identity = {"model._target_": model.config["_target_"], "words": size}
+        state: dict[str, Any] = {"config": dict(model.config), "model": identity}
+        if model.contact_head:
+            state["contact_head"] = model.contact_head
+        tools.write_weights(target, state, tools.iterate_weights(model.weights))
+
+
+def export_nemo(source: Path, target: Path) -> None:
+    """Write the weights of a checkpoint or a Hugging Face directory as a `.nemo` archive, which may have any name.
+
+    Raises:
+        UserError: if the source is damaged or lacks its configuration, its model has no `.nemo` format, or the disk is
+            full.
+    """
+    model = open_model(source)
+    config = get_nemo_model(model.config).with_vocab_size(model.config, model.vocab_size)
+    text = model_card.render(target.name, model.config, model.vocab_size, model.weights, model.history)
+    nemo_archive.write(target, config, dict(tools.iterate_weights(model.weights)), text)
+
+
+def open_model(path: Path) -> Model:
+    """Open a checkpoint, a `.nemo` archive or a Hugging Face directory.
+
+    Raises:
+        UserError: if it does not exist, cannot be read, or lacks the configuration of its model.
+    """
+    require_model(path)
+    file_format = detect_format(path)
+    if file_format == NEMO:
+        archive = nemo_archive.read(path)
+        nemo_model = get_nemo_model(archive.config)
+        config = nemo_model.to_our_config(archive.config)
+        size = nemo_model.read_vocab_size(archive.config)
+        return Model(config, size, TensorsInMemory(path, archive.weights, config))
+    if file_format == HUGGING_FACE:
+        hf = huggingface.HuggingFaceModel(path)
+        return Model(hf.config, hf.vocab_size, hf, contact_head=hf.contact_head)
+    check(path)
+    saved = Checkpoint(path)
+    if not saved.config.get("_target_"):
+        raise UserError(f"{path} does not contain the configuration of its model, which the conversion needs")
+    try:
+        contact_head = check_contact_head(saved.state.get("contact_head"), saved.config)
+    except UserError as error:
+        raise UserError(f"checkpoint {path} cannot be used: {error}; choose another or remove it") from error
+    identity: dict[str, Any] = saved.state.get("model", {})
+    weights: TensorSource = MergedLoRA(saved) if "task" in identity else saved
+    history = model_card.describe_training(saved.state, saved.manifest)
+    config = add_defaults(saved.config, str(saved.config["_target_"]))
+    return Model(config, tools.read_vocabulary_size(identity), weights, history, contact_head)
+
+
+def describe(path: Path, every_tensor: bool = False) -> str:
+    """Return a text that describes a checkpoint, a `.nemo` archive or a Hugging Face directory.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    path = locate_model(path)
+    file_format = detect_format(path)
+    if file_format == CHECKPOINT:
+        return tools.describe(path, every_tensor)
+    model = open_model(path)
+    shapes = model.weights.shapes(WEIGHTS)
+    lines = {
+        {NEMO: "archive", HUGGING_FACE: "Hugging Face"}[file_format]: str(path),
+        "model": str(model.config["_target_"]),
+        "parameters": tools.format_parameter_count(shapes),
+        "vocabulary": f"{model.vocab_size:,} tokens",
+        "layers": str(model.config.get("num_layers", "unknown")),
+        "hidden size": str(model.config.get("hidden_size", "unknown")),
+    }
+    return tools.format_description(lines, shapes if every_tensor else {})

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m bionemo.analysis` writes tables and figures; a user error is one line and leaves no files."""
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+import bionemo
+from bionemo.analysis.contacts import fit_contact_head, predict_contacts
+from bionemo.analysis.variants import AMINO_ACIDS, scan, score_variants
+from bionemo.cli import analysis as command
+from bionemo.inference import load as loading
+from bionemo.inference.model import TrainedModel
+from tests.support.huggingface import theirs
+
+WILD_TYPE = "MKTAYIAKQRQISFVKSHFS"
+VARIANTS = ["K2A", "M1A:K2W", "A4G", "S20C", "A4A", "F14L", "H18R"]
+Run = Callable[..., str]
+load_once = cache(bionemo.load)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "hf"
+    theirs(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> TrainedModel:
+    return bionemo.load(path, "cpu")
+
+
+@pytest.fixture
+def run(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in its own directory; return its output, or its one-line error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(loading, "load", load_once)
+
+    def say(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["bionemo.analysis", *map(str, arguments)])
+        try:
+            command.main()
+        except SystemExit as end:
+            assert end.code == 1
+            output = capsys.readouterr().err
+            assert output.count("\n") == 1, output
+            return output
+        return capsys.readouterr().out
+
+    return say
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def is_picture(path: Path) -> bool:
+    return path.read_bytes().startswith(b"\x89PNG")
+
+
+def fasta_of(variants: dict[str, float]) -> str:
+    """Return the file in the format of the beta-lactamase set."""
+    text = ""
+    for number, (variant, score) in enumerate(variants.items()):
+        letters = list(WILD_TYPE)
+        letters[int(variant[1:-1]) - 1] = variant[-1]
+        text += f">{number}|some_protein_{variant}|{score}\n{''.join(letters)}\n"
+    return text
+
+
+def test_variants_of_a_table(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
+    """All columns are copied unchanged; rho is computed over the measured rows."""
+    values = ["0.50", "NA", "1.5", "2", "", "-3e-1", "0.7"]
+    cells = [[f"a, {n}", variant, value] for n, (variant, value) in enumerate(zip(VARIANTS, values, strict=True))]
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["note", "mutant", "DMS_score"], *cells])
+    (tmp_path / "wt.fasta").write_text(f">wt\n{WILD_TYPE[:7]}\n{WILD_TYPE[7:]}\n")
+    output = run("variants", "--model", path, "--sequence", "wt.fasta", "--variants", "x.csv", "--column", "mutant",
+               "--score-column", "DMS_score", "--output", "new/scores.csv")  # fmt: skip
+    header, *rows = rows_of(tmp_path / "new" / "scores.csv")
+    assert header == ["note", "mutant", "DMS_score", "zero_shot"]
+    assert [row[:3] for row in rows] == cells
+    scores = score_variants(model, WILD_TYPE, VARIANTS)
+    np.testing.assert_allclose([float(row[3]) for row in rows], scores, rtol=1e-6)
+    there = [0, 2, 3, 5, 6]
+    rho = spearmanr(scores[there], [float(values[n]) for n in there]).statistic
+    assert output == (
+        f"7 variants: new/scores.csv\nSpearman's rho {rho:.4f} with 5 measured values of 'DMS_score': new/scores.png\n"
+    )
+    assert is_picture(tmp_path / "new" / "scores.png")
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == ["scores.csv", "scores.png"]
+
+
+def test_variants_of_a_fasta_file(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
+    """The wild type is derived from the variants, in any order."""
+    variants = {"K2A": 0.5, "A4A": 1.0, "S20C": 0.1, "F14L": 0.9}
+    (tmp_path / "x.fasta").write_text(fasta_of(variants))
+    output = run("variants", "--model", path, "--variants", "x.fasta", "--method", "wild-type-marginal", "--output",
+               "scores.csv")  # fmt: skip
+    header, *rows = rows_of(tmp_path / "scores.csv")
+    assert header == ["index", "name", "variant", "score", "zero_shot"]
+    assert [row[:4] for row in rows] == [
+        [str(n), "some_protein", variant, str(score)] for n, (variant, score) in enumerate(variants.items())
+    ]
+    scores = score_variants(model, WILD_TYPE, list(variants), "wild-type-marginal")
+    np.testing.assert_allclose([float(row[4]) for row in rows], scores, rtol=1e-6)
+    assert "with 4 measured values of 'score': scores.png" in output
+
+
+def test_variants_without_measurements(run: Run, tmp_path: Path, path: Path) -> None:
+    (tmp_path / "x.tsv").write_text("\ufeffvariant\tnote\nK32A\t\n\nwt\tnone\n")
+    output = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.tsv", "--offset", 30,
+                 "--output", "scores.csv")  # fmt: skip
+    assert output == "2 variants: scores.csv\n"
+    assert rows_of(tmp_path / "scores.csv")[2] == ["wt", "none", "0"]
+    assert not (tmp_path / "scores.png").exists()
+
+
+def test_a_scan(run: Run, tmp_path: Path, path: Path, model: TrainedModel) -> None:
+    output = run(
+        "variants", "--model", path, "--sequence", WILD_TYPE, "--scan", "--offset", 30, "--output", "scan.csv"
+    )
+    header, *rows = rows_of(tmp_path / "scan.csv")
+    assert header == ["position", "wild_type", *AMINO_ACIDS]
+    assert [row[:2] for row in rows] == [[str(n), letter] for n, letter in enumerate(WILD_TYPE, 31)]
+    found = np.array([row[2:] for row in rows], np.float32)
+    np.testing.assert_allclose(found, scan(model, WILD_TYPE), rtol=1e-6)
+    assert output == "20 residues: scan.csv, scan.png\n"
+    assert is_picture(tmp_path / "scan.png")
+
+
+TABLE = "variant,score\nK2A,1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (TABLE, ["--variants", "x"], "the wild type is unknown: give it with --sequence"),
+        (TABLE, [], "give either --variants FILE or --scan"),
+        (TABLE, ["--variants", "x", "--scan"], "give either --variants FILE or --scan"),
+        (TABLE, ["--scan"], "--scan needs the wild type"),
+        (TABLE, ["--variants", "none"], "none cannot be read (No such file or directory): check the path"),
+        (TABLE, ["--variants", "x", "--sequence", "none.fasta"], "'none.fasta' is neither an existing file nor"),
+        (TABLE, ["--variants", "x", "--sequence", "x"], "x does not begin with '>': give a FASTA file, or"),
+        (TABLE, ["--variants", "x", "--column", "mutant"], "x has no column 'mutant', but 'variant', 'score': "
+         "name one with --column"),
+        (TABLE, ["--variants", "x", "--score-column", "fitness"], "x has no column 'fitness', but 'variant', 'score': "
+         "name one with --score-column"),
+        ("variant,score\nK2A,high\n", ["--variants", "x"], "x:2: the score 'high' is not a number: leave"),
+        ("variant\nA4G\n\nK3A\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:4, K3A: residue 3 is T, not K"),
+        ("variant\nA4\n", ["--variants", "x", "--sequence", WILD_TYPE], "x:2, A4: expected a residue, its position"),
+        ("variant,zero_shot\nA4G,1\n", ["--variants", "x"], "x has a column 'zero_shot' already"),
+        ("variant\nA4G,K2A\n", ["--variants", "x"], "x: the first line, 'variant', has one cell and x:2 has 2: quote"),
+        ("variant,score\nA4G\n", ["--variants", "x"], "x:2: the row is incomplete: fill in variant, score"),
+        ("variant\n", ["--variants", "x"], "x has no rows below a header"),
+        ("", ["--variants", "x"], "x has no rows below a header"),
+        ('variant\n"A4G', ["--variants", "x"], "x is not a valid CSV file"),
+        (">1|a_K2A|1\nMA\n>b\nMK\n", ["--variants", "x"], "x: record 'b': expected a header such as >2810|name_R63P|"),
+        (">1|a_K2A|1\nMA>2|a_M1A|1\nAK\n", ["--variants", "x"], "x:2: a '>' within a sequence: put a line end before"),
+        (">1|a_K2A|1\nMA\n>2|a_M1A|1\nAA\n", ["--variants", "x"], "x: 2|a_M1A|1: its sequence is not the wild type "
+         "with M1A, as inferred from the first record"),
+        (">1|a_K3A|1\nMA\n", ["--variants", "x"], "x: 1|a_K3A|1, K3A: the sequence has residues 1 to 2"),
+        (">1|a_K2A|1\nMA\n>2|a_M1A|1\nAK\n", ["--scan", "--sequence", "x"], "x holds 2 sequences: give a file with"),
+        (TABLE, ["--variants", "x", "--output", "y.png"], "--output y.png is the table: name it .csv"),
+        (TABLE, ["--variants", "x", "--sequence", WILD_TYPE, "--output", "d"], "d is a directory: name a file in it"),
+        (TABLE, ["--variants", "x", "--sequence", WILD_TYPE, "--output", "x/y"], "x/y cannot be written ("),
+        (TABLE, ["--variants", "x", "--sequence", WILD_TYPE, "--model", "none"], "none: there is no such checkpoint"),
+    ],
+)  # fmt: skip
+def test_user_errors_of_variants(
+    text: str, arguments: list[str], message: str, run: Run, tmp_path: Path, path: Path
+) -> None:
+    (tmp_path / "x").write_text(text)
+    (tmp_path / "d").mkdir()
+    found = run("variants", "--model", path, "--output", "out.csv", *arguments)
+    assert f"error: {message}" in found
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["d", "x"]
+
+
+RECORDS = {"sp|P1|ONE": WILD_TYPE * 3, "a/b": WILD_TYPE, "short": "MK"}
+
+
+def test_contacts(run: Run, tmp_path: Path, path: Path, model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "bionemo.analysis.contacts._INVERSE_L1", 1e5
+    )  # the attention of random weights contains little information
+    (tmp_path / "x.fasta").write_text("".join(f">{name} more\n{text}\n" for name, text in RECORDS.items()))
+    maps = tmp_path / "maps"
+    maps.mkdir()
+    for name, text in (("sp|P1|ONE", WILD_TYPE * 3), ("a_b", WILD_TYPE), ("short", "MK")):
+        n = np.arange(len(text))
+        np.save(maps / f"{name}.npy", (n[:, None] + n) % 7 == 0)
+    output = run("contacts", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "out")
+    assert re.fullmatch(
+        r"3 contact maps: out\nprecision of the most likely contacts \(L: length of the protein\)\n"
+        r"  residues at least  6 apart: first L 0\.\d{4}, first L/5 \d\.\d{4} \(2 proteins\)\n"
+        r"  residues at least 24 apart: first L 0\.\d{4}, first L/5 \d\.\d{4} \(1 protein\)\n",
+        output,
+    )
+    (tmp_path / "zeros").mkdir()
+    for file in maps.iterdir():
+        np.save(tmp_path / "zeros" / file.name, np.zeros_like(np.load(file)))
+    output_without = run("contacts", "--model", path, "--input", "x.fasta", "--maps", "zeros", "--output", "none")
+    assert output_without.endswith(
+        "  residues at least  6 apart: unknown, no map has contacts at least 6 apart\n"
+        "  residues at least 24 apart: unknown, no map has contacts at least 24 apart\n"
+    )
+    names = ("a_b", "short", "sp|P1|ONE")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        f"{name}.{ending}" for name in names for ending in ("csv", "png")
+    ]
+    header, *rows = rows_of(tmp_path / "out" / "a_b.csv")
+    assert header == ["i", "j", "probability"]
+    predicted = predict_contacts(model, WILD_TYPE)
+    pairs = [(i, j) for i in range(20) for j in range(i + 1, 20)]
+    assert [row[:2] for row in rows] == [[str(i + 1), str(j + 1)] for i, j in pairs]
+    np.testing.assert_allclose([float(row[2]) for row in rows], [predicted[pair] for pair in pairs], rtol=1e-5)
+    assert all(is_picture(tmp_path / "out" / f"{name}.png") for name in names)
+
+    output = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
+    head = json.loads((tmp_path / "head.json").read_text())
+    known = [np.load(maps / f"{name}.npy") for name in ("sp|P1|ONE", "a_b", "short")]
+    fitted_head = fit_contact_head(model, list(RECORDS.values()), known)
+    assert head == {**fitted_head, "model_weights": model.weights_checksum}
+    assert output == f"{sum(weight != 0 for weight in head['weight'])} of 8 attention heads have a weight: head.json\n"
+    run("contacts", "--model", path, "--input", "x.fasta", "--head", "head.json", "--output", "again")
+    again = np.array([float(row[2]) for row in rows_of(tmp_path / "again" / "a_b.csv")[1:]])
+    fitted = predict_contacts(model, WILD_TYPE, fitted_head)
+    np.testing.assert_allclose(again, [fitted[pair] for pair in pairs], rtol=1e-5)
+    (tmp_path / "head.json").write_text(json.dumps({**head, "model_weights": "of another model"}))
+    error = run("contacts", "--model", path, "--input", "x.fasta", "--head", "head.json", "--output", "other")
+    assert f"{path} has other weights than the model of head.json: fit a contact head" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (">a/b\nMK\n>a_b\nMK\n", [], "x: several records would be written as 'a_b': give each a different id"),
+        (">..\nMK\n", [], "x: several records would be written as ''"),
+        (">a\nMK\n>b\n" + "A" * 95 + "\n", [], "b has 95 residues, but the model accepts at most 94"),
+        (">a\n" + "A" * 95 + "\n>b\n" + "A" * 96 + "\n", [], "b has 96 residues, but the model accepts at most 94"),
+        (">a\nMK\n", ["--head", "none"], "none cannot be read"),
+        (">a\nMK\n", ["--maps", "d"], "d/a.npy cannot be read (No such file or directory): each record needs a map"),
+        (">b\nMK\n", ["--maps", "maps"], "the map b.npy is of shape (3, 3), its sequence has 2 residues"),
+        (">c\nMK\n", ["--maps", "maps"], "maps/c.npy is not a .npy file of numbers"),
+        ("MK\n", [], "x:1: text before the first '>': is this a FASTA file?"),
+    ],
+)
+def test_user_errors_of_contacts(
+    text: str, arguments: list[str], message: str, run: Run, tmp_path: Path, path: Path
+) -> None:
+    (tmp_path / "x").write_text(text)
+    (tmp_path / "maps").mkdir()
+    np.save(tmp_path / "maps" / "b.npy", np.zeros((3, 3)))
+    (tmp_path / "maps" / "c.npy").write_text("")
+    assert f"error: {message}" in run("contacts", "--model", path, "--input", "x", "--output", "out", *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def proteins(tmp_path: Path) -> list[str]:
+    """Write six proteins with two taxa to x.fasta."""
+    texts = [WILD_TYPE[n:] + WILD_TYPE[: 2 * n] for n in range(6)]
+    records = [f">p{n} n={n} Tax=kind {n % 2} TaxID={n}\n{text}\n" for n, text in enumerate(texts)]
+    (tmp_path / "x.fasta").write_text("".join(records))
+    return texts
+
+
+def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, proteins: list[str]) -> None:
+    """Sequences and their saved embeddings give the same map."""
+    output = run(
+        "map", "--model", path, "--input", "x.fasta", "--method", "pca", "--color", "Tax", "--output", "a.csv"
+    )
+    assert output == "6 sequences: a.csv, a.png\n"
+    header, *rows = rows_of(tmp_path / "a.csv")
+    assert header == ["id", "x", "y", "Tax"]
+    assert [(row[0], row[3]) for row in rows] == [(f"p{n}", f"kind {n % 2}") for n in range(6)]
+    ids = np.array([f"p{n}" for n in range(6)])
+    np.savez("x.npz", id=ids, embeddings=model.embed(proteins), length=np.array(list(map(len, proteins))))
+    run("map", "--input", "x.npz", "--method", "pca", "--color", "length", "--output", "b.csv")
+    assert [row[:3] for row in rows_of(tmp_path / "b.csv")[1:]] == [row[:3] for row in rows]
+    assert [row[3] for row in rows_of(tmp_path / "b.csv")[1:]] == [str(len(text)) for text in proteins]
+    (tmp_path / "kinds.csv").write_text("id,kind\np1,one $^$\nother,two\np5,\n")
+    run("map", "--input", "x.npz", "--method", "pca", "--color", "kind", "--table", "kinds.csv", "--output", "c.csv")
+    assert [row[3] for row in rows_of(tmp_path / "c.csv")[1:]] == ["", "one $^$", "", "", "", ""]
+    run("map", "--input", "x.npz", "--method", "pca", "--output", "d.csv")
+    assert rows_of(tmp_path / "d.csv") == [row[:3] for row in [header, *rows]]
+    assert all(is_picture(tmp_path / f"{name}.png") for name in "abcd")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "x.fasta"], "x.fasta holds sequences: add MODEL, which embeds them"),
+        (["--input", "none", "--method", "umap"], "the method umap (pca needs no package) requires the extra"),
+        (["--input", "none"], "none cannot be read"),
+        (["--input", "kinds.csv"], "kinds.csv is not a .npz file of plain arrays"),
+        (["--input", "x.fasta", "--model", "M", "--color", "Rep"], "x.fasta: no header has Rep=...: name another key"),
+        (["--input", "x.fasta", "--model", "M", "--color", "Rep", "--table", "kinds.csv"], "kinds.csv has no column "
+         "'Rep', but 'id', 'kind': name one with --color"),
+        (["--input", "x.fasta", "--model", "M", "--color", "kind", "--table", "kinds.csv"], "kinds.csv: none of its "
+         "ids is in x.fasta: use the same ids in both"),
+        (["--input", "x.fasta", "--table", "kinds.csv"], "--table needs --color"),
+        (["--input", "long.fasta", "--model", "M"], "b has 95 tokens, but the model accepts at most 94: embed "
+         "the file with `bionemo predict`"),
+        (["--input", "few.fasta", "--model", "M", "--method", "pca"], "embeddings of shape (1, 32): a map needs"),
+        (["--input", "x.fasta", "--output", "a.png"], "--output a.png is the table"),
+    ],
+)  # fmt: skip
+def test_user_errors_of_maps(
+    arguments: list[str], message: str, run: Run, tmp_path: Path, path: Path, proteins: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "umap", None)
+    (tmp_path / "kinds.csv").write_text("id,kind\nq1,one\n")
+    (tmp_path / "few.fasta").write_text(">a\nMK\n")
+    (tmp_path / "long.fasta").write_text(">a\nMK\n>b\n" + "A" * 95 + "\n")
+    found = run(
+        "map", "--method", "pca", "--output", "out.csv", *(str(path) if word == "M" else word for word in arguments)
+    )
+    assert f"error: {message}" in found
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["few.fasta", "kinds.csv", "long.fasta", "x.fasta"]
+
+
+def test_contacts_that_cannot_be_predicted(run: Run, tmp_path: Path, path: Path) -> None:
+    """The attention does not predict the known contacts: nothing is written, and the command fails."""
+    (tmp_path / "x.fasta").write_text(f">a\n{WILD_TYPE}\n")
+    (tmp_path / "maps").mkdir()
+    n = len(WILD_TYPE)
+    known = np.zeros((n, n))
+    known[0, 10] = known[10, 0] = 1
+    np.save(tmp_path / "maps" / "a.npy", known)
+    output = run("contacts-fit", "--model", path, "--input", "x.fasta", "--maps", "maps", "--output", "head.json")
+    assert output.startswith(
+        "error: none of the model's 8 attention heads predicts the 1 contacts among 105 known pairs"
+    )
+    assert not (tmp_path / "head.json").exists()
+
+
+def test_existing_files_are_kept(run: Run, tmp_path: Path, path: Path) -> None:
+    """The name of the figure is not on the command line; an existing file of that name is kept as well."""
+    (tmp_path / "scan.png").write_text("mine")
+    arguments = ["variants", "--model", path, "--sequence", WILD_TYPE, "--scan", "--output", "scan.csv"]
+    assert run(*arguments) == "error: scan.png exists: choose another --output, or add --overwrite\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["scan.png"]
+    assert (tmp_path / "scan.png").read_text() == "mine"
+    assert run(*arguments, "--overwrite") == "20 residues: scan.csv, scan.png\n"
+    assert run(*arguments) == "error: scan.csv exists: choose another --output, or add --overwrite\n"
+    (tmp_path / "x.fasta").write_text(f">a\n{WILD_TYPE}\n")
+    scan = ["variants", "--model", path, "--sequence", "x.fasta", "--scan", "--output", "x.fasta", "--overwrite"]
+    assert run(*scan) == "error: x.fasta is an input: choose another --output\n"
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.csv").write_text("mine")
+    output = run("contacts", "--model", path, "--input", "x.fasta", "--output", "out")
+    assert output == "error: out/a.csv exists: choose another --output, or add --overwrite\n"
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("command_words", [["variants"], ["contacts"], ["map"], ["label", "--head", "h"]])
+def test_files_without_records(command_words: list[str], run: Run, tmp_path: Path, path: Path) -> None:
+    (tmp_path / "x.fasta").write_text("")
+    given = "--variants" if command_words == ["variants"] else "--input"
+    output = run(*command_words, "--model", path, given, "x.fasta", "--output", "out.csv")
+    assert output.startswith("error: ")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["x.fasta"]
+
+
+def test_invalid_scores(run: Run, tmp_path: Path, path: Path) -> None:
+    (tmp_path / "x.csv").write_text("variant,note\nK2A,NA\n")
+    output = run("variants", "--model", path, "--sequence", WILD_TYPE, "--variants", "x.csv", "--score-column", "note",
+               "--output", "out.csv")  # fmt: skip
+    assert output == "error: x.csv: column 'note' has no number: name another with --score-column\n"
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bionemo.analysis", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        command.main()
+    assert "bionemo analysis variants esm2.nemo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--output=x", "none"], "none: there is no such checkpoint"), (["model=none"], "none: there is no such"),
+        (["--model", "none"], "none: there is no such"), (["a/b=c:best"], "a/b=c: there is no such checkpoint"),
+        ([], "required: MODEL"), (["a", "b"], "'a' and 'b': give one MODEL"), (["a", "--model=b"], "omit --model b"),
+        (["a", "--other", "b"], "unrecognized arguments: --other"), (["a", "key=b"], "unrecognized arguments: key=b"),
+    ],
+)  # fmt: skip
+def test_the_model_is_a_word_anywhere(
+    words: list[str], error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--sequence=MKTAYIAKQR", "--scan", *words, *([] if "--output=x" in words else ["--output=x"])]
+    monkeypatch.setattr(sys, "argv", ["bionemo analysis", "variants", *given])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert error in capsys.readouterr().err

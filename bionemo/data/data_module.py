@@ -106,10 +106,11 @@ class SequenceData(pl.LightningDataModule):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the stream position. If the stream has changed, continue after as many samples of the same epoch."""
-        self.position, old = DataPosition(**state["position"]), state["stream"]
+        self.position, old = _read_position(state), state["stream"]
         if self.trainer is not None and not self.trainer.training:  # the training data need not exist
             return
         stream = self._stream()
+        stream = {key: value for key, value in stream.items() if key != _RECORDS or key in old}
         changed = [key for key, value in stream.items() if old.get(key) != value]
         records, epochs = len(self.dataset("train").records), self._epochs()
         if epochs is not None and self.position.window_end > epochs * records:
@@ -204,3 +205,12 @@ class SequenceData(pl.LightningDataModule):
             timeout=duration_in_seconds("trainer.rank_timeout", self.trainer_config.rank_timeout),
             pin_memory=self.config.data.pin_memory,
         )
+
+
+def _read_position(state: dict[str, Any]) -> DataPosition:
+    """Return the stream position of a checkpoint; earlier versions saved the number of the window."""
+    position = dict(state["position"])
+    if (window := position.pop("window", None)) is not None:
+        position["window_start"] = window * state["stream"].get("model.data.packing_window", 0)
+        position["stream_samples"] = position["consumed_samples"]
+    return DataPosition(**position)

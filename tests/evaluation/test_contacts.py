@@ -218,7 +218,7 @@ def test_c_alpha_traces_are_left_out_and_named(
     section = evaluate(model, data, tmp_path / "out")
     output = capsys.readouterr()
     assert re.search(r"contacts: 2 tasks, 1 left out \(\S+trace.pdb has no C-beta atoms", output.out)
-    assert re.search("note: .*: files that are no structures are left out \(1\): notes.txt", output.err)
+    assert re.search(r"note: .*: files that are no structures are left out \(1\): notes.txt", output.err)
     assert section["summary"]["long P@L"]["structures"] == 2
     assert (section["failed"], len(section["left_out"])) == ([], 1)
     page = (tmp_path / "out" / "report.html").read_text()

@@ -211,6 +211,8 @@ def names_used_in_code() -> set[str]:
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     found |= {name for text in texts for name in text.split(".")}  # a name or a dotted key
     references = [re.findall(r"\$\{([^}]*)\}", path.read_text()) for path in (ROOT / "conf").rglob("*.yaml")]
+    templates = [re.findall(r"\.(\w+)", path.read_text()) for path in (ROOT / "bionemo").rglob("*.j2")]
+    found |= {name for names in templates for name in names}
     return found | {word for group in references for text in group for word in re.split(r"\W+", text)}
 
 

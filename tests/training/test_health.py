@@ -47,10 +47,15 @@ def full_disk() -> None:
     raise OSError(errno.ENOSPC, "No space left on device", "x.pt")
 
 
+def killed() -> None:
+    time.sleep(3)  # a status is written every second
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 FAULTS: dict[str, Callable[[], Any]] = {
     "killed worker": killed_worker,
     "full disk": full_disk,
-    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "killed": killed,
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "asleep": lambda: time.sleep(600),
     "deaf": lambda: ctypes.PyDLL(None).sleep(600),  # no Python thread runs meanwhile

@@ -306,13 +306,14 @@ class Csv:
         return cells
 
     def _check_last_line(self, record: bytes, titles: list[str], place: str) -> None:
-        """Detect a truncated file: its last line has no line end, and its sequence is not as long as stated."""
+        """Detect a truncated file: its last line has no line end, and it lacks columns or letters that it states."""
         try:
             cells = self._split(record.decode(errors="replace"))
         except ValueError:
             return  # reported with the line when it is indexed
-        stated = dict(zip(titles, cells, strict=False)).get(_LENGTH_COLUMN, "")
-        letters = len(cells[self._column]) if self._column < len(cells) else 0
+        if len(cells) <= self._needed:
+            raise UserError(f"{place}: the file ends inside this line, which lacks columns: copy it again")
+        stated, letters = dict(zip(titles, cells, strict=False)).get(_LENGTH_COLUMN, ""), len(cells[self._column])
         if stated.isdecimal() and int(stated) != letters:
             raise UserError(
                 f"{place}: the file ends inside this line, after {letters} of {stated} letters: copy it again"

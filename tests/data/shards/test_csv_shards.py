@@ -128,7 +128,7 @@ HEAD = "id,name,sequence_length,sequence\n"
         (HEAD + '1,"a\nb",3,MKV\n2\n', 4, "1 column, where"),
         (HEAD + "1,a,3,MKV\n2,b,9,MKVA", 3, "4 of 9 letters"),
         (f"{HEAD}1,a,3,MKV\n2,b,{300_000},{'M' * 200_000}", 3, "200000 of 300000 letters"),
-        (HEAD + "1,a,3,MKV\n2,b", 3, "2 columns, where field"),
+        (HEAD + "1,a,3,MKV\n2,b", 3, "ends inside this line"),
         (HEAD.encode() + b"1,a,3,MKV\n2,\xff,3,MKV\n", 3, "not UTF-8"),
         (HEAD + '1,a"b,3,MKV\n2,b,1,"M"\n', 2, "quote in the middle"),
         (HEAD + '1,"a"b,3,MKV\n', 2, "quote in the middle"),

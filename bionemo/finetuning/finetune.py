@@ -70,9 +70,13 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
     def set_up(trainer: pl.Trainer, precision: Precision, start: Path | None) -> TrainingSetup:
         micro_batches = divide_batch(model, run.trainer, trainer.world_size, on_gpu=False)
         data = SequenceData(model, run.trainer, vocabulary, labelled, micro_batches)
-        if run.trainer.max_steps < 0:  # an epoch begins with the rest of the one before
-            steps = max(1, len(splits["train"].texts) // data.global_batch_size(trainer.world_size))
+        batch_size = data.global_batch_size(trainer.world_size)
+        steps = max(1, len(splits["train"].texts) // batch_size)  # per epoch; the next one begins with the rest
+        if run.trainer.max_steps < 0:
             run.trainer.max_steps = trainer.fit_loop.epoch_loop.max_steps = steps * (run.trainer.epochs or 1)
+        if isinstance(run.trainer.val_check_interval, float):  # a share of an epoch; Lightning sees a single epoch
+            trainer.val_check_interval = max(1, round(steps * run.trainer.val_check_interval))
+            trainer.check_val_every_n_epoch = None
         sample = list(_iterate_batches(data, "train", _SAMPLE_SIZE)) if head_weights is None else []
 
         def build() -> FineTunedModel:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 from safetensors.torch import save
 from torch import Tensor
 
@@ -51,11 +50,12 @@ def run_fingerprint(
     settings = asdict(cfg.model)
     if cfg.model.encoder_frozen:
         trainer = [cfg.trainer.max_epochs, cfg.trainer.gradient_clip_val, str(cfg.trainer.precision)]
-        known = [{key: value for key, value in settings.items() if key not in _IGNORED_SETTINGS}, trainer, cfg.name]
-        known += [] if wild_type is None else [wild_type]
+        settings = {key: value for key, value in settings.items() if key not in _IGNORED_SETTINGS}
+        known = [settings, trainer, cfg.name, wild_type]
     else:
         known = [{key: settings[key] for key in _FINETUNING_SETTINGS}]
-    return digest([known, cfg.model.data.task_type, cfg.model.data.shuffle, model, _digest_splits(splits)])
+    rows = {name: [split.texts, [target.tolist() for target in split.targets]] for name, split in splits.items()}
+    return digest([known, cfg.model.data.task_type, cfg.model.data.shuffle, model, rows])
 
 
 def describe_data(cfg: DownstreamConfig, data: TaskData) -> dict[str, Any]:
@@ -65,16 +65,6 @@ def describe_data(cfg: DownstreamConfig, data: TaskData) -> dict[str, Any]:
     known = {name: getattr(config, name) for name in names}
     rows = {name: len(split.texts) for name, split in data.splits.items()}
     return {"data": {**known, "split": data.division, "rows": rows, "notes": [*data.notes]}}
-
-
-def _digest_splits(splits: Mapping[str, Split]) -> str:
-    content = xxhash.xxh3_128()
-    for name, split in splits.items():
-        content.update(f"{name} {len(split.texts)}".encode())
-        for text, target in zip(split.texts, split.targets, strict=True):
-            content.update(f"\n{text}\t{target.dtype.str}{target.shape}\t".encode())
-            content.update(np.ascontiguousarray(target).tobytes())
-    return content.hexdigest()
 
 
 def check_results(directory: Path, fingerprint: str) -> bool:
@@ -128,14 +118,15 @@ def write_results(
         report["confusion"] = metrics.confusion_matrix(*results.test)
     text = json.dumps(without_nan({**report, "classes": list(classes), "epochs": list(history)}), indent=1)
     write_atomic(directory / REPORT, text + "\n")
+    names = f"{HEAD}, {REPORT} and {PLOT}"
     try:
         write_atomic(directory / PLOT, _plot(results, classes, report))
     except UserError as error:
-        print_line(f"there is no {PLOT}: {error}")
+        names = f"{HEAD} and {REPORT} (there is no {PLOT}: {error})"
     summary = ", ".join(f"{name} {value:.4g}" for name, value in test_metrics.items())
     epoch = f"best epoch {report['epoch']:.4g}" if results.best else ""
     print_line(": ".join(filter(None, [epoch, summary])))
-    print_line(f"{HEAD} and {REPORT} are in {directory}")
+    print_line(f"{names} are in {directory}")
 
 
 def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -> bytes:

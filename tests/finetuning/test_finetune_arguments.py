@@ -179,10 +179,12 @@ def test_the_report_says_how_the_rows_were_divided_and_what_was_truncated(
     rows = [f"{text},{number / 8},{split}" for number, (text, split) in enumerate(zip(texts, splits, strict=True))]
     path = table(tmp_path / "x.csv", "\n".join(["sequence,label,part", *rows]) + "\n")
     settings = ["trainer.accelerator=cpu", "trainer.max_epochs=1", f"exp_manager.exp_dir={tmp_path}/run",
-                f"model.encoder_frozen={is_frozen}", "model.micro_batch_size=10"]  # fmt: skip
+                f"model.encoder_frozen={is_frozen}", "model.micro_batch_size=8"]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["finetune", str(model), f"data={path}", *settings])
     main()
-    data = json.loads((tmp_path / "run" / "report.json").read_text())["data"]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert len(report["epochs"]) == 1  # also of 20 sequences in batches of 8
+    data = report["data"]
     assert (data["split"], data["rows"]) == ("column part", {"train": 20, "val": 5, "test": 6})
     truncated = f"test: 1 of 6 sequences are longer than {longest - 2} tokens and truncated"
     assert data["notes"] == [f"{path}: column 'part' divides the rows: 20 train, 5 val, 6 test", truncated]

@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+from bionemo.cli.finetune_arguments import one_target_each, replace_table_arguments
 from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import is_global_rank_zero, launched_process
@@ -18,7 +19,6 @@ from bionemo.config.directories import log_directory
 from bionemo.config.help import CommandSpec
 from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.downstream import DownstreamModelConfig
-from bionemo.finetuning.table_arguments import one_target_each, replace_table_arguments
 from bionemo.training.unsupported_options import warn_ignored_options
 
 _SPEC = CommandSpec(

@@ -7,7 +7,6 @@ N sequences, D hidden size.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -91,16 +90,8 @@ def compute_features(
     else:
         shape = len(sequences), len(wild_type) + model.hidden_size
         computed = compute_variant_vectors(model, wild_type, sequences, split.locations, limits, advance)
-    vectors = _write_file(file, shape, computed) if file else _concatenate(shape, computed)
+    vectors = _write_file(file, shape, computed) if file else np.concatenate([*computed])
     return Features(vectors, targets, lengths), sum(len(ids) > max_length for ids in whole)
-
-
-def _concatenate(shape: tuple[int, ...], computed: Iterable[np.ndarray]) -> np.ndarray:
-    vectors, begin = np.empty(shape, np.float32), 0
-    for part in computed:
-        vectors[begin : begin + len(part)] = part
-        begin += len(part)
-    return vectors
 
 
 def _write_file(file: Path, shape: tuple[int, ...], computed: Iterable[np.ndarray]) -> np.ndarray:
@@ -115,18 +106,9 @@ def _write_file(file: Path, shape: tuple[int, ...], computed: Iterable[np.ndarra
     return npy.open_memmap(file, "r")
 
 
-class FeatureBatch(NamedTuple):
-    """Features of some sequences."""
-
-    sequences: np.ndarray  # [n] numbers of the sequences
-    vectors: np.ndarray  # [rows, D]
-    targets: np.ndarray  # [rows]
-    lengths: np.ndarray  # [n]
-
-
-def iterate_batches(features: Features, size: int, order: np.ndarray) -> Iterator[FeatureBatch]:
-    """Yield batches of `size` sequences in the given order."""
+def iterate_batches(features: Features, size: int, order: np.ndarray) -> Iterator[tuple[np.ndarray, Features]]:
+    """Yield numbers and features of `size` sequences at a time, in the given order."""
     for begin in range(0, len(order), size):
         chosen = order[begin : begin + size]
         rows = features.rows_of(chosen)
-        yield FeatureBatch(chosen, features.vectors[rows], features.targets[rows], features.lengths[chosen])
+        yield chosen, Features(features.vectors[rows], features.targets[rows], features.lengths[chosen])

@@ -2,9 +2,8 @@
 """Fine-tune a pretrained model, or LoRA adapters in it, on a labelled task, with the training loop of pretraining."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,10 @@ from bionemo.data.data_module import SequenceData
 from bionemo.finetuning.dataset import LabelledData, get_targets
 from bionemo.finetuning.heads import Head, head_factory
 from bionemo.finetuning.load_head import check_encoder, read_trained_head
-from bionemo.finetuning.model import FineTunedModel, TrainableParts, loss_function
-from bionemo.finetuning.results import Encoder, Results, check_results, describe_data, run_fingerprint, write_results
+from bionemo.finetuning.model import FineTunedModel, loss_function
+from bionemo.finetuning.results import Results, check_results, describe_data, run_fingerprint, write_results
 from bionemo.finetuning.task_data import class_name, read_splits
-from bionemo.formats.convert import Model, open_model
+from bionemo.formats.convert import open_model
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import open_saved_model, read_config, read_vocabulary
 from bionemo.megatron.precision import Precision
@@ -79,25 +78,15 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
             trainer.val_check_interval = max(1, round(steps * run.trainer.val_check_interval))
             trainer.check_val_every_n_epoch = None
         sample = list(_iterate_batches(data, "train", _SAMPLE_SIZE)) if head_weights is None else []
-        build = partial(_build, cfg, model_class, model, vocabulary, make_head, saved, sample, head_weights)
+
+        def build() -> FineTunedModel:
+            encoder: Any = model_class(model, vocabulary)
+            remove_missing_head(encoder, saved.weights)
+            return FineTunedModel(encoder, make_head, saved.weights, cfg.model, sample, head_weights)
+
         return TrainingSetup(data, TrainingModule(build, loss_function, model, run.trainer, precision))
 
     train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, task))])
-
-
-def _build(
-    cfg: DownstreamConfig, model_class: Any, model: ModelConfig, vocabulary: Any, make_head: Callable[[], Head],
-    saved: Model, sample: Sequence[PackedBatch], head_weights: Mapping[str, Tensor] | None,
-) -> FineTunedModel:  # fmt: skip
-    lora = cfg.model.peft.lora_tuning
-    trainable = TrainableParts(
-        cfg.model.freeze_layers, lora.adapter_dim if cfg.model.peft.enabled else None, tuple(lora.target_modules),
-        cfg.model.encoder_lr_scale,
-    )  # fmt: skip
-    task_type = cfg.model.data.task_type
-    encoder = model_class(model, vocabulary)
-    remove_missing_head(encoder, saved.weights)
-    return FineTunedModel(encoder, make_head, saved.weights, task_type, trainable, sample, head_weights)
 
 
 def _load_head_weights(
@@ -198,7 +187,7 @@ class ReportCallback(pl.Callback):
         """Record the metrics of a validation."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        epochs = self._data(trainer).position.consumed_samples / len(self._data(trainer).dataset("train").records)
+        epochs = _data(trainer).position.consumed_samples / len(_data(trainer).dataset("train").records)
         loss, _ = pl_module.loss_and_norm()
         values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val_")}
         self.history.append({"epoch": epochs, "step": float(trainer.global_step), "train_loss": loss, **values})
@@ -210,24 +199,21 @@ class ReportCallback(pl.Callback):
             return
         checkpoints.save(trainer, pl_module)  # if it has not saved this step
         path, best = self._load_best(trainer, pl_module, checkpoints)
-        test = predict(pl_module, self._data(trainer), "test") if self.cfg.do_testing else None
+        test = predict(pl_module, _data(trainer), "test") if self.cfg.do_testing else None
         if not trainer.is_global_zero:
             return
         model: FineTunedModel = pl_module.model
         sizes = {parameter: math.prod(place.shape) for parameter, place in pl_module.parallel.shards.items()}
-        trainable = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
-        head = sum(parameter.numel() for parameter in model.head.parameters() if parameter.requires_grad)
-        total = sum(sizes.values())
-        details: dict[str, Any] = {
-            "parameters": total,
-            "trainable_parameters": trainable,
-            "head_parameters": head,
-        }
-        data, opened = self.data["data"], self._data(trainer)
+        data, opened = self.data["data"], _data(trainer)
         notes = [*data["notes"], *(note for name in data["rows"] for note in opened.dataset(name).notes)]
-        details["data"] = {**data, "notes": notes}
-        encoder = Encoder(path, checksum_weights(iterate_weights(open_model(path).weights)))
-        results = Results(encoder, model.head, best, self.history, test, self.fingerprint, details)
+        details: dict[str, Any] = {
+            "parameters": sum(sizes.values()),
+            "trainable_parameters": sum(size for parameter, size in sizes.items() if parameter.requires_grad),
+            "head_parameters": sum(each.numel() for each in model.head.parameters() if each.requires_grad),
+            "data": {**data, "notes": notes},
+        }
+        encoder_weights = checksum_weights(iterate_weights(open_model(path).weights))
+        results = Results(path, encoder_weights, model.head, best, self.history, test, self.fingerprint, details)
         write_results(results, self.cfg, self.directory, self.classes)
 
     def _load_best(self, trainer: pl.Trainer, module: Any, checkpoints: CheckpointCallback) -> tuple[Path, int]:
@@ -243,10 +229,10 @@ class ReportCallback(pl.Callback):
         steps = [values["step"] for values in self.history]
         return path, steps.index(step) + 1 if step in steps else len(steps)
 
-    @staticmethod
-    def _data(trainer: pl.Trainer) -> SequenceData:
-        data: SequenceData = trainer.datamodule  # type: ignore[attr-defined]
-        return data
+
+def _data(trainer: pl.Trainer) -> SequenceData:
+    data: SequenceData = trainer.datamodule  # type: ignore[attr-defined]
+    return data
 
 
 def _iterate_batches(data: SequenceData, name: Any, count: int | None = None) -> Iterator[PackedBatch]:

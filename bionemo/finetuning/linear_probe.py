@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bionemo.analysis.files import read_sequence
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError
 from bionemo.common.random_stream import purpose_key, sample_keys
 from bionemo.config.schema import DownstreamConfig, OptimConfig
 from bionemo.experiment.nemo import make_directories
 from bionemo.finetuning import metrics
-from bionemo.finetuning.features import FeatureBatch, Features, compute_features, iterate_batches
+from bionemo.finetuning.features import Features, compute_features, iterate_batches
 from bionemo.finetuning.heads import Head, head_factory
 from bionemo.finetuning.results import (
-    Encoder,
     Results,
     check_results,
     describe_data,
@@ -33,12 +33,10 @@ from bionemo.finetuning.results import (
     write_results,
 )
 from bionemo.finetuning.task_data import IGNORED, describe_truncation, read_splits
-from bionemo.finetuning.variants import read_wild_type
 from bionemo.inference.batching import BatchLimits, max_tokens
 from bionemo.inference.fingerprint import model_fingerprint
 from bionemo.inference.load import build_network, load_network, open_saved_model
 from bionemo.inference.progress import progress_bar
-from bionemo.megatron.finite import all_finite
 from bionemo.megatron.gpu import use_gpu
 from bionemo.training.schedules import build_schedule
 
@@ -87,7 +85,7 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
     device = "cuda" if use_gpu(cfg.trainer.accelerator) else "cpu"
     model = load_network(network, saved, path, device, str(cfg.trainer.precision))
     identity = model_fingerprint(model.weights_checksum, network.config.max_position_embeddings, network.vocabulary)
-    wild_type = None if data.wild_type is None else read_wild_type(data.wild_type)
+    wild_type = None if data.wild_type is None else read_sequence(data.wild_type)
     fingerprint = run_fingerprint(cfg, identity, splits, wild_type)
     if check_results(directory, fingerprint):
         print_line(f"{cfg.name}: {directory} already contains the results of this run")
@@ -111,9 +109,10 @@ def run_linear_probe(cfg: DownstreamConfig, directory: Path) -> None:
         make_head, features["train"], features["val"], probe_config(cfg, config.seed), model.device, _print_epoch
     )
     test = predict(trained.head, features["test"]) if "test" in features else None
-    encoder = Encoder(model.path, model.weights_checksum)
-    details = describe_data(cfg, task)
-    results = Results(encoder, trained.head, trained.best, trained.history, test, fingerprint, details)
+    results = Results(
+        model.path, model.weights_checksum, trained.head, trained.best, trained.history, test, fingerprint,
+        describe_data(cfg, task),
+    )  # fmt: skip
     write_results(results, cfg, directory, classes, wild_type)
 
 
@@ -170,9 +169,9 @@ def _train(
             order = np.random.default_rng([config.seed, epoch]).permutation(order)
         head.train()
         totals = torch.zeros(2, device=device)
-        for batch in iterate_batches(data, config.batch_size, order):
-            epochs = np.full(len(batch.sequences), epoch, np.int64)
-            bits = sample_keys(purpose_key(config.seed, "dropout"), epochs, batch.sequences)
+        for sequences, batch in iterate_batches(data, config.batch_size, order):
+            epochs = np.full(len(sequences), epoch, np.int64)
+            bits = sample_keys(purpose_key(config.seed, "dropout"), epochs, sequences)
             keys = torch.from_numpy(bits.view(np.int64)).to(device)
             predictions, targets = _predict_batch(head, batch, device, keys)
             loss, count = metrics.summed_loss(predictions, targets), len(targets)
@@ -189,7 +188,8 @@ def _train(
         if val is not None:
             found = metrics.compute_metrics(*predict(head, val), ranking=False)
             epoch_metrics |= {f"val_{name}": value for name, value in found.items()}
-        _check_finite(head, epoch, epoch_metrics["train_loss"], epoch_metrics.get("val_loss", 0.0))
+        if not math.isfinite(epoch_metrics["train_loss"] + epoch_metrics.get("val_loss", 0.0)):
+            raise UserError(f"epoch {epoch}: the loss is not finite: lower the learning rate (optim.lr)")
         result.history.append(epoch_metrics)
         on_epoch(epoch_metrics)
         if val is None or epoch_metrics["val_loss"] < lowest:
@@ -197,15 +197,6 @@ def _train(
             best_state = copy.deepcopy(head.state_dict())
     head.load_state_dict(best_state)
     return result
-
-
-def _check_finite(head: Head, epoch: int, *losses: float) -> None:
-    """Check the losses and the weights; metrics such as correlations may be undefined."""
-    problems = [f"the loss is {value:.4g}" for value in losses if not math.isfinite(value)]
-    if not all_finite(head.parameters()):
-        problems.append("the weights of the head are not finite")
-    if problems:
-        raise UserError(f"epoch {epoch}: {problems[0]}: lower the learning rate (optim.lr)")
 
 
 def evaluate(head: Head, data: Features) -> dict[str, float]:
@@ -219,12 +210,12 @@ def predict(head: Head, data: Features) -> tuple[Tensor, Tensor]:
     device = next(head.parameters()).device
     head.eval()
     batches = iterate_batches(data, _EVALUATION_BATCH, np.arange(len(data)))
-    pairs = [_predict_batch(head, batch, device) for batch in batches]
-    return torch.cat([predictions for predictions, _ in pairs]), torch.cat([targets for _, targets in pairs])
+    predictions, targets = zip(*(_predict_batch(head, batch, device) for _, batch in batches), strict=True)
+    return torch.cat(predictions), torch.cat(targets)
 
 
 def _predict_batch(
-    head: Head, batch: FeatureBatch, device: torch.device, keys: Tensor | None = None
+    head: Head, batch: Features, device: torch.device, keys: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     arrays = (np.ascontiguousarray(each) for each in (batch.vectors, batch.targets))
     vectors, targets = (torch.from_numpy(array).to(device) for array in arrays)

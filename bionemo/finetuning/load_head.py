@@ -11,15 +11,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bionemo.analysis.files import is_fasta, read_fasta, read_nonempty_table
+from bionemo.analysis.files import is_fasta, read_nonempty_table
 from bionemo.common.errors import UserError
 from bionemo.common.regular import require_regular
 from bionemo.data.columns import find_id_column
 from bionemo.data.files import SMILES_EXTENSIONS
+from bionemo.data.shards.formats import Fasta
 from bionemo.data.shards.records import TextRecords
 from bionemo.data.shards.smiles_format import find_formats
 from bionemo.finetuning.heads import Head, SequenceHead, TokenHead
-from bionemo.finetuning.table_arguments import find_sequences
+from bionemo.finetuning.splits import find_sequences
 from bionemo.finetuning.variants import compute_variant_vectors
 from bionemo.inference.batching import DEFAULT_LIMITS
 from bionemo.inference.model import Sequences, TrainedModel
@@ -34,6 +35,7 @@ class TrainedHead(NamedTuple):
     encoder: Path  # path of the model that the head was trained with
     wild_type: str | None  # if the head predicts labels of variants of one protein
     encoder_weights: str  # checksum of the weights of that model
+    run: str  # fingerprint of the run
 
 
 def read_trained_head(path: Path) -> TrainedHead:
@@ -60,7 +62,7 @@ def read_trained_head(path: Path) -> TrainedHead:
         ) from error
     if not all_finite(weights.values()):
         raise UserError(f"{path} has weights that are not finite: train the head again")
-    return TrainedHead(head.eval(), classes, encoder, wild_type, str(task["encoder_weights"]))
+    return TrainedHead(head.eval(), classes, encoder, wild_type, str(task["encoder_weights"]), str(task["run"]))
 
 
 def check_encoder(trained: TrainedHead, path: Path, weights: str) -> None:
@@ -92,15 +94,13 @@ def read_records(path: Path) -> tuple[list[str], list[str]]:
     Raises:
         UserError: if the file cannot be read, has no records, or has no column of sequences.
     """
-    if is_fasta(path):
-        records = read_fasta(path)
-        return [record["id"] for record in records], [record["sequence"] for record in records]
-    if path.suffix.lower() in SMILES_EXTENSIONS:
+    found_fasta = is_fasta(path)
+    if found_fasta or path.suffix.lower() in SMILES_EXTENSIONS:
         with TemporaryDirectory() as directory:  # an index beside the file would be used only once
-            source = TextRecords([path], find_formats([path]), index_mapping_dir=directory)
-            molecules = [source.fields(number) for number in range(len(source))]
-        names = [each.get("id") or str(number) for number, each in enumerate(molecules)]
-        return names, [each["sequence"] for each in molecules]
+            source = TextRecords([path], Fasta() if found_fasta else find_formats([path]), index_mapping_dir=directory)
+            records = [source.fields(number) for number in range(len(source))]
+        ids = [record.get("id") or str(number) for number, record in enumerate(records)]
+        return ids, [record["sequence"] for record in records]
     table = read_nonempty_table(path)
     if (name := find_sequences(table)) is None:
         columns = ", ".join(map(repr, table.columns))

@@ -3,15 +3,13 @@
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.special import logsumexp
+from scipy.stats import pearsonr, spearmanr
+from sklearn import metrics
 from torch import Tensor
-from torchmetrics.functional import mean_squared_error, pearson_corrcoef, r2_score, spearman_corrcoef
-from torchmetrics.functional.classification import (
-    multiclass_accuracy,
-    multiclass_confusion_matrix,
-    multiclass_f1_score,
-)
 
 CLASSIFICATION_METRICS = "accuracy", "balanced_accuracy", "f1", "roc_auc"
 REGRESSION_METRICS = "mse", "rmse", "spearman", "pearson", "r2"
@@ -25,8 +23,10 @@ def summed_loss(predictions_RC: Tensor, targets_R: Tensor) -> Tensor:
 
 
 def compute_metrics(predictions_RC: Tensor, targets_R: Tensor, ranking: bool = True) -> dict[str, float]:
-    """Return the mean loss, and the metrics of classes or numbers; see `classification_metrics`."""
+    """Return the mean loss and, if it is finite, the metrics of classes or numbers; see `classification_metrics`."""
     loss = float(summed_loss(predictions_RC, targets_R)) / max(len(targets_R), 1)
+    if not math.isfinite(loss):
+        return {"loss": loss}
     if targets_R.dtype == torch.int64:
         return {"loss": loss, **classification_metrics(predictions_RC, targets_R, ranking)}
     return {"loss": loss, **regression_metrics(predictions_RC.squeeze(1), targets_R)}
@@ -40,37 +40,24 @@ def classification_metrics(logits_RC: Tensor, targets_R: Tensor, ranking: bool =
     """
     if not len(targets_R):
         return {}
-    classes = logits_RC.shape[1]
-    found: dict[str, Tensor | float] = {
-        "accuracy": 100 * multiclass_accuracy(logits_RC, targets_R, classes, average="micro"),
+    targets, logits = targets_R.cpu().numpy(), logits_RC.double().cpu().numpy()
+    predicted, present = logits.argmax(1), np.unique(targets)
+    found = {
+        "accuracy": metrics.accuracy_score(targets, predicted),
         "balanced_accuracy": math.nan,
-        "f1": 100 * multiclass_f1_score(logits_RC, targets_R, classes, average="macro"),
+        "f1": metrics.f1_score(targets, predicted, average="macro"),
     }
-    present = targets_R.unique()
     if ranking:
         found["roc_auc"] = math.nan
     if len(present) > 1:
-        recalls_C = multiclass_accuracy(logits_RC, targets_R, classes, average="none")
-        found["balanced_accuracy"] = 100 * recalls_C[present].mean()
-    if ranking and len(present) > 1:
-        # log-odds have the order of the probabilities, which would be rounded to 1
-        scores_RC = logits_RC.double() - logits_RC.double().flip(1)
-        if classes > 2:
-            scores_RC = logits_RC.double().log_softmax(1)
-            scores_RC -= (-scores_RC.exp()).clamp_min(-1).log1p()
-        areas = [roc_auc(scores_RC[:, each], targets_R == each) for each in present.tolist()]
-        found["roc_auc"] = 100 * sum(areas) / len(areas)
-    return {name: float(value) for name, value in found.items()}
-
-
-def roc_auc(scores_R: Tensor, is_class_R: Tensor) -> float:
-    """Return the area under the ROC curve: the share of pairs of a member and another row in the right order.
-
-    A pair with equal scores counts half. Both kinds of rows must be present.
-    """
-    members, others = (scores_R[rows].sort().values for rows in (is_class_R, ~is_class_R))
-    lower = torch.searchsorted(others, members) + torch.searchsorted(others, members, right=True)
-    return float(lower.double().mean()) / (2 * len(others))
+        found["balanced_accuracy"] = metrics.recall_score(targets, predicted, labels=present, average="macro")
+        if ranking:  # log-odds have the order of the probabilities, which would be rounded to 1
+            areas = [
+                metrics.roc_auc_score(targets == each, logits[:, each] - logsumexp(np.delete(logits, each, 1), 1))
+                for each in present
+            ]
+            found["roc_auc"] = np.mean(areas)
+    return {name: 100 * float(value) for name, value in found.items()}
 
 
 def regression_metrics(predictions_R: Tensor, targets_R: Tensor) -> dict[str, float]:
@@ -78,18 +65,19 @@ def regression_metrics(predictions_R: Tensor, targets_R: Tensor) -> dict[str, fl
 
     The correlations with constant numbers are not defined: nan.
     """
-    error = mean_squared_error(predictions_R, targets_R)
-    found = {"mse": error, "rmse": error.sqrt()}
-    if len(targets_R) > 1:
-        is_constant = any(bool((x == x[0]).all()) for x in (predictions_R, targets_R))  # torchmetrics returns 0
-        found["spearman"] = error * math.nan if is_constant else spearman_corrcoef(predictions_R, targets_R)
-        std = targets_R.double().std().clamp_min(1e-30)  # torchmetrics treats small variances as zero
-        scaled, true = ((x.double() - targets_R.double().mean()) / std for x in (predictions_R, targets_R))
-        found["pearson"], found["r2"] = pearson_corrcoef(scaled, true), r2_score(scaled, true)
+    predictions, targets = (numbers.double().cpu().numpy() for numbers in (predictions_R, targets_R))
+    error = metrics.mean_squared_error(targets, predictions)
+    found = {"mse": error, "rmse": math.sqrt(error)}
+    if len(targets) > 1:
+        is_constant = np.ptp(predictions) == 0 or np.ptp(targets) == 0
+        found["spearman"] = math.nan if is_constant else spearmanr(predictions, targets).statistic
+        found["pearson"] = math.nan if is_constant else pearsonr(predictions, targets).statistic
+        found["r2"] = metrics.r2_score(targets, predictions)
     return {name: float(value) for name, value in found.items()}
 
 
 def confusion_matrix(logits_RC: Tensor, targets_R: Tensor) -> list[list[int]]:
     """Return the number of rows for each true class (first index) and predicted class (second index)."""
-    counts: Tensor = multiclass_confusion_matrix(logits_RC, targets_R, logits_RC.shape[1])
-    return [[int(value) for value in row] for row in torch.atleast_2d(counts)]
+    predicted_R, labels = logits_RC.argmax(1).cpu(), range(logits_RC.shape[1])
+    counts: list[list[int]] = metrics.confusion_matrix(targets_R.cpu(), predicted_R, labels=labels).tolist()
+    return counts

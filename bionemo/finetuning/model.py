@@ -6,8 +6,8 @@ classes, or 1 for a number.
 """
 
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from bionemo.checkpoint import TensorSource
 from bionemo.checkpoint.merged_lora import DOWN, UP
+from bionemo.config.schema.downstream import DownstreamModelConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.finetuning import dataset, metrics
 from bionemo.finetuning.heads import Head
-from bionemo.finetuning.task_data import TaskType
 from bionemo.megatron import lora
 from bionemo.megatron.layer_spec import PackedTransformerBlock
 from bionemo.megatron.sharded_state_dict import load_weights
@@ -28,22 +28,13 @@ from bionemo.models.language_model import LanguageModel
 from bionemo.models.trainable import Trainable
 
 
-class TrainableParts(NamedTuple):
-    """Parameters that are trained besides the head."""
-
-    # Number of first layers that are frozen, with the embedding; a negative number: all but the last.
-    freeze_layers: int = 0
-    lora_rank: int | None = None  # rank of LoRA adapters, with which all other weights are frozen; None: no adapters
-    lora_modules: Collection[str] = ("attention_qkv",)  # modules with adapters, from lora.TARGET_MODULES
-    encoder_lr_scale: float = 1.0  # learning rate of the encoder's weights, as a multiple of the head's
-
-
 class FineTunedModel(Trainable):
     """An encoder with a prediction head; its parameters are `encoder.*`, including adapters, and `head.*`.
 
     Args:
         encoder: the language model, whose own head is not trained, and `weights` its weights.
         make_head: creates a prediction head with random weights, which `head_weights` replace.
+        settings: the type of the task, and which parameters are trained besides the head.
         sample: batches of the training split for the statistics of a new head.
     """
 
@@ -51,19 +42,24 @@ class FineTunedModel(Trainable):
     optimizer_key = "model.finetuning_optim"
 
     def __init__(
-        self, encoder: LanguageModel, make_head: Callable[[], Head], weights: TensorSource, task_type: TaskType,
-        trainable: TrainableParts, sample: Sequence[PackedBatch] = (),
+        self, encoder: LanguageModel, make_head: Callable[[], Head], weights: TensorSource,
+        settings: DownstreamModelConfig, sample: Sequence[PackedBatch] = (),
         head_weights: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.encoder, self.head = encoder, make_head()
-        self._make_head, self._weights, self._sample, self.task_type = make_head, weights, sample, task_type
-        self._encoder_lr_scale, self._head_weights = trainable.encoder_lr_scale, head_weights
+        self._make_head, self._weights, self._sample, self.task_type = (
+            make_head,
+            weights,
+            sample,
+            settings.data.task_type,
+        )
+        self._encoder_lr_scale, self._head_weights = settings.encoder_lr_scale, head_weights
         self.config, self.vocabulary = encoder.config, encoder.vocabulary
         self.transformer_config = encoder.transformer_config
         self.pre_process = self.post_process = True
         self.share_embeddings_and_output_weights = False
-        _set_trainable(encoder, trainable)
+        _set_trainable(encoder, settings)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -157,14 +153,14 @@ def loss_function(predictions_RC: Tensor, batch: PackedBatch) -> tuple[Tensor, T
     return metrics.summed_loss(predictions_RC, targets_R), count
 
 
-def _set_trainable(encoder: LanguageModel, trainable: TrainableParts) -> None:
+def _set_trainable(encoder: LanguageModel, settings: DownstreamModelConfig) -> None:
     """Add adapters, and set which parameters are trained."""
     stack = encoder.blocks()[0]  # the encoder of an encoder-decoder
     encoder.requires_grad_(False)
-    if trainable.lora_rank is not None:
-        lora.add_lora(stack, trainable.lora_rank, trainable.lora_modules)
+    if settings.peft.enabled:
+        lora.add_lora(stack, settings.peft.lora_tuning.adapter_dim, settings.peft.lora_tuning.target_modules)
         return
-    frozen = trainable.freeze_layers
+    frozen = settings.freeze_layers
     first = frozen if frozen >= 0 else len(stack.layers) + frozen
     if first == 0:  # train the embedding, too, but not the language modeling head
         encoder.requires_grad_(True)

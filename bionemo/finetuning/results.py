@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-import xxhash
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -20,6 +17,7 @@ from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import DownstreamConfig
 from bionemo.finetuning import metrics
 from bionemo.finetuning.heads import Head
+from bionemo.finetuning.load_head import read_trained_head
 from bionemo.finetuning.task_data import Split, TaskData
 from bionemo.inference.fingerprint import digest
 from bionemo.megatron.finite import all_finite
@@ -30,20 +28,13 @@ _RUN = "run"  # key of the run's fingerprint in the metadata of the head and in 
 _IGNORED_SETTINGS = ("restore_encoder_path", "restore_head_path", "data")
 # Settings in the fingerprint of a run that trains the encoder: it can resume with another optimizer or other devices.
 _FINETUNING_SETTINGS = ("seq_length", "encoder_frozen", "freeze_layers", "peft", "downstream_task")
-_MAX_CLASSES = 20  # number of classes whose names fit beside a plot
-
-
-class Encoder(NamedTuple):
-    """The model that computes the input of a head."""
-
-    path: Path
-    weights: str  # checksum
 
 
 class Results(NamedTuple):
     """Results of a run."""
 
-    encoder: Encoder
+    encoder: Path  # the model that computes the input of the head
+    encoder_weights: str  # checksum of its weights
     head: Head
     best: int  # number of its epoch or validation in the history, from 1; 0 without a history
     history: Sequence[Mapping[str, float]]  # `epoch`, `train_loss` and validation metrics of each epoch or validation
@@ -59,11 +50,12 @@ def run_fingerprint(
     settings = asdict(cfg.model)
     if cfg.model.encoder_frozen:
         trainer = [cfg.trainer.max_epochs, cfg.trainer.gradient_clip_val, str(cfg.trainer.precision)]
-        known = [{key: value for key, value in settings.items() if key not in _IGNORED_SETTINGS}, trainer, cfg.name]
-        known += [] if wild_type is None else [wild_type]
+        settings = {key: value for key, value in settings.items() if key not in _IGNORED_SETTINGS}
+        known = [settings, trainer, cfg.name, wild_type]
     else:
         known = [{key: settings[key] for key in _FINETUNING_SETTINGS}]
-    return digest([known, cfg.model.data.task_type, cfg.model.data.shuffle, model, _digest_splits(splits)])
+    rows = {name: [split.texts, [target.tolist() for target in split.targets]] for name, split in splits.items()}
+    return digest([known, cfg.model.data.task_type, cfg.model.data.shuffle, model, rows])
 
 
 def describe_data(cfg: DownstreamConfig, data: TaskData) -> dict[str, Any]:
@@ -75,47 +67,19 @@ def describe_data(cfg: DownstreamConfig, data: TaskData) -> dict[str, Any]:
     return {"data": {**known, "split": data.division, "rows": rows, "notes": [*data.notes]}}
 
 
-def _digest_splits(splits: Mapping[str, Split]) -> str:
-    content = xxhash.xxh3_128()
-    for name, split in splits.items():
-        content.update(f"{name} {len(split.texts)}".encode())
-        for text, target in zip(split.texts, split.targets, strict=True):
-            content.update(f"\n{text}\t{target.dtype.str}{target.shape}\t".encode())
-            content.update(np.ascontiguousarray(target).tobytes())
-    return content.hexdigest()
-
-
 def check_results(directory: Path, fingerprint: str) -> bool:
     """Return whether the directory holds all results of the run with this fingerprint.
 
     Raises:
         UserError: if it holds results of another run, or other files with their names.
     """
-    head, report = _head_fingerprint(directory / HEAD), _report_fingerprint(directory / REPORT)
     found = [name for name in (HEAD, REPORT, PLOT) if (directory / name).exists()]
-    if found and (head != fingerprint or (REPORT in found and report != fingerprint)):
+    if found and (found[0] != HEAD or read_trained_head(directory / HEAD).run != fingerprint):
         raise UserError(
             f"{directory / found[0]} belongs to another run and would be replaced: choose another "
             "exp_manager.exp_dir, or move it away"
         )
     return len(found) == 3
-
-
-def _head_fingerprint(path: Path) -> str | None:
-    try:
-        with safe_open(path, "np") as file:
-            task = json.loads((file.metadata() or {}).get("task", "{}"))
-    except (OSError, SafetensorError, ValueError, RecursionError):
-        return None
-    return task.get(_RUN) if isinstance(task, dict) else None
-
-
-def _report_fingerprint(path: Path) -> str | None:
-    try:
-        report = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return report.get(_RUN) if isinstance(report, dict) else None
 
 
 def write_results(
@@ -128,7 +92,7 @@ def write_results(
     """
     history = results.history
     report: dict[str, Any] = {
-        "name": cfg.name, "encoder": str(results.encoder.path), _RUN: results.fingerprint, **results.details,
+        "name": cfg.name, "encoder": str(results.encoder), _RUN: results.fingerprint, **results.details,
     }  # fmt: skip
     if results.best:
         best = history[results.best - 1]
@@ -144,7 +108,7 @@ def write_results(
             print_line(f"note: {only}: balanced accuracy and area under the ROC curve are not defined")
     task = {
         "classes": list(classes), "task_type": cfg.model.data.task_type, "wild_type": wild_type,
-        "encoder": redact_text(str(results.encoder.path.absolute())), "encoder_weights": results.encoder.weights,
+        "encoder": redact_text(str(results.encoder.absolute())), "encoder_weights": results.encoder_weights,
         _RUN: results.fingerprint,
     }  # fmt: skip
     # A single metadata entry: safetensors writes several in random order, and the file must be reproducible.
@@ -154,20 +118,21 @@ def write_results(
         report["confusion"] = metrics.confusion_matrix(*results.test)
     text = json.dumps(without_nan({**report, "classes": list(classes), "epochs": list(history)}), indent=1)
     write_atomic(directory / REPORT, text + "\n")
-    problem = ""
+    names = f"{HEAD}, {REPORT} and {PLOT}"
     try:
         write_atomic(directory / PLOT, _plot(results, classes, report))
     except UserError as error:
-        problem = f"; there is no {PLOT}: {error}"
+        names = f"{HEAD} and {REPORT} (there is no {PLOT}: {error})"
     summary = ", ".join(f"{name} {value:.4g}" for name, value in test_metrics.items())
     epoch = f"best epoch {report['epoch']:.4g}" if results.best else ""
     print_line(": ".join(filter(None, [epoch, summary])))
-    names = f"{HEAD} and {REPORT}" if problem else f"{HEAD}, {REPORT} and {PLOT}"
-    print_line(f"{names} are in {directory}{problem}")
+    print_line(f"{names} are in {directory}")
 
 
 def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -> bytes:
     """Plot the losses, and the confusion matrix or a scatter plot of the test split."""
+    from sklearn.metrics import ConfusionMatrixDisplay, PredictionErrorDisplay
+
     from bionemo.common.figures import new_figure, to_png
 
     figure = new_figure(10, 4)
@@ -182,19 +147,13 @@ def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -
     if results.test is None:
         right.set_axis_off()
     elif classes:
-        counts = torch.tensor(report["confusion"])
-        right.imshow(counts / counts.sum(1, keepdim=True).clamp_min(1), vmin=0, vmax=1, cmap="Blues")
-        right.set(xlabel="prediction", ylabel="truth", title=f"test accuracy {report['test_accuracy']:.1f} %")
-        if len(classes) <= _MAX_CLASSES:
-            right.set_xticks(range(len(classes)), classes, rotation=90 if max(map(len, classes)) > 2 else 0)
-            right.set_yticks(range(len(classes)), classes)
+        matrix = ConfusionMatrixDisplay(np.array(report["confusion"]), display_labels=classes)
+        matrix.plot(ax=right, include_values=False, xticks_rotation="vertical", cmap="Blues")
     else:
         predictions_RC, targets_R = results.test
-        right.scatter(targets_R.cpu(), predictions_RC.squeeze(1).cpu(), s=4)
-        low, high = float(targets_R.min()), float(targets_R.max())
-        right.plot([low, high], [low, high], color="grey", linewidth=0.8)
-        rho = report.get("test_spearman")
-        right.set(xlabel="truth", ylabel="prediction", title="" if rho is None else f"test Spearman {rho:.3f}")
+        PredictionErrorDisplay(y_true=targets_R.cpu().numpy(), y_pred=predictions_RC.squeeze(1).cpu().numpy()).plot(
+            ax=right, kind="actual_vs_predicted"
+        )
     return to_png(figure)
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Division of a table into training, validation and test set: by one of its columns, or at random by groups."""
+"""Columns of a labelled table, and its division into training, validation and test set: by a column, or at random."""
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
 
 from bionemo.common.errors import UserError
+from bionemo.data.columns import find_sequence_columns
 from bionemo.data.table import Table, is_missing
 
 _VALUES = {  # of a column of splits, in lower case
@@ -19,8 +19,20 @@ _NAME = re.compile(
     r"(is|in)?[\s_-]?(train(ing)?|val(id(ation)?)?|test(ing)?|dev|holdout)",
     re.IGNORECASE,
 )
-_EXAMINED = 1000  # rows in which a split must occur
-_FLIP_VALIDATION = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+_EXAMINED = 1000  # rows
+LETTERS = r"[A-Z*-]{8,}"  # of proteins in a column without a usual title
+
+
+def find_sequences(table: Table) -> str | None:
+    """Return the name of the column of the sequences: by its name, else by its cells. None if this is ambiguous."""
+    if usual := find_sequence_columns(table.columns):
+        return table.columns[usual[0]] if len(usual) == 1 else None
+    found = [
+        name
+        for name, cells in zip(table.columns, zip(*table.rows[:_EXAMINED], strict=True), strict=False)
+        if all(re.fullmatch(LETTERS, cell) for cell in cells) and len({*cells}) > 1
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def split_columns(table: Table, used: Collection[str] = ()) -> dict[str, list[str] | None]:
@@ -31,34 +43,24 @@ def split_columns(table: Table, used: Collection[str] = ()) -> dict[str, list[st
     is "". The value is None for a column that has the name of such a column, but other cells.
     """
     found: dict[str, list[str] | None] = {}
-    flags = set()
+    validation = ""  # the column of FLIP
     for number, name in enumerate(table.columns):
-        if name in used or not table.rows:
-            continue
-        cells = {row[number] for row in table.rows[:_EXAMINED]}
-        if any(cell.strip().lower() in _VALUES for cell in cells):
-            splits = [_VALUES.get(row[number].strip().lower()) for row in table.rows]
-            known = ["" if is_missing(row[number]) else split for row, split in zip(table.rows, splits, strict=True)]
-            if "train" in known and len({*known} - {"", None}) > 1 and None not in known:
-                given = [split or "" for split in known]
-                found[name] = _with_validation(table, given)
-                flags |= {"validation"} if found[name] != given else set()
-                continue
-        if _NAME.fullmatch(name.strip()):
+        cells = [row[number].strip() for row in table.rows]
+        splits = {cell: "" if is_missing(cell) else _VALUES.get(cell.lower(), "?") for cell in {*cells}}
+        names = {*splits.values()} - {""}
+        if name.strip().lower() == "validation":
+            validation = name
+        if name not in used and "train" in names and "?" not in names and len(names) > 1:
+            found[name] = [splits[cell] for cell in cells]
+        elif name not in used and _NAME.fullmatch(name.strip()):
             found[name] = None
-    return {name: splits for name, splits in found.items() if splits or name.strip().lower() not in flags}
-
-
-def _with_validation(table: Table, splits: list[str]) -> list[str]:
-    """Apply a column `validation` of True and False, if there is one and no split is `val`."""
-    names = [name.strip().lower() for name in table.columns]
-    if "validation" not in names or "val" in splits:
-        return splits
-    cells = [row[names.index("validation")] for row in table.rows]
-    flags = [False if is_missing(cell) else _FLIP_VALIDATION.get(cell.strip().lower()) for cell in cells]
-    if None in flags:
-        return splits
-    return ["val" if flag and split == "train" else split for split, flag in zip(splits, flags, strict=True)]
+    if validation and any(found.values()):
+        found.pop(validation, None)
+        flags = [cell.strip().lower() in ("true", "1", "1.0") for cell in table.column(validation, "")]
+        for name, given in found.items():
+            if given and "val" not in given:
+                found[name] = ["val" if f and g == "train" else g for g, f in zip(given, flags, strict=True)]
+    return found
 
 
 def choose_column(table: Table, used: Collection[str], mode: str) -> tuple[list[str] | None, str, list[str]]:
@@ -83,19 +85,17 @@ def choose_column(table: Table, used: Collection[str], mode: str) -> tuple[list[
     return columns[chosen] if chosen else None, chosen or "", notes
 
 
-class Row(NamedTuple):
-    """A row to divide."""
-
-    text: str  # the sequence
-    key: str  # equal for rows of the same protein or molecule
-    label: str  # class of a classification of sequences, else ""
-
-
-def divide_at_random(rows: Sequence[Row], source: str) -> list[str]:
+def divide_at_random(texts: Sequence[str], keys: Sequence[str], labels: Sequence[str], source: str) -> list[str]:
     """Divide rows at random: a tenth for validation, a tenth for the test, the rest for training.
 
     Rows with the same key are in the same split, and each class is divided alike. The result depends neither on the
-    order of the rows nor on the keys, except for which of them are equal. `source` is the file, for messages.
+    order of the rows nor on the keys, except for which of them are equal.
+
+    Args:
+        texts: the sequences.
+        keys: equal for rows of the same protein or molecule.
+        labels: classes of a classification of sequences, else "".
+        source: the file, for messages.
 
     Returns:
         The split of each row.
@@ -104,15 +104,15 @@ def divide_at_random(rows: Sequence[Row], source: str) -> list[str]:
         UserError: if there are fewer than 10 different keys, or no class has 5.
     """
     groups: dict[str, list[int]] = defaultdict(list)
-    for number, row in enumerate(rows):
-        groups[row.key].append(number)
+    for number, key in enumerate(keys):
+        groups[key].append(number)
     if len(groups) < 10:
         raise UserError(f"{source} has {len(groups)} different sequences: give 10 or more")
     classes: dict[str, list[tuple[bytes, list[int]]]] = defaultdict(list)
     for group in groups.values():
-        place = blake2b(min(rows[number].text for number in group).encode()).digest()
-        classes[min(rows[number].label for number in group)].append((place, group))
-    splits = ["train"] * len(rows)
+        place = blake2b(min(texts[number] for number in group).encode()).digest()
+        classes[min(labels[number] for number in group)].append((place, group))
+    splits = ["train"] * len(texts)
     for label, members in classes.items():
         tenth = (len(members) + 5) // 10 if label else len(members) // 10
         for rank, (_, group) in enumerate(sorted(members)[: 2 * tenth]):

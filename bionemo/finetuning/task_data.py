@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labelled sequences from CSV files: a sequence, its label or labels, and optionally a mask of labelled residues."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from bionemo.data.table import (
     read_table,
     single_column,
 )
-from bionemo.finetuning.splits import Row, choose_column, divide_at_random
+from bionemo.finetuning.splits import choose_column, divide_at_random
 from bionemo.tokenizers import SmilesTokenizer, Vocabulary
 from bionemo.tokenizers.residues import trim
 from bionemo.tokenizers.smiles import end_at_space
@@ -52,26 +51,18 @@ class TaskColumns:
     mask: str | None = None  # column of strings of 1 (residue has a label) and 0; None: all residues have one
     key: str = "model.data"  # configuration key of the task, for messages
 
-    def lacks_label(self, row: "Example") -> bool:
-        """Return whether the label of a row is missing; `NA` are labels of a sequence of two residues."""
-        per_residue = self.task_type == "token-level-classification"
-        return is_missing(row.target) and not (row.target and per_residue and len(row.target) == len(row.text))
+    @property
+    def per_residue(self) -> bool:
+        """Whether each residue has a label."""
+        return self.task_type == "token-level-classification"
 
 
 class Example(NamedTuple):
-    """A row of a file: its file and line, and the text of its cells."""
+    """A row of a file."""
 
-    location: str
-    text: str
-    target: str
-    mask: str | None
-
-    @property
-    def labelled(self) -> str:
-        """Labels of the residues that have one."""
-        if self.mask is None:
-            return self.target
-        return "".join(label for label, digit in zip(self.target, self.mask, strict=True) if digit == "1")
+    location: str  # file and line
+    text: str  # the sequence
+    labels: list[str | None]  # the label, or one for each residue, None if it has none
 
 
 @dataclass(frozen=True)
@@ -131,22 +122,21 @@ def read_splits(
         table = read_table(path)
         rows = read_examples([table], columns, notes)
         try:
-            divided, division = _divide(table, rows, columns, split, on_invalid, molecules, notes)
+            rows = _check_molecules(rows, path, columns, on_invalid, molecules, notes)
+            divided, division = _divide(table, rows, columns, split, molecules is not None, notes)
         except UserError as error:
             raise UserError("; ".join([str(error), *notes])) from error
-        examples = {name: divided[name] for name in names}
+        examples = {name: [row for row, each in zip(rows, divided, strict=True) if each == name] for name in names}
     else:
         if split != "auto":
             raise UserError(f"{key}.split={split}: {path} is divided already: remove the key, or give one file")
         examples = {}
         for name in names:
-            paths = shard_paths(path, name, getattr(config.dataset, name), ".csv")
-            examples[name] = read_examples([read_table(each) for each in paths], columns, notes)
-            if molecules:
-                examples[name] = _check_molecules(examples[name], path / name, columns, on_invalid, molecules, notes)
-    texts = {each.text for split_examples in examples.values() for each in split_examples}
-    keys = {text: _identity(text, molecules is not None) for text in texts}
-    notes += (f"{path}: {note}" for note in _note_repetitions(examples, keys, columns.task_type == "classification"))
+            tables = [read_table(each) for each in shard_paths(path, name, getattr(config.dataset, name), ".csv")]
+            rows = read_examples(tables, columns, notes)
+            examples[name] = _check_molecules(rows, path / name, columns, on_invalid, molecules, notes)
+    repetitions = _note_repetitions(examples, molecules is not None, columns.task_type == "classification")
+    notes += (f"{path}: {note}" for note in repetitions)
     classes: tuple[str, ...] = ()
     if columns.task_type != "regression":
         classes = find_classes(examples["train"], columns, config.target_sizes[0] if config.target_sizes else None)
@@ -157,55 +147,45 @@ def read_splits(
 
 
 def _divide(
-    table: Table, examples: list[Example], columns: TaskColumns, split: str, on_invalid: str,
-    molecules: SmilesTokenizer | None,
-    notes: list[str],
-) -> tuple[dict[str, list[Example]], str]:  # fmt: skip
+    table: Table, examples: list[Example], columns: TaskColumns, mode: str, molecules: bool, notes: list[str]
+) -> tuple[list[str], str]:
     """Divide the examples of a table: by one of its columns, by scaffold, or at random; say by which."""
-    if split == "scaffold" and not molecules:
+    if mode == "scaffold" and not molecules:
         raise UserError(f"{columns.key}.split=scaffold needs molecules: set it to random")
-    if molecules:
-        examples = _check_molecules(examples, Path(table.path), columns, on_invalid, molecules, notes)
-    keys = [_identity(example.text, bool(molecules)) for example in examples]
+    texts, path = [example.text for example in examples], str(table.path)
+    keys = [_identity(text, molecules) for text in texts]
     is_class = columns.task_type == "classification"
-    rows = [
-        Row(example.text, key, example.target if is_class else "") for example, key in zip(examples, keys, strict=True)
-    ]
+    labels = [str(example.labels[0]) if is_class else "" for example in examples]
     used = {columns.sequence, columns.target, columns.mask or columns.target}
-    given, column, column_notes = choose_column(table, used, split)
+    given, column, column_notes = choose_column(table, used, mode)
     notes += column_notes
-    division = column and f"column {column}"
-    if given is not None:
-        by_location = dict(zip(table.locations, given, strict=True))
-        found = [by_location[example.location] for example in examples]
-        if lacking := {"val", "test"} - {*found}:
-            notes.append(f"{table.path}: a tenth of the training rows is used as {' and '.join(sorted(lacking))}")
-            training = [number for number, name in enumerate(found) if name == "train"]
-            division += f", {' and '.join(sorted(lacking))} at random"
-            drawn = divide_at_random([rows[number] for number in training], str(table.path))
-            for number, name in zip(training, drawn, strict=True):
-                found[number] = name if name in lacking else "train"
-    elif split == "scaffold":
-        found = divide_by_scaffold([row.text for row in rows], 0.1, 0.1)
-        division = "scaffold"
-        notes.append(f"{table.path}: divided by scaffold")
-    else:
-        division = "random"
-        found = divide_at_random(rows, str(table.path))
-    divided = {
-        name: [example for example, each in zip(examples, found, strict=True) if each == name]
-        for name in ("train", "val", "test")
-    }
-    return divided, division
+    if given is None and mode == "scaffold":
+        notes.append(f"{path}: divided by scaffold")
+        return divide_by_scaffold(texts, 0.1, 0.1), "scaffold"
+    if given is None:
+        return divide_at_random(texts, keys, labels, path), "random"
+    by_location = dict(zip(table.locations, given, strict=True))
+    found, division = [by_location[example.location] for example in examples], f"column {column}"
+    if lacking := {"val", "test"} - {*found}:
+        shown = " and ".join(sorted(lacking))
+        notes.append(f"{path}: a tenth of the training rows is used as {shown}")
+        division += f", {shown} at random"
+        training = [number for number, name in enumerate(found) if name == "train"]
+        parts = tuple([each[number] for number in training] for each in (texts, keys, labels))
+        drawn = divide_at_random(parts[0], parts[1], parts[2], path)
+        for number, name in zip(training, drawn, strict=True):
+            found[number] = name if name in lacking else "train"
+    return found, division
 
 
 def _check_molecules(
-    examples: list[Example], path: Path, columns: TaskColumns, policy: str, vocabulary: SmilesTokenizer,
+    examples: list[Example], path: Path, columns: TaskColumns, policy: str, vocabulary: SmilesTokenizer | None,
     notes: list[str],
 ) -> list[Example]:  # fmt: skip
     """Apply the policy for SMILES that the model cannot use, see `report_unusable`; return the examples in use."""
     dropped: set[int] = set()
-    for problem, numbers in find_unusable([each.text for each in examples], vocabulary).items():
+    unusable = find_unusable([each.text for each in examples], vocabulary) if vocabulary else {}
+    for problem, numbers in unusable.items():
         first, key = examples[numbers[0]], f"{columns.key}.on_invalid"
         name = f"{first.location}, {shorten(first.text)}"
         notes.append(report_unusable(str(path), problem, len(numbers), len(examples), name, policy, key))
@@ -222,17 +202,18 @@ def _identity(text: str, molecules: bool) -> str:
     return write_canonical(molecule) if molecule else smiles
 
 
-def _note_repetitions(examples: dict[str, list[Example]], keys: dict[str, str], is_class: bool) -> list[str]:
-    """Return notes about sequences that are in the training split and another one, or in several classes.
-
-    `keys` are the identities of the sequences.
-    """
-    notes, training = [], {keys[each.text] for each in examples["train"]}
-    for name, split in examples.items():
-        count = sum(keys[each.text] in training for each in split)
+def _note_repetitions(examples: dict[str, list[Example]], molecules: bool, is_class: bool) -> list[str]:
+    """Return notes about sequences that are in the training split and another one, or in several classes."""
+    notes = []
+    keys = {name: [_identity(each.text, molecules) for each in split] for name, split in examples.items()}
+    training = {*keys["train"]}
+    for name, found in keys.items():
+        count = sum(key in training for key in found)
         if name != "train" and count:
-            notes.append(f"{count:,} of {len(split):,} sequences of the {name} split are in the training split, too")
-    pairs = {(keys[each.text], each.target) for split in examples.values() for each in split} if is_class else set()
+            notes.append(f"{count:,} of {len(found):,} sequences of the {name} split are in the training split, too")
+    if not is_class:
+        return notes
+    pairs = {(key, str(row.labels[0])) for name in keys for key, row in zip(keys[name], examples[name], strict=True)}
     if several := sum(count > 1 for count in Counter(key for key, _ in pairs).values()):
         notes.append(f"{several:,} sequences have several classes in different rows")
     spellings = Counter(label.lower() for label in sorted({label for _, label in pairs}))
@@ -248,40 +229,57 @@ def read_examples(tables: Sequence[Table], columns: TaskColumns, notes: list[str
         UserError: if a column is missing, a table has no rows or no labels, a row is incomplete, or the numbers of
             labels and residues differ.
     """
-    rows = [row for table in tables for row in _read_rows(table, columns)]
-    missing = [row.target for row in rows if columns.lacks_label(row)]
+    rows: list[Example] = []
+    missing: list[str] = []
+    for table in tables:
+        _read_rows(table, columns, rows, missing)
+    total = len(rows) + len(missing)
     path = f"{tables[0].path}{f' and {len(tables) - 1:,} more files' if tables[1:] else ''}"
-    problem = f"{path}: {len(missing):,} of {len(rows):,} rows have no label in column {columns.target!r}"
-    if len(missing) == len(rows):
+    problem = f"{path}: {len(missing):,} of {total:,} rows have no label in column {columns.target!r}"
+    if not rows:
         raise UserError(f"{problem}: set {columns.key}.target_column to a column with labels")
     if missing:
         notes.append(f"{problem} ({describe_missing(missing)}): left out")
-    return [row for row in rows if not columns.lacks_label(row)]
+    return rows
 
 
-def _read_rows(table: Table, columns: TaskColumns) -> list[Example]:
+def _read_rows(table: Table, columns: TaskColumns, rows: list[Example], missing: list[str]) -> None:
+    """Append the rows with a label to `rows`, and the cells without one to `missing`."""
     names = {"sequence_column": columns.sequence, "target_column": columns.target, "mask_column": columns.mask}
     wanted = {key: name for key, name in names.items() if name}
     cells = [table.column(name, f"set {columns.key}.{key}") for key, name in wanted.items()]
     if not table.rows:
         raise UserError(f"{table.path} has no examples: check the files of the dataset")
-    examples = []
-    for location, *row in zip(table.locations, *cells, strict=True):
-        text, target, *mask = (cell.strip() for cell in row)
-        if columns.task_type == "token-level-classification":
-            target = align_labels(row[1], len(trim(text.encode())))
-            mask = ["".join(map(class_name, cell.split())) for cell in mask]  # also `1.0 0.0`
-        example = Example(location, text, target, mask[0] if mask else None)
-        if not columns.lacks_label(example):
-            is_peptide = text.isalpha() and text.isupper()  # such as NA
-            if not all(mask) or (is_missing(text) and not is_peptide):
-                raise UserError(f"{location}: {incomplete_row([*wanted.values()])}")
-            if columns.task_type == "token-level-classification":
-                _check_residues(example)
-            elif columns.task_type == "classification":
-                example = example._replace(target=class_name(target))
-        examples.append(example)
-    return examples
+    for location, cell, target, *mask in zip(table.locations, *cells, strict=True):
+        text, residues = cell.strip(), len(trim(cell.encode()))
+        labels = align_labels(target, residues) if columns.per_residue else target.strip()
+        if is_missing(labels) and not (columns.per_residue and labels and len(labels) == len(text)):
+            missing.append(labels)  # `NA` are labels of a sequence of two residues
+            continue
+        is_peptide = text.isalpha() and text.isupper()  # such as NA
+        if not all(map(str.strip, mask)) or (is_missing(text) and not is_peptide):
+            raise UserError(f"{location}: {incomplete_row([*wanted.values()])}")
+        if columns.per_residue:
+            digits = "".join(map(class_name, mask[0].split())) if mask else "1" * residues  # also `1.0 0.0`
+            rows.append(Example(location, text, _label_residues(location, residues, labels, digits)))
+        else:
+            rows.append(Example(location, text, [labels if columns.task_type == "regression" else class_name(labels)]))
+
+
+def _label_residues(location: str, residues: int, labels: str, digits: str) -> list[str | None]:
+    """Return the label of each residue, None where the digit of the mask is 0.
+
+    Raises:
+        UserError: if there is not one label and one digit for each residue.
+    """
+    for name, text in (("labels", labels), ("digits in the mask", digits)):
+        if len(text) != residues:
+            raise UserError(f"{location}: {len(text):,} {name} for {residues:,} residues: each needs one")
+    if invalid := {*digits} - {"0", "1"}:
+        raise UserError(
+            f"{location}: the mask has {min(invalid)!r}, expected 1 for labels that count and 0 for others"
+        )
+    return [label if digit == "1" else None for label, digit in zip(labels, digits, strict=True)]
 
 
 def class_name(label: str) -> str:
@@ -294,38 +292,19 @@ def class_name(label: str) -> str:
     return str(int(float(label))) if _WHOLE_NUMBER.fullmatch(label) else label
 
 
-def _check_residues(example: Example) -> None:
-    """Check that each residue has one label and one digit of the mask."""
-    residues = len(trim(example.text.encode()))
-    for name, text in (("labels", example.target), ("digits in the mask", example.mask)):
-        if text is not None and len(text) != residues:
-            raise UserError(f"{example.location}: {len(text):,} {name} for {residues:,} residues: each needs one")
-    if example.mask is not None and (invalid := set(example.mask) - {"0", "1"}):
-        raise UserError(
-            f"{example.location}: the mask has {min(invalid)!r}, expected 1 for labels that count and 0 for others"
-        )
-
-
 def find_classes(examples: Sequence[Example], columns: TaskColumns, size: int | None = None) -> tuple[str, ...]:
     """Return the labels of the training split in alphabetical order; `size` is their maximum number.
 
     Raises:
         UserError: if there are more, or only one.
     """
-    labels: set[str] = set()
-    for example in examples:
-        labels |= set(example.labelled) if columns.task_type == "token-level-classification" else {example.target}
-    classes = tuple(sorted(labels))
+    classes = tuple(sorted({label for example in examples for label in example.labels if label is not None}))
     shown = ", ".join(classes[:_MAX_SHOWN]) + (", ..." if len(classes) > _MAX_SHOWN else "")
+    name = f"column {columns.target!r} of the training split has"
     if size is not None and len(classes) > size:
-        raise UserError(
-            f"column {columns.target!r} of the training split has {len(classes)} labels ({shown}), but target_sizes "
-            f"is {size}: correct it"
-        )
+        raise UserError(f"{name} {len(classes)} labels ({shown}), but target_sizes is {size}: correct it")
     if len(classes) < 2:
-        raise UserError(
-            f"column {columns.target!r} of the training split has only the label {shown}: a classifier needs two"
-        )
+        raise UserError(f"{name} only the label {shown}: a classifier needs two")
     return classes
 
 
@@ -335,13 +314,13 @@ def _check_numbers(examples: Sequence[Example], columns: TaskColumns) -> None:
     Raises:
         UserError: if they do not.
     """
-    numbers = np.array([float(example.target) for example in examples])
-    name = f"column {columns.target!r} of the training split"
-    if len(numbers) > 1 and len({*numbers.tolist()}) == 1:
-        raise UserError(f"{name} has only the number {examples[0].target}: a regression needs different ones")
+    numbers = np.array([float(str(example.labels[0])) for example in examples])
+    name = f"column {columns.target!r} of the training split has"
+    if len(numbers) > 1 and np.ptp(numbers) == 0:
+        raise UserError(f"{name} only the number {examples[0].labels[0]}: a regression needs different ones")
     rounding = float(np.abs(numbers - numbers.astype(np.float32)).max())
     if len(numbers) > 1 and rounding > _MAX_ROUNDING * numbers.std():
-        raise UserError(f"{name} has numbers whose differences are lost in fp32: subtract their mean, or rescale them")
+        raise UserError(f"{name} numbers whose differences are lost in fp32: subtract their mean, or rescale them")
 
 
 def encode(examples: Sequence[Example], columns: TaskColumns, classes: Sequence[str]) -> Split:
@@ -350,39 +329,30 @@ def encode(examples: Sequence[Example], columns: TaskColumns, classes: Sequence[
     Raises:
         UserError: for a label that the training split does not have, or a regression target that is not a number.
     """
-    numbers = {label: number for number, label in enumerate(classes)}
-    targets = [_encode_target(example, columns.task_type, numbers) for example in examples]
+    numbers: dict[str | None, int] = {label: number for number, label in enumerate(classes)}
+    numbers[None] = IGNORED
+    targets = []
+    for example in examples:
+        if columns.task_type == "regression":
+            targets.append(_parse_target(example))
+            continue
+        if unknown := {*example.labels} - numbers.keys():
+            raise UserError(
+                f"{example.location}: the training split does not have the label {min(map(str, unknown))!r} (but "
+                f"{', '.join(classes[:_MAX_SHOWN])}): correct it, or add training examples with it"
+            )
+        found = np.array([numbers[label] for label in example.labels], np.int64)
+        targets.append(found if columns.per_residue else found.reshape(()))
     return Split([example.text for example in examples], targets, [example.location for example in examples])
 
 
-def _encode_target(example: Example, task_type: TaskType, numbers: dict[str, int]) -> np.ndarray:
-    if task_type == "regression":
-        number = parse_number(example.target)
-        value = np.array(math.nan if number is None or abs(number) > _MAX_NUMBER else number, np.float32)
-        if not np.isfinite(value):
-            raise UserError(
-                f"{example.location}: the target is {example.target[:30]!r}, expected a number with a decimal point: "
-                "correct it, or leave the cell empty, which leaves out the row"
-            )
-        return value
-    if task_type == "classification":
-        _check_labels(example, {example.target}, numbers)
-        return np.array(numbers[example.target], np.int64)
-    _check_labels(example, set(example.labelled), numbers)
-    table = np.full(0x110000 if not example.target.isascii() else 128, IGNORED, np.int64)
-    for label, number in numbers.items():
-        if len(label) == 1 and ord(label) < len(table):
-            table[ord(label)] = number
-    targets = table[np.frombuffer(example.target.encode("utf-32-le"), np.uint32)]
-    if example.mask is not None:
-        targets[np.frombuffer(example.mask.encode(), np.uint8) == ord("0")] = IGNORED
-    return targets
-
-
-def _check_labels(example: Example, labels: set[str], numbers: dict[str, int]) -> None:
-    if unknown := labels - numbers.keys():
-        known = ", ".join(list(numbers)[:_MAX_SHOWN])
+def _parse_target(example: Example) -> np.ndarray:
+    """Return the number of a regression, [] fp32."""
+    text = str(example.labels[0])
+    number = parse_number(text)
+    if number is None or abs(number) > _MAX_NUMBER:
         raise UserError(
-            f"{example.location}: the training split does not have the label {min(unknown)!r} (but {known}): "
-            "correct it, or add training examples with it"
+            f"{example.location}: the target is {text[:30]!r}, expected a number with a decimal point: correct it, or "
+            "leave the cell empty, which leaves out the row"
         )
+    return np.array(number, np.float32)

@@ -5,29 +5,15 @@ The mean over all residues, the feature of other sequences, hardly changes with 
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from bionemo.analysis.files import read_fasta
 from bionemo.common.errors import UserError
 from bionemo.inference.batching import BatchLimits, Ids, max_tokens, tokenize, too_long_error
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import Advance, no_progress
 from bionemo.tokenizers import Alphabet
-
-
-def read_wild_type(path: str | Path) -> str:
-    """Read the wild type, the only sequence of a FASTA file.
-
-    Raises:
-        UserError: if the file cannot be read, or has several sequences.
-    """
-    records = read_fasta(Path(path))
-    if len(records) != 1:
-        raise UserError(f"model.data.wild_type={path} has {len(records):,} sequences: leave only the wild type")
-    return records[0]["sequence"]
 
 
 def compute_variant_vectors(

@@ -15,11 +15,13 @@ from torch import Tensor
 
 import bionemo
 from bionemo.checkpoint import TensorsInMemory
+from bionemo.config.compose import load
+from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.downstream import HeadConfig
 from bionemo.data.collate import Collator
 from bionemo.finetuning.dataset import LabelledData, bits_to_numbers
 from bionemo.finetuning.heads import TokenHead, head_factory
-from bionemo.finetuning.model import FineTunedModel, TrainableParts, loss_function
+from bionemo.finetuning.model import FineTunedModel, loss_function
 from bionemo.finetuning.task_data import Split, TaskType
 from bionemo.megatron.sharding import materialize
 from tests.support.finetuning import written
@@ -72,8 +74,8 @@ TARGETS: dict[TaskType, list[Any]] = {
 
 
 @pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("tuning", [TrainableParts(), TrainableParts(lora_rank=3)], ids=["whole", "adapters"])
-def test_initial_predictions_equal_the_frozen_model(kind: TaskType, tuning: TrainableParts, model: Path) -> None:
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_initial_predictions_equal_the_frozen_model(kind: TaskType, has_adapters: bool, model: Path) -> None:
     """Compare a head on embeddings from `bionemo.load` with the same head in the model to be trained."""
     ours = bionemo.load(model)
     texts = ["MKTAY", "ACD" * 10, "G"]
@@ -90,9 +92,11 @@ def test_initial_predictions_equal_the_frozen_model(kind: TaskType, tuning: Trai
     collate = Collator(samples, 3, ours.network.vocabulary.pad_id, dynamic_padding=True)
     batch = collate([[(np.zeros(3, np.int64), np.arange(3))]])[0].unpack()
     saved = TensorsInMemory(model, {name: tensor.clone() for name, tensor in ours.network.state_dict().items()})
+    given = [f"model.data.task_type={kind}", f"model.peft.enabled={has_adapters}", "model.data.task_name=x"]
+    cfg = load("downstream_table", given, schema=DownstreamConfig)
     with torch.device("meta"):
         network = type(ours.network)(ours.network.config, ours.network.vocabulary)  # type: ignore[arg-type]
-        found = FineTunedModel(network, head, saved, kind, tuning, [batch])
+        found = FineTunedModel(network, head, saved, cfg.model, [batch])
     materialize(found, torch.device("cpu"))
     found.initialize_weights(7)
     found.eval()

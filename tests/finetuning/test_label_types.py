@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bionemo.cli.finetune_arguments import find_task_type, replace_table_arguments
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
-from bionemo.finetuning.table_arguments import find_task_type, replace_table_arguments
 from bionemo.finetuning.task_data import TaskColumns, class_name, find_classes, read_examples, read_splits
 from tests.finetuning.tables import peptides, write
 

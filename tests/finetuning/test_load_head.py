@@ -39,7 +39,9 @@ def kept(path: Path, name: str, encoder: Path) -> Head:
     torch.manual_seed(0)
     make, classes = HEADS[name]
     head: Head = make()
-    save_file(head.state_dict(), path, {"task": json.dumps({"classes": classes, "encoder": str(encoder)})})
+    weights = bionemo.load(encoder, "cpu").weights_checksum if encoder.exists() else ""
+    task = {"classes": classes, "encoder": str(encoder), "wild_type": None, "encoder_weights": weights, "run": ""}
+    save_file(head.state_dict(), path, {"task": json.dumps(task)})
     return head
 
 

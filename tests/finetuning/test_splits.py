@@ -12,7 +12,7 @@ from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
 from bionemo.data.molecules.scaffolds import divide_by_scaffold
-from bionemo.finetuning.splits import Row, divide_at_random
+from bionemo.finetuning.splits import divide_at_random
 from bionemo.finetuning.task_data import TaskData, read_splits
 from bionemo.tokenizers import SmilesTokenizer, Vocabulary, load_tokenizer
 from tests.finetuning.tables import peptides, write
@@ -40,17 +40,16 @@ def sizes(data: TaskData) -> list[int]:
 
 
 def test_equal_sequences_are_in_one_split() -> None:
-    rows = [Row(f"M{number % 100}", f"M{number % 100}", "") for number in range(200)]
-    found = divide_at_random(rows, "x.csv")
+    texts, labels = [f"M{number % 100}" for number in range(200)], [""] * 200
+    found = divide_at_random(texts, texts, labels, "x.csv")
     assert Counter(found) == {"train": 160, "val": 20, "test": 20}
-    assert {(row.key, name) for row, name in zip(rows, found, strict=True)} == set(
-        zip((row.key for row in rows[:100]), found[:100], strict=True)
-    )
-    assert divide_at_random(rows[::-1], "x.csv")[::-1] == found  # the order does not matter
-    other = [row._replace(key=f"{row.key} of another version of RDKit") for row in rows]
-    assert divide_at_random(other, "x.csv") == found
+    assert found[:100] == found[100:]
+    backwards = divide_at_random(texts[::-1], texts[::-1], labels, "x.csv")
+    assert backwards[::-1] == found  # the order does not matter
+    other = [f"{text} of another version of RDKit" for text in texts]
+    assert divide_at_random(texts, other, labels, "x.csv") == found
     with pytest.raises(UserError, match=r"x.csv has 9 different sequences: give 10 or more"):
-        divide_at_random(rows[:9], "x.csv")
+        divide_at_random(texts[:9], texts[:9], labels[:9], "x.csv")
 
 
 def test_spellings_of_a_protein_are_in_one_split(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from bionemo.cli.finetune import prepare_and_fine_tune
 from bionemo.common.errors import UserError
 from bionemo.config.compose import load
 from bionemo.config.schema import DownstreamConfig
-from bionemo.finetuning.variants import compute_variant_vectors, read_wild_type
+from bionemo.finetuning.variants import compute_variant_vectors
 from bionemo.inference.batching import BatchLimits
 from tests.inference.molecules import trained
 
@@ -121,11 +121,6 @@ def test_unsuitable_data_are_refused(model: Path, data: Path, tmp_path: Path) ->
     trained(tmp_path / "molecules")
     with pytest.raises(UserError, match="molecules does not read proteins: remove it"):
         next(compute_variant_vectors(bionemo.load(tmp_path / "molecules", "cpu"), "CCO", [], [], BatchLimits()))
-    (tmp_path / "two.fasta").write_text(">a\nMK\n>b\nMK\n")
-    with pytest.raises(UserError, match=r"two\.fasta has 2 sequences: leave only the wild type"):
-        read_wild_type(tmp_path / "two.fasta")
-    with pytest.raises(UserError, match=r"none\.fasta"):
-        read_wild_type(tmp_path / "none.fasta")
     wild_type = f"model.data.wild_type={data / 'wild_type.fasta'}"
     with pytest.raises(UserError, match=r"the encoder must be frozen: set model\.encoder_frozen"):
         fine_tune(*overrides(model, data, tmp_path / "x", wild_type, "model.encoder_frozen=False"))

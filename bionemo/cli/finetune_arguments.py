@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bionemo.common.errors import UserError
-from bionemo.data.columns import find_sequence_columns
 from bionemo.data.table import (
     Table,
     align_labels,
@@ -20,16 +19,13 @@ from bionemo.data.table import (
     read_table,
     single_column,
 )
-from bionemo.finetuning.splits import split_columns
+from bionemo.finetuning.splits import LETTERS, find_sequences, split_columns
 
 CONFIG = "downstream_table"
 _TARGETS = ("label", "labels", "target", "class", "score", "fitness", "value", "y")
 _IDS = ("id", "name", "entry", "accession", "record_id", "record_name", "mol_id", "compound id", "index", "")
 _SEQUENCE_KEY, _TARGET_KEY = "model.data.sequence_column", "model.data.target_column"
 _TYPE_KEY = "model.data.task_type"
-_PLAIN = re.compile(r"[\w .:;,()\[\]%/+*#@&|<>=~!?^-]+")  # no quotes, backslashes and `${`
-_EXAMINED = 1000  # rows
-_LETTERS = r"[A-Z*-]{8,}"  # of proteins in a column without a usual title
 _MAX_CLASSES = 10  # whole numbers with at most so many values are classes
 _MAX_DIGITS = 15  # of a number; longer labels of digits are classes of residues
 # Numbers as other programs and people write them: bounds, decimal commas, thousands separators, units.
@@ -68,7 +64,7 @@ def replace_table_arguments(arguments: Sequence[str]) -> tuple[list[str], str | 
     if "data" not in given:
         return list(arguments), None
     path = Path(given["data"]).expanduser()
-    overrides, found = detect(read_table(_first_file(path)), given)
+    overrides, found = detect(read_table(path / "train" / "x000.csv" if path.is_dir() else path), given)
     rest = [argument for argument in arguments if argument.lstrip("+").split("=")[0] != "data"]
     new = (
         [] if any(argument.startswith(("--config-name", "-cn")) for argument in rest) else [f"--config-name={CONFIG}"]
@@ -99,20 +95,15 @@ def detect(table: Table, given: Mapping[str, str]) -> tuple[dict[str, str], str]
     if len(table.columns) == 1:
         column = table.columns[0][:40]
         raise UserError(f"{table.path} has a single column {column!r}: separate columns by commas, semicolons or tabs")
+    columns = f"{table.path} has the columns {', '.join(map(repr, table.columns))}"
     sequence = _given(given, _SEQUENCE_KEY) or find_sequences(table)
     if sequence is None:
-        raise UserError(f"{_columns(table)}: set {_SEQUENCE_KEY} to the column of the sequences")
+        raise UserError(f"{columns}: set {_SEQUENCE_KEY} to the column of the sequences")
     target = _given(given, _TARGET_KEY) or _find_target(table, sequence)
     if target is None:
-        raise UserError(f"{_columns(table)}: set {_TARGET_KEY} to the column of the labels")
-    for name in (sequence, target):
-        if not _PLAIN.fullmatch(name):  # Hydra would interpret the name
-            raise UserError(f"{table.path}: the name of the column {name[:40]!r} has special characters: rename it")
-    several = [name.strip() for name in target.split(",")]
-    if target not in table.columns and {*several} <= {*table.columns}:
-        single_column(_TARGET_KEY, several)
+        raise UserError(f"{columns}: set {_TARGET_KEY} to the column of the labels")
     sequences, labels = (table.column(name, "correct it") for name in (sequence, target))
-    if re.fullmatch(_LETTERS, sequence) and (parse_number(target) is not None or target in labels):
+    if re.fullmatch(LETTERS, sequence) and (parse_number(target) is not None or target in labels):
         shown = f"{sequence[:30]!r} and {target[:30]!r} in its first line"
         raise UserError(f"{table.path} has a record with {shown}: add a line with titles, as in sequence,label")
     task_type = given.get(_TYPE_KEY) or find_task_type(sequences, labels, table.locations)
@@ -190,28 +181,6 @@ def _are_residue_digits(found: Sequence[tuple[str, str, str]]) -> bool:
     return len(sizes) > 1 or max(sizes) > _MAX_DIGITS or any(label[0] == "0" for label in same)
 
 
-def _first_file(path: Path) -> Path:
-    if path.is_dir():
-        return path / "train" / "x000.csv"
-    if not path.exists():
-        raise UserError(
-            f"data={path} does not exist: give a CSV file, or a directory with {{train,val,test}}/x000.csv"
-        )
-    return path
-
-
-def find_sequences(table: Table) -> str | None:
-    """Return the name of the column of the sequences: by its name, else by its cells. None if this is ambiguous."""
-    if usual := find_sequence_columns(table.columns):
-        return table.columns[usual[0]] if len(usual) == 1 else None
-    found = [
-        name
-        for name, cells in zip(table.columns, zip(*table.rows[:_EXAMINED], strict=True), strict=False)
-        if all(re.fullmatch(_LETTERS, cell) for cell in cells) and len({*cells}) > 1
-    ]
-    return found[0] if len(found) == 1 else None
-
-
 def _find_target(table: Table, sequence: str) -> str | None:
     ignored = {sequence, *split_columns(table), "validation"}
     others = [name for name in table.columns if name not in ignored]
@@ -238,13 +207,3 @@ def _given(given: Mapping[str, str], key: str) -> str:
 def _quote(value: str) -> str:
     """Quote a value for Hydra."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _columns(table: Table) -> str:
-    columns = ", ".join(map(repr, table.columns[:_EXAMINED]))
-    problem = " (if this is a record, add a first line with titles)" if any(map(_is_number, table.columns)) else ""
-    return f"{table.path} has the columns {columns}{problem}"
-
-
-def _is_number(text: str) -> bool:
-    return parse_number(text) is not None

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
-from bionemo.common.limits import check_address_space
 from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_text
 from bionemo.config import run
@@ -54,7 +53,6 @@ def predict(cfg: InferConfig) -> None:
     """
     from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
-    check_address_space()
     silence_dependencies()
     import torch
 

@@ -8,13 +8,13 @@ import json
 import sys
 from pathlib import Path
 
+from bionemo.cli.command import run
+from bionemo.cli.help import CommandSpec
 from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import is_global_rank_zero, launched_process
 from bionemo.common.lock import run_lock
-from bionemo.config import run
 from bionemo.config.directories import log_directory
-from bionemo.config.help import CommandSpec
 from bionemo.config.schema import DownstreamConfig
 from bionemo.config.schema.downstream import DownstreamModelConfig
 from bionemo.finetuning.table_arguments import one_target_each, replace_table_arguments

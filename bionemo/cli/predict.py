@@ -6,12 +6,12 @@ bionemo predict esm2.nemo model.data.dataset_path=x.fasta
 
 from pathlib import Path
 
+from bionemo.cli.command import run
+from bionemo.cli.help import CommandSpec
 from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
 from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_text
-from bionemo.config import run
-from bionemo.config.help import CommandSpec
 from bionemo.config.schema import InferConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bionemo import config
+from bionemo.cli.command import run
 from bionemo.common.errors import UserError
 from bionemo.config.schema import RunConfig
 
 
 def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = None) -> None:
     """Run `bionemo pretrain`."""
-    config.run(prepare_and_train, config_name, config_dir)
+    run(prepare_and_train, config_name, config_dir)
 
 
 def prepare_and_train(cfg: RunConfig) -> dict[str, float]:

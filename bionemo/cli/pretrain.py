@@ -49,7 +49,7 @@ def prepare_data(cfg: RunConfig) -> None:
 def pretrain(cfg: RunConfig) -> dict[str, float]:
     """Build data and model, then train and test; return the last metrics of validation and test."""
     # Imported here, so that --help does not wait for it, and missing files are reported before torch is imported.
-    from bionemo.config.check import divide_batch
+    from bionemo.config.micro_batches import divide_batch
     from bionemo.data.files import check_files_exist
 
     if cfg.do_training:

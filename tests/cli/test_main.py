@@ -72,22 +72,6 @@ def test_another_package_adds_a_command(tmp_path: Path) -> None:
     assert done.stdout == "['bionemo mine', '--x']\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"), [("certify", "tests/training/test_families_learn.py"), ("tune", "docs/how-to/pretrain.md")]
-)
-def test_a_removed_command_names_what_replaces_it(
-    name: str, instead: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["bionemo", name, "--output=DIR"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 1
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: `bionemo {name}` was removed: ")
-    assert instead in error and (ROOT / instead).is_file()
-    assert error.count("\n") == 1
-
-
 def test_aliases_run_the_same_commands() -> None:
     for name in sorted(set(COMMANDS) - {"checkpoint", "doctor", "evaluate", "plan", "report"}):
         path = ROOT / "bionemo" / f"{name}.py"

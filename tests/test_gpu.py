@@ -43,8 +43,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bionemo.common.errors import RankError
-from bionemo.config.check import MicroBatches
 from bionemo.config.compose import load
+from bionemo.config.micro_batches import MicroBatches
 from bionemo.config.schema import OptimConfig, RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.data_module import SequenceData

@@ -9,11 +9,11 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from pathlib import Path
 
+from bionemo.cli.command import run
+from bionemo.cli.help import CommandSpec
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
-from bionemo.config import run
-from bionemo.config.help import CommandSpec
 from bionemo.config.schema import RunConfig
 from bionemo.config.targets import import_target
 from bionemo.launch.job import Cluster, create_job

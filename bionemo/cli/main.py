@@ -23,13 +23,8 @@ COMMANDS = {
     "plan": "estimate parameters, memory, FLOPs and time of a run before it starts",
     "launch": "submit a run to a cluster: Slurm, Kubernetes, Base Command Platform, mpirun, Ray",
     "checkpoint": "inspect, verify, convert or average checkpoints",
-    "doctor": "print versions, devices, launchers, disk space, and what is missing",
+    "doctor": "print versions and devices",
     "cluster": "test the connections between the processes of a launcher, or run a command on Ray",
-}
-_REMOVED = {
-    "certify": "run `pytest -m slow tests/training/test_families_learn.py` in a clone of the repository",
-    "tune": "compare learning rates with `bionemo pretrain ... -m model.optim.lr=1e-3,2e-3,4e-3`, as in "
-    '"Find a learning rate" of docs/how-to/pretrain.md',
 }
 _USAGE = """\
 usage: bionemo COMMAND [arguments]
@@ -61,8 +56,6 @@ def main() -> None:
     from bionemo.common.errors import UserError
 
     with one_line_errors():
-        if name in _REMOVED:
-            raise UserError(f"`bionemo {name}` was removed: {_REMOVED[name]}")
         plugin = None if name in COMMANDS else _load_plugin(name)
         if name not in COMMANDS and plugin is None:
             raise UserError(f"unknown command {name!r}: choose one of {', '.join(COMMANDS)}")

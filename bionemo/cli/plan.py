@@ -8,9 +8,9 @@ import argparse
 import json
 import sys
 
+from bionemo.cli.command import FlagParser, run
+from bionemo.cli.help import CommandSpec
 from bionemo.common.console import one_line_errors
-from bionemo.config import FlagParser, run
-from bionemo.config.help import CommandSpec
 from bionemo.config.schema import RunConfig
 
 _SPEC = CommandSpec(

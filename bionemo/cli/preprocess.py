@@ -8,10 +8,10 @@ bionemo preprocess --verify DIR
 import sys
 from pathlib import Path
 
+from bionemo.cli.command import run
+from bionemo.cli.help import CommandSpec
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
-from bionemo.config import run
-from bionemo.config.help import CommandSpec
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig
 

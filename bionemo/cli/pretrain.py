@@ -8,15 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bionemo import config
+from bionemo.cli.command import run
 from bionemo.common.errors import UserError
-from bionemo.common.limits import check_address_space
 from bionemo.config.schema import RunConfig
 
 
 def main(config_name: str = "pretrain_esm2_8M", config_dir: str | Path | None = None) -> None:
     """Run `bionemo pretrain`."""
-    config.run(prepare_and_train, config_name, config_dir)
+    run(prepare_and_train, config_name, config_dir)
 
 
 def prepare_and_train(cfg: RunConfig) -> dict[str, float]:
@@ -50,7 +49,7 @@ def prepare_data(cfg: RunConfig) -> None:
 def pretrain(cfg: RunConfig) -> dict[str, float]:
     """Build data and model, then train and test; return the last metrics of validation and test."""
     # Imported here, so that --help does not wait for it, and missing files are reported before torch is imported.
-    from bionemo.config.check import divide_batch
+    from bionemo.config.micro_batches import divide_batch
     from bionemo.data.files import check_files_exist
 
     if cfg.do_training:
@@ -59,7 +58,6 @@ def pretrain(cfg: RunConfig) -> dict[str, float]:
         check_files_exist(cfg.model.data, ["test"])
     from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
-    check_address_space()
     silence_dependencies()
     from bionemo.experiment.quick_imports import quick_imports
 

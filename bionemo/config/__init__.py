@@ -3,7 +3,3 @@
 
 Nothing here imports torch or numpy.
 """
-
-from bionemo.config.command import FlagParser, run
-
-__all__ = ["FlagParser", "run"]

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compose a configuration with Hydra and return it as checked dataclasses, or raise a one-line UserError."""
 
+import io
 import warnings
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +14,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from bionemo.common.errors import UserError
-from bionemo.common.redaction import register_secrets
+from bionemo.common.redaction import redact_text, register_secrets
 from bionemo.config.check import check_config
 from bionemo.config.hints import did_you_mean
 from bionemo.config.hydra_setup import configure_hydra
@@ -137,6 +140,23 @@ def compose_typed(
     return cfg, notes + describe_ignored_keys(reader.ignored)
 
 
+def print_by_hydra(source: ConfigSource, overrides: Sequence[str], flags: Namespace) -> None:
+    """Run Hydra for its own flags (--cfg, --info, --hydra-help, -sc), and print its output with secrets redacted."""
+    output = io.StringIO()
+    with _hydra(source), redirect_stdout(output):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        if flags.hydra_help:
+            hydra.hydra_help(source.name, get_args_parser(), flags)
+        elif flags.shell_completion:
+            hydra.shell_completion(source.name, list(overrides))
+        elif flags.cfg:
+            hydra.show_cfg(source.name, list(overrides), flags.cfg, flags.package, flags.resolve)
+        else:
+            hydra.show_info(flags.info, source.name, list(overrides))
+    print(redact_text(output.getvalue()), end="")
+
+
 def _check_directory(cfg: object, overrides: Sequence[str]) -> Iterator[str]:
     """Yield a problem if the file sets explicit_log_dir, so that exp_dir on the command line would be ignored."""
     keys = {override.lstrip("+").partition("=")[0] for override in overrides}
@@ -173,9 +193,7 @@ def _hydra(source: ConfigSource) -> Iterator[ConfigLoader]:
         raise
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise UserError(_describe_error(error, source)) from error
-    except RecursionError as error:
-        raise UserError(f"cannot compose '{source.name}': references or groups are nested too deeply") from error
-    except (AssertionError, TypeError, ValueError) as error:  # Hydra raises these for some mistakes
+    except (AssertionError, RecursionError, TypeError, ValueError) as error:  # Hydra raises these for some mistakes
         raise UserError(f"cannot compose '{source.name}': {error}") from error
 
 

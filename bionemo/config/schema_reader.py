@@ -17,7 +17,6 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from bionemo.common.errors import UserError
 from bionemo.common.redaction import redact_tree
 from bionemo.config.hints import all_keys, alternatives, describe, did_you_mean
-from bionemo.config.schema import EncoderConfig, PreparationConfig
 from bionemo.config.schema.ranges import ANY_FLOAT, ANY_INT
 from bionemo.config.targets import target_schema
 from bionemo.config.v1_keys import FIXED, replacement
@@ -47,6 +46,7 @@ class SchemaReader:
         self.missing: list[str] = []
         self.unknown: list[str] = []
         self._root: type = object
+        self._groups: list[tuple[type, str]] = []  # dataclass and prefix of the groups that were read
         # Problems of values that are references to others. They are reported only if there is no other problem.
         self._consequences: dict[str, str] = {}
 
@@ -55,7 +55,7 @@ class SchemaReader:
         self._root = schema
         result = self._read_group(cfg, schema, "")
         if self.unknown:
-            keys = [*all_keys(_schema_or_default(cfg, schema)), *_model_keys(cfg)]
+            keys = list(dict.fromkeys(key for group in self._groups for key in all_keys(*group)))
             listing = f" (the keys are {', '.join(keys)})" if len(keys) <= _MAX_LISTED else ""
             self.problems[:0] = [f"unknown key {key}{did_you_mean(key, keys) or listing}" for key in self.unknown]
         self.problems = list(dict.fromkeys(self.problems or self._consequences.values()))
@@ -69,6 +69,7 @@ class SchemaReader:
         except UserError as error:
             self.problems.append(f"{prefix}_target_: {error}")
             return None
+        self._groups.append((schema, prefix))
         hints, annotated = get_type_hints(schema), get_type_hints(schema, include_extras=True)
         kinds = get_args(hints.get("kind"))
         if kinds and cfg.get("kind") not in (*kinds, None):  # every other key would be wrong, too
@@ -238,24 +239,6 @@ _SCALARS: dict[Any, Callable[[str | int | float], Any]] = {
     float: _to_float,
     str: _to_str,
 }
-
-
-def _model_keys(cfg: DictConfig) -> list[str]:
-    """Return the full keys of the model and of its data preparation, for suggestions."""
-    if "model" not in cfg:
-        return []
-    model = cfg.get("model")
-    keys = [f"model.{key}" for key in all_keys(_schema_or_default(model, EncoderConfig))]
-    node = OmegaConf.select(cfg, "model.data.preprocessing")
-    preparation = all_keys(_schema_or_default(node, PreparationConfig)) if isinstance(node, DictConfig) else ()
-    return keys + [f"model.data.preprocessing.{key}" for key in preparation]
-
-
-def _schema_or_default(node: DictConfig, default: type) -> type:
-    try:
-        return target_schema(node["_target_"], object) if "_target_" in node else default
-    except Exception:  # used only for suggestions
-        return default
 
 
 def _describe_wrong_type(cfg: DictConfig, name: str, hint: Any, key: str) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from bionemo.common.errors import UserError
-from bionemo.config.check import MicroBatches
+from bionemo.config.micro_batches import MicroBatches
 from bionemo.config.schema import DataConfig, ModelConfig, TrainerConfig
 from bionemo.config.schema.ranges import duration_in_seconds
 from bionemo.data.collate import Collator

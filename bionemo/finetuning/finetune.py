@@ -17,7 +17,8 @@ from bionemo.checkpoint.tensors import checksum_weights
 from bionemo.checkpoint.tools import iterate_weights
 from bionemo.common.console import notify
 from bionemo.common.errors import UserError
-from bionemo.config.check import check_config, divide_batch
+from bionemo.config.check import check_config
+from bionemo.config.micro_batches import divide_batch
 from bionemo.config.schema import DownstreamConfig, LocalConfig, ModelConfig, RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.collate import Collator

@@ -2,7 +2,6 @@
 """Mixed precision and dynamic loss scaling."""
 
 import logging
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bionemo.common.cpu import amx_is_broken
+from bionemo.common.cpu import amx_is_avoided
 
 log = logging.getLogger(__name__)
 
@@ -101,22 +100,21 @@ def resolve_precision(name: str | int, gpu: bool | None = None) -> Precision:
     elif not native:
         log.warning("trainer.precision=%s is slow on this CPU, which emulates bf16: 32 is faster", name)
     if resolved == "bf16-mixed" and native:
-        _warn_of_broken_amx()
+        _warn_of_avoided_amx()
     return Precision(resolved)
 
 
 def cpu_has_bf16() -> bool:
     """Return whether the CPU has bf16 instructions; assume so if torch cannot tell."""
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    by_amx = capabilities.get("amx_bf16") and not amx_is_broken()
+    by_amx = capabilities.get("amx_bf16") and not amx_is_avoided()
     return "avx2" not in capabilities or bool(capabilities.get("avx512_bf16") or by_amx)
 
 
 @cache
-def _warn_of_broken_amx() -> None:
-    if amx_is_broken():
+def _warn_of_avoided_amx() -> None:
+    if amx_is_avoided():
         log.warning(
-            "this CPU reports AMX but not its tile sizes, as on some virtual machines: bf16 uses AVX-512 instead and "
-            "is slower (ONEDNN_MAX_CPU_ISA=%s)",
-            os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
+            "AMX does not work on some virtual machines: bf16 uses AVX-512 instead and is slower; if AMX works here, "
+            "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_AMX"
         )

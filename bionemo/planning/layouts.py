@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from bionemo.common.errors import UserError
-from bionemo.config.check import MicroBatches, divide_batch
+from bionemo.config.micro_batches import MicroBatches, divide_batch
 from bionemo.config.schema import RunConfig
 
 

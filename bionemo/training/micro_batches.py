@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bionemo.common.errors import RankError
-from bionemo.config.check import MicroBatches
+from bionemo.config.micro_batches import MicroBatches
 from bionemo.data.data_module import SequenceData
 from bionemo.megatron.train_step import ParallelModel
 

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 
 from bionemo.common.errors import UserError
-from bionemo.common.redaction import redact_text
-from bionemo.common.secret_names import is_secret_name
+from bionemo.common.redaction import is_secret_name, redact_text
 from bionemo.common.version import __version__
 from bionemo.config.schema import RunConfig
 from bionemo.data.dataset import Dataset

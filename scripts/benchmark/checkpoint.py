@@ -150,8 +150,8 @@ def position(repeats: int) -> None:
     from proteins import proteins
 
     import bionemo
-    from bionemo.config.check import divide_batch
     from bionemo.config.compose import load
+    from bionemo.config.micro_batches import divide_batch
     from bionemo.data.data_module import SequenceData
     from bionemo.data.proteins.masking import MaskedDataset
     from bionemo.data.sampler import DataPosition

@@ -7,13 +7,13 @@ import pytest
 from bionemo.common.redaction import (
     LogFilter,
     environment_secrets,
+    is_secret_name,
     redact_arguments,
     redact_text,
     redact_tree,
     register_secrets,
     split_arguments,
 )
-from bionemo.common.secret_names import is_secret_name
 from tests.support.canaries import ENVIRONMENT, NAMES, URLS
 
 HARMLESS_NAMES = (

@@ -204,12 +204,14 @@ WITHOUT_EFFECT = {"desc", "peft_scheme"}  # free text, and a key with one possib
 
 
 def names_used_in_code() -> set[str]:
-    """Return attributes and strings in the code, and keys that `conf/` refers to."""
+    """Return attributes and strings in the code, words in the templates, and keys that `conf/` refers to."""
     files = [path for path in (ROOT / "bionemo").rglob("*.py") if path.parent.name != "schema"]
     nodes = [node for path in files if path.stem != "v1_keys" for node in ast.walk(ast.parse(path.read_text()))]
     found = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     found |= {name for text in texts for name in text.split(".")}  # a name or a dotted key
+    for path in (ROOT / "bionemo" / "launch" / "templates").iterdir():
+        found |= set(re.findall(r"\w+", path.read_text()))
     references = [re.findall(r"\$\{([^}]*)\}", path.read_text()) for path in (ROOT / "conf").rglob("*.yaml")]
     templates = [re.findall(r"\.(\w+)", path.read_text()) for path in (ROOT / "bionemo").rglob("*.j2")]
     found |= {name for names in templates for name in names}

@@ -11,8 +11,8 @@ import pytest
 from scipy.stats import chisquare
 
 from bionemo.common.errors import UserError
-from bionemo.config.check import divide_batch
 from bionemo.config.compose import load
+from bionemo.config.micro_batches import divide_batch
 from bionemo.data.clusters import Clusters, open_clusters
 from bionemo.data.data_module import SequenceData
 from bionemo.data.proteins.masking import MaskedDataset

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from bionemo.common.errors import UserError
-from bionemo.config.check import MicroBatches, divide_batch
 from bionemo.config.compose import load
+from bionemo.config.micro_batches import MicroBatches, divide_batch
 from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.data_module import SequenceData

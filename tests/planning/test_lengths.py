@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bionemo.config.check import MicroBatches
+from bionemo.config.micro_batches import MicroBatches
 from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.data_module import SequenceData

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bionemo.common.errors import UserError
-from bionemo.config.check import MicroBatches
+from bionemo.config.micro_batches import MicroBatches
 from bionemo.config.schema import RunConfig
 from bionemo.planning.devices import DEVICES, find_device
 from bionemo.planning.layouts import Layout, read_layout

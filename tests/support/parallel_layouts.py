@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from bionemo.checkpoint import Checkpoint, save_distributed
-from bionemo.config.check import divide_batch
 from bionemo.config.compose import load
+from bionemo.config.micro_batches import divide_batch
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.data.loader import StepBatch

@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from bionemo.common.errors import HostError
-from bionemo.config.check import MicroBatches, divide_batch
 from bionemo.config.compose import load
+from bionemo.config.micro_batches import MicroBatches, divide_batch
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.data.proteins.masking import MaskedDataset

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bionemo.common.errors import RankError
-from bionemo.config.check import MicroBatches
+from bionemo.config.micro_batches import MicroBatches
 from bionemo.config.schema import RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.data_module import SequenceData

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bionemo.config.check import MicroBatches, check_config, check_layout, divide_batch
+from bionemo.config.check import check_config, check_layout
 from bionemo.config.compose import load
+from bionemo.config.micro_batches import MicroBatches, divide_batch
 from bionemo.config.schema import ModelConfig, RunConfig, TrainerConfig
 from tests.conftest import EXAMPLES
 

@@ -7,23 +7,17 @@ devices.
 """
 
 import argparse
-import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from bionemo.cli.help import PRETRAINING, CommandSpec, help_text
 from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
-from bionemo.common.redaction import redact_text
-from bionemo.config.help import PRETRAINING, CommandSpec, help_text
 from bionemo.config.model_argument import split_model
 from bionemo.config.paths import CONF_DIR, ConfigSource, find_source
-
-if TYPE_CHECKING:  # --help and wrong flags must not wait for the import of Hydra
-    from omegaconf import DictConfig
 
 _LOCATION_FLAGS = ("config-name", "config-path", "config-dir")
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -79,13 +73,20 @@ def _run(
     spec: CommandSpec,
     interrupted: list[int],
 ) -> None:
-    from bionemo.config.compose import MissingValueError, compose_typed, expand_sweep, rewrite_overrides
-    from bionemo.config.sweep import Job, check_jobs, run_jobs
+    # --help and wrong flags must not wait for the import of Hydra
+    from bionemo.cli.sweep import Job, check_jobs, run_jobs
+    from bionemo.config.compose import (
+        MissingValueError,
+        compose_typed,
+        expand_sweep,
+        print_by_hydra,
+        rewrite_overrides,
+    )
 
-    queries = _hydra_arguments(flags)
     if flags.shell_completion or flags.hydra_help:
-        _run_hydra(source, [*queries, *flags.overrides])
+        print_by_hydra(source, flags.overrides, flags)
         return
+    query = flags.cfg or flags.info
     overrides = rewrite_overrides(source, flags.overrides, sweep=flags.multirun)
     jobs: list[Job] = []
     try:
@@ -94,11 +95,11 @@ def _run(
         else:
             jobs = [Job(overrides, *compose_typed(source, overrides, spec.schema))]
     except MissingValueError as error:
-        if not queries:  # a configuration can be printed without them
+        if not query:  # a configuration can be printed without them
             wanted = f"give {spec.model_key}="
             raise UserError(str(error).replace(wanted, wanted.replace("give", "give MODEL, or"))) from error
-    if queries:
-        _run_hydra(source, [*queries, *overrides])
+    if query:
+        print_by_hydra(source, overrides, flags)
     elif flags.multirun:
         run_jobs(task, jobs, _location_arguments(flags), interrupted)
     else:
@@ -137,37 +138,9 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     return flags
 
 
-def _hydra_arguments(flags: argparse.Namespace) -> list[str]:
-    """Return the flags that Hydra handles; none in a normal run."""
-    arguments = [f"--{name}" for name in ("hydra-help", "shell-completion") if getattr(flags, name.replace("-", "_"))]
-    for name in ("cfg", "package", "info"):
-        arguments += [f"--{name}", getattr(flags, name)] if getattr(flags, name) else []
-    return [*arguments, "--resolve"] if flags.resolve else arguments
-
-
 def _location_arguments(flags: argparse.Namespace) -> list[str]:
     values = {name: getattr(flags, name.replace("-", "_")) for name in _LOCATION_FLAGS}
     return [f"--{name}={value}" for name, value in values.items() if value]
-
-
-def _run_hydra(source: ConfigSource, arguments: Sequence[str]) -> None:
-    """Run Hydra for its own flags, and print its output with secrets redacted."""
-    import hydra
-
-    from bionemo.config.hydra_setup import configure_hydra
-    from bionemo.config.sweep import command_line
-    from bionemo.config.text_values import text_kept
-
-    def unreachable(cfg: "DictConfig") -> None:
-        raise AssertionError("Hydra was called for one of its own flags and must not run a task")
-
-    configure_hydra(source)
-    output = io.StringIO()
-    try:
-        with text_kept(), command_line(arguments), redirect_stdout(output):
-            hydra.main(version_base="1.3", config_path=str(source.directory), config_name=source.name)(unreachable)()
-    finally:
-        print(redact_text(output.getvalue()), end="")
 
 
 def _program() -> str:

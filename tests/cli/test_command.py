@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from bionemo.cli.help import PRETRAINING, help_text
 from bionemo.common.launcher_environment import is_global_rank_zero
-from bionemo.config.help import PRETRAINING, help_text
 from bionemo.config.paths import CONF_DIR
 from tests.conftest import EXAMPLES, ROOT
 
@@ -16,7 +16,7 @@ TASK = f"""
 import atexit
 import sys
 from pathlib import Path
-from bionemo.config import run
+from bionemo.cli.command import run
 from bionemo.common.errors import UserError
 
 def write_heavy_modules(path=Path(__file__).with_name("heavy")):

@@ -3,7 +3,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from bionemo.common.cpu import limit_onednn, limit_spinning
+from bionemo.common.cpu import limit_onednn
+from bionemo.common.openmp import limit_spinning
 from bionemo.common.version import __version__
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from bionemo.common.console import one_line_errors
-from bionemo.common.cpu import amx_is_avoided
+from bionemo.common.cpu import amx_is_broken
 from bionemo.common.version import __version__
 
 _PACKAGES = ("torch", "megatron-core", "lightning", "nemo_toolkit", "hydra-core")
@@ -36,7 +36,7 @@ def _describe_cpu() -> str:
     import torch
 
     memory = psutil.virtual_memory()
-    amx = " (AMX is not used on virtual machines)" if amx_is_avoided() else ""
+    amx = ", AMX that does not work (oneDNN does not use it)" if amx_is_broken() else ""
     return (
         f"{len(os.sched_getaffinity(0))} cores, {torch.backends.cpu.get_cpu_capability()}{amx}; memory "
         f"{memory.total / _GIB:.0f} GiB, {memory.available / _GIB:.0f} GiB available"

@@ -2,6 +2,7 @@
 """Mixed precision and dynamic loss scaling."""
 
 import logging
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bionemo.common.cpu import amx_is_avoided
+from bionemo.common.cpu import amx_is_broken
 
 log = logging.getLogger(__name__)
 
@@ -100,21 +101,22 @@ def resolve_precision(name: str | int, gpu: bool | None = None) -> Precision:
     elif not native:
         log.warning("trainer.precision=%s is slow on this CPU, which emulates bf16: 32 is faster", name)
     if resolved == "bf16-mixed" and native:
-        _warn_of_avoided_amx()
+        _warn_of_broken_amx()
     return Precision(resolved)
 
 
 def cpu_has_bf16() -> bool:
     """Return whether the CPU has bf16 instructions; assume so if torch cannot tell."""
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    by_amx = capabilities.get("amx_bf16") and not amx_is_avoided()
+    by_amx = capabilities.get("amx_bf16") and not amx_is_broken()
     return "avx2" not in capabilities or bool(capabilities.get("avx512_bf16") or by_amx)
 
 
 @cache
-def _warn_of_avoided_amx() -> None:
-    if amx_is_avoided():
+def _warn_of_broken_amx() -> None:
+    if amx_is_broken():
         log.warning(
-            "AMX does not work on some virtual machines: bf16 uses AVX-512 instead and is slower; if AMX works here, "
-            "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_AMX"
+            "this CPU reports AMX but not its tile sizes, as on some virtual machines: bf16 uses AVX-512 instead and "
+            "is slower (ONEDNN_MAX_CPU_ISA=%s)",
+            os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         )

@@ -17,6 +17,6 @@ def test_versions_and_devices() -> None:
     assert ("GPU" in topics) == (not torch.cuda.is_available())
 
 
-def test_amx_that_is_not_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "amx_is_avoided", lambda: True)
-    assert " (AMX is not used on virtual machines); memory" in dict(doctor.describe_machine())["CPU"]
+def test_amx_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "amx_is_broken", lambda: True)
+    assert ", AMX that does not work (oneDNN does not use it); memory" in dict(doctor.describe_machine())["CPU"]

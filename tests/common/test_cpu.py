@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a virtual machine that advertises AMX, AMX is disabled before torch computes anything."""
+"""On a CPU that advertises AMX without supporting it, AMX is disabled before torch computes anything."""
 
 import ast
 import os
-import re
+import platform
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,20 +20,27 @@ from tests.conftest import ROOT
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 SIMULATED = ROOT / "tests" / "simulated_cpu"
-AMX = {b"fpu", b"avx512_bf16", b"amx_bf16", b"amx_tile"}
-VIRTUAL = AMX | {b"hypervisor"}
-CACHED: list[Any] = [cpu_attention._onednn_is_exact, cpu_attention._fastest_kernel]
+AMX = b"flags\t\t: fpu avx512_bf16 amx_bf16 amx_tile amx_int8\n"
+SAPPHIRE_RAPIDS = {
+    (0, 0): (0x20, 1, 1, 1), (0x1D, 0): (1, 0, 0, 0), (0x1D, 1): (0x04002000, 0x00080040, 0x10, 0),
+    (0x1E, 0): (0, 0x4010, 0, 0),
+}  # fmt: skip
+Leaves = dict[tuple[int, int], tuple[int, int, int, int]]
+CACHED: list[Any] = [
+    cpu._advertises_amx, cpu.amx_is_broken, cpu_attention._onednn_is_exact, cpu_attention._fastest_kernel
+]  # fmt: skip
 
 
 @pytest.fixture
-def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[set[bytes]], None]]:
-    """Simulate a CPU with these flags, without environment variables."""
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bytes, Leaves], None]]:
+    """Simulate a CPU with these flags and CPUID leaves, without environment variables."""
 
-    def set_up(flags: set[bytes]) -> None:
+    def set_up(flags: bytes, leaves: Leaves) -> None:
         for name in (VARIABLE, "DNNL_MAX_CPU_ISA"):
             monkeypatch.setenv(name, "")  # so that a value set by the test is removed
             monkeypatch.delenv(name)
         monkeypatch.setattr(cpu, "_cpu_flags", lambda: flags)
+        monkeypatch.setattr(cpu, "cpuid", lambda leaf, subleaf: leaves.get((leaf, subleaf), (0, 0, 0, 0)))
         monkeypatch.setattr(cpu, "_TORCH_WAS_FIRST", False)
         for function in CACHED:
             function.cache_clear()
@@ -43,29 +51,42 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[set[bytes]], 
 
 
 @pytest.mark.parametrize(
-    ("flags", "limited"),
+    ("flags", "leaves", "limited"),
     [
-        (VIRTUAL, True),
-        (AMX, False),
-        ({b"avx512_bf16", b"hypervisor"}, False),
-        (set[bytes](), False),  # no /proc/cpuinfo, or another architecture
+        (AMX, SAPPHIRE_RAPIDS, False),
+        (AMX, SAPPHIRE_RAPIDS | {(0, 0): (0x1C, 1, 1, 1)}, True),  # leaves beyond the highest alias another
+        (AMX, SAPPHIRE_RAPIDS | {(0x1D, 0): (0, 0, 0, 0)}, True),  # no palette
+        (AMX, SAPPHIRE_RAPIDS | {(0x1D, 1): (0, 0, 0, 0)}, True),  # a palette without tiles
+        (AMX, SAPPHIRE_RAPIDS | {(0x1E, 0): (0, 0, 0, 0)}, True),
+        (b"flags\t\t: fpu avx512_bf16\n", {(0, 0): (0x1C, 1, 1, 1)}, False),
+        (b"", {}, False),  # no /proc/cpuinfo, or another architecture
     ],
 )
-def test_amx_is_avoided_on_virtual_machines(
-    pretend: Callable[[set[bytes]], None], flags: set[bytes], limited: bool
+def test_amx_is_disabled_if_cpuid_does_not_describe_its_tiles(
+    pretend: Callable[[bytes, Leaves], None], flags: bytes, leaves: Leaves, limited: bool
 ) -> None:
-    pretend(flags)
+    pretend(flags, leaves)
     cpu.limit_onednn()
     assert os.environ.get(VARIABLE) == ("AVX512_CORE_BF16" if limited else None)
-    assert cpu.amx_is_avoided() == limited
-    assert cpu.amx_is_possible() == (not limited and b"amx_tile" in flags)
+    assert cpu.amx_is_possible() == (bool(flags) and not limited and b"amx" in flags)
+
+
+def test_amx_is_disabled_if_cpuid_cannot_be_executed(
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(leaf: int, subleaf: int) -> tuple[int, int, int, int]:
+        raise PermissionError(13, "executable memory is refused")
+
+    pretend(AMX, {})
+    monkeypatch.setattr(cpu, "cpuid", refused)
+    assert cpu.amx_is_broken()
 
 
 @pytest.mark.parametrize("name", [VARIABLE, "DNNL_MAX_CPU_ISA"])
 def test_a_value_set_by_the_user_is_kept(
-    pretend: Callable[[set[bytes]], None], monkeypatch: pytest.MonkeyPatch, name: str
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    pretend(VIRTUAL)
+    pretend(AMX, {})
     monkeypatch.setenv(name, "AVX2")
     cpu.limit_onednn()
     assert {key: os.environ.get(key) for key in (name, VARIABLE)} == {name: "AVX2"} | (
@@ -73,9 +94,19 @@ def test_a_value_set_by_the_user_is_kept(
     )
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="CPUID is of x86-64")
+@pytest.mark.skipif(cpu.cpuid.__module__ != cpu.__name__, reason="the CPU is simulated")
+def test_cpuid_returns_the_values_of_this_machine() -> None:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    reported = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    highest, b, c, d = cpu.cpuid(0, 0)
+    assert b"".join(part.to_bytes(4, "little") for part in (b, d, c)).decode() == reported["vendor_id"]
+    assert highest == int(reported["cpuid level"])
+
+
 @pytest.mark.parametrize("kernel", ["flash", "mkl"])
 def test_fp32_attention_does_not_execute_amx(
-    pretend: Callable[[set[bytes]], None], monkeypatch: pytest.MonkeyPatch, kernel: str
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch, kernel: str
 ) -> None:
     """Whether or not AMX works: oneDNN must compute in fp32 only as long as it may use AMX."""
     seen: list[str] = []
@@ -94,7 +125,7 @@ def test_fp32_attention_does_not_execute_amx(
         candidates.append(list(functions))
         return kernel
 
-    pretend(AMX)
+    pretend(AMX, SAPPHIRE_RAPIDS)
     monkeypatch.setattr(cpu_attention, "autotune", choose)
     for owner, name in ((torch, "bmm"), (cpu_attention, "_flash"), (cpu_attention, "_flash_backward")):
         watch(owner, name)
@@ -106,7 +137,7 @@ def test_fp32_attention_does_not_execute_amx(
 
 
 def test_the_speed_is_measured_again_if_amx_is_possible(
-    pretend: Callable[[set[bytes]], None], monkeypatch: pytest.MonkeyPatch
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions: list[str] = []
 
@@ -115,27 +146,26 @@ def test_the_speed_is_measured_again_if_amx_is_possible(
         return "mkl"
 
     monkeypatch.setattr(cpu_attention, "autotune", choose)
-    for flags in (AMX, VIRTUAL):
-        pretend(flags)
+    for leaves in (SAPPHIRE_RAPIDS, {}):  # without leaves, AMX is disabled
+        pretend(AMX, leaves)
         cpu.limit_onednn()
         cpu_attention._fastest_kernel(16, False)
     assert len(set(versions)) == 2
 
 
 def test_one_note_if_bf16_becomes_slower(
-    pretend: Callable[[set[bytes]], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pretend: Callable[[bytes, Leaves], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pretend(VIRTUAL)
+    pretend(AMX, {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": True, "amx_bf16": True})
-    precision._warn_of_avoided_amx.cache_clear()
-    cpu.limit_onednn()
+    precision._warn_of_broken_amx.cache_clear()
     precision.resolve_precision("32")
     assert not caplog.messages
     assert [precision.resolve_precision("bf16-mixed").name for _ in range(2)] == ["bf16-mixed"] * 2
     assert len(caplog.messages) == 1
     assert "AMX" in caplog.text
-    precision._warn_of_avoided_amx.cache_clear()
+    precision._warn_of_broken_amx.cache_clear()
 
 
 def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -177,6 +207,13 @@ def test_onednn_obeys_a_limit_set_after_torch_was_imported() -> None:
     assert "bfloat16" not in verbose
 
 
+@pytest.mark.skipif(b"amx_tile" in cpu._cpu_flags(), reason="this CPU advertises AMX")
+def test_cpuid_is_not_executed_on_other_machines() -> None:
+    code = "import bionemo, sys; print({'torch', 'ctypes', 'mmap'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def test_benchmarks_that_use_torch_import_the_package() -> None:
     """train_hf.py runs in an environment without bionemo and inherits the variable from compare.py."""
     found = set()
@@ -188,18 +225,3 @@ def test_benchmarks_that_use_torch_import_the_package() -> None:
             found.add(path.name)
             assert "bionemo" in names or path.name == "train_hf.py", path
     assert len(found) > 4
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
-)
-def test_libgomp_reports_the_number_of_rounds(variables: dict[str, str], expected: str) -> None:
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", "import bionemo, torch"], capture_output=True, text=True, check=True,
-        env=environment | variables | {"OMP_DISPLAY_ENV": "verbose"},
-    )  # fmt: skip
-    assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr) == [expected]

@@ -69,7 +69,7 @@ def test_the_resolved_precision_depends_on_the_host(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, given: str, with_gpu: str, with_bf16: str,
     without: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(precision, "amx_is_avoided", lambda: False)
+    monkeypatch.setattr(precision, "amx_is_broken", lambda: False)
     for gpu, features, expected, noted in (
         (True, {"avx2": True, "avx512_bf16": False}, with_gpu, False),
         (False, {"avx2": True, "avx512_bf16": True}, with_bf16, with_bf16 != with_gpu),

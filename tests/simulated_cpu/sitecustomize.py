@@ -1,4 +1,4 @@
-"""Simulate a virtual machine that advertises AMX without supporting it, in every Python process with this path.
+"""Simulate a CPU that advertises AMX although its CPUID ends at leaf 0x1C, in every Python process with this path.
 
     PYTHONPATH=$PWD/tests/simulated_cpu bash scripts/quickstart.sh
 
@@ -25,7 +25,8 @@ def _crash_unless_limited(torch: ModuleType) -> None:
 
 
 def _advertise_amx(cpu: Any) -> None:
-    cpu._cpu_flags = lambda: {b"avx512_bf16", b"amx_bf16", b"amx_tile", b"amx_int8", b"hypervisor"}
+    cpu._cpu_flags = lambda: b"flags\t\t: fpu avx512_bf16 amx_bf16 amx_tile amx_int8\n"
+    cpu.cpuid = lambda leaf, subleaf: (0x1C, 1, 1, 1)  # of Intel CPUs, which return their highest leaf
 
 
 _ACTIONS: dict[str, Callable[[Any], None]] = {"torch": _crash_unless_limited, "bionemo.common.cpu": _advertise_amx}

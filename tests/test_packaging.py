@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from bionemo.cli.doctor import _EXTRAS
 from tests.conftest import ROOT
 from tests.test_versions import PYTHONS, of
 
@@ -70,7 +71,7 @@ def test_no_advice_installs_another_package() -> None:
 
 
 def test_names_of_extras() -> None:
-    assert set(MODULES) == USER_EXTRAS
+    assert set(MODULES) == USER_EXTRAS == set(_EXTRAS)
     (everything,) = EXTRAS["all"]
     assert Requirement(everything).extras == USER_EXTRAS
     used = {name for path in (ROOT / "bionemo").rglob("*.py")

@@ -11,6 +11,7 @@ from typing import Any
 
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import UserError
+from bionemo.common.limits import check_address_space
 from bionemo.config.model_argument import HELP, split_model
 
 _DESCRIPTION = "Analyze proteins with a trained model: effects of mutations, contacts, maps of embeddings, labels."
@@ -51,6 +52,7 @@ def main() -> None:
         options = _parse(_parser())
         from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
+        check_address_space()
         log_to_console()
         silence_dependencies()
         from bionemo.cli import analysis_commands

@@ -11,6 +11,7 @@ from pathlib import Path
 from bionemo.common.console import one_line_errors
 from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
+from bionemo.common.limits import check_address_space
 from bionemo.config.model_argument import HELP, model_path
 from bionemo.launch.spawn import LAUNCHER
 
@@ -46,6 +47,7 @@ def evaluate(options: Namespace) -> None:
     """
     from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
+    check_address_space()
     log_to_console()
     silence_dependencies()
     import torch

@@ -14,6 +14,7 @@ from bionemo.cli.help import CommandSpec
 from bionemo.common.console import notify, one_line_errors
 from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import is_global_rank_zero, launched_process
+from bionemo.common.limits import check_address_space
 from bionemo.common.lock import run_lock
 from bionemo.config.directories import log_directory
 from bionemo.config.schema import DownstreamConfig
@@ -84,6 +85,7 @@ def prepare_and_fine_tune(cfg: DownstreamConfig) -> dict[str, float]:
     _check(cfg.model)
     from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
+    check_address_space()
     silence_dependencies()
     from bionemo.experiment.quick_imports import quick_imports
 

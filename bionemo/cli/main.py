@@ -23,7 +23,7 @@ COMMANDS = {
     "plan": "estimate parameters, memory, FLOPs and time of a run before it starts",
     "launch": "submit a run to a cluster: Slurm, Kubernetes, Base Command Platform, mpirun, Ray",
     "checkpoint": "inspect, verify, convert or average checkpoints",
-    "doctor": "print versions and devices",
+    "doctor": "print versions, devices, launchers, disk space, and what is missing",
     "cluster": "test the connections between the processes of a launcher, or run a command on Ray",
 }
 _USAGE = """\

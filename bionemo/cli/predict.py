@@ -10,6 +10,7 @@ from bionemo.cli.command import run
 from bionemo.cli.help import CommandSpec
 from bionemo.common.errors import HostError, RankError, UserError, reraise_as
 from bionemo.common.launcher_environment import launched_process
+from bionemo.common.limits import check_address_space
 from bionemo.common.lock import run_lock
 from bionemo.common.redaction import redact_text
 from bionemo.config.schema import InferConfig
@@ -53,6 +54,7 @@ def predict(cfg: InferConfig) -> None:
     """
     from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
+    check_address_space()
     silence_dependencies()
     import torch
 

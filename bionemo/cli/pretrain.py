@@ -10,6 +10,7 @@ from typing import Any
 
 from bionemo.cli.command import run
 from bionemo.common.errors import UserError
+from bionemo.common.limits import check_address_space
 from bionemo.config.schema import RunConfig
 
 
@@ -58,6 +59,7 @@ def pretrain(cfg: RunConfig) -> dict[str, float]:
         check_files_exist(cfg.model.data, ["test"])
     from bionemo.experiment.console_logging import log_to_console, silence_dependencies
 
+    check_address_space()
     silence_dependencies()
     from bionemo.experiment.quick_imports import quick_imports
 

@@ -3,13 +3,12 @@
 
 import atexit
 import os
-import resource
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from bionemo.common.errors import HostError, RankError, describe
@@ -19,9 +18,9 @@ from bionemo.common.launcher_environment import (
     is_global_rank_zero,
     is_local_rank_zero,
 )
+from bionemo.common.limits import raise_open_files
 from bionemo.common.redaction import redact_text, register_secrets, split_arguments
 
-_MOST_FILES = 1 << 20  # enough for every data set
 BUG_MESSAGE = "this is a bug in bionemo: please report it in the issue tracker, with the traceback above"
 
 
@@ -44,7 +43,7 @@ def one_line_errors() -> Iterator[list[int]]:
     interrupted = _note_interrupts()
     try:
         check_environment()
-        _raise_open_files()
+        raise_open_files()
         _check_directories()
         yield interrupted
     except Exception as error:
@@ -115,13 +114,6 @@ def _end_interrupted() -> NoReturn:
 
 def _print_traceback(error: BaseException) -> None:
     print(redact_text("".join(traceback.format_exception(error))), end="", file=sys.stderr)
-
-
-def _raise_open_files() -> None:
-    """Raise the soft limit of open files to the hard limit: every shard of a data set keeps two files open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # some systems allow less than the hard limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_FILES)), hard))
 
 
 def _check_directories() -> None:

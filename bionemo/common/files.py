@@ -6,10 +6,13 @@ import json
 import math
 import os
 import re
+import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bionemo.common.errors import UserError
@@ -60,14 +63,19 @@ def replacing(path: Path, directory: Path | None = None, durable: bool = True) -
         directory: where the new file is written, on the same file system; None: beside `path`.
         durable: flush the file to disk; False for a file that can be made again and whose damage is detected.
 
+    A pipe or a character device, such as /dev/stdout, is not replaced: the content of the new file is copied to it.
+
     Yields:
         The path of the new file, which does not exist.
 
     Raises:
-        UserError: if `path` is a device, a pipe or a socket.
+        UserError: if `path` is another device, a socket, or a pipe that no process reads.
         OSError: if it cannot be written; it names `path`.
     """
-    _refuse_device(path)
+    if _is_stream(path):
+        with _copied_to(path) as new:
+            yield new
+        return
     temporary = (directory or path.parent) / f".{path.name[:200]}.{uuid.uuid4().hex[:12]}.tmp"
     try:
         try:
@@ -88,10 +96,36 @@ def replacing(path: Path, directory: Path | None = None, durable: bool = True) -
         raise
 
 
-def _refuse_device(path: Path) -> None:
-    is_other = path.exists() and not path.is_file() and not path.is_dir()
-    if is_other or path.absolute().parent == Path("/dev"):  # /dev/stdout is a link, perhaps to a file
-        raise UserError(f"{path} is a device, pipe or socket: name a file")
+def _is_stream(path: Path) -> bool:
+    """Return whether a path is written like a stream: what is no file or directory, and names of open files."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    if stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        raise UserError(f"{path} is a {'device' if stat.S_ISBLK(mode) else 'socket'}: name a file")
+    open_file = path.absolute().is_relative_to("/dev") or path.absolute().is_relative_to("/proc")
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or (stat.S_ISREG(mode) and path.is_symlink() and open_file)
+
+
+@contextmanager
+def _copied_to(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file, which is copied to a pipe or device at the end."""
+    with TemporaryDirectory() as directory:
+        new = Path(directory) / "new"
+        yield new
+        flags = os.O_WRONLY | (os.O_APPEND if stat.S_ISREG(path.stat().st_mode) else os.O_NONBLOCK)
+        try:
+            descriptor = os.open(path, flags)  # O_NONBLOCK: without a reader, a pipe would block forever
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                raise UserError(
+                    f"{path}: no process reads this pipe: start the reader first, or name a file"
+                ) from error
+            raise
+        os.set_blocking(descriptor, True)
+        with new.open("rb") as source, open(descriptor, "wb") as target:
+            shutil.copyfileobj(source, target)
 
 
 def refuse_replacing(path: Path, marker: bytes, option: str) -> None:
@@ -101,7 +135,7 @@ def refuse_replacing(path: Path, marker: bytes, option: str) -> None:
         UserError: if it is another file.
         OSError: if it cannot be read.
     """
-    if path.is_file():
+    if path.is_file() and not _is_stream(path):
         with path.open("rb") as file:
             found = file.read(len(marker))
         if found and found != marker:

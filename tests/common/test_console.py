@@ -105,16 +105,7 @@ def test_a_rank_that_is_not_an_integer_is_reported_first(
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "pretrain",
-        "finetune",
-        "predict",
-        "preprocess",
-        "launch",
-        "cli plan",
-        "cluster check",
-        "cli checkpoint inspect x",
-    ],
+    ["pretrain", "finetune", "predict", "preprocess", "launch", "plan", "cluster check", "cli checkpoint inspect x"],
 )
 def test_a_deleted_working_directory_is_one_line_for_every_command(command: str, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
@@ -141,10 +132,3 @@ def test_a_missing_home_directory_is_one_line(
     assert capsys.readouterr().err == (
         "error: HOME is not set and the user has no home directory: set HOME to a directory to write to\n"
     )
-
-
-@pytest.mark.parametrize("soft", [64, 1024])
-def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one(soft: int) -> None:
-    code = "import resource, bionemo.common.console as c\nwith c.one_line_errors():\n  print(*resource.getrlimit(7))"
-    script = f"ulimit -Sn {soft}; ulimit -Hn 3000; exec {sys.executable} -c '{code}'"
-    assert subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout == "3000 3000\n"

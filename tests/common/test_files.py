@@ -5,6 +5,9 @@ import errno
 import os
 import socket
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -113,16 +116,42 @@ def test_a_directory_whose_creation_was_interrupted_is_claimed(tmp_path: Path) -
     assert not is_unmarked(interrupted)
 
 
-def test_pipes_and_devices_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "null").symlink_to("/dev/null")
+def test_pipes_and_devices_are_written_and_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=r"pipe: no process reads this pipe: start the reader first, or name a file"):
+        write_atomic(pipe, "text")
+    reader = subprocess.Popen(["cp", pipe, tmp_path / "received"])
+    until = time.monotonic() + 60
+    while True:
+        try:
+            write_atomic(pipe, "text\n" * 50_000)  # more than the pipe holds
+            break
+        except UserError:  # the reader has not started
+            assert time.monotonic() < until
+    assert reader.wait() == 0
+    assert (tmp_path / "received").read_text() == "text\n" * 50_000
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+    null = tmp_path / "null"
+    null.symlink_to("/dev/null")
+    for path in (null, Path("/dev/null")):
+        write_atomic(path, "text")
+        assert stat.S_ISCHR(path.stat().st_mode)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_atomic(Path("/dev/full"), "text")
     with socket.socket(socket.AF_UNIX) as server:
         monkeypatch.chdir(tmp_path)  # the address of a socket is short
         server.bind("socket")
-        for path in ("pipe", "null", "socket", "/dev/null", "/dev/stdout"):
-            with pytest.raises(UserError, match=f"{path} is a device, pipe or socket: name a file"):
-                write_atomic(Path(path), "text")
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+        with pytest.raises(UserError, match="socket is a socket: name a file"):
+            write_atomic(tmp_path / "socket", "text")
+
+
+def test_standard_output_in_a_file_is_appended_to(tmp_path: Path) -> None:
+    code = "from pathlib import Path; from bionemo.common.files import write_atomic; print('a', flush=True); "
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", f"{code}write_atomic(Path('/dev/stdout'), 'b')"], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "a\nb"
     assert Path("/dev/stdout").is_symlink()
 
 

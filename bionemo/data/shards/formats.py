@@ -125,7 +125,7 @@ class Fasta:
             end = data.find(b"\n>", start, stop) + 1 or stop
             record = data[start:end]
             if problem := self._find_problem(record):
-                raise record_error(path, data, start, problem)
+                raise record_error(path, data, start + problem[0], problem[1])
             yield start, record
             start = end
 
@@ -133,16 +133,17 @@ class Fasta:
         """See TextFormat."""
         return record[record.find(b"\n") + 1 :]
 
-    def _find_problem(self, record: bytes) -> ValueError | None:
+    def _find_problem(self, record: bytes) -> tuple[int, ValueError] | None:
+        """Return where the line of a problem is in a record, and the problem; None if there is none."""
         header, _, sequence = record.partition(b"\n")
         try:
             header.decode()
         except UnicodeDecodeError as error:
-            return error
+            return 0, error
         if b">" in sequence and b"<" not in sequence:  # not a special token
-            return ValueError(MARKER_IN_SEQUENCE)
+            return record.index(b">", len(header)), ValueError(MARKER_IN_SEQUENCE)
         if not sequence.strip(b"* \t\r\n"):
-            return ValueError("a record without a sequence: remove or complete it")
+            return 0, ValueError("a record without a sequence: remove or complete it")
         return None
 
     def fields(self, record: bytes) -> dict[str, str]:

@@ -4,6 +4,7 @@
 import errno
 import logging
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,12 +20,13 @@ from bionemo.common.errors import UserError
 from bionemo.common.launcher_environment import is_local_rank_zero
 from bionemo.common.mapped import MappedFile
 from bionemo.data.shards.compressed import refuse_compressed
-from bionemo.data.shards.formats import ENTRY, TextFormat, location, record_error
+from bionemo.data.shards.formats import ENTRY, NEWLINE, TextFormat, location, record_error
 from bionemo.data.shards.index import FileState, RecordIndex, load_index
 from bionemo.tokenizers.residues import WHITE_SPACE, check_letters, note_stops, trim
 
 _log = logging.getLogger(__name__)
 _NOTED_BYTES, _NOTED_FILES = 2 << 30, 1000  # less is indexed too quickly for a note
+_PERHAPS_WRONG = re.compile(rb"[<\x80-\xff]")  # first letter of all that `check_letters` rejects
 _BLOCK_BYTES = 1 << 20  # arrays computed from a block of this size stay in the CPU cache
 
 
@@ -81,20 +83,25 @@ class TextRecords:
         shards, target = self._shards, out.data
         for number in set(numbers.tolist()):
             shards[number].check()
-        if np.bitwise_or.reduce(records | starts | counts | (self.lengths[records] - starts - counts)) < 0:
+        lengths = self.lengths[records]
+        if np.bitwise_or.reduce(records | starts | counts | (lengths - starts - counts)) < 0:
             raise IndexError("gather: records or letters that do not exist")  # a sign bit
         # One slice per record is twice as fast as one index per letter, and its cost does not depend on the number of
         # shards. Python integers, because NumPy scalars would cost more than the copy.
         indices = records - self._bounds[numbers]
-        columns = (column.tolist() for column in (numbers, indices, starts, counts, offsets))
-        for number, index, start, count, offset in zip(*columns, strict=True):
+        columns = (column.tolist() for column in (numbers, indices, lengths, starts, counts, offsets))
+        for number, index, length, start, count, offset in zip(*columns, strict=True):
             shard = shards[number]
-            begin = shard.sequences[index]
+            data, begin = shard.data, shard.sequences[index]
             if begin >= 0:
-                piece = shard.data[begin + start : begin + start + count]
+                piece = data[begin + start : begin + start + count]
             elif begin < -1:
-                wrapped = shard.data[~begin : shard.starts[index] + shard.sizes[index]]
-                piece = wrapped.translate(None, WHITE_SPACE)[start : start + count]
+                # in most files only line ends are between the letters; removing them alone is three times as fast
+                wrapped = data[~begin : shard.starts[index] + shard.sizes[index]]
+                piece = wrapped.replace(NEWLINE, b"")
+                if len(piece) != length:
+                    piece = wrapped.translate(None, WHITE_SPACE)
+                piece = piece[start : start + count]
             else:
                 piece = shard.letters(shard.record(index))[start : start + count]
             if len(piece) != count:
@@ -214,8 +221,9 @@ def _build_index(file: MappedFile, text_format: TextFormat, blake2b: str) -> Rec
                     spaceless = raw.translate(None, WHITE_SPACE)
                     letters = spaceless.rstrip(b"*")
                     stops += len(letters) < len(spaceless)
-                    if not letters.isalpha():
-                        check_letters(letters, location(file.path, file.data, offset))
+                    if not letters.isalpha() and (wrong := _PERHAPS_WRONG.search(raw)):
+                        place = offset + max(record.find(raw), 0) + wrong.start()
+                        check_letters(letters, location(file.path, file.data, place))
             except ValueError as error:
                 raise record_error(file.path, file.data, offset, error) from error
             sequence = -1

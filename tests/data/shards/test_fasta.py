@@ -101,11 +101,11 @@ def test_shards_with_different_line_ends_and_widths(tmp_path):
         (">P1;CRAB\nCRYSTALLIN\nMKV*\n", None, "is a PIR file, in which titles follow the names: convert it to FASTA"),
         (">a\nMKV\n>b\n>c\nM\n", 3, "without a sequence"),
         (">a\nMKV\n>b", 3, "without a sequence"),
-        (">a\nMKV\n>é\nMKV\nM\xc9V\n", 3, "residues must be ASCII letters"),
+        (">a\nMKV\n>é\nMKV\nM\xc9V\n", 5, "residues must be ASCII letters"),
         (b">a\nMKV\n>\xe9\nMKV\n", 3, "not UTF-8"),
-        (">a\nMKV>b\nMK\n", 1, "a '>' within a sequence: put a line end before the record that begins there"),
-        (">a > c\nMKV\n>b >\nMKV\n\nM >c\nMK\n>d\nM\n", 3, "a '>' within a sequence"),
-        (">a\r\nMKV\r\n>b\r\nMKV>c", 3, "a '>' within a sequence"),
+        (">a\nMKV>b\nMK\n", 2, "a '>' within a sequence: put a line end before the record that begins there"),
+        (">a > c\nMKV\n>b >\nMKV\n\nM >c\nMK\n>d\nM\n", 6, "a '>' within a sequence"),
+        (">a\r\nMKV\r\n>b\r\nMKV>c", 4, "a '>' within a sequence"),
     ],
 )
 def test_errors_contain_file_and_line(tmp_path, content, line, message):
@@ -124,8 +124,8 @@ def test_the_number_of_stop_codons_is_noted_once(tmp_path, caplog):
     assert note.startswith(f"{path}: the '*' at the end of 4 of 5 sequences is dropped")
 
 
-@pytest.mark.parametrize("content", [">a\nMK<mask>V\n", ">b\nM\n>a\nMKV\nL<mask>\n"])
-def test_special_tokens_are_refused(tmp_path, content):
+@pytest.mark.parametrize(("content", "line"), [(">a\nMK<mask>V\n", 2), (">b\nM\n>a\nMKV\nL<mask>\n", 5)])
+def test_special_tokens_are_refused(tmp_path, content, line):
     path = write(tmp_path, content)
-    with pytest.raises(UserError, match=r"x.fasta:\d contains '<mask>'"):
+    with pytest.raises(UserError, match=rf"x.fasta:{line} contains '<mask>'"):
         open_sequences("fasta_fields_mmap", [path])

@@ -93,7 +93,6 @@ def smiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("wandb", [*RUN, "exp_manager.create_wandb_logger=True"]),
         ("report", ["report", "{run}"]),
         ("plots", ["analysis", "map", "--input", "{smiles}", "--output", "{out}"]),
-        ("plots", ["evaluate", "compare", "{run}", "{run}", "--output", "{out}"]),
     ],
 )
 def test_command_without_its_extra(extra: str, arguments: list[str], smiles: Path, run: Path, tmp_path: Path) -> None:

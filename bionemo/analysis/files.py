@@ -36,7 +36,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]
 
 
 def is_fasta(path: Path) -> bool:
-    """Return whether a file begins as FASTA files do.
+    """Return whether a file starts with a FASTA header.
 
     Raises:
         UserError: if it cannot be read or is compressed.

@@ -59,7 +59,7 @@ def _check(arguments: Namespace) -> None:
     process = launched_process()
     if process is None:
         raise UserError(
-            "no launcher has started this process: start it with torchrun, srun, mpirun or bcprun; examples: "
+            "no launcher started this process: start it with torchrun, srun, mpirun or bcprun; examples: "
             "`bionemo cluster check --help`"
         )
     from bionemo.launch.check import check

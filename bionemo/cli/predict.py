@@ -110,7 +110,7 @@ def _ranks(cfg: InferConfig, devices: int) -> tuple[int, int]:
         return process.rank, process.local_rank
     if cfg.trainer.num_nodes > 1:
         raise UserError(
-            f"trainer.num_nodes={cfg.trainer.num_nodes}, but no launcher has started this process: start it on all "
+            f"trainer.num_nodes={cfg.trainer.num_nodes}, but no launcher started this process: start it on all "
             "nodes with torchrun, srun, mpirun or bcprun"
         )
     return 0, 0

@@ -59,7 +59,7 @@ class Process:
             )
         if not (self.rank < num_nodes * devices and self.local_rank < devices and self.node < num_nodes):
             raise UserError(
-                f"{self.launcher} has started this process as rank {self.rank} (local rank {self.local_rank}, node "
+                f"{self.launcher} started this process as rank {self.rank} (local rank {self.local_rank}, node "
                 f"{self.node}), which is outside {expected}: give the launcher and trainer.* the same numbers"
             )
 
@@ -67,7 +67,7 @@ class Process:
         """Raise a RankError if this process has a higher local rank than its host has GPUs."""
         if self.local_rank >= gpus:
             raise RankError(
-                f"{self.launcher} has started this process with local rank {self.local_rank}, but it can use {gpus} "
+                f"{self.launcher} started this process with local rank {self.local_rank}, but it can use {gpus} "
                 "GPU(s): start one process per GPU, and let each process see all GPUs of its host"
             )
 

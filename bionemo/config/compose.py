@@ -39,7 +39,7 @@ _MAX_REPORTED = 3  # problems in one error message
 
 
 class MissingValueError(UserError):
-    """A configuration lacks values; it has no other problem."""
+    """Raised when missing values are the only problem."""
 
 
 def load(

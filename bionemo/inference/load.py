@@ -158,7 +158,7 @@ def _complete_section(network_class: type[LanguageModel], saved: Mapping[str, An
 
 
 def _replace(section: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Set those of the dotted keys that the section has."""
+    """Set the given dotted keys; skip keys that the section lacks."""
     for key, value in values.items():
         *groups, name = key.split(".")
         group: Any = section

@@ -31,9 +31,8 @@ def run(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_every_module_of_the_package_is_a_command() -> None:
-    modules = {path.stem for path in Path(entry.__file__).parent.glob("*.py")} - {"__init__", "__main__", "main"}
-    assert modules == set(COMMANDS)
+def test_every_command_has_a_module() -> None:
+    assert set(COMMANDS) <= {path.stem for path in Path(entry.__file__).parent.glob("*.py")}
 
 
 def test_help_lists_every_command() -> None:

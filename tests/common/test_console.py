@@ -105,7 +105,16 @@ def test_a_rank_that_is_not_an_integer_is_reported_first(
 
 @pytest.mark.parametrize(
     "command",
-    ["pretrain", "finetune", "predict", "preprocess", "launch", "plan", "cluster check", "cli checkpoint inspect x"],
+    [
+        "pretrain",
+        "finetune",
+        "predict",
+        "preprocess",
+        "launch",
+        "cli plan",
+        "cluster check",
+        "cli checkpoint inspect x",
+    ],
 )
 def test_a_deleted_working_directory_is_one_line_for_every_command(command: str, tmp_path: Path) -> None:
     gone = tmp_path / "gone"

@@ -107,9 +107,8 @@ def test_special_tokens_in_a_text_are_refused(token: str, model: Path, tmp_path:
     texts = [*sequences(), f"MKV{token}LL"]
     for kind in ("csv", "fasta"):
         path = write(tmp_path / f"x.{kind}", texts)
-        header = next(line for line, text in enumerate(path.read_text().split("\n"), 1) if token in text)
-        header -= kind == "fasta"  # the line of the record
-        with pytest.raises(UserError, match=rf"x\.{kind}:{header} {message}"):
+        line = next(line for line, text in enumerate(path.read_text().split("\n"), 1) if token in text)
+        with pytest.raises(UserError, match=rf"x\.{kind}:{line} {message}"):
             go(model, path, tmp_path / "x.npz")
     with pytest.raises(UserError, match=f"sequence 1 {message}"):
         bionemo.load(model, "cpu").embed(["MKV", f"M{token}"])

@@ -74,7 +74,7 @@ def test_a_process_without_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: p
         main()
     assert end.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: no launcher has started this process: start it with torchrun")
+    assert line.startswith("error: no launcher started this process: start it with torchrun")
 
 
 def test_a_local_rank_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

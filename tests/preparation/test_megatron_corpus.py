@@ -176,7 +176,7 @@ def test_the_old_output_is_kept_until_the_new_one_is_complete(prepare_text: Prep
     [
         (["source=/nowhere.jsonl"], "/nowhere.jsonl cannot be read"),
         (["vocab_file=null"], "needs vocab_file, but only merge_file="),
-        (["merge_file=/nowhere.txt"], "/nowhere.txt cannot be read"),
+        (["merge_file=/nowhere.txt"], "/nowhere.txt are not the files of one GPT-2 vocabulary"),
         (["output=/"], "give a directory and a name"),
         (["on_empty=keep"], "on_empty"),
         (["output=/proc/text/a"], "/proc/text cannot be written"),

@@ -47,15 +47,11 @@ def full_disk() -> None:
     raise OSError(errno.ENOSPC, "No space left on device", "x.pt")
 
 
-def killed() -> None:
-    time.sleep(3)  # a status is written every second
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 FAULTS: dict[str, Callable[[], Any]] = {
     "killed worker": killed_worker,
     "full disk": full_disk,
-    "killed": killed,
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "killed later": lambda: time.sleep(3) or os.kill(os.getpid(), signal.SIGKILL),
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "asleep": lambda: time.sleep(600),
     "deaf": lambda: ctypes.PyDLL(None).sleep(600),  # no Python thread runs meanwhile
@@ -242,12 +238,14 @@ def real(directory: Path, faulty: int, fault: tuple[str, str, int], *overrides: 
     overrides = (f"exp_manager.exp_dir={directory / 'run'}", "trainer.devices=2", *overrides)
     victim = Faulty(directory / str(faulty), fault, *overrides, LOCAL_RANK=str(faulty), **environment)
     other = Command(directory / str(1 - faulty), *overrides, LOCAL_RANK=str(1 - faulty), **environment)
-    return finish([victim, other][:: -1 if faulty else 1], faulty if fault[0] == "killed" else None), host(victim)
+    return finish([victim, other][:: -1 if faulty else 1], faulty if fault[0] == "killed later" else None), host(
+        victim
+    )
 
 
 @pytest.mark.parametrize(("rank", "where", "before"), [(1, "step", 2), (1, "save", 0), (0, "step", 2)])
 def test_a_run_with_a_killed_rank(tmp_path: Path, rank: int, where: str, before: int) -> None:
-    errors, name = real(tmp_path, rank, ("killed", where, before))
+    errors, name = real(tmp_path, rank, ("killed later", where, before))  # a status is written every second
     assert errors[rank] == []
     (error,) = errors[1 - rank]
     assert error.startswith(f"error: rank {rank} {name} ended without an error message, last seen ")

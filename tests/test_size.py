@@ -14,7 +14,7 @@ LIMITS = {
     "cli": 1_421,
     "common": 890,
     "config": 2_007,
-    "data": 3_296,
+    "data": 3_297,
     "evaluation": 1_817,
     "experiment": 492,
     "finetuning": 1_386,

@@ -228,7 +228,8 @@ class Csv:
         last = np.flatnonzero(text[delimiters] == ord(self.newline))
         first = np.append(0, last[:-1] + 1)
         is_usual = block.isascii() and block.endswith(self._newline) and b"\r" not in block and b'"' not in block
-        if not is_usual or (last - first).min() < self._needed:
+        has_blank_lines = block.startswith(self._newline) or 2 * self._newline in block
+        if not is_usual or has_blank_lines or (last - first).min() < self._needed:
             return None
         table = np.empty(len(last), ENTRY)
         table["start"] = np.append(0, delimiters[last[:-1]] + 1)

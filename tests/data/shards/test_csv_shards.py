@@ -50,6 +50,12 @@ def csv_files(draw):
     return data, separator, len(header), fields
 
 
+def test_blank_lines_are_no_records_of_a_single_column(tmp_path):
+    path = write(tmp_path, "MKV\n\nMA\n\n")
+    source = open_sequences("csv_fields_mmap", [path], data_fields={"sequence": 0}, header_lines=0)
+    assert source.lengths.tolist() == [3, 2]
+
+
 @settings(max_examples=100)
 @given(csv_files(), st.data())
 def test_cells_equal_those_of_the_csv_module(tmp_path_factory, file, data):

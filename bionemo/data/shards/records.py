@@ -91,17 +91,17 @@ class TextRecords:
         indices = records - self._bounds[numbers]
         columns = (column.tolist() for column in (numbers, indices, lengths, starts, counts, offsets))
         for number, index, length, start, count, offset in zip(*columns, strict=True):
-            shard = shards[number]
-            data, begin = shard.data, shard.sequences[index]
+            _, data, _, _, sequences, begins, sizes = shard = shards[number]
+            begin = sequences[index]
             if begin >= 0:
                 piece = data[begin + start : begin + start + count]
             elif begin < -1:
                 # in most files only line ends are between the letters; removing them alone is three times as fast
-                wrapped = data[~begin : shard.starts[index] + shard.sizes[index]]
+                wrapped = data[~begin : begins[index] + sizes[index]]
                 piece = wrapped.replace(NEWLINE, b"")
                 if len(piece) != length:
                     piece = wrapped.translate(None, WHITE_SPACE)
-                piece = piece[start : start + count]
+                piece = piece[start : start + count] if count < length else piece
             else:
                 piece = shard.letters(shard.record(index))[start : start + count]
             if len(piece) != count:

@@ -173,7 +173,7 @@ def is_unmarked(path: Path) -> bool:
 
 def identity_of(path: Path, kind: str) -> dict[str, Any] | None:
     """Return the identity of a directory of this kind that this project created; None for any other path."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged
         record: dict[str, Any] = json.loads((path / MARKER).read_text())
         if record["kind"] == kind:
             return dict(record["identity"])

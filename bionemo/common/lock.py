@@ -2,10 +2,11 @@
 """A lock on a directory that works on file systems without locks, such as some network and FUSE file systems.
 
 The lock is a lease of the package filelock: a file that names its holder, who renews it every 10 seconds. The lease of
-a dead process of this host is taken over at once, any other one when it has not been renewed for 30 seconds.
+a dead process of this host is taken over within a second, any other one when it has not been renewed for 30 seconds.
 """
 
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -45,7 +46,7 @@ class RunLock:
         if wait:
             log.warning("%s is in use by another run (%s): waiting for it to end", directory, owner)
             return self._acquire(-1)
-        if self.lease.owner is None or self.lease.owner.hostname != socket.gethostname():
+        if not self._is_owned_here():
             log.warning(
                 "%s is locked by a run (%s): waiting up to %.0f s for a sign of it; if that run is dead, delete %s to "
                 "continue at once", directory, owner, _LEASE_SECONDS, self.path,
@@ -66,7 +67,18 @@ class RunLock:
     def _describe_owner(self) -> str:
         if (owner := self.lease.owner) is None:
             return f"delete {self.path} if it is dead"
-        return f"process {owner.pid} on host {owner.hostname}"
+        return f"process {owner.pid} on host {owner.hostname.partition('?')[0]}"
+
+    def _is_owned_here(self) -> bool:
+        """Return whether the holder is a process of this host, in a container: of this container.
+
+        In a PID namespace other than the initial one, filelock appends `?pidns-` and its inode to the host name.
+        """
+        if (owner := self.lease.owner) is None:
+            return False
+        host, _, namespace = owner.hostname.partition("?")
+        is_same = not namespace or namespace == f"pidns-{os.stat('/proc/self/ns/pid').st_ino:x}"
+        return host == socket.gethostname() and is_same
 
 
 @contextmanager

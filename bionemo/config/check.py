@@ -327,6 +327,10 @@ def _check_names(manager: ExpManagerConfig) -> Iterator[str]:
 def _check_filename(pattern: str) -> Iterator[str]:
     key = f"{_CHECKPOINTS}.filename is {pattern}"
     try:
+        if any(
+            int(number) > _MAX_NAME for _, spec in METRIC_FIELD.findall(pattern) for number in re.findall(r"\d+", spec)
+        ):
+            raise ValueError("it is too long")
         filled = METRIC_FIELD.sub(lambda match: f"{match[1]}={_format_example(match[1], match[2] or '')}", pattern)
     except ValueError as error:
         yield f"{key}, but a format in it is invalid ({error}): write {{step}}-{{val_loss:.2f}}"

@@ -38,7 +38,8 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 def describe(hint: Any) -> str:
     """Describe a type: "int or null", "one of crop, drop"."""
     if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
+        values = [str(value) for value in get_args(hint)]
+        return ("one of " if len(values) > 1 else "") + ", ".join(values)
     if len(alternatives(hint)) > 1:
         return " or ".join(map(describe, alternatives(hint)))
     if hint is type(None):

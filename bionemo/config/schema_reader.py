@@ -126,12 +126,15 @@ class SchemaReader:
         node = OmegaConf.to_container(cfg, resolve=False).get(name)  # type: ignore[union-attr]
         is_group = isinstance(node, dict) and bool(node)
         has_unsupported = is_group and any(each.startswith(f"{key}.") for each in FIXED)
-        if key in FIXED and node and str(node) != str(FIXED[key]):
-            only = FIXED[key] or "null"
+        value = parse_text(node, (bool, int, float)) if isinstance(node, str) else node  # YAML keeps false as text
+        is_default = value is None or (key in FIXED and (not value or str(value) == str(FIXED[key])))
+        if key in FIXED and not is_default:
+            only = "null" if FIXED[key] is None else FIXED[key]
             shown = _shorten(str(node))
             self.problems.append(f"{key} is {shown}, which is not supported: set it to {only}; {replacement(key)}")
         elif (instead := replacement(key, self._root)) and not has_unsupported:
-            self.ignored[key] = instead
+            if not is_default:  # a default asks for nothing
+                self.ignored[key] = instead
         elif is_group:
             for child in node:  # type: ignore[union-attr]
                 self._add_undefined(cfg[name], str(child), f"{key}.{child}")

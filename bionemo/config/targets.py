@@ -90,7 +90,9 @@ def target_schema(target: str, expected: type[T]) -> type[T]:
     found = TARGETS.get(target)
     if found is None:
         imported = import_target(target)
-        found = get_type_hints(imported).get("config") or get_type_hints(imported.__init__).get("config")
+        declared, found = (get_type_hints(each).get("config") for each in (imported, imported.__init__))
+        if declared is not None and not (isinstance(found, type) and issubclass(found, declared)):
+            found = declared  # else the type of the constructor's argument, which is more specific
     if found is None:
         raise UserError(f"{target} has no attribute `config` annotated with a dataclass")
     if not issubclass(found, expected):

@@ -126,7 +126,6 @@ IGNORED = _by_key({
         "NCCL's environment variables": "sharp",
         "every model uses Megatron-Core": "mcore_gpt",
         "the layers have one architecture": "normalization transformer_block_type encoder_arch decoder_arch",
-        "the model class defines the positions": "position_embedding_type",
         "model.optim.name=distributed_fused_adam divides the optimizer state": (
             "fsdp fsdp_sharding_strategy fsdp_grad_reduce_dtype fsdp_sharded_checkpoint"
         ),

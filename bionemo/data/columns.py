@@ -124,7 +124,8 @@ def _check_titles(
         raise UserError(f"{path}: {key}={column}{found}, but the header has {_listed(titles)}: {remedy}")
     is_cell = kind.cell.fullmatch(title) and not _NUMBER.fullmatch(title) and title.lower() not in _SHORT_TITLES
     is_long = len(title) >= _MIN_SEQUENCE or 2 * len(title) >= min(map(len, cells), default=len(title))
-    if not others and is_cell and is_long and all(map(kind.cell.fullmatch, cells)):
+    is_like_cells = is_cell and is_long and (kind is SMILES or title.isupper() or len(title) > 2 * _MIN_SEQUENCE)
+    if not others and is_like_cells and all(map(kind.cell.fullmatch, cells)):
         raise UserError(
             f"{path}:{lines}: {configured.reader}.header_lines={lines} skips a line that looks like a record "
             f"({shorten(title)} in column {column}): set {configured.reader}.header_lines={lines - 1}; if it is a "

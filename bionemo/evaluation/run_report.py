@@ -49,25 +49,34 @@ class Run:
         """Steps and values of each metric; of a step that was trained again, the last value."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        events = EventAccumulator(str(self.path), size_guidance={"scalars": 0}).Reload()
-        found = {}
-        for tag in events.Tags()["scalars"]:
-            points = {event.step: event.value for event in events.Scalars(tag)}
-            steps = np.array(sorted(points), np.int64)
-            found[tag] = (steps, np.array([points[step] for step in steps.tolist()], np.float64))
-        return found
+        curves: dict[str, dict[int, float]] = {}
+        for directory in (*self._earlier(), self.path):
+            events = EventAccumulator(str(directory), size_guidance={"scalars": 0}).Reload()
+            for tag in events.Tags()["scalars"]:
+                curves.setdefault(tag, {}).update((event.step, event.value) for event in events.Scalars(tag))
+        return {
+            tag: (np.array(sorted(points), np.int64), np.array([points[step] for step in sorted(points)], np.float64))
+            for tag, points in curves.items()
+        }
+
+    def _earlier(self) -> list[Path]:
+        """Return the directories with the logs of earlier starts, the first start first."""
+        return sorted(self.path.glob("run_*/"), key=lambda path: (len(path.name), path.name))
 
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
         """Content of `run.json` of each start, the first start first."""
-        earlier = sorted(self.path.glob("run_*/run.json"), key=lambda path: (len(path.parent.name), path.parent.name))
         found = []
-        for path in (*earlier, self.path / "run.json"):
+        for directory in (*self._earlier(), self.path):
+            path = directory / "run.json"
             if path.is_file():
                 try:
-                    found.append(load_json(path, _MAX_BYTES))
+                    start = load_json(path, _MAX_BYTES)
+                    if not isinstance(start, dict) or not start.keys() >= {"parameters", "devices", "device"}:
+                        raise ValueError("not written by a run")
                 except (OSError, ValueError) as error:
                     raise UserError(f"{path} is damaged ({error}): move it away") from error
+                found.append(start)
         return found
 
     @cached_property
@@ -76,6 +85,8 @@ class Run:
         path = self.path / "config.yaml"
         try:
             found = yaml.safe_load(path.read_text("utf-8")) if path.is_file() else {}
+            if not isinstance(found, dict):
+                raise ValueError("not a mapping")
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UserError(f"{path} is damaged ({' '.join(str(error).split())}): move it away") from error
         return _flatten(redact_tree(found))
@@ -301,7 +312,9 @@ def _evaluations(run: Run) -> str:
     for path in sorted({*run.path.glob("report.json"), *run.path.glob("*/report.json")}):
         from bionemo.evaluation.report import describe_report, read_report  # imports torch, which takes seconds
 
-        with suppress(UserError, KeyError):  # a report of `bionemo finetune`, or of another version
+        with suppress(
+            UserError, LookupError, TypeError, AttributeError
+        ):  # a report of `bionemo finetune`, or of another version
             lines += describe_report(read_report(path.parent), path.parent)
     return redact_text("\n".join(lines))
 

@@ -50,6 +50,7 @@ class Results(PartedWork):
         model_digest = model_fingerprint(model.weights_checksum, positions, model.network.vocabulary)
         self.identity = {"model": model_digest, "precision": model.precision.name}
         self._checksums: dict[Path, str] = {}
+        self._stored: dict[str, Result] = {}  # valid results that were read, by task
 
     def prepare(self) -> None:
         """Create the output directory, or continue in that of an earlier evaluation of the same model.
@@ -86,7 +87,12 @@ class Results(PartedWork):
         return [result for task in self._tasks if (result := self._read(task)) is not None]
 
     def _read(self, task: Task) -> Result | None:
-        """Read a result; None if there is no valid one."""
+        """Read a result, once; None if there is no valid one."""
+        if task.name not in self._stored and (found := self._read_file(task)) is not None:
+            self._stored[task.name] = found
+        return self._stored.get(task.name)
+
+    def _read_file(self, task: Task) -> Result | None:
         try:
             result = load_json(self._path(task, "json"), _MAX_RESULT)
         except (OSError, ValueError):

@@ -124,7 +124,7 @@ def start_experiment(trainer: pl.Trainer, config: ExpManagerConfig, directory: P
     except ImportError as error:
         raise UserError(f"exp_manager: {error}: install it, or disable that callback") from error
     except (ValueError, TypeError, OmegaConfBaseException, NeMoBaseException) as error:
-        raise UserError(f"exp_manager: {str(error).splitlines()[0]}") from error
+        raise UserError(f"exp_manager: {(str(error) or type(error).__name__).splitlines()[0]}") from error
     for name in ("nemo_logger", "lightning.pytorch"):
         for written in logging.getLogger(name).handlers:
             written.addFilter(_REDACTION)

@@ -51,6 +51,7 @@ def read_trained_head(path: Path) -> TrainedHead:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         classes, encoder = tuple(map(str, task["classes"])), Path(str(task["encoder"]))
         wild_type = None if task["wild_type"] is None else str(task["wild_type"])
+        encoder_weights, run = str(task["encoder_weights"]), str(task["run"])
         head = _build_head(weights, max(len(classes), 1))
         head.load_state_dict(weights)
     except OSError as error:
@@ -62,7 +63,7 @@ def read_trained_head(path: Path) -> TrainedHead:
         ) from error
     if not all_finite(weights.values()):
         raise UserError(f"{path} has weights that are not finite: train the head again")
-    return TrainedHead(head.eval(), classes, encoder, wild_type, str(task["encoder_weights"]), str(task["run"]))
+    return TrainedHead(head.eval(), classes, encoder, wild_type, encoder_weights, run)
 
 
 def check_encoder(trained: TrainedHead, path: Path, weights: str) -> None:

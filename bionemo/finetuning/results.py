@@ -22,6 +22,7 @@ from bionemo.finetuning.task_data import Split, TaskData
 from bionemo.inference.fingerprint import digest
 from bionemo.megatron.finite import all_finite
 
+_MAX_LABELS = 20  # classes that are named in the plot
 HEAD, REPORT, PLOT = "head.safetensors", "report.json", "report.png"  # written in this order
 _RUN = "run"  # key of the run's fingerprint in the metadata of the head and in the report
 # Settings of the model that cannot change the result, or whose content is part of the fingerprint.
@@ -147,8 +148,12 @@ def _plot(results: Results, classes: Sequence[str], report: Mapping[str, Any]) -
     if results.test is None:
         right.set_axis_off()
     elif classes:
-        matrix = ConfusionMatrixDisplay(np.array(report["confusion"]), display_labels=classes)
+        counts = np.array(report["confusion"], float)
+        shares = counts / counts.sum(1, keepdims=True).clip(1)  # of the samples of each class
+        matrix = ConfusionMatrixDisplay(shares, display_labels=classes if len(classes) <= _MAX_LABELS else None)
         matrix.plot(ax=right, include_values=False, xticks_rotation="vertical", cmap="Blues")
+        if len(classes) > _MAX_LABELS:
+            right.set(xticks=[], yticks=[])
     else:
         predictions_RC, targets_R = results.test
         PredictionErrorDisplay(y_true=targets_R.cpu().numpy(), y_pred=predictions_RC.squeeze(1).cpu().numpy()).plot(

@@ -10,6 +10,7 @@ from bionemo.common.errors import UserError
 from bionemo.data.columns import find_sequence_columns
 from bionemo.data.table import Table, is_missing
 
+_FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}  # of a column `validation`
 _VALUES = {  # of a column of splits, in lower case
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "development": "val", "test": "test", "testing": "test",
@@ -48,15 +49,15 @@ def split_columns(table: Table, used: Collection[str] = ()) -> dict[str, list[st
         cells = [row[number].strip() for row in table.rows]
         splits = {cell: "" if is_missing(cell) else _VALUES.get(cell.lower(), "?") for cell in {*cells}}
         names = {*splits.values()} - {""}
-        if name.strip().lower() == "validation":
-            validation = name
+        if name not in used and name.strip().lower() == "validation":
+            validation = name if all(is_missing(cell) or cell.lower() in _FLAGS for cell in cells) else ""
         if name not in used and "train" in names and "?" not in names and len(names) > 1:
             found[name] = [splits[cell] for cell in cells]
         elif name not in used and _NAME.fullmatch(name.strip()):
             found[name] = None
     if validation and any(found.values()):
         found.pop(validation, None)
-        flags = [cell.strip().lower() in ("true", "1", "1.0") for cell in table.column(validation, "")]
+        flags = [_FLAGS.get(cell.strip().lower(), False) for cell in table.column(validation, "")]
         for name, given in found.items():
             if given and "val" not in given:
                 found[name] = ["val" if f and g == "train" else g for g, f in zip(given, flags, strict=True)]

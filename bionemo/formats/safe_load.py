@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import torch
 import yaml
@@ -62,6 +62,21 @@ def _gunzip(file: IO[bytes], plain: IO[bytes], limit: int) -> None:
     plain.seek(0)
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without tags, and without aliases, which could expand it; dates stay text."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
+            raise yaml.YAMLError("tags and aliases are not supported")
+        return super().compose_node(parent, index)
+
+
 def load_settings(file: IO[bytes]) -> dict[str, Any]:
     """Read a YAML mapping of plain values; interpolations are not resolved.
 
@@ -72,7 +87,7 @@ def load_settings(file: IO[bytes]) -> dict[str, Any]:
     if len(text) > _MAX_YAML:
         raise UserError("its configuration is too long")
     try:
-        settings = yaml.safe_load(text)
+        settings = yaml.load(text, _PlainLoader)
     except Exception as error:  # the parser raises various types
         raise UserError(f"its configuration is not plain YAML ({quote_error(error)})") from error
     if not (isinstance(settings, dict) and all(isinstance(key, str) for key in settings)):

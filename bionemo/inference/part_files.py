@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part files of a prediction: safetensors files with the digest of the prediction."""
+"""Part files of a prediction: safetensors files with the digest of the prediction and a checksum of their content."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 
 from bionemo.checkpoint.tensors import Piece
@@ -27,19 +28,23 @@ def write_part(path: Path, columns: Mapping[str, np.ndarray], digest: str) -> No
     Raises:
         OSError: if it cannot be written.
     """
+    metadata = {"identity": digest, "checksum": _checksum(columns)}
     pieces = [Piece(name, values.shape, (0,) * values.ndim, _tensor(values)) for name, values in columns.items()]
     with replacing(path) as new:
-        write_tensors(new, pieces, {"identity": digest})
+        write_tensors(new, pieces, metadata)
 
 
 def count_sequences(path: Path, digest: str) -> int | None:
-    """Return the number of sequences of a part, or None if it is missing, truncated or of another prediction."""
+    """Read and verify a part; return its number of sequences, or None if it is damaged or of another prediction."""
     try:
         with safe_open(path, framework="np") as file:
-            count: int = file.get_slice("tokens").get_shape()[0]
-            return count if file.metadata() == {"identity": digest} else None
-    except (OSError, SafetensorError):
+            metadata = file.metadata() or {}
+            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError):
         return None
+    if metadata != {"identity": digest, "checksum": _checksum(columns)}:
+        return None
+    return len(columns["tokens"])
 
 
 def read_numbers(path: Path, problem: str) -> list[int]:
@@ -51,3 +56,11 @@ def read_numbers(path: Path, problem: str) -> list[int]:
 def _tensor(values: np.ndarray) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     return tensor if values.size else torch.empty(values.shape, dtype=tensor.dtype)  # NumPy's may have stride 0
+
+
+def _checksum(columns: Mapping[str, np.ndarray]) -> str:
+    digest = xxhash.xxh3_128()
+    for name in sorted(columns):
+        digest.update(f"{name} {columns[name].shape} {columns[name].dtype.str} ".encode())
+        digest.update(np.ascontiguousarray(columns[name]).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

@@ -61,10 +61,14 @@ def compute_first_rank(work: PartedWork, name: str, ranks: int, processes: int, 
     """
     with spawn_local_workers(processes) as check_workers:
         with progress_bar(name, work.total, work.unit) as advance:
+            done = 0
 
             def advance_all(count: int) -> None:
+                nonlocal done
                 check_workers()
-                advance(count * ranks)  # assumes that the other ranks have made the same progress
+                new = min(count * ranks, work.total - done)  # assumes that the other ranks are as fast
+                done += new
+                advance(new)
 
             work.compute(0, ranks, advance_all)
         _wait_for_parts(work, timeout, check_workers)

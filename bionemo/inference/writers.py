@@ -11,12 +11,11 @@
 N sequences. All formats except .pkl are written part by part, in bounded memory.
 """
 
-import math
 import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +28,7 @@ from safetensors import safe_open
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
 from bionemo.inference.array_descriptions import ARRAY_DESCRIPTIONS
+from bionemo.inference.deferred_errors import defer_errors
 from bionemo.inference.input_records import Record, Records
 from bionemo.inference.outputs import GENERATED, PER_TOKEN
 from bionemo.inference.part_files import COMPLETE
@@ -36,7 +36,6 @@ from bionemo.inference.text_outputs import decode_texts
 
 FORMATS = ("npz", "h5", "csv", "parquet", "pkl")
 BY_ID = "h5_by_id"
-_H5_HEADERS = 1 << 14  # bytes
 
 
 class ResultPart(NamedTuple):
@@ -146,38 +145,10 @@ def _npz(path: Path, results: PredictionResults) -> None:
                     opened.write(np.ascontiguousarray(values, dtype).tobytes())
 
 
-@contextmanager
-def _new_h5(path: Path, size: int) -> Iterator[Any]:
-    """Create a .h5 file of at most this size.
-
-    HDF5 crashes the process if a write fails, also when it closes the file, so the space is reserved before.
-    """
-    import h5py
-
-    _reserve(path, size)
-    with h5py.File(path, "w") as file:
-        _reserve(path, size)
-        yield file
-
-
-def _reserve(path: Path, size: int) -> None:
-    with path.open("ab") as file:
-        os.posix_fallocate(file.fileno(), 0, size)
-
-
-def _bytes(results: PredictionResults, objects: int) -> int:
-    """Return the size of all outputs and ids, with `objects` bytes for each sequence."""
-    sizes = [
-        math.prod(results.shape(name)) * (results.dtype(name).itemsize + 64 * (name in GENERATED))
-        for name in results.outputs
-    ]
-    return sum(sizes) + sum(len(name.encode()) + objects for name in results.ids) + _H5_HEADERS
-
-
 def _h5(path: Path, results: PredictionResults) -> None:
     import h5py
 
-    with _new_h5(path, _bytes(results, 100)) as file:
+    with defer_errors(path) as target, h5py.File(target, "w") as file:
         for name, array in _index(results).items():
             is_text = array.dtype.kind == "U"
             data, dtype = (results.ids, h5py.string_dtype()) if is_text else (array, None)
@@ -189,6 +160,7 @@ def _h5(path: Path, results: PredictionResults) -> None:
             for values in results.column(name):
                 dataset[begin : begin + len(values)] = values.astype(object) if is_text else values
                 begin += len(values)
+                target.raise_error()
         for name, dataset in file.items():
             dataset.attrs["description"] = ARRAY_DESCRIPTIONS[name]
 
@@ -219,8 +191,10 @@ def _data_set_name(name: str) -> str:
 
 
 def _h5_by_id(path: Path, results: PredictionResults) -> None:
+    import h5py
+
     (output,) = results.outputs
-    with _new_h5(path, _bytes(results, 2000)) as file:
+    with defer_errors(path) as target, h5py.File(target, "w") as file:
         file.attrs["description"] = f"{output} of each sequence"
         for part in results:
             values = part.columns[output]
@@ -228,6 +202,7 @@ def _h5_by_id(path: Path, results: PredictionResults) -> None:
             for record, row in zip(part.records, rows, strict=True):
                 data_set = file.create_dataset(_data_set_name(record.id), data=row)
                 data_set.attrs["original_id"] = record.id  # where bio_embeddings and biotrainer read the id
+            target.raise_error()
 
 
 def _index(results: PredictionResults) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ class InputFile:
     source: str  # path or URL
     size: int  # number of bytes
     sha256: str  # checksum of all bytes
-    mtime_ns: int  # modification time
+    mtime_ns: int | None = None  # modification time; None in manifests of earlier versions
 
     def matches(self, path: Path) -> bool:
         """Return whether a file has this size and checksum; all its bytes are read."""

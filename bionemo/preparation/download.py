@@ -23,9 +23,22 @@ from bionemo.preparation.staged_output import translate_os_errors
 from bionemo.preparation.urls import file_name, is_url, join_source, local_path, redact_url
 
 log = logging.getLogger(__name__)
+_LONGEST_DELAY = 600.0  # seconds that a server may request
 _DELAYS = (1.0, 4.0, 16.0, 64.0)  # seconds between consecutive attempts that receive nothing new
+
+
+class _Retry(Retry):
+    def get_retry_after(self, response: Any) -> float | None:
+        """Return the delay that the server requests, at most `_LONGEST_DELAY`."""
+        delay = super().get_retry_after(response)
+        if delay:
+            delay = min(delay, _LONGEST_DELAY)
+            log.info("the server answers %s: waiting for %.0f s", response.status, delay)
+        return delay
+
+
 # before the body of a response; after these statuses with the delay that the server requests
-_RETRY = Retry(total=5, backoff_factor=1, status_forcelist=[408, 429, 500, 502, 503, 504])
+_RETRY = _Retry(total=5, backoff_factor=1, status_forcelist=[408, 429, 500, 502, 503, 504])
 _TIMEOUT = (20.0, 60.0)  # seconds to connect, and between two received bytes
 _BLOCK = 1 << 16  # maximum number of bytes that a broken connection loses
 _HEX_DIGITS = {"md5": 32, "sha256": 64}
@@ -199,7 +212,11 @@ def _receive(session: requests.Session, url: str, part: Path, note: _Note, is_ch
                         "incomplete: set a checksum, or download the file by other means"
                     )
                 _append(response, url, part, note, start if response.status_code == 206 else 0, total)
-            elif response.status_code != 416:
+            elif response.status_code == 416:  # the range begins at or after the end
+                if total != str(start):
+                    part.unlink(missing_ok=True)
+                    return "the server has another file than before"
+            else:
                 raise UserError(
                     f"{redact_url(url)} was refused with {response.status_code} {response.reason}: check the address "
                     "and your access"

@@ -84,7 +84,7 @@ class Manifest:
             if (content.pop("format"), content.pop("version")) != (_FORMAT, _VERSION):
                 raise ValueError("it was written by another version")
             manifest = cls(**content)
-            manifest.inputs = [InputFile(**entry) for entry in content["inputs"]]
+            manifest.inputs = [InputFile(**_without_sample(entry)) for entry in content["inputs"]]
             manifest.tallies = {name: RecordCounts(**counts) for name, counts in content["tallies"].items()}
             manifest.files = {name: OutputFile(**entry) for name, entry in content["files"].items()}
         except (FileNotFoundError, NotADirectoryError):
@@ -94,6 +94,11 @@ class Manifest:
                 f"{path} is not a valid manifest ({error}): prepare the data again with force=True"
             ) from error
         return manifest
+
+
+def _without_sample(entry: dict[str, Any]) -> dict[str, Any]:
+    """Drop a checksum of samples, which earlier versions wrote."""
+    return {key: value for key, value in entry.items() if key != "sample"}
 
 
 def library_versions(job: str) -> dict[str, str]:

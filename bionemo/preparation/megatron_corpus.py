@@ -79,15 +79,20 @@ def prepare(job: TextJob) -> None:
 
 def _check_overwrite(job: TextJob, data: Path, index: Path, staging: Path) -> None:
     """Check that existing files are replaced only with `force`, and only if they are an indexed dataset."""
-    if staging.exists() and not index.exists():
+    if (staging / "idx").exists() and not index.exists():
         return  # a preparation was interrupted while it moved its files
     for path in (data, index):
         if not path.exists():
             continue
         if not job.force:
             raise UserError(f"{path} exists already: choose another output, or set force=True to replace it")
-        if not index.is_file() or not index.read_bytes().startswith(_MAGIC):
+        if not index.is_file() or not _starts_with_magic(index):
             raise UserError(f"{path} does not belong to an indexed data set: move it away, or choose another output")
+
+
+def _starts_with_magic(index: Path) -> bool:
+    with index.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def _write(job: TextJob, sources: Sequence[str], data: Path, index: Path) -> None:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from bionemo.common.errors import UserError, optional_dependency
 from bionemo.data.molecules.smiles import MAX_PARSED, parse_smiles, write_canonical
-from bionemo.data.shards.smiles_format import CARRIAGE_RETURN, HEAD_BYTES, Column, SmilesFormat, find_format
+from bionemo.data.shards.formats import CARRIAGE_RETURN
+from bionemo.data.shards.smiles_format import HEAD_BYTES, Column, SmilesFormat, find_format
 from bionemo.preparation.blocks import LineBlock
 from bionemo.preparation.inputs import notify_dropped_columns, read_head, read_line_blocks
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atomic replacement of an output directory: files are staged, then moved into place when the data set is complete.
 
-When the data set is complete, a list of moves is written to its staging directory, `.preparing-<8 digits>` in the
-output directory. Then the files and directories are moved one by one, the manifest last. If a job is killed before
-the list is written, the next start removes the staging directory. If it is killed afterwards, the next start completes
-the moves. Of the replaced files, only those listed in the old manifest and their indexes are deleted.
+When the data set is complete, a list of moves is written to its staging directory, `.preparing-<8 hexadecimal
+digits>` in the output directory. Then the files and directories are moved one by one, the manifest last. If a job is
+killed before the list is written, the next start removes the staging directory. If it is killed afterwards, the next
+start completes the moves. Of the replaced files, only those listed in the old manifest and their indexes are
+deleted.
 """
 
 import json
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable
@@ -23,6 +25,7 @@ from bionemo.preparation.manifest import MANIFEST, Manifest
 
 log = logging.getLogger(__name__)
 _PREFIX = ".preparing-"
+_CONTENTS = re.compile(r"tree|scratch|replaced|\.?moves\.json.*")  # the last also while it is written
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,14 @@ class StagingDirectory:
 
 
 def find_interrupted(target: Path) -> list[StagingDirectory]:
-    """Find the staging directories that interrupted preparations have left."""
-    return [StagingDirectory(target, path) for path in sorted(target.glob(f"{_PREFIX}*"))]
+    """Find the staging directories that interrupted preparations have left; anything else is the user's."""
+    return [StagingDirectory(target, path) for path in sorted(target.glob(f"{_PREFIX}*")) if _is_ours(path)]
+
+
+def _is_ours(path: Path) -> bool:
+    if not re.fullmatch(r"[0-9a-f]{8}", path.name.removeprefix(_PREFIX)) or path.is_symlink() or not path.is_dir():
+        return False
+    return all(_CONTENTS.fullmatch(each.name) for each in path.iterdir())
 
 
 def recover(target: Path) -> None:

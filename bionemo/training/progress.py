@@ -63,7 +63,7 @@ def print_start(
             f"the learning rate falls to min_lr directly after the warm-up: warm-up and model.optim.sched."
             f"constant_steps={constant} leave no decay in {end} steps; set constant_steps to about a tenth of them"
         )
-    if resume_path and 0 < steps <= _read_step(resume_path):
+    if resume_path and 0 < steps <= read_step(resume_path):
         log.warning(
             f"the run has reached trainer.max_steps={steps} before, so nothing is trained: set a larger number to "
             "continue, or another exp_manager.exp_dir to train again"
@@ -82,7 +82,8 @@ def print_start(
     )
 
 
-def _read_step(path: Path) -> int:
+def read_step(path: Path) -> int:
+    """Return the step of a checkpoint."""
     return int((load_manifest(path) or {}).get("step", 0))
 
 
@@ -98,7 +99,7 @@ def print_result(
     cfg: RunConfig, trainer: pl.Trainer, reference_losses: dict[str, float], directory: Path, resume_path: Path | None
 ) -> None:
     """Print the last step, the validation loss with reference losses, and where the files are."""
-    trained = resume_path is None or trainer.global_step > _read_step(resume_path)
+    trained = resume_path is None or trainer.global_step > read_step(resume_path)
     if not (trained or trainer.should_stop or cfg.trainer.epochs is None or trainer.global_step == trainer.max_steps):
         notify(
             f"the run has reached trainer.max_epochs={cfg.trainer.epochs} before, so nothing is trained: set a larger "

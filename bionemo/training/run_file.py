@@ -4,6 +4,7 @@
 import json
 import logging
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bionemo.common.redaction import redact_text
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData, pads_dynamically
 from bionemo.megatron.precision import Precision
+from bionemo.training.progress import read_step
 from bionemo.training.signals import Signals
 
 FILE_NAME = "run.json"
@@ -38,6 +40,7 @@ class RunFile(pl.Callback):
     ) -> None:  # fmt: skip
         """Set the facts that are known before the training starts."""
         tokens = data.global_batch_size(trainer.world_size) * cfg.model.seq_length
+        self._data = data
         self._content = {
             "name": cfg.name,
             "parameters": parameters,
@@ -47,13 +50,13 @@ class RunFile(pl.Callback):
             "tokens_per_step": None if pads_dynamically(cfg.model.data) else tokens,
             "max_steps": trainer.max_steps,
             "resumed_from": redact_text(str(resume_path)) if resume_path else None,
-            "first_step": 0,
+            "first_step": read_step(resume_path) if resume_path else 0,
             "begin": time.time(),
         }
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Write the facts."""
-        self._content["first_step"] = trainer.global_step
+        self._content["micro_batches"] = asdict(self._data.micro_batches)
         self._write(trainer, None)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:

@@ -42,6 +42,11 @@ def test_an_owned_directory_keeps_its_identity_and_user_files(tmp_path: Path) ->
     create_owned(ours, "features", {"column": 3})
     assert identity_of(ours, "features") == {"column": 3}
     assert identity_of(ours, "parts") is None
+    for text in ("{}", "[]", "3", '{"kind": "features"}', "{"):
+        (ours / MARKER).write_text(text)
+        assert identity_of(ours, "features") is None
+    create_owned(tmp_path / "again", "features", {"column": 3})
+    (tmp_path / "again" / MARKER).rename(ours / MARKER)
     (ours / "part-0.npy").write_text("x")
     (ours / "notes.txt").write_text("mine")
     remove_owned(ours, "features", r"part-\d+\.npy")

@@ -69,6 +69,17 @@ def test_the_lock_of_a_killed_process_is_taken_over_at_once(
     assert not any(tmp_path.iterdir())
 
 
+def test_a_lock_of_another_container_is_that_of_another_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Containers of one host can share its name; their process numbers mean nothing to each other."""
+    written(tmp_path, f"{os.uname().nodename}?pidns-{os.stat('/proc/self/ns/pid').st_ino + 1:x}")
+    logging.getLogger("bionemo").propagate = True
+    with run_lock(tmp_path):
+        pass
+    (message,) = {text for record in caplog.records if str(tmp_path / LOCK) in (text := record.getMessage())}
+    assert f"on host {os.uname().nodename})" in message
+    assert "pidns" not in message
+
+
 def test_directories_created_for_a_lock_are_removed_if_empty(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an error"), run_lock(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / LOCK).exists()

@@ -103,6 +103,8 @@ MISTAKES = {
     "model.optim.betas=[0.9]": r"model.optim.betas is [0.9], expected two numbers",
     "model.optim.sched.warmup_ratio=0.1": r"warmup_steps and model.optim.sched.warmup_ratio exclude each other",
     "model.data.mock.min_length=900": r"model.data.mock.min_length=900",
+    "model.position_embedding_type=rope": r"model.position_embedding_type is 'rope', expected learned_absolute",
+    "exp_manager.checkpoint_callback_params.filename='{step:999999999}'": r"but a format in it is invalid (it is too",
 }
 
 

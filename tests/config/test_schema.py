@@ -128,6 +128,23 @@ def test_schema_is_the_annotation_of_the_class_body(monkeypatch):
     assert target_schema(f"{__name__}.Annotated", object) is ToyConfig
 
 
+@dataclass(kw_only=True)
+class WiderConfig(ToyConfig):
+    width: int
+
+
+class Derived(Annotated):
+    """Annotates the constructor's argument more narrowly than its base class does."""
+
+    def __init__(self, config: WiderConfig) -> None:
+        self.config = config
+
+
+def test_schema_is_the_more_specific_annotation_of_the_constructor(monkeypatch):
+    monkeypatch.setenv("BIONEMO_TRUSTED_PACKAGES", __name__)
+    assert target_schema(f"{__name__}.Derived", ToyConfig) is WiderConfig
+
+
 def test_a_number_beyond_the_range_of_float_is_rejected():
     with pytest.raises(TypeError):
         convert(10**400, float)

@@ -2,9 +2,11 @@
 """Command lines and files of v1 keep working."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
+from bionemo.common.errors import UserError
 from bionemo.config.compose import compose_typed, load, rewrite_overrides
 from bionemo.config.paths import find_source
 from bionemo.config.v1_keys import IGNORED, describe_ignored_keys, replacement
@@ -77,6 +79,20 @@ def test_ignored_key_includes_the_keys_below_it():
 def test_note_contains_each_reason_once():
     assert describe_ignored_keys({}) == []
     assert describe_ignored_keys({"a": "x", "b": "y", "c": "x"}) == ["keys of v1 without effect: a, c (x); b (y)"]
+
+
+@pytest.mark.parametrize("value", ["false", "False", "null", "0", "'false'"])
+def test_defaults_of_unsupported_keys_are_accepted_without_a_note(value: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        f"trainer: {{barebones: {value}}}\nexp_manager: {{ema: {{enable: {value}}}}}\n"
+    )
+    source = find_source("pretrain_small", EXAMPLES / "esm1nv" / "conf", "mine", tmp_path)
+    assert not [note for note in compose_typed(source, [])[1] if "without effect" in note]
+
+
+def test_another_value_of_an_unsupported_key_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"trainer\.barebones is .*, which is not supported: set it to False"):
+        load("pretrain_small", ["++trainer.barebones=true"], EXAMPLES / "esm1nv" / "conf")
 
 
 V1_FILE = """

@@ -41,6 +41,7 @@ def check(paths: list[Path], column: int, expected: SequenceKind = PROTEINS, hea
         (f"id,sequence,3state,resolved\na,{ONE},{'H' * 33},{'1' * 33}\n", 1, PROTEINS, 1),
         (f"id,Mutated Sequence\na,{ONE}\n", 1, PROTEINS, 1),
         (f"id,proteinSeq\na,{ONE}\n", 1, PROTEINS, 1),
+        (f"id,binder\na,{ONE}\nb,MKVLAA\n", 1, PROTEINS, 1),
         (f"a,b\nUniRef90_Q8WZ42,{ONE}\n", 1, PROTEINS, 1),  # unknown names: the records decide
         (f'id,text\n"a, ""b""\nc",{ONE}\n', 1, PROTEINS, 1),
         ("PEPTIDE\nAVLKRRR\nMKVLAAA\n", 0, PROTEINS, 1),

@@ -72,6 +72,27 @@ def test_an_overwritten_shard_is_an_error(tmp_path: Path) -> None:
         gather(source, len(source) - 1)
 
 
+def test_a_change_of_a_few_letters_of_a_large_shard_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "x.fasta"
+    path.write_bytes(b"".join(b">%05d\nMKVLAWGMKVLAWGMKVLAWGMKVLAWG\n" % number for number in range(40_000)))
+    source = open_sequences("fasta_fields_mmap", [path])
+    wait_for_clock(path)
+    for place in range(20_007, path.stat().st_size, 50_000):  # between the blocks whose hash identifies an index
+        with path.open("r+b") as file:
+            file.seek(place)
+            old = file.read(1)
+            file.seek(place)
+            file.write(b"Y")
+        with pytest.raises(UserError, match=r"x\.fasta was overwritten while it was in use"):
+            gather(source, 7)
+        wait_for_clock(path)
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(old)
+        gather(source, 7)
+        wait_for_clock(path)
+
+
 @pytest.mark.parametrize("read", READS, ids=["gather", "text", "fields"])
 @pytest.mark.parametrize("name", ["x.csv", "x.fasta"])
 def test_other_sequences_of_the_same_length_are_an_error(

@@ -253,6 +253,14 @@ def test_columns_of_flags_are_mentioned(name: str, tmp_path: Path) -> None:
     assert notes == [f"{tmp_path}/x.csv: column {name!r} is not used: its cells are not train, val and test"]
 
 
+@pytest.mark.parametrize("values", [["0", "0.25", "1.0", "2.75"], ["yes", "no", "no", "no"]])
+def test_a_column_validation_with_other_values_divides_nothing(tmp_path: Path, values: list[str]) -> None:
+    rows = [(p, str(i), ("train", "train", "test")[i % 3], values[i % 4]) for i, p in enumerate(peptides(24))]
+    data = read(write(tmp_path / "x.csv", "sequence,label,set,validation", rows), "regression")
+    assert sizes(data) == [15, 1, 8]  # one of the 16 chosen at random
+    assert any("column 'validation' is not used" in note for note in data.notes)
+
+
 def test_the_validation_column_of_flip_is_not_mentioned_as_unused(tmp_path: Path) -> None:
     rows = [(text, n / 7, n % 8 == 0, "test" if n % 5 == 4 else "train") for n, text in enumerate(peptides(40))]
     data = read(write(tmp_path / "x.csv", "sequence,label,validation,set", rows), "regression")

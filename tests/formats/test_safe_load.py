@@ -163,8 +163,9 @@ def test_flipped_bits_are_detected_or_harmless(tmp_path: Path) -> None:
     "text",
     [f"!!python/object/apply:os.system ['touch {MARK}']", f"a: [1, {{b: !!python/object/apply:os.system ['{MARK}']}}]",
      "a: !!python/name:os.system", "a: !!python/module:antigravity", "a: !mine 3", "a: " + "[" * 20_000,
-     "a: " + "x" * (1 << 20), "", "[1]", "a: 1\n---\nb: 2", "1: 2", "a:\n\t- b", "a: 'x"],
-    ids=range(13),
+     "a: " + "x" * (1 << 20), "", "[1]", "a: 1\n---\nb: 2", "1: 2", "a:\n\t- b", "a: 'x",
+     "a: &a {b: *a}", "a: !!set {b, c}", "a: !!binary aGk="],
+    ids=range(16),
 )  # fmt: skip
 def test_invalid_configurations(text: str, sentinel: Path) -> None:
     data = text.replace(MARK, str(sentinel)).encode()

@@ -90,6 +90,13 @@ def test_the_manifest_agrees_with_the_schemas(
     assert yaml.safe_load(text)["exp_manager"]["explicit_log_dir"] == "/data/runs/gpt3/results"
 
 
+def test_a_name_that_yaml_reads_as_a_boolean_stays_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, config_map = manifest(render(monkeypatch, tmp_path, capsys, "name=on"))
+    assert (job["metadata"]["name"], config_map["metadata"]["name"]) == ("on", "on-config")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

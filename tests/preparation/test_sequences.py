@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of sequences to shards, compared with a reference in Python and with the order of BioNeMo v1."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,19 @@ def test_a_checksum_requires_a_single_file(tmp_path: Path) -> None:
     sources = [write(tmp_path, generated(9)), write(tmp_path, ODD["lower case"], "y.fasta")]
     with pytest.raises(UserError, match="checksum applies to a single file, but source has 2 files"):
         prepare(sources, tmp_path / "out", checksum="md5:" + "0" * 32)
+
+
+def test_an_unchanged_data_set_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
+    """Earlier versions also recorded a checksum of samples of each input file."""
+    prepare(write(tmp_path, generated(9)), tmp_path / "out")
+    path = tmp_path / "out" / "manifest.json"
+    content = json.loads(path.read_text())
+    for entry in content["inputs"]:
+        entry["sample"] = "0" * 32
+    path.write_text(json.dumps(content))
+    times = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.csv")}
+    prepare(tmp_path / "x.fasta", tmp_path / "out")
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.csv")} == times
 
 
 def test_secrets_of_a_url_are_not_written(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from bionemo.common.lock import run_lock
 from bionemo.preparation import staged_output
 from bionemo.preparation.manifest import Manifest, verify
 from bionemo.preparation.staged_output import StagedOutput, stage_output
+from bionemo.preparation.staging_directory import recover
 from tests.support.preparation import generated, left, parse, prepare, reference, shards, write
 from tests.support.staged_outputs import DIRECTORIES, make, tree
 
@@ -408,6 +409,14 @@ def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, workers: int) -> No
         prepare(source, tmp_path / "out", workers)
     assert "\n" not in str(error.value) and not left(tmp_path / "out")
     prepare(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [".preparing-my notes", ".preparing-0123abcd"])
+def test_directories_of_the_user_are_kept(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.txt").write_text("mine")
+    recover(tmp_path)
+    assert (tmp_path / name / "thesis.txt").read_text() == "mine"
 
 
 def test_an_invalid_output_path(tmp_path: Path) -> None:

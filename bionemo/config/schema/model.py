@@ -149,11 +149,14 @@ class EncoderConfig(ModelConfig):
 class ESM1nvConfig(EncoderConfig):
     """Encoder with learned positions (ESM-1nv)."""
 
+    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
+
 
 @dataclass(kw_only=True)
 class ESM1bConfig(EncoderConfig):
     """Encoder with learned positions and token dropout (ESM-1b, ESM-1v)."""
 
+    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     embedding_token_dropout: bool  # see ESM2nvConfig
     embedding_layer_norm: bool  # before the first layer: True for ESM-1b, False for ESM-1v
 
@@ -162,6 +165,7 @@ class ESM1bConfig(EncoderConfig):
 class ESM2nvConfig(EncoderConfig):
     """Encoder with rotary positions and token dropout (ESM-2nv)."""
 
+    position_embedding_type: Literal["rope"]  # kind of positions of this model class
     embedding_token_dropout: bool  # scale embeddings by the fraction of tokens that are not masked
     #: angle per position of each pair of channels, if the weights were trained or saved with others than
     #: 1 / 10000^(2i / head size), such as frequencies rounded to bf16
@@ -172,6 +176,7 @@ class ESM2nvConfig(EncoderConfig):
 class EncoderDecoderConfig(ModelConfig):
     """Keys of every encoder-decoder."""
 
+    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     share_decoder_tokens_head_embeddings: bool  # the output layer uses the embedding table and a bias per token
 
 
@@ -195,6 +200,7 @@ class MegaMolBARTConfig(EncoderDecoderConfig):
 class GPT3Config(ModelConfig):
     """Text (GPT-3)."""
 
+    position_embedding_type: Literal["learned_absolute"]  # kind of positions of this model class
     data: TextDataConfig  # text
 
 

@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bionemo.common.errors import UserError
+from bionemo.tokenizers.residues import trim
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 NEWLINE = b"\n"
+CARRIAGE_RETURN = "a carriage return inside a line: write the file with LF line ends"
 MARKER_IN_SEQUENCE = "a '>' within a sequence: put a line end before the record that begins there"
 _PIR = re.compile(rb">(?:P1|F1|DL|DC|RL|RC|N1|N3|XX);")
+_INNER_RETURN = re.compile(rb"\r(?!\n|\Z)")
 _TOP_BYTES = 1 << 20  # size of the beginning of a file that must contain the start of the first record
 _HEADER_ENTRY = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")  # `n=3 Tax=Bacillus subtilis TaxID=1423`
 _LENGTH_COLUMN = "sequence_length"
@@ -70,7 +73,8 @@ def _find_others(text: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 def location(path: Path, data: mmap, start: int) -> str:
     """Return `file:line` of the record at an offset, for messages."""
-    return f"{path}:{1 + data[:start].count(NEWLINE)}"
+    blocks = range(0, start, _TOP_BYTES)  # a copy of all bytes could exceed the memory
+    return f"{path}:{1 + sum(data[begin : min(begin + _TOP_BYTES, start)].count(NEWLINE) for begin in blocks)}"
 
 
 def record_error(path: Path, data: mmap, start: int, error: ValueError) -> UserError:
@@ -142,6 +146,8 @@ class Fasta:
             return 0, error
         if b">" in sequence and b"<" not in sequence:  # not a special token
             return record.index(b">", len(header)), ValueError(MARKER_IN_SEQUENCE)
+        if found := _INNER_RETURN.search(record, len(header)):
+            return found.start(), ValueError(CARRIAGE_RETURN)
         if not sequence.strip(b"* \t\r\n"):
             return 0, ValueError("a record without a sequence: remove or complete it")
         return None
@@ -211,10 +217,17 @@ class Csv:
         """See TextFormat."""
         start, titles = len(BYTE_ORDER_MARK) if data[:3] == BYTE_ORDER_MARK else 0, list[str]()
         for offset, record in islice(self.records(data, path, start, len(data)), self.header_lines):
-            titles, start = self._split(record.rstrip(b"\r\n").decode(errors="replace")), offset + len(record)
+            start = offset + len(record)
+            try:
+                titles = self._split(record.rstrip(b"\r\n").decode(errors="replace"))
+            except ValueError as error:
+                raise record_error(path, data, offset, error) from error
         last = data[data.rfind(self._newline) + 1 :]
         if start < len(data) and last and last.count(b'"') % 2 == 0:  # not the end of a quoted cell
-            self._check_last_line(last, titles, location(path, data, len(data) - len(last)))
+            try:
+                self._check_last_line(last, titles)
+            except ValueError as error:
+                raise record_error(path, data, len(data) - len(last), error) from error
         return start
 
     def find_boundary(self, data: mmap) -> bytes | None:
@@ -267,7 +280,10 @@ class Csv:
                 f"{has}, where field '{field}' needs {self._needed + 1} (it is column {self._needed}, counted from "
                 "0): correct the line, or the column numbers and data_sep"
             )
-        return cells[self._column]
+        sequence = cells[self._column]
+        if self.proteins and _INNER_RETURN.search(sequence):
+            raise ValueError(CARRIAGE_RETURN)
+        return sequence
 
     def fields(self, record: bytes) -> dict[str, str]:
         """See TextFormat."""
@@ -307,16 +323,15 @@ class Csv:
             raise ValueError(f"{problem}: quote the whole cell and double the quotes in it") from error
         return cells
 
-    def _check_last_line(self, record: bytes, titles: list[str], place: str) -> None:
+    def _check_last_line(self, record: bytes, titles: list[str]) -> None:
         """Detect a truncated file: its last line has no line end, and it lacks columns or letters that it states."""
         try:
             cells = self._split(record.decode(errors="replace"))
         except ValueError:
             return  # reported with the line when it is indexed
         if len(cells) <= self._needed:
-            raise UserError(f"{place}: the file ends inside this line, which lacks columns: copy it again")
-        stated, letters = dict(zip(titles, cells, strict=False)).get(_LENGTH_COLUMN, ""), len(cells[self._column])
-        if stated.isdecimal() and int(stated) != letters:
-            raise UserError(
-                f"{place}: the file ends inside this line, after {letters} of {stated} letters: copy it again"
-            )
+            raise ValueError("the file ends inside this line, which lacks columns: copy it again")
+        cell = cells[self._column]
+        stated, letters = dict(zip(titles, cells, strict=False)).get(_LENGTH_COLUMN, ""), len(cell)
+        if stated.isdecimal() and int(stated) not in (letters, len(trim(cell.encode())) if self.proteins else letters):
+            raise ValueError(f"the file ends inside this line, after {letters} of {stated} letters: copy it again")

@@ -16,15 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from filelock import FileLock
 from safetensors.numpy import save
+from xxhash import xxh3_128
 
 from bionemo.common.errors import UserError
 from bionemo.common.files import replacing
 from bionemo.common.mapped import MappedFile
 
 _log = logging.getLogger(__name__)
-_VERSION = 5  # increase it when the records of a file change
+_VERSION = 6  # increase it when the records of a file change
 _SAMPLES = 18  # the beginning, the end, and sixteen between
 _SAMPLE_BYTES = 16 << 10
+_HASHED_BYTES = 4 << 20
 _SMALL_BYTES = 64 << 10  # a smaller index is read, not mapped: a mapped file stays open, and there may be thousands
 _LOCK_SECONDS = 3600
 
@@ -52,6 +54,15 @@ class FileState(NamedTuple):
         return cls(state.st_size, state.st_mtime_ns, digest.hexdigest())
 
 
+def hash_file(file: MappedFile) -> str:
+    """Return the xxh3_128 hash of a whole file."""
+    digest = xxh3_128()
+    for start in range(0, len(file), _HASHED_BYTES):
+        file.check()
+        digest.update(file.data[start : start + _HASHED_BYTES])
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True)
 class RecordIndex:
     """Offsets in bytes of the n records of a file."""
@@ -63,7 +74,7 @@ class RecordIndex:
     size: np.ndarray  # int32 [n], bytes of the record
     letters: np.ndarray  # int32 [n], letters of the sequence
     stops: int  # number of proteins with a stop codon, `*`, at the end, which is not part of the sequence
-    blake2b: str  # `FileState.blake2b` of the file
+    xxh3_128: str  # hash of the whole file
     file: MappedFile | None = None  # the mapped index file of the arrays; None if they are in memory
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -72,14 +83,14 @@ class RecordIndex:
 
 
 def load_index(
-    path: Path, spec: dict[str, Any], build: Callable[[str], RecordIndex], index_mapping_dir: str | Path | None
+    path: Path, spec: dict[str, Any], build: Callable[[], RecordIndex], index_mapping_dir: str | Path | None
 ) -> RecordIndex:
     """Return the index of a data file; build it if there is no index of its present state (see `FileState`).
 
     Args:
         path: the data file.
         spec: format of the file, as JSON values.
-        build: indexes the file; receives `FileState.blake2b`.
+        build: indexes the file.
         index_mapping_dir: directory of the index; None or a parent of the file: beside the file. If it cannot be
             written, the index is in the user's cache, or else in memory.
 
@@ -99,7 +110,7 @@ def load_index(
             with _build_lock(each):
                 if (found := read_index(each, identity)) is not None:
                     return found  # another process has built it
-                index = index or build(state.blake2b)
+                index = index or build()
                 if FileState.of(path) != state:
                     raise UserError(f"{path} changes while it is read: wait until it is written, then start again")
                 write_index(each, identity, index)
@@ -107,12 +118,17 @@ def load_index(
         except OSError as error:  # read-only or full: try the next directory
             problem = str(error)
     _warn_in_memory(path.parent, problem)
-    return index or build(state.blake2b)
+    return index or build()
 
 
 def write_index(path: Path, identity: str, index: RecordIndex) -> None:
     """Write an index file atomically; checksums detect one that did not reach the disk."""
-    about = {"identity": identity, "stops": str(index.stops), "blake2b": index.blake2b, "checksums": _checksums(index)}
+    about = {
+        "identity": identity,
+        "stops": str(index.stops),
+        "xxh3_128": index.xxh3_128,
+        "checksums": _checksums(index),
+    }
     with replacing(path, durable=False) as temporary:
         temporary.write_bytes(save(index.arrays(), about))
 
@@ -130,7 +146,7 @@ def read_index(path: Path, identity: str) -> RecordIndex | None:
             name: np.frombuffer(data[slice(*entry["data_offsets"])], {"I64": "<i8", "I32": "<i4"}[entry["dtype"]])
             for name, entry in layout.items()
         }
-        index = RecordIndex(**arrays, stops=int(about["stops"]), blake2b=about["blake2b"], file=mapped)
+        index = RecordIndex(**arrays, stops=int(about["stops"]), xxh3_128=about["xxh3_128"], file=mapped)
         return index if about["identity"] == identity and about["checksums"] == _checksums(index) else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, RecursionError):
         return None

@@ -21,7 +21,7 @@ from bionemo.common.launcher_environment import is_local_rank_zero
 from bionemo.common.mapped import MappedFile
 from bionemo.data.shards.compressed import refuse_compressed
 from bionemo.data.shards.formats import ENTRY, NEWLINE, TextFormat, location, record_error
-from bionemo.data.shards.index import FileState, RecordIndex, load_index
+from bionemo.data.shards.index import RecordIndex, hash_file, load_index
 from bionemo.tokenizers.residues import WHITE_SPACE, check_letters, note_stops, trim
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class TextRecords:
                 piece = wrapped.replace(NEWLINE, b"")
                 if len(piece) != length:
                     piece = wrapped.translate(None, WHITE_SPACE)
-                piece = piece[start : start + count] if count < length else piece
+                piece = piece[start : start + count] if count < len(piece) else piece
             else:
                 piece = shard.letters(shard.record(index))[start : start + count]
             if len(piece) != count:
@@ -182,7 +182,7 @@ class _Shard(NamedTuple):
     def check(self) -> None:
         """Raise a UserError if the file was truncated, deleted or overwritten; `touch` is no change."""
         self.file.check()
-        if self.file.was_written() and FileState.of(self.file.path).blake2b != self.record_index.blake2b:
+        if self.file.was_written() and hash_file(self.file) != self.record_index.xxh3_128:
             raise UserError(
                 f"{self.file.path} was overwritten while it was in use: restore the file, or start again with the "
                 "new data"
@@ -190,9 +190,9 @@ class _Shard(NamedTuple):
 
 
 def _open_shard(path: Path, text_format: TextFormat, index_mapping_dir: str | Path | None, note: str) -> _Shard:
-    def build(blake2b: str) -> RecordIndex:
+    def build() -> RecordIndex:
         _note_once(note)
-        return _build_index(file, text_format, blake2b)
+        return _build_index(file, text_format)
 
     refuse_compressed(path)
     try:
@@ -206,7 +206,7 @@ def _open_shard(path: Path, text_format: TextFormat, index_mapping_dir: str | Pa
     return _Shard(file, file.data, text_format, index, index.sequence.data, index.start.data, index.size.data)
 
 
-def _build_index(file: MappedFile, text_format: TextFormat, blake2b: str) -> RecordIndex:
+def _build_index(file: MappedFile, text_format: TextFormat) -> RecordIndex:
     """Index a file in blocks: with array operations where possible, else record by record."""
     stops, tables = 0, []
 
@@ -245,7 +245,7 @@ def _build_index(file: MappedFile, text_format: TextFormat, blake2b: str) -> Rec
     if not len(table):
         raise UserError(f"{file.path} contains no records: check header_lines, or exclude it from the range of files")
     arrays = (np.ascontiguousarray(table[name]) for name in ENTRY.names or ())
-    return RecordIndex(*arrays, stops=stops, blake2b=blake2b)  # type: ignore[arg-type, misc]
+    return RecordIndex(*arrays, stops=stops, xxh3_128=hash_file(file))  # type: ignore[arg-type, misc]
 
 
 def _divide(file: MappedFile, text_format: TextFormat) -> Iterator[tuple[int, int]]:

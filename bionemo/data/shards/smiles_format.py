@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from bionemo.common.errors import UserError, shorten
 from bionemo.data.columns import SMILES, find_id_column, find_sequence_columns, find_smiles_columns
-from bionemo.data.shards.formats import BYTE_ORDER_MARK
+from bionemo.data.shards.formats import BYTE_ORDER_MARK, CARRIAGE_RETURN
 from bionemo.tokenizers.smiles import end_at_space
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ _SEPARATORS = ("\t", ",", ";", "")  # "": white space
 _BRACKETS, _RING_NUMBERS = re.compile(r"\[[^\]]*\]"), re.compile(r"%\d\d|\d")
 _EXTENSIONS = re.compile(r"\|[^|]*\|(?:\s+|$)")  # between a SMILES and its name
 
-CARRIAGE_RETURN = "a carriage return inside a line: write the file with LF line ends"
 
 Column = str | int | None
 """Title of a column, as in the file, or its number from 0; None: the column is found."""

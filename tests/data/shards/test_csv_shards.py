@@ -138,6 +138,7 @@ HEAD = "id,name,sequence_length,sequence\n"
         (HEAD.encode() + b"1,a,3,MKV\n2,\xff,3,MKV\n", 3, "not UTF-8"),
         (HEAD + '1,a"b,3,MKV\n2,b,1,"M"\n', 2, "quote in the middle"),
         (HEAD + '1,"a"b,3,MKV\n', 2, "quote in the middle"),
+        (HEAD.replace("id", 'i"d', 1) + "1,a,3,MKV\n", 1, "quote"),
         (HEAD + '1,a,3,MKV\n2,b,3,"MKV\n', 3, "one that is not closed"),
     ],
 )
@@ -206,14 +207,15 @@ def test_white_space_and_stop_codons_are_not_part_of_proteins(tmp_path_factory, 
     [
         ("MK<mask>V", "x.csv:3 contains '<mask>': special tokens are not read from text"),
         ("MKé", r"x.csv:3 contains 'é' \(U\+00E9\): residues must be ASCII letters"),
+        ('"MK\rVA"', r"x\.csv:3: a carriage return inside a line"),
     ],
 )
 def test_special_tokens_and_other_letters_are_refused_in_proteins(tmp_path, cell, message):
     path = tmp_path / "x.csv"
-    path.write_text(f"name,sequence\n<é>,MK<V\nb,{cell}\n")
+    path.write_text(f"name,sequence\n<é>,MK<V\nb,{cell}\n", newline="")
     with pytest.raises(UserError, match=message):
         open_sequences("csv_mmap", [path], data_col=1, proteins=True)
-    assert open_sequences("csv_mmap", [path], data_col=1).text(1) == cell
+    assert open_sequences("csv_mmap", [path], data_col=1).text(1) == cell.strip('"')
 
 
 def test_a_stop_codon_in_the_last_line_is_no_truncated_line(tmp_path):

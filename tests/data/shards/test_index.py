@@ -46,7 +46,7 @@ class Builds:
     def __init__(self):
         self.count = 0
 
-    def __call__(self, blake2b=""):
+    def __call__(self):
         self.count += 1
         return table()
 
@@ -208,7 +208,7 @@ def test_timeout_while_another_process_builds(data, monkeypatch):
     assert location.exists()
 
 
-def build_slowly(log, blake2b):
+def build_slowly(log):
     with log.open("a") as file:
         file.write("built\n")
     time.sleep(0.2)
@@ -235,7 +235,7 @@ def test_four_processes_build_once(data, tmp_path):
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(data):
-    def build(blake2b):
+    def build():
         data.write_text("id,sequence\n")
         return table()
 

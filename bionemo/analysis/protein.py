@@ -46,8 +46,8 @@ def tokenize_protein(
     if len(ids) > max_length and not any_length:
         size = len(ids) + 2  # with begin and end tokens
         remedy = (
-            f"cut out a domain, or set max_length={size} in Python, which counts the begin and end tokens (bionemo "
-            f"analysis and evaluate: --max-length {size}; evaluate leaves it out with --keep-going)"
+            f"cut out a domain, or set max_length={size}, with begin and end tokens (bionemo analysis and evaluate: "
+            f"--max-length {size}; evaluate leaves it out with --keep-going)"
         )
         raise too_long_error(name, len(ids), max_length, remedy, "residues")
     return Protein(letters, ids, network.vocabulary)

@@ -85,7 +85,8 @@ class TaskData(NamedTuple):
 
 def describe_truncation(name: str, count: int, total: int, max_length: int) -> str:
     """Return a note about the sequences of a split that are longer than the model accepts."""
-    return f"{name}: {count:,} of {total:,} sequences are longer than {max_length:,} tokens and truncated"
+    limit = f"{max_length:,} tokens without begin and end"
+    return f"{name}: {count:,} of {total:,} sequences are longer than {limit} and truncated"
 
 
 def read_splits(

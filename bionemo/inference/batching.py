@@ -66,8 +66,9 @@ def max_tokens(model: LanguageModel) -> int:
 
 
 def too_long_error(name: str, length: int, max_length: int, remedy: str, unit: str = "tokens") -> UserError:
-    """Return the error for a sequence that is too long; `remedy` says how to fix it."""
-    return UserError(f"{name} has {length:,} {unit}, but the model accepts at most {max_length:,}: {remedy}")
+    """Return the error for a sequence of more than `max_length` tokens; `remedy` says how to fix it."""
+    limit = f"the model accepts at most {max_length:,} without begin and end tokens"
+    return UserError(f"{name} has {length:,} {unit}, but {limit}: {remedy}")
 
 
 def add_special_tokens(model: LanguageModel, ids: Ids) -> Ids:

@@ -52,7 +52,7 @@ def note_long(name: str, count: int, max_length: int, policy: Policy, remedy: st
     """Log that `count` sequences, of which `name` is the first, have more than `max_length` tokens."""
     action = {"truncate": "truncated", "split": "split into pieces", "drop": "dropped"}[policy]
     more = f" and {count - 1:,} more" if count > 1 else ""
-    log.warning("%s%s: more than %d tokens, %s%s", name, more, max_length, action, remedy)
+    log.warning("%s%s: more than %d tokens without begin and end, %s%s", name, more, max_length, action, remedy)
 
 
 def join_pieces(columns: OutputArrays, fitted: FittedSequences) -> tuple[OutputArrays, np.ndarray]:

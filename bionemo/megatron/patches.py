@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Patches of Megatron-Core for process groups of CPUs; `groups.initialize` applies and `groups.destroy` removes them.
 
-All were verified with megatron-core 0.16.1 to 0.19.2; tests/megatron/test_patches.py fails if a patched file changes.
+All were verified with megatron-core 0.16.1 to 0.19.2. If a release needs others, training on CPUs fails in the tests.
 `megatron/__init__.py` has two others, active while it imports Megatron-Core on any host: wandb cannot be imported, and
 `torch.compile` returns its argument.
 

@@ -186,5 +186,5 @@ def test_the_report_says_how_the_rows_were_divided_and_what_was_truncated(
     assert len(report["epochs"]) == 1  # also of 20 sequences in batches of 8
     data = report["data"]
     assert (data["split"], data["rows"]) == ("column part", {"train": 20, "val": 5, "test": 6})
-    truncated = f"test: 1 of 6 sequences are longer than {longest - 2} tokens and truncated"
+    truncated = f"test: 1 of 6 sequences are longer than {longest - 2} tokens without begin and end and truncated"
     assert data["notes"] == [f"{path}: column 'part' divides the rows: 20 train, 5 val, 6 test", truncated]

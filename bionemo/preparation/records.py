@@ -277,7 +277,7 @@ def _clean_letters(records: Records, policies: SequencePolicies) -> None:
             )
         has_invalid = np.zeros(len(records), bool)
         has_invalid[owner[invalid]] = True
-        records.drop(has_invalid, "strange letters")
+        records.drop(has_invalid, "invalid letters")
 
 
 def format_rows(records: Records) -> pa.Array:

@@ -41,7 +41,7 @@ def strange(letters: str, letter: str, strip: str | None = None, keep: bool = Tr
         changed["on_letters=strip"] = {"with letters stripped": 1}
     if keep:
         kept["on_letters=keep"] = [A, (2, "b", letters.replace("\n", "").upper()), C]
-    dropped = {"on_letters=skip": {"strange letters": 1}}
+    dropped = {"on_letters=skip": {"invalid letters": 1}}
     hint = ", strip" if keep else ""
     error = (":3: record 'b' has ", letter, " in its sequence", f"set on_letters=skip{hint}")
     return Case(f">a\nMKV\n>b more\n{letters}\n>c\nVLA\n", error, kept, dropped, changed)
@@ -150,7 +150,7 @@ def test_records_with_several_defects_are_counted_once(tmp_path: Path) -> None:
         # the first two records of b are dropped for their letters, so the third is its first
         assert sorted(row[:2] for row in rows(out)["train"]) == [["1", "a"], ["9", "b"]]
         [tally] = manifest.tallies.values()
-        assert tally.dropped == {"strange letters": 5, "empty": 2, "duplicate": 1}
+        assert tally.dropped == {"invalid letters": 5, "empty": 2, "duplicate": 1}
         assert tally.read == 10 and tally.changed["with lower case letters"] == 2
 
 
@@ -165,7 +165,7 @@ def test_letters_that_break_a_csv_field_are_never_kept(tmp_path: Path, letters: 
 def test_a_record_dropped_for_its_letters_needs_no_name(tmp_path: Path) -> None:
     source = write(tmp_path, ">\nM*\n>a\nMKV\n")
     manifest = prepare(source, tmp_path / "out", on_letters="skip", val_size=0, test_size=0)
-    assert manifest.tallies["x.fasta"].dropped == {"strange letters": 1}
+    assert manifest.tallies["x.fasta"].dropped == {"invalid letters": 1}
 
 
 def test_lower_case_and_line_ends_are_changed_and_counted(tmp_path: Path) -> None:

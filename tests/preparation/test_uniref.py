@@ -304,7 +304,7 @@ def test_mistakes_name_file_and_line(tmp_path: Path, change: dict[str, tuple[str
             ["letters", "empty", "unknown"],
             {"A": ["a1"], "C": ["c1", "c2", "c3"]},
             {
-                UF50: ({"strange letters": 1}, {"clusters of the table excluded": 1}),
+                UF50: ({"invalid letters": 1}, {"clusters of the table excluded": 1}),
                 UF90: ({"empty": 1, "not in the mapping": 1}, {"members of the table excluded": 2}),
             },
         ),

@@ -83,22 +83,30 @@ def environment_secrets(environment: Mapping[str, str] = os.environ) -> dict[str
     }
 
 
-def redact_text(text: str) -> str:
-    """Hide secrets in a text."""
-    for value in sorted(_known(), key=len, reverse=True):
+def known_secrets() -> list[str]:
+    """Return the secrets of the environment and the registered ones, the longest first."""
+    return sorted({*environment_secrets().values(), *_registered}, key=len, reverse=True)
+
+
+def redact_text(text: str, secrets: Sequence[str] | None = None) -> str:
+    """Hide secrets in a text: `known_secrets()`, unless they are given."""
+    for value in known_secrets() if secrets is None else secrets:
         text = text.replace(value, HIDDEN)
     return _PASSWORD.sub(rf"\1{HIDDEN}", text)
 
 
-def redact_tree(tree: Any, key: str = "") -> Any:
+def redact_tree(tree: Any, key: str = "", secrets: Sequence[str] | None = None) -> Any:
     """Hide secrets in nested mappings and lists, by name and by value; `key` is the name of a tree."""
+    secrets = known_secrets() if secrets is None else secrets
     if isinstance(tree, Mapping):
-        return {redact_tree(name): redact_tree(value, f"{key}.{name}") for name, value in tree.items()}
+        return {
+            redact_tree(name, "", secrets): redact_tree(value, f"{key}.{name}", secrets) for name, value in tree.items()
+        }
     if isinstance(tree, list | tuple):
-        return [redact_tree(item, key) for item in tree]
+        return [redact_tree(item, key, secrets) for item in tree]
     if is_secret_name(key):
         return tree if is_harmless_value(tree) else HIDDEN
-    return redact_text(tree) if isinstance(tree, str) else tree
+    return redact_text(tree, secrets) if isinstance(tree, str) else tree
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
@@ -122,10 +130,6 @@ class LogFilter(logging.Filter):
         if record.exc_text:
             record.exc_text = redact_text(record.exc_text)
         return True
-
-
-def _known() -> set[str]:
-    return {*environment_secrets().values(), *_registered}
 
 
 @lru_cache(maxsize=256)

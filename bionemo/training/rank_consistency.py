@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from bionemo.common.errors import UserError
-from bionemo.common.redaction import is_secret_name, redact_text
+from bionemo.common.redaction import is_secret_name, known_secrets, redact_text
 from bionemo.common.version import __version__
 from bionemo.config.schema import RunConfig
 from bionemo.data.dataset import Dataset
@@ -123,14 +123,15 @@ def _all_gather(value: Any) -> list[Any]:
     return values
 
 
-def flatten_config(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def flatten_config(tree: Any, key: str = "", secrets: Sequence[str] | None = None) -> Iterator[tuple[str, str]]:
     """Yield dotted keys and values of nested dicts as text; secrets are replaced by their SHA-256."""
+    secrets = known_secrets() if secrets is None else secrets
     if isinstance(tree, dict) and tree:
         for name, value in tree.items():
-            yield from flatten_config(value, f"{key}.{name}" if key else str(name))
+            yield from flatten_config(value, f"{key}.{name}" if key else str(name), secrets)
     else:
         text = str(tree)
-        is_secret = is_secret_name(key) or redact_text(text) != text
+        is_secret = is_secret_name(key) or redact_text(text, secrets) != text
         yield key, hashlib.sha256(text.encode()).hexdigest() if is_secret else text
 
 

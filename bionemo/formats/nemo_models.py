@@ -113,8 +113,8 @@ class NemoModel(ModelFormat):
         if not is_complete(config):
             return {MULTIPLE: 128, **config}
         ours = set(all_keys(target_schema(self.our_class, object)))
-        added = {"target", _OUR_CLASS, "openai_gelu", *_ONE_RANK, *_DEFAULTS, *self.config} - ours
-        return {key: value for key, value in config.items() if key not in added}
+        added = {"target", _OUR_CLASS, "openai_gelu", "position_embedding_type", *_ONE_RANK, *_DEFAULTS, *self.config}
+        return {key: value for key, value in config.items() if key in ours or key not in added}
 
 
 def check_layer_type(config: Mapping[str, Any]) -> None:

@@ -76,6 +76,7 @@ def test_no_page_refers_to_another_host(site: Path) -> None:
         assert [each for each in loaded if "mathjax" not in each.lower()] == [], page
 
 
+@pytest.mark.slow
 def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

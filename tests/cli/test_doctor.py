@@ -76,6 +76,7 @@ def test_amx_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "AVX2, AMX that does not work (oneDNN does not use it); memory" in text
 
 
+@pytest.mark.slow
 def test_processes_of_a_launcher_test_their_connections() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "bionemo.cli", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

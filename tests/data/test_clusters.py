@@ -128,7 +128,9 @@ def test_only_training_samples_members(prepared: Path) -> None:
     assert data_of(prepared).dataset("val").clusters is None
 
 
-@pytest.mark.parametrize(("ranks", "micro", "workers"), [(1, 2, 2), (2, 2, 0), (4, 1, 0), (2, 2, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "micro", "workers"), [(1, 2, 2), (2, 2, 0), pytest.param(4, 1, 0, marks=pytest.mark.slow), (2, 2, 1)]
+)
 def test_ranks_and_workers_change_nothing(prepared: Path, ranks: int, micro: int, workers: int) -> None:
     overrides = [f"model.micro_batch_size={micro}", f"model.data.train.num_workers={workers}"]
     overrides.append(f"trainer.accumulate_grad_batches={4 // (ranks * micro)}")

@@ -351,6 +351,7 @@ def _collect_in_a_worker(directory: Path) -> None:
     os._exit(0 if worker.exitcode == 0 else 1)
 
 
+@pytest.mark.slow
 def test_a_worker_does_not_collect_inherited_garbage(tmp_path: Path) -> None:
     process = FORK.Process(target=_collect_in_a_worker, args=(tmp_path,))
     process.start()

@@ -159,6 +159,7 @@ def test_precision_equals_that_of_transformers(model: Path, tmp_path: Path) -> N
     assert "<td>long P@L/5</td>" in page
 
 
+@pytest.mark.slow
 def test_a_head_is_fitted_for_a_model_without_one(headless: Path, tmp_path: Path) -> None:
     """Residues of the same kind are close to each other: attention, which depends on the residues, can tell."""
     data = tmp_path / "data"

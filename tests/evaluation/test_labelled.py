@@ -141,6 +141,7 @@ def test_random_weights_are_those_at_the_start_of_pretraining(model: Path) -> No
     assert matrices > 3
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_processes(
     model: Path, data: Path, tmp_path: Path, section: dict[str, Any]
 ) -> None:

@@ -173,6 +173,7 @@ def test_groups_are_weighted_means(model: Path, test_file: Path, tmp_path: Path)
     assert summary["all"]["error"] == pytest.approx(jackknife, rel=0.1)
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_processes_and_tasks(
     model: Path, test_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_averages_over_ids_and_types() -> None:
     assert found.error == pytest.approx(math.sqrt(0.02) / 2, rel=0.05)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_report(model: Path, data: Path, report: dict[str, Any], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bionemo.cli", "evaluate"]
     subprocess.run([*command, *arguments(model, data, tmp_path / "two", "--devices=2")], check=True)

@@ -216,7 +216,7 @@ LAYOUTS = {
 
 
 WAYS = {"whole": [], "lora": [*LORA, EVERYWHERE]}
-ALWAYS = [("whole", "data, sharded"), ("lora", "tensor and sequence")]  # the others are marked slow
+ALWAYS = [("lora", "tensor and sequence")]  # the others are marked slow
 
 
 @pytest.mark.parametrize(

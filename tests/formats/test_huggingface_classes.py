@@ -108,6 +108,7 @@ def test_an_encoder_is_used_by_commands(tmp_path: Path) -> None:
         train(config(tmp_path / "run", *sizes, f"restore_from_path={hf}"))
 
 
+@pytest.mark.slow
 def test_an_encoder_is_fine_tuned(tmp_path: Path) -> None:
     hf, data = classifier(tmp_path / "hf"), written(tmp_path / "data")
     overrides = [f"model.restore_encoder_path={hf}", f"model.data.dataset_path={data}", "model.encoder_frozen=False",

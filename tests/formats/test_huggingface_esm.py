@@ -90,6 +90,7 @@ def test_dtypes_are_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     assert same(states(again), states(model))
 
 
+@pytest.mark.slow
 def test_export_does_not_depend_on_the_layout(tmp_path: Path) -> None:
     """Runs on one and two tensor ranks from the same weights, which a learning rate of 0 does not change."""
     theirs(tmp_path / "hf", heads=2, size=16)

@@ -129,6 +129,7 @@ def test_unusable_frequencies_are_refused(factors: list[Tensor], message: str, t
         HuggingFaceModel(tmp_path)
 
 
+@pytest.mark.slow
 def test_training_starts_with_the_same_frequencies(tmp_path: Path) -> None:
     """A run that starts from these weights needs the frequencies in its configuration; all ranks use them."""
     saved(tmp_path / "hf", torch.bfloat16, "star")

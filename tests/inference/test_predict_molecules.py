@@ -103,6 +103,7 @@ def test_every_format_contains_the_generated_molecules(
     assert many.startswith("samples: 30 molecules, ")
 
 
+@pytest.mark.slow
 def test_text_outputs_do_not_depend_on_processes_or_batches(writer: Path, smiles: Path, tmp_path: Path) -> None:
     """Two processes, batches of one token and omitted molecules change no output."""
     go(writer, smiles, tmp_path / "one.npz", *BOTH)

@@ -18,6 +18,7 @@ from tests.conftest import EXAMPLES, ROOT
 from tests.inference.samples import ALL, command, go, parts_of_150_letters, same, sequences
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_writes_an_equal_file(model: Path, fasta: Path, tmp_path: Path) -> None:
     go(model, fasta, tmp_path / "one.npz", ALL)
     done = subprocess.run(
@@ -69,6 +70,7 @@ def test_parts_of_another_prediction_are_not_reused(
     assert np.load(tmp_path / "x.npz")["id"].tolist() == ["a"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_all_processes(model: Path, fasta: Path, tmp_path: Path) -> None:
     """The second of two processes is killed as soon as it starts."""
     fasta.write_text("".join(f">{n}\n{text}\n" for n, text in enumerate(sequences((90,) * 4000))))

@@ -40,6 +40,7 @@ def test_all_ranks_are_listed_and_all_reduce_is_correct() -> None:
     assert done.stdout.endswith("all-reduce over 2 processes with gloo: the sum is correct\n")
 
 
+@pytest.mark.slow
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
     """Two of three ranks connect; the third uses another port."""
     first = environment(RANK=0, LOCAL_RANK=0, WORLD_SIZE=3, NODE_RANK=0)

@@ -59,8 +59,9 @@ def submitted(capsys: pytest.CaptureFixture[str]) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
-@pytest.mark.parametrize("preempted", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("preempted", [False, True])
 def test_an_interrupted_and_requeued_run_is_bitwise_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], preempted: bool
 ) -> None:

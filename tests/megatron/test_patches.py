@@ -58,9 +58,10 @@ assert wandb.Settings
         ("import bionemo.megatron", "False False True"),
         ("import wandb; import bionemo.megatron", "True False True"),  # it is blocked only if it is not loaded yet
         # If this fails, Megatron-Core no longer needs the patches in bionemo/megatron/__init__.py: remove them.
-        (
+        pytest.param(
             "import megatron.core.tensor_parallel, megatron.core.transformer.transformer_block",
             "True True True",
+            marks=pytest.mark.slow,
         ),
     ],
 )

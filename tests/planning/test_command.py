@@ -51,6 +51,7 @@ def test_help_and_errors_do_not_import_torch(argument: str, message: str, tmp_pa
     assert err.count("\n") == bool(message)
 
 
+@pytest.mark.slow
 def test_plan_from_any_directory(tmp_path: Path) -> None:
     arguments = (
         "trainer.devices=8",

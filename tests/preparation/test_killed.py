@@ -118,6 +118,7 @@ def finish(source: Path, output: Path) -> None:
     assert {path.name for path in output.iterdir()} - {".prepare.lock"} == {"manifest.json", "test", "train", "val"}
 
 
+@pytest.mark.slow
 def test_killed_repeatedly(tmp_path: Path, source: Path, undisturbed: dict[str, str]) -> None:
     assert len(undisturbed) == 15
     delays = [random.uniform(0, 0.3), random.uniform(0.3, 0.8), random.uniform(0.8, 1.5)]

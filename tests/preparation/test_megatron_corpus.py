@@ -196,6 +196,7 @@ def test_damaged_gzip(prepare_text: Prepare, tmp_path: Path) -> None:
         prepare_text()
 
 
+@pytest.mark.slow
 def test_from_the_command_line(files: tuple[Path, Path], tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [{"text": text} for text in MANY])
     command = [sys.executable, "-m", "bionemo.preprocess", "--config-name=text", f"source={tmp_path / 'a.jsonl'}",

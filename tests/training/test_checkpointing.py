@@ -360,7 +360,7 @@ def test_nonfinite_weights_are_never_saved(tmp_path: Path, every: int) -> None:
     assert {*saved(directory).values()} == {4}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_saves_a_checkpoint_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
     """The resumed run equals an uninterrupted one bitwise."""
     directory = tmp_path / "run"

@@ -59,7 +59,7 @@ def test_options_that_contradict_deterministic_mode_are_rejected(
             require_determinism(trainer)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_asynchronous_saves_equal_synchronous_ones(tmp_path: Path, ranks: int) -> None:
     """Save at every step while the next step changes the weights that are being saved."""
     overrides = ("exp_manager.checkpoint_callback_params.every_n_train_steps=1",)

@@ -193,6 +193,7 @@ def test_checkpoints_with_a_nan_metric_are_never_the_best(tmp_path: Path) -> Non
     assert best.name == "at-3"
 
 
+@pytest.mark.slow
 def test_a_nonfinite_state_on_one_rank_ends_all_with_one_line(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     overrides = ("model.optim.lr=1e38", "model.optim.sched.max_lr=1e38", "trainer.log_every_n_steps=100")

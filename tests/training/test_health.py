@@ -161,7 +161,14 @@ def test_a_rank_that_dies_before_process_groups_exist(tmp_path: Path) -> None:
     assert error.startswith((f"error: rank 1 {name} has not answered for", "error: rank 1 has not connected for"))
 
 
-@pytest.mark.parametrize(("rank", "fault"), [(0, "stopped"), (1, "stopped"), (0, "deaf")])
+@pytest.mark.parametrize(
+    ("rank", "fault"),
+    [
+        (0, "stopped"),
+        pytest.param(1, "stopped", marks=pytest.mark.slow),
+        pytest.param(0, "deaf", marks=pytest.mark.slow),
+    ],
+)
 def test_an_unresponsive_rank_is_named(tmp_path: Path, rank: int, fault: str) -> None:
     errors, name = bare(tmp_path, rank, fault, 30, gone=True)
     speakers = [1, 2] if rank == 0 else [0]
@@ -170,6 +177,7 @@ def test_an_unresponsive_rank_is_named(tmp_path: Path, rank: int, fault: str) ->
         assert re.match(rf"error: rank {rank} {re.escape(name)} has not answered for \d+ s ", errors[speaker][0])
 
 
+@pytest.mark.slow
 def test_a_suspended_run_continues(tmp_path: Path) -> None:
     """As with Slurm's SUSPEND,GANG, or a laptop that sleeps."""
     port = free_port()
@@ -243,7 +251,14 @@ def real(directory: Path, faulty: int, fault: tuple[str, str, int], *overrides: 
     )
 
 
-@pytest.mark.parametrize(("rank", "where", "before"), [(1, "step", 2), (1, "save", 0), (0, "step", 2)])
+@pytest.mark.parametrize(
+    ("rank", "where", "before"),
+    [
+        (1, "step", 2),
+        pytest.param(1, "save", 0, marks=pytest.mark.slow),
+        pytest.param(0, "step", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_with_a_killed_rank(tmp_path: Path, rank: int, where: str, before: int) -> None:
     errors, name = real(tmp_path, rank, ("killed later", where, before))  # a status is written every second
     assert errors[rank] == []
@@ -276,6 +291,7 @@ def test_a_teardown_error_does_not_hide_the_original_error() -> None:
         raise KeyError("x")
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_loader_hangs(tmp_path: Path) -> None:
     errors, name = real(tmp_path, 0, ("asleep", "data", 1), "trainer.rank_timeout=00:00:00:10")
     assert errors[1] == []

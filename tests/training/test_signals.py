@@ -146,7 +146,7 @@ def group_is_gone(number: int) -> bool:
         (Forked, signal.SIGINT, ("model.data.num_workers=2",)),
         (Forked, signal.SIGHUP, ()),
         (Forked, signal.SIGTERM, ("model.data.num_workers=2",)),
-        (Terminal, signal.SIGTERM, ("model.data.num_workers=1",)),
+        pytest.param(Terminal, signal.SIGTERM, ("model.data.num_workers=1",), marks=pytest.mark.slow),
         (Terminal, signal.SIGINT, ("trainer.devices=2",)),
     ],
 )

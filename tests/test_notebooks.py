@@ -96,13 +96,8 @@ def test_every_notebook_has_assertions() -> None:
     assert [path.stem for path in NOTEBOOKS] == sorted(OUTCOMES)
 
 
-ALWAYS = ["finetune"]  # the shortest; the others are marked slow
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem, marks=[] if path.stem in ALWAYS else pytest.mark.slow) for path in NOTEBOOKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path: Path, kernel: AsyncKernelManager, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     outcome, pictures = OUTCOMES[path.stem]

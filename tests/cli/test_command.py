@@ -178,6 +178,7 @@ def test_a_failed_run_does_not_end_a_sweep(command):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_have_different_directories(command):
     """The default directory, and one that is given, get directories named after the values."""
     for directory in ([], ["exp_manager.exp_dir=/x/y"]):

@@ -94,6 +94,7 @@ def test_results_are_means_over_seeds(section: dict[str, Any]) -> None:
             assert result["metrics"][name] == pytest.approx(mean)
 
 
+@pytest.mark.slow
 def test_a_seed_equals_the_finetune_command(model: Path, data: Path, tmp_path: Path, section: dict[str, Any]) -> None:
     overrides = [
         f"model.restore_encoder_path={model}", f"model.data.dataset_path={data / 'secondary_structure'}",

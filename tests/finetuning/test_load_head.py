@@ -158,7 +158,7 @@ def test_molecules_are_truncated_and_left_out_as_in_training(
     assert [*rows] == ["a", "b", "d", "e"] and rows["b"] == rows["d"]
     notes = capsys.readouterr().err
     assert f"{tmp_path}/x.smi: the model knows no token of 1 of 5 SMILES (the first is record 2, '[Hg+2]')" in notes
-    assert f"{tmp_path}/x.smi: b and " in notes and "tokens, truncated" in notes
+    assert f"{tmp_path}/x.smi: b and " in notes and "24 tokens without begin and end, truncated" in notes
 
 
 def test_invalid_heads_are_rejected(model: Path, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_user_files_are_kept(model: Path, data: Path, tmp_path: Path) -> None:
     assert {path.name for path in directory.iterdir()} == kept | {"head.safetensors", "report.json", "report.png"}
 
 
+@pytest.mark.slow
 def test_the_head_of_another_run_is_kept(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +72,7 @@ def test_the_head_of_another_run_is_kept(
     assert {path: path.read_bytes() for path in directory.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_run_that_could_not_write_its_report_is_restarted(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

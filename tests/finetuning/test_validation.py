@@ -42,7 +42,8 @@ def test_validation_does_not_change_the_weights(data: Path, alone: Path, tmp_pat
     assert sum("test_3state_accuracy" in line and "dwnstr_task_seconds" in line for line in console) == 2
 
 
-@pytest.mark.parametrize("layout", ["", pytest.param("model.tensor_model_parallel_size=2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["", "model.tensor_model_parallel_size=2"])
 def test_parallel_layouts_give_equal_metrics(layout: str, data: Path, tmp_path: Path) -> None:
     """Compare data and tensor parallelism on two ranks with one rank, up to rounding in training."""
     assert run(tmp_path / "one", *overrides(data), "model.micro_batch_size=8")[0] == 0

@@ -91,6 +91,7 @@ def test_a_killed_process_ends_all_processes(model: Path, fasta: Path, tmp_path:
     assert errors == [f"error: rank 1 (process {child}) was killed by SIGKILL: check the memory of this machine"]
 
 
+@pytest.mark.slow
 def test_the_process_with_an_invalid_sequence_names_it(model: Path, tmp_path: Path) -> None:
     """The second of two processes computes the second part; the first process has no error of its own."""
     fasta = tmp_path / "x.fasta"

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.support.models import batch_of, build_model
@@ -13,6 +14,7 @@ def losses_and_norms(layout: Layout) -> list[tuple[float, float]]:
     return Run(layout, "esm1b").train(3)
 
 
+@pytest.mark.slow
 def test_training_does_not_depend_on_the_layout(tmp_path: Path) -> None:
     """Position table and layer norm are replicated on the tensor ranks of the first stage."""
     layouts = Layout(), Layout(tensor=2, pipeline=2, sequence=True)

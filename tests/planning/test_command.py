@@ -80,6 +80,7 @@ def test_plan_of_an_encoder_decoder(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         assert part in out
 
 
+@pytest.mark.slow
 def test_json_of_a_layout_that_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def test_esm1nv_prepares_data_with_do_training_false(tmp_path: Path) -> None:
     assert output.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_bcp_script(tmp_path: Path, raw: Path) -> None:
     script = str(EXAMPLES / "esm2nv" / "scripts" / "preprocess_esm2_bcp.sh")
     places = {"DATASET_DIR": raw.name, "DATA_DIR_IN_REMOTE_HD": str(raw.parent)}

@@ -252,6 +252,7 @@ def test_the_next_start_completes_interrupted_moves(tmp_path: Path, call: int) -
     assert {path.name for path in left(out)} == {"manifest.json", "test", "train", "val"}
 
 
+@pytest.mark.slow
 def test_killed_while_replacing_another_data_set(tmp_path: Path) -> None:
     text = generated(30)
     source, out, call, states = write(tmp_path, text), tmp_path / "out", 0, set()

@@ -476,6 +476,7 @@ def best_checkpoints(directory: Path) -> list[Path]:
     return [path for path in paths if not path.name.endswith("-last")]
 
 
+@pytest.mark.slow
 def test_a_finished_run_of_epochs_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     overrides = ["trainer.max_steps=-1", "model.optim.sched.max_steps=100", "trainer.val_check_interval=1000"]
     for epochs, note in ((1, False), (1, True), (2, False)):

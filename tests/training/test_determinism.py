@@ -91,6 +91,7 @@ RECOMPUTED = [
 ]
 
 
+@pytest.mark.slow
 def test_activation_recomputation_is_bitwise_equal(tmp_path: Path) -> None:
     """With dropout, whose masks must be reproduced."""
     overrides = (

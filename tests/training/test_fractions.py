@@ -3,6 +3,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.runs import config, logged, run, train
 
 # 16 training batches of an epoch, 8 validation batches
@@ -24,6 +26,7 @@ def test_a_fraction_of_the_validation_set(tmp_path: Path) -> None:
     assert half != validation_losses(tmp_path / "all")
 
 
+@pytest.mark.slow
 def test_a_fraction_of_the_test_set(tmp_path: Path) -> None:
     found = []
     for limit in ("0.26", "2", "1.0"):

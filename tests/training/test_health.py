@@ -191,6 +191,7 @@ def test_a_suspended_run_continues(tmp_path: Path) -> None:
     assert [command.end() for command in commands] == [(0, []), (0, [])]
 
 
+@pytest.mark.slow
 def test_a_hanging_rank_is_named_and_exits(tmp_path: Path) -> None:
     errors, name = bare(tmp_path, 1, "asleep", 30, gone=False)
     assert errors[1:] == [[], []]

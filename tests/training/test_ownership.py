@@ -143,6 +143,7 @@ def test_an_archive_of_another_run_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "model.nemo").read_text() == "precious"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["run", "shared"])
 def test_two_runs_in_one_directory(tmp_path: Path, place: str) -> None:
     """The second run is rejected in one line, and the first is not disturbed."""

@@ -147,7 +147,7 @@ def group_is_gone(number: int) -> bool:
         (Forked, signal.SIGHUP, ()),
         (Forked, signal.SIGTERM, ("model.data.num_workers=2",)),
         pytest.param(Terminal, signal.SIGTERM, ("model.data.num_workers=1",), marks=pytest.mark.slow),
-        (Terminal, signal.SIGINT, ("trainer.devices=2",)),
+        pytest.param(Terminal, signal.SIGINT, ("trainer.devices=2",), marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_all_processes_saves_the_step(
@@ -216,6 +216,7 @@ def test_a_signal_in_a_validation_saves_the_step(tmp_path: Path, start: type[Ter
     assert load_manifest(last_checkpoint(run.directory))["step"] == 51
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_validation_does_not_lose_its_metric(tmp_path: Path) -> None:
     """The same command repeats the validation; it ends with the checkpoints and metrics of a run without a signal."""
     last = ("trainer.val_check_interval=50", "trainer.max_steps=50")
@@ -237,6 +238,7 @@ def test_a_signal_in_the_last_validation_does_not_lose_its_metric(tmp_path: Path
     assert found == expected
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_test_ends_the_run_at_once(tmp_path: Path) -> None:
     short = ("trainer.max_steps=2", "trainer.val_check_interval=2", "trainer.limit_val_batches=1")
     run = Forked(tmp_path, MANY, "do_testing=True", *short)

@@ -99,9 +99,8 @@ def redact_tree(tree: Any, key: str = "", secrets: Sequence[str] | None = None) 
     """Hide secrets in nested mappings and lists, by name and by value; `key` is the name of a tree."""
     secrets = known_secrets() if secrets is None else secrets
     if isinstance(tree, Mapping):
-        return {
-            redact_tree(name, "", secrets): redact_tree(value, f"{key}.{name}", secrets) for name, value in tree.items()
-        }
+        pairs = ((redact_tree(name, "", secrets), name, value) for name, value in tree.items())
+        return {shown: redact_tree(value, f"{key}.{name}", secrets) for shown, name, value in pairs}
     if isinstance(tree, list | tuple):
         return [redact_tree(item, key, secrets) for item in tree]
     if is_secret_name(key):

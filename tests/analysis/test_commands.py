@@ -312,7 +312,7 @@ def test_a_map(run: Run, tmp_path: Path, path: Path, model: TrainedModel, protei
          "ids is in x.fasta: use the same ids in both"),
         (["--input", "x.fasta", "--table", "kinds.csv"], "--table needs --color"),
         (["--input", "long.fasta", "--model", "M"],
-         "b has 95 tokens, but the model accepts at most 94 without begin and end tokens: embed the file with `bionemo "),
+         "b has 95 tokens, but the model accepts at most 94 without begin and end tokens: embed the file"),
         (["--input", "few.fasta", "--model", "M", "--method", "pca"], "embeddings of shape (1, 32): a map needs"),
         (["--input", "x.fasta", "--output", "a.png"], "--output a.png is the table"),
     ],

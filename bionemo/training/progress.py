@@ -112,8 +112,9 @@ def print_result(
             ended, remedy = f"ended after trainer.limit_train_batches={limit}", "set a larger number, or null"
         notify(f"the training {ended} before trainer.max_steps={trainer.max_steps}: {remedy}")
     loss = trainer.callback_metrics.get("val_loss")
-    losses = ([] if loss is None else [("validation loss", float(loss))]) + list(reference_losses.items())
-    _print_and_log(", ".join([_format_step(trainer), *(f"{name} {value:.4f}" for name, value in losses)]))
+    losses = ["no validation loss" if loss is None else f"validation loss {float(loss):.4f}"]
+    losses += [f"{name} {value:.4f}" for name, value in reference_losses.items()]
+    _print_and_log(", ".join([_format_step(trainer), *losses]))
     has_curve = (directory / loss_curve.FILE_NAME).exists()  # not before the first validation or logged step
     module: Any = trainer.lightning_module
     newest = next(iter(module.list_checkpoints()), None)

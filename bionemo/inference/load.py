@@ -75,7 +75,9 @@ def load_network(network: LanguageModel, saved: Model, path: Path, device: str, 
     check_weight_shapes(parameter_shards(network), saved.weights)
     materialize(network, torch.device(device))
     load_weights(parameter_shards(network), saved.weights)
-    return TrainedModel(network.eval().requires_grad_(False), path, precision, saved.contact_head)
+    model = TrainedModel(network.eval().requires_grad_(False), path, precision, saved.contact_head)
+    model.convert_weights()
+    return model
 
 
 def open_saved_model(path: str | Path) -> tuple[Path, Model]:

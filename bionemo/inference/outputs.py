@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from bionemo.checkpoint.tensors import checksum_weights
 from bionemo.common.errors import UserError
@@ -76,6 +76,17 @@ class InferenceModel:
     def hidden_size(self) -> int:
         """Hidden size D."""
         return self.network.config.hidden_size
+
+    def convert_weights(self) -> None:
+        """Store the weights of linear modules in the type of matrix products; the outputs stay equal bitwise.
+
+        Autocast converts weights that need no gradients again in every batch.
+        """
+        if self.precision.dtype is not torch.float32:
+            self.weights_checksum  # noqa: B018  # of the fp32 weights
+            for module in self.network.modules():
+                if isinstance(module, nn.Linear):
+                    module.to(self.precision.dtype)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which matrix products use the precision of the model."""

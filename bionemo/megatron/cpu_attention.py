@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over packed sequences (variable length) for CPUs.
 
-fp32 attention without dropout uses torch's FlashAttention for CPUs or the implementation here, whichever is faster on
-this CPU (`_fastest_kernel`). The implementation here consists of plain PyTorch operations:
+Attention without dropout uses torch's FlashAttention for CPUs or the implementation here, whichever is faster on this
+CPU (`_fastest_kernel`). The implementation here consists of plain PyTorch operations:
 
 * Scores are in base 2: ATen vectorizes fp32 `exp2` itself but uses MKL for `exp`, which is slower on AMD's CPUs.
 * Products of fp32 inputs use oneDNN or MKL, whichever is faster. torch calls oneDNN for them only if bf16 computation
@@ -249,7 +249,7 @@ class _FlashAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, tiles: list[_Tile], scale: float, causal: bool) -> Tensor:
         out = torch.zeros(q.shape, dtype=q.dtype)
-        log_sum = q.new_zeros(q.shape[1], q.shape[0])
+        log_sum = q.new_zeros(q.shape[1], q.shape[0], dtype=torch.float32)
 
         def compute(heads: slice, queries: _Segment, keys: _Segment) -> None:
             part = (_one_sequence(x, each, heads) for x, each in ((q, queries), (k, keys), (v, keys)))
@@ -297,23 +297,29 @@ def _mask_scores(scores: Tensor, queries: _Segment, keys: _Segment, causal: bool
 
 @cache
 @torch.inference_mode(False)
-def _fastest_kernel(head_size: int, dropout: bool) -> Kernel:
-    """Return the fastest fp32 kernel for this head size: forward and backward pass of one sequence, on one core."""
+def _fastest_kernel(head_size: int, dtype: torch.dtype, dropout: bool, backward: bool) -> Kernel:
+    """Return the fastest kernel for one sequence on one core: its forward and, if `backward`, its backward pass."""
+    kernels: list[Kernel] = ["onednn"] if dtype == torch.bfloat16 else ["mkl"]
+    if dtype == torch.float32 and _onednn_is_exact():
+        kernels.append("onednn")
+    if not dropout:
+        kernels.insert(0, "flash")
+    if len(kernels) == 1:
+        return kernels[0]
     generator = torch.Generator().manual_seed(0)
-    q, k, v, dout = (torch.randn(_MEASURED, 4, head_size, generator=generator) for _ in range(4))
+    q, k, v, dout = (torch.randn(_MEASURED, 4, head_size, generator=generator).to(dtype) for _ in range(4))
     keys = torch.zeros(len(q), dtype=torch.int64)
     mask = AttentionDropout(keys, site=0, first_head=0, num_heads=4, probability=0.1) if dropout else None
 
     def run(kernel: Kernel) -> None:
-        a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
+        a, b, c = (x.detach().requires_grad_(backward) for x in (q, k, v))
         out = _attend(a, b, c, (_MEASURED,), (_MEASURED,), head_size**-0.5, mask, False, kernel)
-        torch.autograd.grad(out, (a, b, c), dout)
+        if backward:
+            torch.autograd.grad(out, (a, b, c), dout)
 
-    kernels: list[Kernel] = ["mkl"] if dropout else ["flash", "mkl"]
-    if _onednn_is_exact():
-        kernels.append("onednn")
     version = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()} {amx_is_possible()}"
-    name = f"attention of head size {head_size}{' with dropout' if dropout else ''}".replace(" ", "-")
+    kind = {torch.float32: "", torch.bfloat16: "bf16 " if backward else "bf16 forward "}[dtype]
+    name = f"{kind}attention of head size {head_size}{' with dropout' if dropout else ''}".replace(" ", "-")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -366,7 +372,10 @@ def packed_attention(
     # Without AVX-512, oneDNN is ten times slower in bf16 than in fp32.
     slow = v.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     dtype = torch.float32 if slow else v.dtype
-    kernel: Kernel = "onednn" if dtype == torch.bfloat16 else _fastest_kernel(v.shape[-1], dropout is not None)
+    q, k, v, given = q.to(dtype), k.to(dtype), v.to(dtype), v.dtype
+    needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    backward = needs_gradients or dtype == torch.float32  # one kernel for training and validation in fp32
+    kernel = _fastest_kernel(v.shape[-1], dtype, dropout is not None, backward)
     key_lengths = lengths if key_lengths is None else key_lengths
-    out = _attend(q.to(dtype), k.to(dtype), v.to(dtype), lengths, key_lengths, scale, dropout, causal, kernel)
-    return out.to(v.dtype)
+    out = _attend(q, k, v, lengths, key_lengths, scale, dropout, causal, kernel)
+    return out.to(given)

@@ -66,10 +66,14 @@ class Precision:
 
     name: str
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the inputs of matrix products."""
+        return _AUTOCAST_DTYPES.get(self.name, torch.float32)
+
     def autocast(self, device: torch.device) -> Any:
         """Return the context manager of the forward pass."""
-        dtype = _AUTOCAST_DTYPES.get(self.name)
-        return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+        return nullcontext() if self.dtype is torch.float32 else torch.autocast(device.type, dtype=self.dtype)
 
     @property
     def needs_scaling(self) -> bool:

@@ -149,7 +149,7 @@ def test_the_speed_is_measured_again_if_amx_is_possible(
     for leaves in (SAPPHIRE_RAPIDS, {}):  # without leaves, AMX is disabled
         pretend(AMX, leaves)
         cpu.limit_onednn()
-        cpu_attention._fastest_kernel(16, False)
+        cpu_attention._fastest_kernel(16, torch.float32, False, True)
     assert len(set(versions)) == 2
 
 

@@ -146,3 +146,17 @@ def test_learned_positions_have_a_maximum_length(writer: Path) -> None:
     assert bionemo.load(writer, max_length=8).embed(["CCO"]).shape[0] == 1
     with pytest.raises(UserError, match=r"has \d+ learned positions, too few for 100,000 tokens"):
         bionemo.load(writer, max_length=100_000)
+
+
+def test_weights_converted_once_give_the_same_outputs(tmp_path: Path) -> None:
+    """Autocast would convert the same weights in every batch; the checksum is that of the fp32 weights."""
+    save_scaled(tmp_path / "x")
+    model = bionemo.load(tmp_path / "x", "cpu", "bf16-mixed")
+    fp32 = bionemo.load(tmp_path / "x", "cpu")
+    autocast = TrainedModel(fp32.network, fp32.path, "bf16-mixed")
+    texts = sequences((10, 57, 3))
+    assert np.array_equal(model.embed(texts), autocast.embed(texts))
+    assert all(map(np.array_equal, model.logits(texts), autocast.logits(texts)))
+    assert model.weights_checksum == fp32.weights_checksum
+    assert {each.dtype for each in model.network.blocks()[0].layers[0].mlp.parameters()} == {torch.bfloat16}
+    assert model.network.word_embeddings.weight.dtype == torch.float32

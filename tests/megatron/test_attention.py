@@ -40,11 +40,15 @@ fastest_kernel = cpu_attention._fastest_kernel
 
 @pytest.fixture(autouse=True)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """Set the kernel of fp32 attention, which otherwise depends on measured times."""
+    """Set the kernel of attention, which otherwise depends on measured times; MKL does not multiply bf16."""
     name: Kernel = getattr(request, "param", "mkl")
     if name == "onednn" and not cpu_attention._onednn_is_exact():
         pytest.skip("oneDNN may use AMX on this CPU")
-    monkeypatch.setattr(cpu_attention, "_fastest_kernel", lambda head_size, dropout: name)
+
+    def fixed(head_size: int, dtype: torch.dtype, dropout: bool, backward: bool) -> Kernel:
+        return "onednn" if dtype == torch.bfloat16 and name == "mkl" else name
+
+    monkeypatch.setattr(cpu_attention, "_fastest_kernel", fixed)
     return name
 
 
@@ -227,6 +231,7 @@ def test_the_module_selects_causal_or_cross_attention() -> None:
         ("mkl", torch.bfloat16, None),
         ("mkl", torch.bfloat16, DROPPED),
         ("flash", torch.float32, None),
+        ("flash", torch.bfloat16, None),
         ("mkl", torch.float32, None),
         ("onednn", torch.float32, DROPPED),
     ],
@@ -420,9 +425,27 @@ def test_kernels_are_measured_once_per_process(
     packed_attention(x[..., :8], x[..., :8], x[..., :8], (3,), 0.25)
     onednn = ["onednn"] if exact else []
     expected = [["flash", "mkl", *onednn], ["mkl", *onednn], ["flash", "mkl", *onednn]]
+    expected = [each for each in expected if len(each) > 1]  # there is nothing to choose
     assert [list(candidates) for _, _, candidates in measured] == expected
-    assert len({name for name, _, _ in measured}) == 3
-    assert seen == [*(2 * [expected[0][-1], expected[1][-1]]), expected[2][-1]]
+    assert len({name for name, _, _ in measured}) == len(expected)
+    assert seen == [*(2 * ["onednn" if exact else "mkl", "onednn" if exact else "mkl"]), expected[-1][-1]]
+
+
+def test_bf16_kernels_are_measured_for_training_and_for_inference(
+    measured: list[tuple[str, str, Candidates]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(cpu_attention, "_attend", lambda q, *_: q)
+    x = torch.zeros(3, 2, 16, dtype=torch.bfloat16)
+    packed_attention(x, x, x, (3,), 0.25)
+    packed_attention(x, x, x.requires_grad_(), (3,), 0.25)
+    with torch.no_grad():
+        packed_attention(x, x, x, (3,), 0.25)
+    packed_attention(x, x, x, (3,), 0.25, DROPPED)  # one kernel has dropout
+    assert [list(candidates) for _, _, candidates in measured] == [["flash", "onednn"]] * 2
+    assert [name for name, _, _ in measured] == [
+        "bf16-forward-attention-of-head-size-16", "bf16-attention-of-head-size-16",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("dropout", [False, True])
@@ -450,7 +473,7 @@ def test_a_measurement_runs_each_kernel_on_one_core(
     torch.set_num_threads(2)
     try:
         with torch.no_grad():
-            assert cpu_attention._fastest_kernel(16, dropout) == "mkl"
+            assert cpu_attention._fastest_kernel(16, torch.float32, dropout, backward=True) == "mkl"
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -459,12 +482,12 @@ def test_a_measurement_runs_each_kernel_on_one_core(
 
 def test_the_measured_kernel_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    chosen = fastest_kernel.__wrapped__(16, False)
+    chosen = fastest_kernel.__wrapped__(16, torch.float32, False, True)
     [file] = (tmp_path / "bionemo" / "autotune").iterdir()
     assert file.read_text() == f"{chosen}\n"
     assert chosen in ("flash", "mkl", "onednn")
     monkeypatch.setattr(cpu_attention, "_attend", None)  # is not measured again
-    assert fastest_kernel.__wrapped__(16, False) == chosen
+    assert fastest_kernel.__wrapped__(16, torch.float32, False, True) == chosen
 
 
 @pytest.mark.parametrize("threads", [3, 8, 18])

@@ -35,7 +35,7 @@ EPS = 0.1  # of AdamW: with the default, its first update would not depend on th
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Create process groups of one rank; the kernel of attention does not depend on measured times."""
-    monkeypatch.setattr(cpu_attention, "_fastest_kernel", lambda head_size, dropout: "mkl")
+    monkeypatch.setattr(cpu_attention, "_fastest_kernel", lambda *_: "mkl")
     with groups.simulate(1, 1, 0):
         yield
 

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -42,7 +44,10 @@ def quick_imports() -> Iterator[None]:
 
 
 def import_exp_manager() -> Any:
-    """Import NeMo's exp_manager, but execute `nemo.collections.common`, which loads transformers, when it is used."""
+    """Import NeMo's exp_manager without two packages, which are executed when they are used.
+
+    `nemo.collections.common` loads transformers. pandas is needed by NeMo's logger for ClearML only.
+    """
     import nemo.collections
 
     spec = find_spec("nemo.collections.common")
@@ -54,10 +59,32 @@ def import_exp_manager() -> Any:
     from lightning.pytorch.loggers import neptune
 
     # NeMo 3.0 imports the logger from where it was until lightning 2.6.3; the class of later versions raises an error.
-    with patch.object(loggers, "NeptuneLogger", neptune.NeptuneLogger, create=True):
+    with patch.object(loggers, "NeptuneLogger", neptune.NeptuneLogger, create=True), _deferred("pandas"):
         from nemo.utils import exp_manager
 
     return exp_manager
+
+
+@contextmanager
+def _deferred(name: str) -> Iterator[None]:
+    """Let modules that are imported in the block have a package that is imported when they use it."""
+    if name in sys.modules:
+        yield
+        return
+    deferred: Any = ModuleType(name)
+
+    def load(attribute: str) -> Any:
+        if sys.modules.get(name) is deferred:
+            del sys.modules[name]
+        return getattr(import_module(name), attribute)
+
+    deferred.__getattr__ = load
+    sys.modules[name] = deferred
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is deferred:
+            del sys.modules[name]
 
 
 def _execute(package: Any, attribute: str) -> Any:

@@ -13,7 +13,7 @@ from tests.support.runs import tiny
 
 RUN = """
 import gc, json, sys
-UNUSED = {"matplotlib", "scipy", "transformers", "wandb"}
+UNUSED = {"matplotlib", "pandas", "scipy", "transformers", "wandb"}
 at_plot = []
 
 def watch(event, arguments):
@@ -41,6 +41,8 @@ from nemo.utils import exp_manager
 import bionemo.experiment.nemo
 report(bionemo.experiment.nemo.nemo is exp_manager, "transformers" in sys.modules)
 report(nemo.collections.common.tokenizers.AutoTokenizer.__name__, "transformers" in sys.modules)
+import nemo.utils.loggers.clearml_logger as clearml
+report(clearml.pd.DataFrame({"a": [1]}).shape, clearml.pd.DataFrame is sys.modules["pandas"].DataFrame)
 try:
     nemo.collections.common.absent
 except AttributeError as error:
@@ -60,6 +62,7 @@ def test_a_run_imports_only_what_it_uses(tmp_path: Path) -> None:
         'report true [] ["matplotlib"] true true',
         "report true false",
         'report "AutoTokenizer" true',
+        "report [1, 1] true",
         "report \"module 'nemo.collections.common' has no attribute 'absent'\"",
     ]
 

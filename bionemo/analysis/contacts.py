@@ -24,7 +24,7 @@ from bionemo.inference.batching import Ids
 from bionemo.inference.model import TrainedModel
 from bionemo.inference.outputs import Floats
 from bionemo.inference.progress import Advance, no_progress
-from bionemo.megatron.attention import PackedAttention, PackedSequences, apply_rotary
+from bionemo.megatron.attention import PackedAttention
 
 SEPARATION = 6  # minimum |i - j| of the pairs that the regression is fitted to
 LONG_RANGE = 24  # minimum |i - j| of long-range pairs
@@ -80,10 +80,7 @@ def _queries_and_keys(model: TrainedModel, ids: Ids) -> list[tuple[Tensor, Tenso
 
     def record(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         assert isinstance(module, PackedAttention)
-        sequences: PackedSequences = named["packed_seq_params"]
         query, key = (x.squeeze(1) for x in inputs[:2])
-        if sequences.rotary is not None:
-            query, key = apply_rotary(query, *sequences.rotary), apply_rotary(key, *sequences.rotary)
         found.append((query, key, module.scale))
 
     modules = [module for module in model.network.modules() if isinstance(module, PackedAttention)]

@@ -96,8 +96,8 @@ class PackedAttention(nn.Module):
         """Return the attention output, [T, 1, H * d].
 
         Args:
-            query: [T, 1, H, d].
-            key: [S, 1, H, d].
+            query: [T, 1, H, d], with rotary positions if the model has them.
+            key: [S, 1, H, d], likewise.
             value: [S, 1, H, d].
             attention_mask: unused; `packed_seq_params` determines the mask.
             packed_seq_params: sequences of the packed batch.
@@ -105,8 +105,6 @@ class PackedAttention(nn.Module):
         """
         sequences = packed_seq_params
         q_THd, k_SHd, v_SHd = query.squeeze(1), key.squeeze(1), value.squeeze(1)
-        if sequences.rotary is not None:
-            q_THd, k_SHd = apply_rotary(q_THd, *sequences.rotary), apply_rotary(k_SHd, *sequences.rotary)
         dropout = None
         if self.training and self.dropout > 0:
             assert sequences.dropout_keys is not None, "attention dropout requires dropout keys"
@@ -227,42 +225,6 @@ def attend_per_sequence(
             out_Hnd = p_Hnm.to(v_Hmd.dtype) @ v_Hmd
         outputs.append(out_Hnd.transpose(0, 1))
     return torch.cat([*outputs, torch.zeros_like(q_THd[ends[-1] :])])
-
-
-def apply_rotary(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
-    """Rotate each pair (x_i, x_{i + d/2}) by the angle of its position (Su et al. 2021, eq. 34, half-split layout)."""
-    if x_THd.is_cuda and gpu_has_triton():
-        from bionemo.megatron.triton_rotary import rotate
-
-        return cast(Tensor, rotate(x_THd, cos_T1d, sin_T1d, 1.0))
-    if torch.compiler.is_compiling():  # the compiler fuses the operations
-        left, right = x_THd.chunk(2, dim=-1)
-        return x_THd * cos_T1d + torch.cat((-right, left), dim=-1) * sin_T1d
-    rotated: Tensor = _Rotary.apply(x_THd, cos_T1d, sin_T1d)
-    return rotated
-
-
-class _Rotary(torch.autograd.Function):
-    """Rotation without temporary tensors; the backward pass rotates in the other direction."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _rotate(x, cos, sin, 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        return _rotate(gradient, cos, sin, -1), None, None
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
-    """Return the rotation of x by the angle times `direction`."""
-    half = x.shape[-1] // 2
-    out = x * cos
-    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-direction)
-    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=direction)
-    return out
 
 
 def rotary_cos_sin(

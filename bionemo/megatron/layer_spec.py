@@ -12,12 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from megatron.core.transformer import ModuleSpec, TransformerConfig
-from megatron.core.transformer.attention import (
-    CrossAttention,
-    CrossAttentionSubmodules,
-    SelfAttention,
-    SelfAttentionSubmodules,
-)
+from megatron.core.transformer.attention import CrossAttentionSubmodules, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
@@ -31,6 +26,7 @@ from bionemo.megatron import groups
 from bionemo.megatron.attention import PackedAttention, PackedSequences
 from bionemo.megatron.dropout import ATTENTION_OUTPUT, CROSS_OUTPUT, MLP_OUTPUT, dropout, layer_site
 from bionemo.megatron.linear import ColumnLinear, LayerNorm, Linear, RowLinear
+from bionemo.megatron.projection import PackedCrossAttention, PackedSelfAttention
 
 # "encoder": full self-attention; "causal": causal self-attention; "decoder": causal self- and cross-attention
 BlockType = Literal["encoder", "causal", "decoder"]
@@ -42,16 +38,6 @@ class EncoderOutput(NamedTuple):
 
     hidden: Tensor  # [S, B, D], sharded over the sequence like the decoder's hidden states
     sequences: PackedSequences
-
-
-class RecomputedAttention(PackedAttention):
-    """Attention that saves only its inputs and is recomputed in the backward pass."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """See PackedAttention."""
-        attend = partial(super().forward, **kwargs)
-        output: Tensor = checkpoint(attend, *args, use_reentrant=False, preserve_rng_state=False)
-        return output
 
 
 class PackedTransformerLayer(TransformerLayer):
@@ -152,20 +138,23 @@ def _recompute_groups(config: ModelConfig, layers: int) -> list[tuple[range, boo
 def layer_spec(config: ModelConfig, block_type: BlockType) -> ModuleSpec:
     """Return Megatron's specification of a layer."""
     column, row = (ColumnLinear, RowLinear) if groups.tensor_size() > 1 else (Linear, Linear)
-    core = RecomputedAttention if config.activations_checkpoint_granularity == "selective" else PackedAttention
+    recompute = config.activations_checkpoint_granularity == "selective"
     cross = ModuleSpec(
-        module=CrossAttention,
-        params={"attn_mask_type": AttnMaskType.no_mask},
-        submodules=CrossAttentionSubmodules(linear_q=column, linear_kv=column, core_attention=core, linear_proj=row),
+        module=PackedCrossAttention,
+        params={"attn_mask_type": AttnMaskType.no_mask, "recompute": recompute},
+        submodules=CrossAttentionSubmodules(
+            linear_q=column, linear_kv=column, core_attention=PackedAttention, linear_proj=row
+        ),
     )
+    mask = AttnMaskType.no_mask if block_type == "encoder" else AttnMaskType.causal
     return ModuleSpec(
         module=PackedTransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=LayerNorm,
             self_attention=ModuleSpec(
-                module=SelfAttention,
-                params={"attn_mask_type": AttnMaskType.no_mask if block_type == "encoder" else AttnMaskType.causal},
-                submodules=SelfAttentionSubmodules(linear_qkv=column, core_attention=core, linear_proj=row),
+                module=PackedSelfAttention,
+                params={"attn_mask_type": mask, "recompute": recompute},
+                submodules=SelfAttentionSubmodules(linear_qkv=column, core_attention=PackedAttention, linear_proj=row),
             ),
             pre_cross_attn_layernorm=LayerNorm if block_type == "decoder" else IdentityOp,
             cross_attention=cross if block_type == "decoder" else IdentityOp,

@@ -19,13 +19,12 @@ from bionemo.megatron import attention, cpu_attention
 from bionemo.megatron.attention import (
     PackedAttention,
     PackedSequences,
-    _Rotary,
-    apply_rotary,
     attend_per_sequence,
     rotary_cos_sin,
 )
 from bionemo.megatron.cpu_attention import Kernel, packed_attention
 from bionemo.megatron.dropout import AttentionDropout
+from bionemo.megatron.projection import rotate, split_heads
 
 LENGTHS = (1, 37, 0, 64, 130, 2)
 HEADS, SITE = 4, 10
@@ -352,7 +351,7 @@ def test_gpu_dropout_is_equal_and_deterministic() -> None:
 def test_rotary_embeddings_depend_only_on_distance() -> None:
     cos, sin = rotary_cos_sin(torch.tensor([0, 3, 10, 13]), 16)
     x, y = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(2))
-    turned_x, turned_y = apply_rotary(x.expand(4, 1, 16), cos, sin), apply_rotary(y.expand(4, 1, 16), cos, sin)
+    turned_x, turned_y = rotate(x.expand(4, 1, 16), cos, sin), rotate(y.expand(4, 1, 16), cos, sin)
     near = (turned_x[0] * turned_y[1]).sum()
     far = (turned_x[2] * turned_y[3]).sum()
     torch.testing.assert_close(near, far, rtol=1e-5, atol=1e-5)
@@ -368,25 +367,31 @@ def test_rotary_embeddings_are_complex_rotations(
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     positions = torch.tensor([0, 1, 5, 300])
     fused = torch.randn(4, 3, 48, generator=torch.Generator().manual_seed(2)).to(dtype).requires_grad_()
-    weight = torch.randn(4, 3, 16, generator=torch.Generator().manual_seed(3)).to(dtype)
+    weights = torch.randn(3, 4, 3, 16, generator=torch.Generator().manual_seed(3)).to(dtype)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        cos, sin = rotary_cos_sin(positions, 16)
-        out = apply_rotary(fused[..., 16:32], cos, sin)
-    assert out.dtype == dtype
-    (out * weight).sum().backward()
+        parts = split_heads(fused.view(4, 1, 144), 3, 3, rotary_cos_sin(positions, 16))
+    assert all(part.dtype == dtype and part.shape == (4, 1, 3, 16) for part in parts)
+    sum((part.squeeze(1) * weight).sum() for part, weight in zip(parts, weights, strict=True)).backward()
     assert fused.grad is not None
+    assert torch.equal(parts[2].squeeze(1), fused[..., 32:]) and torch.equal(fused.grad[..., 32:], weights[2])
 
     angles = positions[:, None, None] * 10000.0 ** (-torch.arange(8.0, dtype=torch.float64) / 8)
     turn = torch.polar(torch.ones_like(angles), angles)
-    given, weights = (torch.complex(*x.detach().double().chunk(2, dim=-1)) for x in (fused[..., 16:32], weight))
-    for found, expected in ((out, given * turn), (fused.grad[..., 16:32], weights * turn.conj())):
-        assert relative(found, torch.cat((expected.real, expected.imag), dim=-1)) < tolerance
+    for part, place in ((0, slice(16)), (1, slice(16, 32))):
+        given, weight = (torch.complex(*x.detach().double().chunk(2, -1)) for x in (fused[..., place], weights[part]))
+        for found, expected in (
+            (parts[part].squeeze(1), given * turn),
+            (fused.grad[..., place], weight * turn.conj()),
+        ):
+            assert relative(found, torch.cat((expected.real, expected.imag), dim=-1)) < tolerance
 
 
-def test_rotary_gradients_equal_finite_differences() -> None:
-    x = torch.randn(5, 2, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+@pytest.mark.parametrize(("parts", "rotary"), [(3, True), (3, False), (2, False)])
+def test_gradients_of_the_projection_equal_finite_differences(parts: int, rotary: bool) -> None:
+    mixed = torch.randn(5, 1, 2 * parts * 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     cos, sin = (angles.double() for angles in rotary_cos_sin(torch.arange(5), 6))
-    assert torch.autograd.gradcheck(_Rotary.apply, (x, cos, sin))
+    angles = (cos, sin) if rotary else None
+    assert torch.autograd.gradcheck(lambda x: split_heads(x, parts, 2, angles), mixed.requires_grad_())
 
 
 Candidates = Mapping[str, Callable[[], object]]

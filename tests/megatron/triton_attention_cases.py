@@ -17,7 +17,7 @@ from triton import language as tl
 from bionemo.megatron.attention import rotary_cos_sin
 from bionemo.megatron.dropout import AttentionDropout, keep_scale
 from bionemo.megatron.triton_attention import triton_attention, triton_operator, triton_operator_backward
-from bionemo.megatron.triton_rotary import rotate
+from bionemo.megatron.triton_rotary import merge, rotate
 
 INTERPRETED = triton.knobs.runtime.interpret
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -219,21 +219,37 @@ def test_operators_follow_the_rules_of_custom_operators() -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize(("size", "heads"), [(64, 5), (6, 3)])
-def test_rotation_and_gradient_are_complex_products(dtype: torch.dtype, size: int, heads: int) -> None:
+@pytest.mark.parametrize(("parts", "rotated"), [(3, 2), (3, 0), (2, 0)])
+def test_rotation_and_merged_gradient_are_complex_products(
+    dtype: torch.dtype, size: int, heads: int, parts: int, rotated: int
+) -> None:
     """The pair (x_i, x_{i + d/2}) is a complex number times exp(i * angle); x is a view of a projection."""
     positions, generator = torch.arange(0, 370, 10), torch.Generator().manual_seed(3)
-    fused = torch.randn(37, heads, 3 * size, generator=generator).to(DEVICE, dtype).requires_grad_()
-    x = fused[..., size : 2 * size]
     cos, sin = (angles.to(DEVICE, dtype) for angles in rotary_cos_sin(positions, size))
-    out = rotate(x, cos, sin, 1.0)
-    weight = torch.randn(out.shape, generator=generator).to(DEVICE, dtype)
-    (gradient,) = torch.autograd.grad(out, fused, weight)
-    assert out.is_contiguous() and out.dtype == dtype
-    assert not gradient[..., :size].any() and not gradient[..., 2 * size :].any()
+    fused = torch.randn(37, heads, parts * size, generator=generator).to(DEVICE, dtype)
+    x = fused[..., size : 2 * size]
+    weights = [
+        torch.randn(heads, 37, size, generator=generator).to(DEVICE, dtype).transpose(0, 1) for _ in range(parts)
+    ]
+    out, gradient = rotate(x, cos, sin), merge(weights, *((cos, sin) if rotated else (None, None)))
+    assert out.is_contiguous() and gradient.is_contiguous() and out.dtype == gradient.dtype == dtype
+    assert gradient.shape == (37, heads, parts, size)
 
     def pairs(values: Tensor) -> Tensor:
-        return torch.complex(*values.detach().cpu().double().chunk(2, -1))
+        return torch.complex(*values.cpu().double().chunk(2, -1))
 
     turn = torch.complex(*(angles[..., : size // 2].cpu().double() for angles in (cos, sin)))
-    for found, expected in ((out, pairs(x) * turn), (gradient[..., size : 2 * size], pairs(weight) * turn.conj())):
-        assert relative(found, torch.cat((expected.real, expected.imag), -1)) < TOLERANCES[dtype]
+    expected = [pairs(x) * turn, *(pairs(weight) * turn.conj() for weight in weights[:rotated])]
+    for found, product in zip((out, *gradient.unbind(2)), expected, strict=False):
+        assert relative(found, torch.cat((product.real, product.imag), -1)) < TOLERANCES[dtype]
+    for part in range(rotated, parts):
+        assert torch.equal(gradient[:, :, part], weights[part])
+
+
+def test_rotation_operators_follow_the_rules_of_custom_operators() -> None:
+    x = torch.randn(3, 2, 3, 8, device=DEVICE)
+    cos, sin = (angles.to(DEVICE) for angles in rotary_cos_sin(torch.arange(3), 8))
+    checks = "test_schema", "test_faketensor"
+    torch.library.opcheck(rotate, (x[:, :, 1], cos, sin), test_utils=checks)
+    torch.library.opcheck(merge, (list(x.unbind(2)), cos, sin), test_utils=checks)
+    torch.library.opcheck(merge, (list(x.unbind(2))[:2], None, None), test_utils=checks)

@@ -196,21 +196,33 @@ def _gradient_zeros(do: Tensor, q: Tensor, k: Tensor, v: Tensor, *unused: object
     return q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     assert x.shape[2] % 2 == 0
     assert cos.is_contiguous() and sin.is_contiguous() and cos.shape == sin.shape == (len(x), 1, x.shape[2])
     left, right = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat((-right, left), dim=-1) * sin * direction).to(x.dtype)
+    return (x * cos + torch.cat((-right, left), dim=-1) * sin).to(x.dtype)
+
+
+def _merge(gradients: list[Tensor], cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    assert len(gradients) in (2, 3) and len({(x.shape, x.dtype) for x in gradients}) == 1
+    if cos is not None and sin is not None:
+        gradients = [*(_rotate(x, cos, -sin) for x in gradients[:2]), *gradients[2:]]
+    return torch.stack(gradients, 2)
 
 
 def _rotate_zeros(x: Tensor, *unused: object) -> Tensor:
     return x.new_zeros(x.shape)
 
 
+def _merge_zeros(gradients: list[Tensor], *unused: object) -> Tensor:
+    return torch.zeros(*gradients[0].shape[:2], len(gradients), gradients[0].shape[2], dtype=gradients[0].dtype)
+
+
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {  # operator: with checks, only zeros
     "torch_attn::_varlen_attn": (_flash, _flash_zeros),
     "torch_attn::_varlen_attn_backward": (_flash_backward, _gradient_zeros),
     "bionemo::rotate": (_rotate, _rotate_zeros),
+    "bionemo::merge_heads": (_merge, _merge_zeros),
     "bionemo::packed_attention": (_triton, _zeros),
     "bionemo::packed_attention_backward": (_triton_backward, _gradient_zeros),
 }

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Self- and cross-attention whose projections are split into heads, and their gradients merged, in one pass each.
+
+The projection has the heads' queries, keys and values (or keys and values) next to each other. Autograd would compute
+the gradient of each part and then concatenate them. Here the backward pass writes each gradient, rotated back, to its
+place in the gradient of the projection.
+
+Shapes: T tokens, B = 1, D hidden size, H heads of this rank, n parts of a head, d head size.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from megatron.core.transformer.attention import CrossAttention, SelfAttention
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from bionemo.megatron import attention
+from bionemo.megatron.attention import PackedSequences
+
+
+class PackedSelfAttention(SelfAttention):
+    """Self-attention within each sequence; `recompute` saves only the projection for the backward pass."""
+
+    def __init__(self, *arguments: Any, recompute: bool = False, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.recompute = recompute
+
+    def forward(self, hidden_TBD: Tensor, *unused: Any, packed_seq_params: PackedSequences, **others: Any) -> Any:
+        """Return [T, B, D] and None."""
+        mixed, _ = self.linear_qkv(hidden_TBD)
+
+        def attend(mixed: Tensor) -> Tensor:
+            q, k, v = split_heads(mixed, 3, self.num_attention_heads_per_partition, packed_seq_params.rotary)
+            return cast(Tensor, self.core_attention(q, k, v, packed_seq_params=packed_seq_params))
+
+        return self.linear_proj(_run(attend, self.recompute, mixed))
+
+
+class PackedCrossAttention(CrossAttention):
+    """Attention of each sequence to its sequence of `key_value_states`; otherwise as PackedSelfAttention."""
+
+    def __init__(self, *arguments: Any, recompute: bool = False, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.recompute = recompute
+
+    def forward(
+        self, hidden_TBD: Tensor, *unused: Any, key_value_states: Tensor, packed_seq_params: PackedSequences,
+        **others: Any,
+    ) -> Any:  # fmt: skip
+        """Return [T, B, D] and None."""
+        heads = self.num_attention_heads_per_partition
+        query, _ = self.linear_q(hidden_TBD)
+        mixed, _ = self.linear_kv(key_value_states)
+
+        def attend(query: Tensor, mixed: Tensor) -> Tensor:
+            k, v = split_heads(mixed, 2, heads)
+            q = query.unflatten(-1, (heads, -1))
+            return cast(Tensor, self.core_attention(q, k, v, packed_seq_params=packed_seq_params))
+
+        return self.linear_proj(_run(attend, self.recompute, query, mixed))
+
+
+def _run(function: Callable[..., Tensor], recompute: bool, *inputs: Tensor) -> Tensor:
+    if not recompute:
+        return function(*inputs)
+    return cast(Tensor, checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False))
+
+
+def split_heads(
+    mixed_TBP: Tensor, parts: int, heads: int, rotary: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, ...]:
+    """Return the `parts` of a projection, each [T, B, H, d]; rotate the first two by their positions.
+
+    Args:
+        mixed_TBP: [T, B, H * parts * d].
+        parts: 3 for queries, keys and values, 2 for keys and values.
+        heads: H.
+        rotary: cos and sin, each [T, 1, d]; None: no rotary positions.
+    """
+    mixed_THnd = mixed_TBP.squeeze(1).unflatten(-1, (heads, parts, -1))
+    return tuple(x[:, None] for x in _Split.apply(mixed_THnd, *(rotary or (None, None))))
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mixed: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(cos, sin)
+        parts = mixed.unbind(2)
+        if cos is None or sin is None:
+            return parts
+        return rotate(parts[0], cos, sin), rotate(parts[1], cos, sin), *parts[2:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return merge_heads(gradients, *ctx.saved_tensors), None, None
+
+
+def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
+    """Rotate each pair (x_i, x_{i + d/2}) by the angle of its position (Su et al. 2021, eq. 34, half-split layout)."""
+    if x_THd.is_cuda and attention.gpu_has_triton():
+        from bionemo.megatron.triton_rotary import rotate as triton_rotate
+
+        return cast(Tensor, triton_rotate(x_THd, cos_T1d, sin_T1d))
+    if torch.compiler.is_compiling():  # the compiler fuses the operations
+        return _rotate_compiled(x_THd, cos_T1d, sin_T1d)
+    return _rotate_into(torch.empty_like(x_THd, memory_format=torch.contiguous_format), x_THd, cos_T1d, sin_T1d, 1)
+
+
+def merge_heads(gradients: tuple[Tensor, ...], cos_T1d: Tensor | None, sin_T1d: Tensor | None) -> Tensor:
+    """Return the gradient of the projection, [T, H, n, d], from those of its parts; the inverse of `split_heads`."""
+    first = gradients[0]
+    rotary = () if cos_T1d is None or sin_T1d is None else (cos_T1d, sin_T1d)
+    if first.is_cuda and first.shape[-1] % 2 == 0 and attention.gpu_has_triton():
+        from bionemo.megatron.triton_rotary import merge
+
+        return cast(Tensor, merge(list(gradients), *(rotary or (None, None))))
+    if torch.compiler.is_compiling():
+        if rotary:
+            turned = (_rotate_compiled(x, rotary[0], -rotary[1]) for x in gradients[:2])
+            gradients = (*turned, *gradients[2:])
+        return torch.stack(gradients, 2)
+    merged = first.new_empty(*first.shape[:2], len(gradients), first.shape[-1])
+    for part, (gradient, target) in enumerate(zip(gradients, merged.unbind(2), strict=True)):
+        if rotary and part < 2:
+            _rotate_into(target, gradient, *rotary, -1)
+        else:
+            target.copy_(gradient)
+    return merged
+
+
+def _rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    """Write the rotation of x by the angle times `direction` to `out`, without temporary tensors."""
+    half = x.shape[-1] // 2
+    torch.mul(x, cos, out=out)
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-direction)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=direction)
+    return out
+
+
+def _rotate_compiled(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-right, left), dim=-1) * sin

@@ -21,7 +21,7 @@ LIMITS = {
     "formats": 1_094,
     "inference": 1_327,
     "launch": 868,
-    "megatron": 1_802,
+    "megatron": 1_788,
     "models": 644,
     "planning": 425,
     "preparation": 2_698,

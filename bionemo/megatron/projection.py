@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Self- and cross-attention whose projections are split into heads, and their gradients merged, in one pass each.
 
-The projection has the heads' queries, keys and values (or keys and values) next to each other. Autograd would compute
-the gradient of each part and then concatenate them. Here the backward pass writes each gradient, rotated back, to its
-place in the gradient of the projection.
+The projection has the heads' queries, keys and values (or keys and values) next to each other. Autograd would rotate
+the gradients of the parts and then concatenate them. On a GPU, the backward pass here writes each gradient, rotated
+back, to its place in the gradient of the projection.
 
 Shapes: T tokens, B = 1, D hidden size, H heads of this rank, n parts of a head, d head size.
 """
@@ -103,42 +103,25 @@ def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:
         from bionemo.megatron.triton_rotary import rotate as triton_rotate
 
         return cast(Tensor, triton_rotate(x_THd, cos_T1d, sin_T1d))
-    if torch.compiler.is_compiling():  # the compiler fuses the operations
-        return _rotate_compiled(x_THd, cos_T1d, sin_T1d)
-    return _rotate_into(torch.empty_like(x_THd, memory_format=torch.contiguous_format), x_THd, cos_T1d, sin_T1d, 1)
+    return _rotate(x_THd, cos_T1d, sin_T1d)
 
 
 def merge_heads(gradients: tuple[Tensor, ...], cos_T1d: Tensor | None, sin_T1d: Tensor | None) -> Tensor:
     """Return the gradient of the projection, [T, H, n, d], from those of its parts; the inverse of `split_heads`."""
-    first = gradients[0]
-    rotary = () if cos_T1d is None or sin_T1d is None else (cos_T1d, sin_T1d)
-    if first.is_cuda and first.shape[-1] % 2 == 0 and attention.gpu_has_triton():
+    if gradients[0].is_cuda and gradients[0].shape[-1] % 2 == 0 and attention.gpu_has_triton():
         from bionemo.megatron.triton_rotary import merge
 
-        return cast(Tensor, merge(list(gradients), *(rotary or (None, None))))
-    if torch.compiler.is_compiling():
-        if rotary:
-            turned = (_rotate_compiled(x, rotary[0], -rotary[1]) for x in gradients[:2])
-            gradients = (*turned, *gradients[2:])
-        return torch.stack(gradients, 2)
-    merged = first.new_empty(*first.shape[:2], len(gradients), first.shape[-1])
-    for part, (gradient, target) in enumerate(zip(gradients, merged.unbind(2), strict=True)):
-        if rotary and part < 2:
-            _rotate_into(target, gradient, *rotary, -1)
-        else:
-            target.copy_(gradient)
-    return merged
+        return cast(Tensor, merge(list(gradients), cos_T1d, sin_T1d))
+    if cos_T1d is not None and sin_T1d is not None:
+        gradients = *(_rotate(x, cos_T1d, -sin_T1d) for x in gradients[:2]), *gradients[2:]
+    return torch.stack(gradients, 2)
 
 
-def _rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
-    """Write the rotation of x by the angle times `direction` to `out`, without temporary tensors."""
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    torch.mul(x, cos, out=out)
-    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-direction)
-    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=direction)
+    if torch.compiler.is_compiling():  # the compiler fuses the operations
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
     return out
-
-
-def _rotate_compiled(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-right, left), dim=-1) * sin

@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import chisquare
 
 from bionemo.config.compose import load
+from bionemo.config.micro_batches import MicroBatches
 from bionemo.config.paths import CONF_DIR
 from bionemo.config.schema import PreparationConfig
 from bionemo.data.data_module import SequenceData
@@ -55,7 +56,7 @@ def test_uniref_clusters_from_raw_files_to_samples(tmp_path: Path) -> None:
     assert [(row["record_name"], row["sequence"]) for row in rows] == [(name, truth[name]) for name in names]
 
     cfg = load("pretrain_esm2_8M", [f"model.data.dataset_path={tmp_path}"], EXAMPLES / "esm2nv" / "conf")
-    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, num_micro_batches=1)
+    data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, MicroBatches(4, 1))
     stream = data.steps("train", True, None, 1, DataPosition()).sampler.stream
     draws, clusters = 400, len(members)
     owner = np.repeat(np.arange(clusters), [len(cluster) for cluster in members])

@@ -5,6 +5,7 @@ The lock is a lease of the package filelock: a file that names its holder, who r
 a dead process of this host is taken over within a second, any other one when it has not been renewed for 30 seconds.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -61,8 +62,20 @@ class RunLock:
     def _acquire(self, timeout: float) -> None:
         while not self.lease.is_locked:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # the previous holder has removed the empty directory
+            try:
                 self.lease.acquire(timeout, poll_interval=min(_LOCAL_SECONDS / 5, 0.2))
+            except FileNotFoundError:  # the previous holder has removed the empty directory
+                continue
+            except OSError as error:
+                if error.errno in (
+                    errno.ENOSPC,
+                    errno.EDQUOT,
+                    errno.EFBIG,
+                ):  # filelock leaves its new file
+                    with suppress(OSError):
+                        if not self.path.stat().st_size:
+                            self.path.unlink()
+                raise
 
     def _describe_owner(self) -> str:
         if (owner := self.lease.owner) is None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Only one run at a time uses a directory, on every file system, and no stale lock needs manual removal."""
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -166,6 +167,19 @@ def test_an_empty_lock_file_must_be_deleted(tmp_path: Path) -> None:
     """A process that has just created it may be about to write to it."""
     (tmp_path / LOCK).touch()
     with pytest.raises(UserError, match=r"delete .* if it is dead"), run_lock(tmp_path):
+        pass
+
+
+def test_a_full_disk_leaves_no_lock_file(tmp_path: Path) -> None:
+    def fill(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "write", fill)
+        with pytest.raises(OSError, match="No space left"), run_lock(tmp_path / "x"):
+            pytest.fail("the lock is held")
+    assert not any(tmp_path.iterdir())
+    with run_lock(tmp_path / "x"):
         pass
 
 

@@ -57,7 +57,7 @@ def test_uniref_clusters_from_raw_files_to_samples(tmp_path: Path) -> None:
 
     cfg = load("pretrain_esm2_8M", [f"model.data.dataset_path={tmp_path}"], EXAMPLES / "esm2nv" / "conf")
     data = SequenceData(cfg.model, cfg.trainer, load_tokenizer("esm2nv"), MaskedDataset, MicroBatches(4, 1))
-    stream = data.steps("train", True, None, 1, DataPosition()).sampler.stream
+    stream = data.steps("train", True, None, MicroBatches(4, 1), DataPosition()).sampler.stream
     draws, clusters = 400, len(members)
     owner = np.repeat(np.arange(clusters), [len(cluster) for cluster in members])
     half = clusters // 2

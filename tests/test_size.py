@@ -12,7 +12,7 @@ LIMITS = {
     "analysis": 610,
     "checkpoint": 628,
     "cli": 1_421,
-    "common": 901,
+    "common": 908,
     "config": 2_020,
     "data": 3_321,
     "evaluation": 1_829,

@@ -51,7 +51,7 @@ def test_the_curve_is_announced_only_if_it_is_drawn(
     cfg: Any = SimpleNamespace(trainer=SimpleNamespace(max_epochs=None))
     print_result(cfg, trainer, {}, tmp_path, None)
     expected = "logs, checkpoints and the loss curve are in" if drawn else "logs and checkpoints are in"
-    assert capsys.readouterr().err.splitlines() == ["step 3 of 3", f"{expected} {tmp_path}"]
+    assert capsys.readouterr().err.splitlines() == ["step 3 of 3, no validation loss", f"{expected} {tmp_path}"]
 
 
 def test_a_missing_directory_does_not_end_the_run(

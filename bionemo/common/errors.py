@@ -6,7 +6,6 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 
 _RETRY = "run the command again"
 WORKER_ADVICE = (
@@ -120,6 +119,8 @@ def _os_error(error: OSError, message: str) -> str:
 
 def install_command(extra: str) -> str:
     """Return the command that installs the packages of an extra; PyPI has another package with the name bionemo."""
+    from importlib import metadata  # 20 ms
+
     try:
         requirements = metadata.requires("bionemo") or []
     except metadata.PackageNotFoundError:

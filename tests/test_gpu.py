@@ -53,7 +53,6 @@ from bionemo.megatron import groups
 from bionemo.megatron.precision import Precision
 from bionemo.megatron.sharding import materialize, parameter_shards
 from bionemo.megatron.train_step import ParallelModel
-from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel, load_model_class
 from bionemo.planning.devices import DEVICES
 from bionemo.planning.layouts import Layout
@@ -164,7 +163,7 @@ def gradients_on_cpu(name: str, dropout: float) -> Gradients:
     """Compute a step in fp32 on the CPU, without gradient buffers of Megatron."""
     model, loss, count = perturb(build(small(name, dropout), torch.device("cpu"))), 0.0, 0
     for batch in micro_batches_of(model):
-        total, targets = language_model_loss(model(batch), batch)
+        total, targets = model.compute_loss(batch)
         total.backward()
         loss, count = loss + total.item(), count + int(targets)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
@@ -227,7 +226,7 @@ def compilation() -> Iterator[None]:
 
 
 def parallelize(model: LanguageModel, precision: str) -> ParallelModel:
-    return ParallelModel(model, language_model_loss, partial(Precision(precision).autocast, TARGET))
+    return ParallelModel(model, partial(Precision(precision).autocast, TARGET))
 
 
 def gradients_on_device(name: str, dropout: float, precision: str, mode: str) -> Gradients:
@@ -297,7 +296,7 @@ def test_losses_of_updates(name: str, record_property: Record) -> None:
     model = build(cfg, torch.device("cpu"))
     optimizer, expected = adamw(model, cfg.model.optim), []
     for _ in range(5):
-        totals = [torch.stack(language_model_loss(model(batch), batch)) for batch in micro_batches_of(model)]
+        totals = [torch.stack(model.compute_loss(batch)) for batch in micro_batches_of(model)]
         loss = torch.stack(totals).sum(0)[0] / sum(int(total[1]) for total in totals)
         expected.append(loss.item())
         optimizer.zero_grad()
@@ -452,7 +451,7 @@ def test_fp16_training(name: str) -> None:
     )  # fmt: skip
     recorder, data = Recorder(), mock_data(cfg, 8)
     build_model = partial(load_model_class(cfg.model._target_), cfg.model, data.vocabulary)
-    module = TrainingModule(build_model, language_model_loss, cfg.model, cfg.trainer, Precision("16-mixed"))
+    module = TrainingModule(build_model, cfg.model, cfg.trainer, Precision("16-mixed"))
     build_trainer(cfg, [recorder]).fit(module, data)
     assert len(recorder.losses) == 30
     assert all(map(math.isfinite, recorder.losses))

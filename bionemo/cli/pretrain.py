@@ -67,7 +67,6 @@ def pretrain(cfg: RunConfig) -> dict[str, float]:
         from bionemo.data.data_module import SequenceData
         from bionemo.megatron.gpu import use_gpu
         from bionemo.megatron.precision import Precision
-        from bionemo.megatron.vocabulary import language_model_loss
         from bionemo.models.language_model import load_model_class
         from bionemo.tokenizers import load_tokenizer
         from bionemo.training.module import TrainingModule
@@ -88,7 +87,7 @@ def pretrain(cfg: RunConfig) -> dict[str, float]:
         if resume_path is None:
             weights = open_initial_weights(cfg.restore_from_path, cfg.model.max_position_embeddings)
         build_model = partial(model_class, cfg.model, vocabulary)
-        module = TrainingModule(build_model, language_model_loss, cfg.model, cfg.trainer, precision, weights)
+        module = TrainingModule(build_model, cfg.model, cfg.trainer, precision, weights)
         return TrainingSetup(data, module)
 
     callbacks: list[Any] = []

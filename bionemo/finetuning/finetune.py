@@ -26,7 +26,7 @@ from bionemo.data.data_module import SequenceData
 from bionemo.finetuning.dataset import LabelledData, get_targets
 from bionemo.finetuning.heads import Head, head_factory
 from bionemo.finetuning.load_head import check_encoder, read_trained_head
-from bionemo.finetuning.model import FineTunedModel, loss_function
+from bionemo.finetuning.model import FineTunedModel
 from bionemo.finetuning.results import Results, check_results, describe_data, run_fingerprint, write_results
 from bionemo.finetuning.task_data import class_name, read_splits
 from bionemo.formats.convert import open_model
@@ -85,7 +85,7 @@ def fine_tune(cfg: DownstreamConfig, directory: Path) -> None:
             remove_missing_head(encoder, saved.weights)
             return FineTunedModel(encoder, make_head, saved.weights, cfg.model, sample, head_weights)
 
-        return TrainingSetup(data, TrainingModule(build, loss_function, model, run.trainer, precision))
+        return TrainingSetup(data, TrainingModule(build, model, run.trainer, precision))
 
     train(run, set_up, [ReportCallback(cfg, directory, classes, fingerprint, describe_data(cfg, task))])
 

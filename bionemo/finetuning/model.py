@@ -128,6 +128,12 @@ class FineTunedModel(Trainable):
         special = (2 * batch.segment_ids.index_select(0, batch.target_positions) + 1) * int(self.encoder.has_bos_eos)
         return predictions_RC.index_select(0, batch.target_positions - special)  # minus preceding begin and end tokens
 
+    def compute_loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """See `Trainable`; the targets are rows with a label."""
+        predictions_RC, targets_R = self(batch), dataset.get_targets(batch, self.task_type)
+        count = predictions_RC.new_full((), len(targets_R), dtype=torch.float32)
+        return metrics.summed_loss(predictions_RC, targets_R), count
+
     @property
     def metric_names(self) -> tuple[str, ...]:
         """See `Trainable`."""
@@ -144,13 +150,6 @@ class FineTunedModel(Trainable):
 def _lengths(batch: PackedBatch, has_bos_eos: bool) -> NDArray[np.int64]:
     """Return the number of tokens of each sequence, without begin and end tokens."""
     return np.array(batch.lengths, np.int64) - 2 * int(has_bos_eos)
-
-
-def loss_function(predictions_RC: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Return the loss summed over labelled rows, and their number. One column is a regression."""
-    targets_R = dataset.get_targets(batch, "regression" if predictions_RC.shape[1] == 1 else "classification")
-    count = predictions_RC.new_full((), len(targets_R), dtype=torch.float32)
-    return metrics.summed_loss(predictions_RC, targets_R), count
 
 
 def _set_trainable(encoder: LanguageModel, settings: DownstreamModelConfig) -> None:

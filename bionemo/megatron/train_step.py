@@ -21,7 +21,6 @@ from bionemo.data.batch import PackedBatch
 from bionemo.megatron import groups
 from bionemo.megatron.sharding import ParameterShard, parameter_shards
 
-LossFunction = Callable[[Tensor, PackedBatch], tuple[Tensor, Tensor]]
 Autocast = Callable[[], AbstractContextManager[Any]]
 
 
@@ -42,19 +41,18 @@ class ParallelModel:
 
     Args:
         model: this process's part of the model.
-        loss_function: returns the summed loss and the number of target tokens, given logits and a micro-batch.
         autocast: context manager for the forward pass.
         zero: shard the optimizer over the data-parallel ranks (ZeRO-1, Rajbhandari et al. 2020): gradients are
             reduce-scattered, each rank updates its share of the weights, then the weights are gathered.
     """
 
-    def __init__(self, model: Any, loss_function: LossFunction, autocast: Autocast, zero: bool = False) -> None:
+    def __init__(self, model: Any, autocast: Autocast, zero: bool = False) -> None:
         config = model.transformer_config
         model.model_type = ModelType.encoder_or_decoder
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True, overlap_grad_reduce=True, use_distributed_optimizer=zero
         )
-        self.model, self.loss_function, self.autocast, self.zero = model, loss_function, autocast, zero
+        self.model, self.autocast, self.zero = model, autocast, zero
         self.ddp = DistributedDataParallel(config, ddp_config, model)
         self.shards = parameter_shards(model)
         self.optimizer_shards = list(_zero_shards(self.ddp, self.shards) if zero else _whole_shards(self.shards))
@@ -85,7 +83,7 @@ class ParallelModel:
         """Run the forward and backward pass of a micro-batch without pipeline and communication between replicas."""
         with self.ddp.no_sync(), torch.autocast(micro_batch.tokens.device.type, enabled=False):
             with self.autocast():
-                loss, _ = self.loss_function(self.ddp(micro_batch), micro_batch)
+                loss, _ = self.model.compute_loss(micro_batch)
             loss.backward()
 
     @torch.no_grad()
@@ -101,13 +99,11 @@ class ParallelModel:
         def forward(batches: Any, model: nn.Module) -> tuple[Tensor, Callable[[Tensor], Any]]:
             batch = next(batches)
             with self.autocast():
-                output = model(batch)
+                output = torch.stack(self.model.compute_loss(batch)) if groups.is_last_stage() else model(batch)
 
-            def loss(logits: Tensor) -> Any:  # called on the last stage
-                with self.autocast():
-                    total, count = self.loss_function(logits, batch)
-                self._totals += torch.stack((total.detach(), count.detach()))
-                return total * self._loss_scale, count.int(), {}
+            def loss(output: Tensor) -> Any:  # called on the last stage
+                self._totals += output.detach()
+                return output[0] * self._loss_scale, output[1].detach().int(), {}
 
             return output, loss
 

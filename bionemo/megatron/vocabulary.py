@@ -4,6 +4,8 @@
 Shapes: T tokens, D hidden size, M target positions, V vocabulary entries of this rank including padding.
 """
 
+from typing import Any, cast
+
 import torch
 import torch.nn.functional as F
 from megatron.core import ModelParallelConfig
@@ -17,11 +19,12 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor, nn
 
-from bionemo.data.batch import PackedBatch
 from bionemo.megatron import groups
+from bionemo.megatron.attention import cast_for_autocast
 from bionemo.megatron.sharding import mark_sharded
 
 _NO_INITIALIZATION = ModelParallelConfig(use_cpu_initialization=True, perform_initialization=False)
+CHUNK = 2**27  # logits of which the loss holds copies at once, 0.5 GiB in fp32
 
 
 def vocabulary_embedding(padded_size: int, hidden_size: int) -> nn.Module:
@@ -66,7 +69,7 @@ class VocabularyProjection(nn.Module):
         padded_size: vocabulary size over all ranks, including padding.
         vocabulary_size: vocabulary size without padding.
         bias: add a bias per vocabulary entry.
-        hidden_size: create a weight of this width; None: pass the embedding's weight to `forward`.
+        hidden_size: create a weight of this width; None: pass the embedding's weight to the methods.
     """
 
     def __init__(
@@ -79,8 +82,27 @@ class VocabularyProjection(nn.Module):
         for parameter in self.parameters(recurse=False):
             mark_sharded(parameter, 0)
 
-    def forward(self, x_MD: Tensor, weight_VD: Tensor | None = None) -> Tensor:
+    def transform(self, hidden_MD: Tensor) -> Tensor:
+        """Return the input of the projection, [M, D]; subclasses override it."""
+        return hidden_MD
+
+    def forward(self, hidden_MD: Tensor, weight_VD: Tensor | None = None) -> Tensor:
         """Return the logits of this rank's part of the vocabulary, [M, V], -inf for padding."""
+        return F.linear(*self._operands(hidden_MD, weight_VD))
+
+    def cross_entropy(self, hidden_MD: Tensor, ids_M: Tensor, weight_VD: Tensor | None = None) -> Tensor:
+        """Return the cross-entropy in nats, summed over the target positions in fp32, a scalar on the device.
+
+        More than CHUNK logits are computed in chunks, together with their gradients.
+        """
+        x_MD, weight_VD, bias_V = self._operands(hidden_MD, weight_VD)
+        rows = CHUNK // self.shard_size
+        if len(ids_M) <= rows:
+            return _summed_cross_entropy(F.linear(x_MD, weight_VD, bias_V).float(), ids_M)
+        return cast(Tensor, _ChunkedLoss.apply(x_MD, weight_VD, bias_V, ids_M, rows, torch.is_grad_enabled()))
+
+    def _operands(self, hidden_MD: Tensor, weight_VD: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        x_MD = self.transform(hidden_MD)
         weight_VD = self.weight if weight_VD is None else weight_VD
         assert weight_VD is not None
         bias_V: Tensor | None = self.bias
@@ -93,22 +115,46 @@ class VocabularyProjection(nn.Module):
             bias_V = mask_V if bias_V is None else bias_V + mask_V
         if groups.tensor_size() > 1:
             x_MD = copy_to_tensor_model_parallel_region(x_MD)
-        return F.linear(x_MD, weight_VD, bias_V)
+        return x_MD, weight_VD, bias_V
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Cross-entropy of x W^T + b, summed over the rows of x; the forward pass computes the gradients as well."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_MD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, ids_M: Tensor, rows: int, training: bool
+    ) -> Tensor:
+        def leaf(x: Tensor, needed: bool) -> Tensor:
+            return x.detach().requires_grad_(needed and training)
+
+        x_needed, weight_needed, bias_needed, *_ = ctx.needs_input_grad
+        chunks = [leaf(each, x_needed) for each in cast_for_autocast(x_MD).split(rows)]
+        weight, bias = leaf(weight_VD, weight_needed), None if bias_V is None else leaf(bias_V, bias_needed)
+        losses: list[Tensor] = []
+        with torch.set_grad_enabled(training):
+            converted = cast_for_autocast(weight)  # once; the gradients of the chunks add up in fp32
+            for x_CD, ids_C in zip(chunks, ids_M.split(rows), strict=True):
+                loss = _summed_cross_entropy(F.linear(x_CD, converted, bias).float(), ids_C)
+                if loss.requires_grad:
+                    loss.backward()
+                losses.append(loss.detach())
+        found = [each.grad for each in chunks if each.grad is not None]
+        ctx.gradients = torch.cat(found) if found else None, weight.grad, None if bias is None else bias.grad
+        return torch.stack(losses).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return *(None if each is None else each * gradients[0] for each in ctx.gradients), *3 * (None,)
+
+
+def _summed_cross_entropy(logits_CV: Tensor, ids_C: Tensor) -> Tensor:
+    if groups.tensor_size() == 1:
+        return F.cross_entropy(logits_CV, ids_C, reduction="sum")
+    return cast(Tensor, vocab_parallel_cross_entropy(logits_CV, ids_C).sum())
 
 
 def gather_vocabulary(logits: Tensor) -> Tensor:
     """Gather the logits of all tensor ranks, [M, padded vocabulary size]."""
     full: Tensor = logits if groups.tensor_size() == 1 else gather_from_tensor_model_parallel_region(logits)
     return full
-
-
-def language_model_loss(logits: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy in nats, summed over the target positions in fp32, and the number of target positions.
-
-    Both are scalars on the device. `logits` is the output of VocabularyProjection.
-    """
-    if groups.tensor_size() == 1:
-        loss = F.cross_entropy(logits.float(), batch.target_ids, reduction="sum")
-    else:
-        loss = vocab_parallel_cross_entropy(logits.float(), batch.target_ids).sum()
-    return loss, loss.new_full((), len(batch.target_ids))  # new_tensor would wait for a copy to the device

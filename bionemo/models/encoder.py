@@ -4,6 +4,8 @@
 Shapes: T tokens of a packed batch, N sequences, F padding segments, D hidden size, M target positions, V vocabulary.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,9 +30,9 @@ class MaskedLMHead(VocabularyProjection):
         self.dense = nn.Linear(hidden_size, hidden_size)
         self.layer_norm = nn.LayerNorm(hidden_size, eps=epsilon)
 
-    def forward(self, hidden_MD: Tensor, table_VD: Tensor | None = None) -> Tensor:
-        """Return logits [M, V]; see VocabularyProjection."""
-        return super().forward(self.layer_norm(F.gelu(self.dense(hidden_MD))), table_VD)
+    def transform(self, hidden_MD: Tensor) -> Tensor:
+        """See VocabularyProjection."""
+        return cast(Tensor, self.layer_norm(F.gelu(self.dense(hidden_MD))))
 
 
 class MaskedLanguageModel(LanguageModel):

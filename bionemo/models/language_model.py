@@ -7,7 +7,7 @@ Shapes: T tokens of a packed batch, D hidden size, M target positions, V vocabul
 import math
 import zlib
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from bionemo.megatron.attention import PackedSequences, rotary_cos_sin
 from bionemo.megatron.dropout import EMBEDDING, dropout, token_dropout_keys
 from bionemo.megatron.layer_spec import PackedTransformerBlock
 from bionemo.megatron.sharding import parameter_shards
-from bionemo.megatron.vocabulary import gather_sequence, scatter_sequence, vocabulary_embedding
+from bionemo.megatron.vocabulary import VocabularyProjection, gather_sequence, scatter_sequence, vocabulary_embedding
 from bionemo.models.trainable import Trainable
 from bionemo.tokenizers import TokenizerFactory, Vocabulary
 
@@ -83,7 +83,7 @@ class LanguageModel(Trainable):
         """Build the module that maps positions [T], counted from 0, to vectors [T, D]."""
         return nn.Embedding(self.config.max_position_embeddings, self.config.hidden_size)
 
-    def build_head(self) -> nn.Module:
+    def build_head(self) -> VocabularyProjection:
         """Build the module that maps hidden states [M, D] and the word embedding weight to logits [M, V]."""
         raise NotImplementedError
 
@@ -138,11 +138,19 @@ class LanguageModel(Trainable):
             return hidden_T1D
         return self.compute_logits(hidden_T1D.squeeze(1).index_select(0, batch.target_positions))
 
+    def compute_loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """See Trainable; the loss is the cross-entropy in nats."""
+        hidden_MD = self.compute_hidden_states(batch).squeeze(1).index_select(0, batch.target_positions)
+        loss = self.lm_head.cross_entropy(hidden_MD, batch.target_ids, self._tied_weight())
+        return loss, loss.new_full((), len(batch.target_ids))  # new_tensor would wait for a copy to the device
+
     def compute_logits(self, hidden_MD: Tensor) -> Tensor:
         """Apply the head: [M, D] -> [M, V]."""
-        tied = self.share_embeddings_and_output_weights
-        logits: Tensor = self.lm_head(hidden_MD, self.word_embeddings.weight if tied else None)
+        logits: Tensor = self.lm_head(hidden_MD, self._tied_weight())
         return logits
+
+    def _tied_weight(self) -> Tensor | None:
+        return cast(Tensor, self.word_embeddings.weight) if self.share_embeddings_and_output_weights else None
 
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
         """See Trainable."""
@@ -174,14 +182,14 @@ class LanguageModel(Trainable):
                 parameter.copy_(shard.slice_of(whole, parameter))
 
 
-class MissingHead(nn.Module):
+class MissingHead(VocabularyProjection):
     """Replaces the head of a network of which only the encoder was saved."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
+        super().__init__(0, 0, bias=False)
         self.path = path
 
-    def forward(self, *_: Any) -> Tensor:
+    def transform(self, hidden_MD: Tensor) -> Tensor:
         """Raise a UserError, see `error`."""
         raise self.error()
 

@@ -12,7 +12,7 @@ from bionemo.tokenizers import Vocabulary
 
 
 class Trainable(nn.Module):
-    """A model that can be trained; `forward` maps a batch to the input of the loss function."""
+    """A model that can be trained; `forward` returns predictions, or hidden states before the last pipeline stage."""
 
     has_perplexity: ClassVar[bool] = True  # the exponential of the loss is a perplexity
     optimizer_key: ClassVar[str] = "model.optim"  # configuration key of the optimizer, for messages
@@ -41,6 +41,10 @@ class Trainable(nn.Module):
     def learning_rate_factor(self, name: str) -> float:
         """Return the learning rate of a parameter as a multiple of the run's."""
         return 1.0
+
+    def compute_loss(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        """Return the loss summed over the targets of a batch, in fp32, and the number of targets, on the device."""
+        raise NotImplementedError
 
     def compute_metrics(self, batch: PackedBatch) -> dict[str, Tensor]:
         """Return validation metrics beside the loss: a sum and a count for each name, fp32 [2]."""

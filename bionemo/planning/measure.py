@@ -25,7 +25,6 @@ from bionemo.config.schema import ModelConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.megatron import attention, dropout, groups
 from bionemo.megatron.train_step import ParallelModel
-from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel, load_model_class
 from bionemo.planning.layouts import Layout
 from bionemo.planning.lengths import Tokens
@@ -76,7 +75,7 @@ def measure_step(step: Step, layout: Layout, rank: int) -> Costs:
     with _fake_rank(step, layout.tensor, layout.pipeline, rank):
         model = step.build()
         autocast = partial(torch.autocast, "cpu", torch.bfloat16, enabled=step.half)
-        parallel = ParallelModel(model, language_model_loss, autocast)
+        parallel = ParallelModel(model, autocast)
         for group in parallel.ddp.bucket_groups:  # fake tensors do not support the all-reduce over replicas
             group.start_grad_sync = group.finish_grad_sync = lambda *_, **__: None
         batch = _fake_batch(step.tokens, layout.micro_batches.size, layout.tensor)
@@ -93,7 +92,7 @@ def measure_model(step: Step, rows: int) -> tuple[dict[str, int], float]:
     with _fake_rank(step, tensor=1, pipeline=1, rank=0), torch.no_grad():
         model, batch = step.build(), _fake_batch(step.tokens, rows, 1)
         with _Meter(step, batch) as meter:
-            language_model_loss(model(batch), batch)
+            model.compute_loss(batch)
         parameters = {name.replace("_", " "): _count(child) for name, child in model.named_children()}
     return parameters, meter.flops
 

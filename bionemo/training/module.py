@@ -24,7 +24,7 @@ from bionemo.megatron import groups
 from bionemo.megatron.precision import LossScaler, Precision
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
 from bionemo.megatron.sharding import materialize, parameter_shards
-from bionemo.megatron.train_step import LossFunction, ParallelModel
+from bionemo.megatron.train_step import ParallelModel
 from bionemo.models.trainable import Trainable
 from bionemo.training.compilation import compile_layers, is_compiled
 from bionemo.training.divergence import check_finite, divergence_error
@@ -44,7 +44,6 @@ class TrainingModule(pl.LightningModule):
 
     Args:
         build_model: builds the model on torch's default device.
-        loss_function: returns the summed loss and the number of target tokens, given logits and a micro-batch.
         config: configuration of the model.
         trainer_config: configuration of the trainer.
         precision: precision of the forward pass.
@@ -61,7 +60,6 @@ class TrainingModule(pl.LightningModule):
     def __init__(
         self,
         build_model: Callable[[], Trainable],
-        loss_function: LossFunction,
         config: ModelConfig,
         trainer_config: TrainerConfig,
         precision: Precision,
@@ -69,7 +67,7 @@ class TrainingModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._build_model, self._loss_function, self.initial_weights = build_model, loss_function, initial_weights
+        self._build_model, self.initial_weights = build_model, initial_weights
         self.config, self.trainer_config, self.precision = config, trainer_config, precision
         self.schedule = build_schedule(config.optim.sched, config.optim.lr, trainer_config.max_steps)
         self.schedule_step = 0
@@ -101,7 +99,7 @@ class TrainingModule(pl.LightningModule):
         self.model = model
         autocast = partial(self.precision.autocast, self.trainer.strategy.root_device)
         zero = self.config.optim.name == "distributed_fused_adam"
-        self.parallel = ParallelModel(model, self._loss_function, autocast, zero)
+        self.parallel = ParallelModel(model, autocast, zero)
 
     def check_weights(self, weights: TensorSource | None, model: Trainable) -> None:
         """Check that a model can load weights and computes the same function with them.

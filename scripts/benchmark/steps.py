@@ -189,7 +189,6 @@ class Ours:
         from bionemo.megatron.precision import resolve_precision
         from bionemo.megatron.sharding import materialize
         from bionemo.megatron.train_step import ParallelModel
-        from bionemo.megatron.vocabulary import language_model_loss
         from bionemo.models.language_model import load_model_class
         from bionemo.tokenizers import load_tokenizer
         from bionemo.training.compilation import compile_layers, shared_graphs
@@ -211,7 +210,7 @@ class Ours:
         if options.compile:
             compile_layers(model.train())
         precision = resolve_precision(options.precision, device.type == "cuda")
-        self.parallel = ParallelModel(model.train(), language_model_loss, lambda: precision.autocast(device))
+        self.parallel = ParallelModel(model.train(), lambda: precision.autocast(device))
         self.optimizer = build_optimizer(cfg.model.optim, self.parallel.optimizer_shards, model.learning_rate_factor)
         self.batches = [self._packed(cfg.model, batch).to(device) for batch in batches]
         self.table_rows = self.vocabulary.padded_vocab_size(cfg.model.make_vocab_size_divisible_by)

@@ -21,7 +21,7 @@ from bionemo.config.schema.downstream import HeadConfig
 from bionemo.data.collate import Collator
 from bionemo.finetuning.dataset import LabelledData, bits_to_numbers
 from bionemo.finetuning.heads import TokenHead, head_factory
-from bionemo.finetuning.model import FineTunedModel, loss_function
+from bionemo.finetuning.model import FineTunedModel
 from bionemo.finetuning.task_data import Split, TaskType
 from bionemo.megatron.sharding import materialize
 from tests.support.finetuning import written
@@ -114,7 +114,7 @@ def test_initial_predictions_equal_the_frozen_model(kind: TaskType, has_adapters
     if kind == "regression":
         assert float(found.head.target_scale) == pytest.approx(np.std([-1.5, 0.0, 3e-8]))
     labels = np.concatenate([np.atleast_1d(target) for target in split.targets])
-    loss, count = loss_function(predictions, batch)
+    loss, count = found.compute_loss(batch)
     if kind == "regression":
         assert bits_to_numbers(batch.target_ids).tolist() == labels.tolist()
         assert float(loss) == pytest.approx(float(((expected[:, 0].numpy() - labels) ** 2).sum()), rel=1e-4)

@@ -22,7 +22,6 @@ from bionemo.data.loader import StepBatch
 from bionemo.data.sampler import DataPosition
 from bionemo.megatron import cpu_attention, groups
 from bionemo.megatron.precision import Precision
-from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import load_model_class
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.module import TrainingModule
@@ -63,7 +62,7 @@ class Training:
             cfg.model.activations_checkpoint_granularity = "full"
             cfg.model.activations_checkpoint_method = "uniform"
         self.build = partial(load_model_class(cfg.model._target_), cfg.model, load_tokenizer("esm2nv"))
-        module: Any = TrainingModule(self.build, language_model_loss, cfg.model, cfg.trainer, Precision(precision))
+        module: Any = TrainingModule(self.build, cfg.model, cfg.trainer, Precision(precision))
         strategy = SimpleNamespace(root_device=torch.device("cpu"))
         module._trainer = SimpleNamespace(strategy=strategy, global_step=1, datamodule=SimpleNamespace())
         module.configure_model()

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from bionemo.data.batch import PackedBatch
 from bionemo.data.dataset import TokenizedBatch
-from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel
 from bionemo.training.compilation import compile_layers, shared_graphs
 from tests.support.gpu_kernels import gpu_attention
@@ -69,7 +68,7 @@ def losses_and_gradients(model: LanguageModel) -> list[Tensor]:
         for training in True, False:
             model.train(training).zero_grad()
             with torch.set_grad_enabled(training), torch.autocast("cpu", torch.bfloat16):
-                loss, _ = language_model_loss(model(batch), batch)
+                loss, _ = model.compute_loss(batch)
             if training:
                 loss.backward()
             results += [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel
 from tests.support.gpu_kernels import gpu_attention
 from tests.support.models import batch_of, build_model
@@ -25,7 +24,7 @@ def loss_and_gradients(model: LanguageModel, half: bool) -> tuple[Tensor, dict[s
     batch = batch_of(model, rows=6)  # half of the tokens is padding, in more segments than the source has
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
-        loss, _ = language_model_loss(model(batch), batch)
+        loss, _ = model.compute_loss(batch)
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

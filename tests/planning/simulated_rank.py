@@ -20,7 +20,6 @@ from bionemo.data.batch import PackedBatch
 from bionemo.megatron import attention
 from bionemo.megatron.groups import simulate
 from bionemo.megatron.train_step import ParallelModel
-from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import LanguageModel, load_model_class
 from bionemo.planning.layouts import read_layout
 from bionemo.planning.lengths import Tokens
@@ -237,7 +236,7 @@ def train(cfg: RunConfig, rank: int, half: bool, triton: bool = True) -> tuple[C
         model = build(cfg).train()
         model.initialize_weights(1)
         sharded = cfg.model.optim.name == "distributed_fused_adam"
-        parallel = ParallelModel(model, language_model_loss, partial(cast, half), sharded)
+        parallel = ParallelModel(model, partial(cast, half), sharded)
         optimizer = build_optimizer(cfg.model.optim, parallel.optimizer_shards, model.learning_rate_factor)
         with StorageMeter() as meter:
             parallel.forward_backward([micro_batch] * layout.micro_batches.count)

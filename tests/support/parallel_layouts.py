@@ -22,7 +22,6 @@ from bionemo.data.sampler import DataPosition
 from bionemo.megatron import groups
 from bionemo.megatron.sharded_state_dict import load_optimizer, load_weights, optimizer_pieces, weight_pieces
 from bionemo.megatron.train_step import ParallelModel
-from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import load_model_class
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.optimizers import build_optimizer
@@ -79,7 +78,7 @@ class Run:
         vocabulary = load_tokenizer(kind.tokenizer, cfg.model.tokenizer)
         module = kind(cfg.model, vocabulary)
         module.initialize_weights(seed=1)
-        self.model = ParallelModel(module, language_model_loss, nullcontext, layout.sharded)
+        self.model = ParallelModel(module, nullcontext, layout.sharded)
         self.optimizer = build_optimizer(
             cfg.model.optim, self.model.optimizer_shards, self.model.model.learning_rate_factor
         )

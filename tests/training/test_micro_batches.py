@@ -27,7 +27,6 @@ from bionemo.data.sampler import DataPosition
 from bionemo.megatron.groups import simulate
 from bionemo.megatron.precision import Precision
 from bionemo.megatron.train_step import ParallelModel
-from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.micro_batches import fit_micro_batches
 from bionemo.training.module import TrainingModule
@@ -192,7 +191,7 @@ class Module:
 
         cfg = composed()
         model = replace(cfg.model, **changes)
-        self.module = TrainingModule(lambda: None, language_model_loss, model, cfg.trainer, Precision("32"))  # type: ignore[arg-type, return-value]
+        self.module = TrainingModule(lambda: None, model, cfg.trainer, Precision("32"))  # type: ignore[arg-type, return-value]
         self.data = sequence_data(*micro_batches)
         strategy = SimpleNamespace(root_device=device, reduce=reduce)
         self.trainer = SimpleNamespace(strategy=strategy, datamodule=self.data)
@@ -315,7 +314,7 @@ def parallel_model(half: bool = False) -> Iterator[tuple[ParallelModel, PackedBa
         model = simulated_rank.build(cfg).train()
         model.initialize_weights(1)
         autocast = partial(simulated_rank.cast, half)
-        yield ParallelModel(model, language_model_loss, autocast), simulated_rank.batch(cfg)
+        yield ParallelModel(model, autocast), simulated_rank.batch(cfg)
 
 
 class Communications(TorchDispatchMode):

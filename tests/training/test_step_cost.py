@@ -26,7 +26,6 @@ from bionemo.data.loader import StepBatch
 from bionemo.data.sampler import DataPosition
 from bionemo.megatron import groups
 from bionemo.megatron.precision import Precision
-from bionemo.megatron.vocabulary import language_model_loss
 from bionemo.models.language_model import load_model_class
 from bionemo.tokenizers import load_tokenizer
 from bionemo.training.module import TrainingModule
@@ -131,7 +130,7 @@ def measure(name: str, dropout: float, precision: str = "bf16-mixed") -> tuple[O
     model_class = load_model_class(cfg.model._target_)
     vocabulary = load_tokenizer(model_class.tokenizer, cfg.model.tokenizer)
     module: Any = TrainingModule(
-        lambda: model_class(cfg.model, vocabulary), language_model_loss, cfg.model, cfg.trainer, Precision(precision)
+        lambda: model_class(cfg.model, vocabulary), cfg.model, cfg.trainer, Precision(precision)
     )
     module._trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=torch.device("cpu")), global_step=1, datamodule=SimpleNamespace()

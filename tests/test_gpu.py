@@ -43,6 +43,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bionemo.common.errors import RankError
+from bionemo.common.gpus import DEVICES
 from bionemo.config.compose import load
 from bionemo.config.micro_batches import MicroBatches
 from bionemo.config.schema import OptimConfig, RunConfig
@@ -54,7 +55,6 @@ from bionemo.megatron.precision import Precision
 from bionemo.megatron.sharding import materialize, parameter_shards
 from bionemo.megatron.train_step import ParallelModel
 from bionemo.models.language_model import LanguageModel, load_model_class
-from bionemo.planning.devices import DEVICES
 from bionemo.planning.layouts import Layout
 from bionemo.planning.lengths import Tokens
 from bionemo.planning.measure import measure_step

@@ -192,7 +192,7 @@ def test_flops_of_a_step() -> None:
     assert steps.useful_flops(model, causal, 100) == pytest.approx(layers + attention / 2 + head)
     both = steps.Batch(np.array([4, 6]), np.array([10, 30]), 1, all_targets=True)
     pairs = 100 + 900 + (16 + 36) / 2 + 4 * 10 + 6 * 30
-    weights = 6 * 2 * (768 * 40 + (768 + 256) * 10) + 6 * 10 * 8 * 100
+    weights = 6 * 2 * (768 * (40 + 10) + 128 * (40 + 10)) + 6 * 10 * 8 * 100  # keys and values: of encoder tokens
     assert steps.useful_flops(model, both, 100) == pytest.approx(weights + 12 * 2 * 8 * pairs)
 
 

@@ -37,7 +37,7 @@ def main(config_name: str = "pretrain_esm2_8M") -> None:
 
 def print_plan(cfg: RunConfig, flags: argparse.Namespace) -> None:
     """Print the plan."""
-    from bionemo.planning.devices import find_device
+    from bionemo.common.gpus import find_device
     from bionemo.planning.layouts import read_layout
 
     device, layout = find_device(flags.device, str(cfg.trainer.precision)), read_layout(cfg)

@@ -22,7 +22,6 @@ from bionemo.common.errors import UserError, optional_dependency
 from bionemo.common.redaction import redact_arguments, redact_text, redact_tree
 from bionemo.common.regular import load_json
 from bionemo.evaluation.html import html_page, html_table, write_page
-from bionemo.planning.devices import match_device
 
 _BUCKETS = 1000  # of a curve; the smallest and the largest value of each is shown
 _CURVES = (  # title, logarithmic, metrics with their line widths
@@ -191,7 +190,7 @@ def _facts(run: Run) -> dict[str, str]:
         "parameters": f"{start['parameters']:,}" if start else "",
         "precision": start.get("precision", ""),
         "hardware": f"{start['devices']} x {start['device']}" if start else "",
-        "MFU": _utilization(start, rate) if start and rate else "",
+        "MFU": f"{np.median(run.curves['mfu'][1]):.1%} (median)" if "mfu" in run.curves else "",
         "starts": str(len(run.starts)),
         "checkpoints": ", ".join(sorted(path.name for path in checkpoints)),
     }
@@ -203,15 +202,6 @@ def _packing_efficiency(run: Run, tokens: int | None) -> str:
     if not tokens or speed is None or seconds is None or len(speed[1]) != len(seconds[1]):
         return ""
     return f"{np.median(speed[1] * seconds[1]) / tokens:.1%} of a step is not padding"
-
-
-def _utilization(start: Mapping[str, Any], rate: float) -> str:
-    """Return the model FLOPs utilization: 6 FLOPs per parameter and token, without attention."""
-    known = match_device(start["device"])
-    if known is None:
-        return ""
-    peak = 1e12 * (known.single if start["precision"] == "32" else known.half) * start["devices"]
-    return f"{6 * start['parameters'] * rate / peak:.1%} (6 x parameters x tokens/s / peak)"
 
 
 def _plots(runs: Sequence[Run]) -> list[str]:

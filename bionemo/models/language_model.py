@@ -26,6 +26,7 @@ from bionemo.megatron.dropout import EMBEDDING, dropout, token_dropout_keys
 from bionemo.megatron.layer_spec import PackedTransformerBlock
 from bionemo.megatron.sharding import parameter_shards
 from bionemo.megatron.vocabulary import VocabularyProjection, gather_sequence, scatter_sequence, vocabulary_embedding
+from bionemo.models.flops import training_flops
 from bionemo.models.trainable import Trainable
 from bionemo.tokenizers import TokenizerFactory, Vocabulary
 
@@ -143,6 +144,12 @@ class LanguageModel(Trainable):
         hidden_MD = self.compute_hidden_states(batch).squeeze(1).index_select(0, batch.target_positions)
         loss = self.lm_head.cross_entropy(hidden_MD, batch.target_ids, self._tied_weight())
         return loss, loss.new_full((), len(batch.target_ids))  # new_tensor would wait for a copy to the device
+
+    def count_flops(self, batch: PackedBatch) -> float:
+        """See Trainable; layers of other kinds than Megatron's are not counted."""
+        source = None if batch.source is None else batch.source.lengths
+        targets, entries = len(batch.target_ids), self.padded_vocab_size
+        return training_flops(self.config, batch.lengths, targets, entries, causal=self.causal, source_lengths=source)
 
     def compute_logits(self, hidden_MD: Tensor) -> Tensor:
         """Apply the head: [M, D] -> [M, V]."""

@@ -46,6 +46,10 @@ class Trainable(nn.Module):
         """Return the loss summed over the targets of a batch, in fp32, and the number of targets, on the device."""
         raise NotImplementedError
 
+    def count_flops(self, batch: PackedBatch) -> float:
+        """Return the FLOPs of an update with a batch, without padding, on all ranks of a model replica; 0: unknown."""
+        return 0.0
+
     def compute_metrics(self, batch: PackedBatch) -> dict[str, Tensor]:
         """Return validation metrics beside the loss: a sum and a count for each name, fp32 [2]."""
         return {}

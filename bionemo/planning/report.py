@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
+from bionemo.common.gpus import USABLE, Device
 from bionemo.config.schema import RunConfig
-from bionemo.planning.devices import USABLE, Device
 from bionemo.planning.layouts import Layout
 from bionemo.planning.lengths import Tokens, estimate_tokens
 from bionemo.planning.measure import Costs, Step, measure_model, measure_step

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bionemo.checkpoint import Checkpoint, TensorSource
 from bionemo.common.errors import UserError
+from bionemo.common.gpus import match_device
 from bionemo.common.redaction import redact_tree
 from bionemo.config.saved_model import add_defaults
 from bionemo.config.schema import ModelConfig, TrainerConfig
@@ -123,6 +124,23 @@ class TrainingModule(pl.LightningModule):
         with torch.device("meta"):
             return self._build_model()
 
+    @cached_property
+    def _peak_flops(self) -> float | None:
+        """FLOP/s of the GPUs of a model replica, from the data sheet; None: unknown, or a CPU."""
+        if not self.on_gpu:
+            return None
+        found = match_device(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory >> 20)
+        if found is None:
+            return None
+        return (
+            1e12
+            * self.config.model_parallel_size
+            * (found.half if self.precision.dtype.itemsize == 2 else found.single)
+        )
+
+    def _count_flops(self, step: StepBatch) -> float:
+        return sum(self._get_model().count_flops(batch) for batch in step.micro_batches)
+
     def _get_model(self) -> Trainable:
         assert self.model is not None
         return self.model
@@ -165,7 +183,7 @@ class TrainingModule(pl.LightningModule):
         self.parallel.finish_update()
 
         self._data.position = step.next_position
-        self.throughput.count_step()
+        self.throughput.count_step(self._count_flops(step) if self._peak_flops else 0.0)
         self._loss_and_norm = torch.stack((loss_sum / count.clamp_min(1), norm.to(loss_sum.dtype)))
         if self.trainer.global_step % self.trainer_config.log_every_n_steps == 0:
             self._log_training(learning_rate)
@@ -214,16 +232,18 @@ class TrainingModule(pl.LightningModule):
     def _log_training(self, learning_rate: float) -> None:
         loss, norm = self.loss_and_norm()
         position = self._data.position
-        tokens_per_second, seconds_per_step = self.throughput.read(position.consumed_tokens)
+        speed = self.throughput.read(position.consumed_tokens)
         self.logged_metrics = {
             "reduced_train_loss": loss,
             "grad_norm": norm,
             "lr": learning_rate,
-            "tokens_per_second": tokens_per_second,
-            "train_step_timing in s": seconds_per_step,
+            "tokens_per_second": speed.tokens_per_second,
+            "train_step_timing in s": speed.seconds_per_step,
             "consumed_samples": float(position.consumed_samples),
             "global_step": float(self.trainer.global_step),
         }
+        if self._peak_flops and speed.flops_per_second:
+            self.logged_metrics["mfu"] = speed.flops_per_second / self._peak_flops
         if self.precision.needs_scaling:
             self.logged_metrics["loss_scale"] = self.scaler.scale
         self._log_metrics(self.logged_metrics)

@@ -251,6 +251,8 @@ class TrainingProgress(ProgressBar):
             f"loss {metrics['reduced_train_loss']:.4f}  lr {metrics['lr']:.2e}  "
             f"{metrics['tokens_per_second']:,.0f} tokens/s"
         )
+        if "mfu" in metrics:
+            text += f"  {metrics['mfu']:.0%} MFU"
         if trainer.max_steps < 0:
             return text
         seconds_per_step = (time.monotonic() - self._started) / max(trainer.global_step - self._first_step, 1)

@@ -29,13 +29,14 @@ from numpy.typing import NDArray
 from proteins import proteins
 
 import bionemo
+from bionemo.common.gpus import match_device
 from bionemo.config.compose import load
 from bionemo.config.schema import ModelConfig
 from bionemo.data.dataset import TokenizedBatch, TokenSequences
+from bionemo.models.flops import training_flops
 
 EXAMPLES = Path(bionemo.__file__).parents[1] / "examples"
 BATCHES = 4
-PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12}  # dense bf16 FLOP/s
 KINDS = (  # of GPU kernels, by a part of their name
     ("attention", ("flash", "fmha", "_forward_kernel", "_gradient_kernel", "attention", "cudnn")),
     ("matrix products", ("gemm", "cutlass", "cublas", "nvjet", "splitk", "aten::mm", "aten::addmm", "aten::bmm")),
@@ -303,20 +304,13 @@ def randomize(model: torch.nn.Module) -> None:
 
 
 def useful_flops(model: ModelConfig, batch: Batch, table_rows: int) -> float:
-    """Return the FLOPs of a step: 6 per weight and token, and 12 per layer, channel and pair of tokens.
-
-    Half of the pairs of causal attention are masked. The output layer is counted at the target tokens.
-    """
-    size, layers = model.hidden_size, model.num_layers
-    layer, attention, per_pair = 4 * size**2 + 2 * size * model.ffn_hidden_size, 4 * size**2, 12.0 * layers * size
-    tokens, pairs = int(batch.inputs.sum()), float((batch.inputs**2).sum())
-    targets = tokens if batch.all_targets else 0.15 * tokens
-    head = 6.0 * targets * size * table_rows
-    if batch.source is None:
-        return 6.0 * layers * layer * tokens + head + per_pair * (pairs / 2 if batch.all_targets else pairs)
-    pairs = float((batch.source**2).sum()) + pairs / 2 + float((batch.inputs * batch.source).sum())
-    encoder, decoder = layer * int(batch.source.sum()), (layer + attention) * tokens
-    return 6.0 * layers * (encoder + decoder) + head + per_pair * pairs
+    """Return the FLOPs of a step; the output layer is counted at the target tokens."""
+    tokens = int(batch.inputs.sum())
+    targets = tokens if batch.all_targets else round(0.15 * tokens)
+    source = None if batch.source is None else batch.source.tolist()
+    return training_flops(
+        model, batch.inputs.tolist(), targets, table_rows, causal=batch.all_targets, source_lengths=source
+    )
 
 
 def kernel_times(step: Callable[[int], None], synchronize: Callable[[], None], file: str | None) -> dict[str, float]:
@@ -367,8 +361,8 @@ def measure(
         result["tflops"] = flops / 1e12
         if cuda:
             name = torch.cuda.get_device_name()
-            peak = next((peak for part, peak in PEAK.items() if part in name), None)
-            result |= {"device": name, "mfu": flops / peak if peak else None}
+            known = match_device(name)  # of dense bf16 products
+            result |= {"device": name, "mfu": flops / (1e12 * known.half) if known else None}
             result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if options.profile or options.profile_file:
             result["kernels"] = kernel_times(step, synchronize, options.profile_file)

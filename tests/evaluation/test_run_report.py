@@ -16,7 +16,6 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from bionemo.cli import report as command
 from bionemo.common.errors import UserError
-from bionemo.evaluation import run_report
 from bionemo.evaluation.html import html_page, write_page
 from bionemo.evaluation.run_report import RunReport, downsample, open_runs, render_runs
 from tests.support.runs import config, run, train
@@ -186,12 +185,6 @@ def test_watch(runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         command.report(Namespace(runs=runs[:1], output=tmp_path / "page.html", watch=True))
     assert all('<meta http-equiv="refresh" content="30">' in page for page in pages)
-
-
-def test_utilization_is_hand_computed() -> None:
-    start = {"parameters": 650_000_000, "precision": "bf16-mixed", "devices": 2, "device": "NVIDIA H100 80GB HBM3"}
-    assert run_report._utilization(start, 100_000.0).startswith("19.7%")  # 6 * 650e6 * 1e5 / (2 * 989e12)
-    assert run_report._utilization(start | {"device": "cpu"}, 5.0) == ""
 
 
 @pytest.mark.slow

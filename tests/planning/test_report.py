@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bionemo.common.errors import UserError
+from bionemo.common.gpus import DEVICES, find_device
 from bionemo.config.micro_batches import MicroBatches
 from bionemo.config.schema import RunConfig
-from bionemo.planning.devices import DEVICES, find_device
 from bionemo.planning.layouts import Layout, read_layout
 from bionemo.planning.measure import measure_step
 from bionemo.planning.report import Duration, estimate_duration, make_plan, make_step

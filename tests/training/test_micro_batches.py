@@ -279,6 +279,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Watch]:
 
         monkeypatch.setattr(TrainingModule, "configure_model", configure_limited)
         monkeypatch.setattr(TrainingModule, "on_gpu", True)
+        monkeypatch.setattr(TrainingModule, "_peak_flops", None)  # of a GPU that is not there
         return watch
 
     return limit

@@ -50,7 +50,7 @@ from bionemo.config.schema import OptimConfig, RunConfig
 from bionemo.data.batch import PackedBatch
 from bionemo.data.data_module import SequenceData
 from bionemo.data.dataset import TokenizedBatch, TokenSequences
-from bionemo.megatron import groups
+from bionemo.megatron import groups, vocabulary
 from bionemo.megatron.precision import Precision
 from bionemo.megatron.sharding import materialize, parameter_shards
 from bionemo.megatron.train_step import ParallelModel
@@ -267,6 +267,26 @@ def test_bf16_gradients(name: str, mode: str, dropout: float, record_property: R
     record_property("difference", largest)
     assert whole <= 2e-2
     assert largest <= 5e-2
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["esm2nv"])
+def test_bf16_gradients_of_a_loss_in_chunks(
+    name: str, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    cfg = small(name, 0.0)
+    model = perturb(build(cfg, TARGET))
+    batch = micro_batches_of(model)[0].to(TARGET)
+    found = []
+    for chunk in (vocabulary.CHUNK, 50 * model.padded_vocab_size):
+        monkeypatch.setattr(vocabulary, "CHUNK", chunk)
+        with Precision("bf16-mixed").autocast(TARGET):
+            loss, _ = model.compute_loss(batch)
+        gradients = torch.autograd.grad(loss, list(model.lm_head.parameters()))
+        found.append(torch.cat([loss.detach().reshape(1), *(each.flatten() for each in gradients)]))
+    difference = float((found[1] - found[0]).norm() / found[0].norm())
+    record_property("difference", difference)
+    assert difference <= 2e-2
 
 
 @pytest.mark.parametrize("name", FAMILIES)

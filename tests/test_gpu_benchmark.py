@@ -42,124 +42,121 @@ def script(name: str) -> ModuleType:
 REPORT = """<testsuites><testsuite>
 <testcase name="test_fp32_gradients[esm2nv-eager-plain]"><properties><property name="difference" value="3e-6"/></properties></testcase>
 <testcase name="test_fp32_gradients[gpt3-eager-plain]"><properties><property name="difference" value="2e-5"/></properties><failure/></testcase>
-<testcase name="test_memory[esm2nv]"><properties><property name="planned" value="200"/><property name="measured" value="190"/></properties></testcase>
-<testcase name="test_memory[gpt3]"><skipped/></testcase>
-<testcase name="test_fp16_training[esm2nv]"/>
-<testcase name="test_fp16_training[gpt3]"><error/></testcase>
+<testcase name="test_bf16_gradients[gpt3-eager-plain]"><properties><property name="difference" value="0.01"/></properties></testcase>
+<testcase name="test_bf16_gradients[gpt3-compiled-plain]"><skipped/></testcase>
+<testcase name="test_bf16_gradients[gpt3-compiled-dropout]"><error/></testcase>
 </testsuite></testsuites>"""  # noqa: E501
 
 
-def test_summary_of_tests() -> None:
-    assert script("gpu").summarize_tests(ElementTree.fromstring(REPORT)) == [
-        ("fp32 gradients", "1", "1", "0", "3e-06 to 2e-05"),
-        ("memory", "1", "0", "1", "0.95 to 0.95"),
-        ("fp16 training", "1", "1", "0", ""),
-    ]
+def test_row_of_a_family() -> None:
+    row = script("gpu").summarize("gpt3", ElementTree.fromstring(REPORT))
+    assert row == ("gpt3", "2", "2", "1", "2e-05", "0.01")
 
 
 def test_row_of_training_steps() -> None:
-    """Medians of the runs; cells without measurement are empty."""
-    ours = [
-        {"value": value, "mfu": 0.5, "ms_per_step": 20.0, "host_ms": 4.0, "peak_gib": 10.0}
-        for value in (3000.0, 1000.0, 2000.0)
-    ]
-    found = {("m", "ours"): ours, ("m", "hf"): [{"value": 500.0}], ("m", "ours without dropout"): [{"value": 2500.0}]}
-    row = script("gpu").describe_steps
-    assert row("m", found) == ("m", "2,000", "50%", "20.0", "4.0", "10.0", "500", "4.0", "0.80")
-    assert row("m", {key: [] for key in found}) == ("m", *8 * ("",))
+    found = {"value": 2345.6, "mfu": 0.5, "ms_per_step": 20.04, "host_ms": 4.0, "peak_gib": 10.0}
+    row = script("gpu").describe
+    assert row("m", found) == "| m | 2,346 | 50.0% | 20.0 | 4.0 | 10.0 |"
+    assert row("m", {"value": 1.0, "mfu": None}) == "| m | 1 |  |  |  |  |"
+    assert row("m", "a | b") == "| m | not measured: a / b | | | | |"
 
 
-def test_a_section_is_inserted_before_the_first_one(tmp_path: Path) -> None:
-    gpu, path = script("gpu"), tmp_path / "RESULTS.md"
-    gpu.add_section(path, "## first\n")
-    gpu.add_section(path, "\n".join(["## second", "", *gpu.table("a | b", [("1", "2")])]))
-    assert path.read_text() == "# Measurements\n\n## second\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n## first\n"
+def protocol(path: Path, minutes: float = 1, device: str = "cpu") -> Any:
+    return script("gpu").Protocol(minutes, device, path / "RESULTS.md")
 
 
-def test_commands_of_the_protocol() -> None:
-    protocol = script("gpu").Protocol(1, "cpu")
-    done = protocol.run("device", "-c", "import os; print(os.environ['BIONEMO_TEST_DEVICE'])")
-    assert done.stdout == "cpu\n"
-    assert protocol.read("value", "-c", "print('a line'); print('{\"value\": 3}')") == {"value": 3}
-    assert protocol.run("failed tests", "-c", "raise SystemExit(1)", "pytest").returncode == 1
-    assert protocol.skipped == []
-
-    assert protocol.run("failure", "-c", "import sys; print(1); sys.exit('first line\\nreason')") is None
-    assert protocol.run("no tests", "-c", "print('usage'); raise SystemExit(4)", "pytest") is None
-    protocol.end = time.monotonic() + 9
-    assert protocol.read("late", "-c", "print(1)") is None
-    assert protocol.skipped == ["failure: reason", "no tests: usage", "late: no time left"]
+def test_a_section_is_written_line_by_line_before_the_first_one(tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    protocol(tmp_path).write("## first", "")
+    assert path.read_text() == "# Measurements\n\n## first\n\n"
+    second = protocol(tmp_path)
+    second.write("## second", "", "| a |")
+    assert path.read_text() == "# Measurements\n\n## second\n\n| a |\n\n## first\n\n"
+    second.write("| b |")
+    assert path.read_text() == "# Measurements\n\n## second\n\n| a |\n| b |\n\n## first\n\n"
+    assert os.listdir(tmp_path) == ["RESULTS.md"]
 
 
-def test_a_command_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_the_protocol(tmp_path: Path) -> None:
+    run = (each := protocol(tmp_path)).run
+    assert run(["-c", "import os; print(os.environ['BIONEMO_TEST_DEVICE'])"]) == (0, "cpu\n", "cpu")
+    assert run(["-c", "import os; print(os.environ['PYTHONPATH'])"], tmp_path)[1].startswith(str(tmp_path))
+    assert run(["-c", "import sys; print(1); sys.exit('first line\\nreason')"]) == (1, "1\n", "reason")
+    each.end = time.monotonic() + 4
+    assert run(["-c", "print(1)"]) == (1, "", "no time left")
+
+
+def test_a_command_that_takes_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], timeout: float, **_: Any) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", run)
-    protocol = script("gpu").Protocol(1, "cuda")
-    assert protocol.run("command", "-c", "", limit=20) is None
-    assert protocol.skipped == ["command: took longer than 20 s"]
+    assert protocol(tmp_path).run(["-c", ""], limit=20) == (1, "", "longer than 20 s")
 
 
-def test_measurements_of_training_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours, without dropout and the peer's, in turn and twice on a GPU; without a peer, ours only."""
-    gpu, calls = script("gpu"), []
+def test_results_of_a_measurement(tmp_path: Path) -> None:
+    """The last line is read; anything else is the reason why there is no result."""
+    gpu, directory = script("gpu"), tmp_path / "scripts" / "benchmark"
+    directory.mkdir(parents=True)
+    for text, expected in {
+        "import sys; print('a line'); print('{\"value\": 3}')": {"value": 3},
+        "raise SystemExit('no memory')": "no memory",
+        "print('{\"value\": 3}'); raise SystemExit(1)": '{"value": 3}',
+        "print('text')": "text",
+    }.items():
+        (directory / "steps.py").write_text(text)
+        each = gpu.Measurement("m", "steps.py", ("esm2_8M", "ours", "--rows=9", "--compile"), tmp_path)
+        assert protocol(tmp_path).measure(each) == expected
+    (directory / "steps.py").write_text("import json, sys; print(json.dumps({'words': sys.argv[1:]}))")
+    words = protocol(tmp_path).measure(each)["words"]
+    assert words == ["esm2_8M", "ours", "--device", "cpu", "--precision", "32", "--tiny", "--steps=2", "--rows=4"]
+    words = protocol(tmp_path, device="cuda").measure(each, "--profile")["words"]
+    assert words == [*each.arguments, "--device", "cuda", "--profile", "--precision", "bf16-mixed"]
 
-    def read(_: object, name: str, program: str, *arguments: str) -> dict[str, Any] | None:
-        assert Path(program).is_file()
-        calls.append((name, *arguments))
-        return None if name == "gpt3 hf" else {"value": 2.0 * len(name), "kernels": {"attention": 0.5}}
 
-    monkeypatch.setattr(gpu.Protocol, "read", read)
-    protocol = gpu.Protocol(1, "cuda")
-    protocol.has_peer = True
-    rows = {row[0]: row for row in protocol.steps()}
-    assert list(rows) == [model for model, *_ in gpu.STEPS] == list(protocol.kernels)
-    common = "--device", "cuda", "--compile", "--precision", "bf16-mixed"
-    assert calls[:3] == [
-        ("esm2_8M ours", "esm2_8M", "ours", "--rows", "128", *common, "--profile"),
-        ("esm2_8M hf", "esm2_8M", "hf", "--rows", "64", *common),
-        ("esm2_150M ours", "esm2_150M", "ours", "--rows", "64", *common, "--profile"),
-    ]
-    dropout = "--override", "model.hidden_dropout=0.0", "--override", "model.attention_dropout=0.0"
-    assert ("gpt3 ours without dropout", "gpt3", "ours", "--rows", "16", *common, *dropout) in calls
-    assert len(calls) == 2 * (8 + 8 + 4)
-    assert sum("--profile" in call for call in calls) == 8
-    assert rows["esm2_8M"] == ("esm2_8M", "24", "", "", "", "", "20", "1.2", "")
-    assert rows["gpt3"] == ("gpt3", "18", "", "", "", "", "", "", "0.36")
-
-    calls.clear()
-    protocol = gpu.Protocol(1, "cpu")
-    protocol.has_peer = False
-    protocol.steps()
-    assert calls[0] == ("esm2_8M ours", "esm2_8M", "ours", "--rows", "4", "--device", "cpu", "--tiny", "--steps=2",
-                        "--precision", "32", "--profile")  # fmt: skip
-    assert len(calls) == 8 + 4
+def test_order_of_the_measurements(tmp_path: Path) -> None:
+    """The largest model comes first and twice, in turn with another checkout; every model and kind of peer follows."""
+    gpu = script("gpu")
+    names = [each.name for each in gpu.measurements(tmp_path)]
+    assert names[:6] == [*2 * ["esm2_650M before", "esm2_650M"], "esm2_150M", "esm2_8M"]
+    assert {"esm2_650M, Hugging Face, bucket", "esm2_650M, Hugging Face, full", "gpt3 without dropout"} < set(names)
+    assert [each.name for each in gpu.measurements(None)][:3] == [*2 * ["esm2_650M"], "esm2_150M"]
+    assert {each.arguments[0] for each in gpu.measurements(None)} <= set(script("steps").MODELS)
 
 
 @pytest.mark.parametrize(
-    ("tests", "error"),
-    [
-        ([("memory", "1", "0", "2", "")], None),
-        ([("memory", "1", "1", "2", "")], "error: tests failed"),
-        ([], "error: tests failed"),
-    ],
-)
+    ("row", "error"),
+    [(("esm2nv", "1", "0", "2", "", ""), None), (("esm2nv", "1", "1", "2", "", ""), "error: tests failed"),
+     (("esm2nv", "0", "0", "2", "", ""), "error: tests failed")],
+)  # fmt: skip
 def test_failed_tests_end_the_protocol_after_the_section(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tests: list[tuple[str, ...]], error: str | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, row: tuple[str, ...], error: str | None
 ) -> None:
     gpu, path = script("gpu"), tmp_path / "RESULTS.md"
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--device=cpu", f"--output={path}"])
-    monkeypatch.setattr(gpu.Protocol, "test", lambda _: tests)
-    monkeypatch.setattr(gpu.Protocol, "steps", lambda protocol: protocol.skipped.append("esm1nv hf: reason") or [])
-    monkeypatch.setattr(gpu.Protocol, "kernels", {"gpt3": {"attention": 0.25, "other": 0.75}}, raising=False)
-    monkeypatch.setattr(gpu.Protocol, "embedding", lambda _: [("ESM2-8M", "30", "10", "3.0")])
+    monkeypatch.setattr(gpu, "summarize", lambda *_: row)
+    monkeypatch.setattr(gpu.ElementTree, "parse", lambda _: ElementTree.ElementTree())
+
+    def run(_: object, arguments: list[str], *__: object) -> tuple[int, str, str]:
+        for word in arguments:
+            if word.startswith("--junit-xml="):
+                Path(word.partition("=")[2]).touch()
+        return (
+            (0, '{"value": 30, "kernels": {"attention": 0.25, "other": 0.75}}', "")
+            if "ours" in arguments
+            else (1, "", "x")
+        )
+
+    monkeypatch.setattr(gpu.Protocol, "run", run)
     with pytest.raises(SystemExit, match=error) if error else nullcontext():
         gpu.main()
     lines = path.read_text().splitlines()
-    assert lines[-3:] == ["Not measured:", "", "* esm1nv hf: reason"]
-    assert {"| gpt3 | attention 25%, other 75% |", "| ESM2-8M | 30 | 10 | 3.0 |"} < set(lines)
-    assert ("| memory | 1 | 0 | 2 |  |" in lines) is (error is None)
+    for line in (
+        f"| {' | '.join(row)} |", "| gpt3 | 30 |  |  |  |  |", "| ESM2-8M, ours | x |",
+        "| esm2_8M, Hugging Face, bucket | not measured: x | | | | |",
+        "Kernels of a step of ESM2-650M: attention 25%, other 75%.",
+    ):  # fmt: skip
+        assert line in lines
 
 
 def test_a_machine_without_gpu_or_with_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,43 +236,23 @@ def test_sequences_of_the_batches_of_a_decoder(decoder_row: int, full: str) -> N
     whole_rows(np.append(np.concatenate(parts), limit), parts, limit)  # the sequence after the last batch is not known
 
 
-def cells(section: str, title: str) -> dict[str, list[str]]:
-    """Return the cells of a table below a title, by the first cell of a row."""
-    table = section.partition(f"### {title}\n")[2].partition("###")[0]
-    rows = [row[2:-2].split(" | ") for row in re.findall(r"^\| .* \|$", table, re.M)]
-    return {name: rest for name, *rest in rows[1:]}
-
-
 @pytest.mark.slow
 def test_protocol_on_a_cpu(tmp_path: Path) -> None:
-    """All tests pass, and every model has numbers, except in columns of GPUs."""
+    """All tests pass, and every measurement has a number."""
     pytest.importorskip("transformers")
-    gpu, path = script("gpu"), tmp_path / "RESULTS.md"
-    command = ["bash", str(SCRIPTS / "gpu.sh"), "--device=cpu", f"--output={path}"]
+    path = tmp_path / "RESULTS.md"
+    command = ["bash", str(SCRIPTS / "gpu.sh"), "--device=cpu", f"--output={path}", f"--before={ROOT}"]
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": str(os.cpu_count())}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
     section = path.read_text()
-    assert "Not measured" not in section, section
-    tests = cells(section, "Tests")
-    for name in ("fp32 gradients", "bf16 gradients", "losses of updates"):
-        assert re.fullmatch(r"\S+ to \S+", tests[name][-1]), section
-    assert {failed for _, failed, *_ in tests.values()} == {"0"}
-    assert tests["memory"] == ["0", "0", tests["memory"][2], ""]  # needs a GPU
-
-    steps, kernels = cells(section, "Training steps"), cells(section, "Kernels of a step")
-    models = script("steps").MODELS
-    assert list(steps) == list(kernels) == [model for model, *_ in gpu.STEPS]
-    for model, row in steps.items():
-        ours, mfu, milliseconds, host, peak, peer, ratio, without = row
-        assert mfu == peak == ""
-        measured = [float(cell.replace(",", "")) for cell in (ours, milliseconds, host, peer, ratio)]
-        assert min(measured) > 0, row
-        assert float(ratio) == pytest.approx(measured[0] / measured[3], abs=0.06)
-        benchmark = models[model]
-        given = [*benchmark.overrides, *["model.data.dataset_path=none"] * (benchmark.kind != "text")]
-        cfg: Any = load(benchmark.config, given, ROOT / "examples" / benchmark.example / "conf")
-        assert bool(without) is (cfg.model.hidden_dropout > 0)
-        shares = [int(share) for share in re.findall(r" (\d+)%", kernels[model][0])]
-        assert sum(shares) == pytest.approx(100, abs=3)
-    assert float(cells(section, "Embedding, residues per second")["ESM2-8M"][2]) > 0
+    assert done.returncode == 0, (done.stderr[-3000:], section)
+    assert "not measured" not in section and "not run" not in section
+    rows = {row.split(" | ")[0][2:]: row.split(" | ")[1:] for row in re.findall(r"^\| .* \|$", section, re.M)}
+    family, passed, failed, *_ = ["esm2nv", *rows["esm2nv"]]
+    assert int(passed) > 0 and failed == "0", family
+    for each in script("gpu").measurements(ROOT):
+        speed, _, milliseconds, host, *_ = rows[each.name]
+        assert min(float(cell.replace(",", "")) for cell in (speed, milliseconds, host)) > 0
+    assert rows["ESM2-8M, ours"] and rows["ESM2-8M, Hugging Face, sorted by length"]
+    shares = [int(share) for share in re.findall(r" (\d+)%", section.rpartition("Kernels of a step")[2])]
+    assert sum(shares) == pytest.approx(100, abs=3)

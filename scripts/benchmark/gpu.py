@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the tests and benchmarks of a GPU and write a section of RESULTS.md; see gpu.sh."""
+"""Compare one GPU with the CPU, measure speed, and write a section of RESULTS.md line by line; see gpu.sh."""
 
 import argparse
 import importlib.util
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import torch
@@ -23,207 +24,226 @@ import bionemo  # noqa: F401  # limits oneDNN, where the CPU needs it
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-STEPS = (  # model, rows of ours, rows of the peer: both fit 80 GB
-    ("esm2_8M", 128, 64), ("esm2_150M", 64, 32), ("esm2_650M", 32, 16), ("esm2_3B", 4, 2), ("esm1nv", 64, 32),
-    ("prott5nv", 64, 32), ("megamolbart", 1024, 1024), ("gpt3", 16, 8),
-)  # fmt: skip
-WITHOUT_DROPOUT = ("esm1nv", "prott5nv", "megamolbart", "gpt3")
+FAMILIES = ("esm2nv", "gpt3", "prott5nv", "megamolbart", "esm1nv", "esm1b")
 NO_DROPOUT = ("--override", "model.hidden_dropout=0.0", "--override", "model.attention_dropout=0.0")
-Rows = list[tuple[str, ...]]
+PEER = "Hugging Face"
+
+
+class Measurement(NamedTuple):
+    """A command that prints its result as JSON."""
+
+    name: str  # first cell of its row
+    script: str
+    arguments: tuple[str, ...]
+    root: Path = ROOT  # of the checkout whose code runs
+
+
+def steps(model: str, rows: int, *more: str, root: Path = ROOT) -> Measurement:
+    """Measure our training steps, bf16 and compiled."""
+    name = " ".join(
+        [model, *(["before"] if root != ROOT else []), *(["without dropout"] if NO_DROPOUT[1] in more else [])]
+    )
+    return Measurement(name, "steps.py", (model, "ours", f"--rows={rows}", "--compile", *more), root)
+
+
+def peer(model: str, rows: int, padding: str) -> Measurement:
+    """Measure those of Hugging Face's model, bf16, without torch.compile."""
+    return Measurement(
+        f"{model}, {PEER}, {padding}", "steps.py", (model, "hf", f"--rows={rows}", f"--padding={padding}")
+    )
+
+
+def measurements(before: Path | None) -> list[Measurement]:
+    """Return all measurements, the most important ones first."""
+    large = [*([steps("esm2_650M", 32, root=before)] if before else []), steps("esm2_650M", 32)]
+    return [
+        *large, *large, steps("esm2_150M", 64), steps("esm2_8M", 128),
+        peer("esm2_650M", 8, "bucket"), peer("esm2_650M", 8, "full"), peer("esm2_8M", 64, "bucket"),
+        steps("gpt3", 16), steps("gpt3", 16, *NO_DROPOUT), steps("megamolbart", 1024), steps("prott5nv", 64),
+        steps("esm1nv", 64), steps("esm1nv", 64, *NO_DROPOUT), steps("megamolbart", 1024, *NO_DROPOUT),
+        steps("prott5nv", 64, *NO_DROPOUT), peer("gpt3", 8, "full"),
+    ]  # fmt: skip
 
 
 class Protocol:
-    """Runs the steps of the protocol until the time is over."""
+    """Runs commands until the time is over, and writes every result at once.
 
-    def __init__(self, minutes: float, device: str) -> None:
+    Args:
+        minutes: nothing starts, and nothing runs, after this time.
+        device: `cuda`, or `cpu` for a rehearsal with tiny models.
+        output: file to whose beginning the section is added.
+    """
+
+    def __init__(self, minutes: float, device: str, output: Path) -> None:
         self.end, self.device, self.tiny = time.monotonic() + 60 * minutes, device, device == "cpu"
-        self.repeats = 1 if self.tiny else 2
-        self.skipped: list[str] = []
-        self.has_peer = importlib.util.find_spec("transformers") is not None
+        self.output, self.failed = output, False
+        text = output.read_text() if output.exists() else "# Measurements\n"
+        self._before, mark, rest = text.partition("\n## ")
+        self._after, self._lines = mark + rest, [""]
 
-    def run(self, name: str, *arguments: str, limit: float = 600) -> subprocess.CompletedProcess[str] | None:
-        """Run Python with these arguments; return None, and note the name, if it fails or the time is over."""
+    def write(self, *lines: str) -> None:
+        """Add lines to the section."""
+        self._lines += lines
+        text = "\n".join([self._before.rstrip(), *self._lines, ""]) + self._after
+        temporary = self.output.with_name(self.output.name + ".part")
+        temporary.write_text(text)
+        temporary.replace(self.output)
+        print(*lines, sep="\n", flush=True)
+
+    def run(self, arguments: Sequence[str], root: Path = ROOT, limit: float = 240) -> tuple[int, str, str]:
+        """Run Python; return status, output and the reason of a failure."""
         left = min(limit, self.end - time.monotonic())
-        reason, begin = "no time left", time.monotonic()
-        if left > 10:
-            try:
-                done = subprocess.run(
-                    [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=left, check=False,
-                    env=os.environ | {"BIONEMO_TEST_DEVICE": self.device},
-                )  # fmt: skip
-            except subprocess.TimeoutExpired:
-                reason = f"took longer than {left:.0f} s"
-            else:
-                print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
-                if done.returncode in (0, 1) if "pytest" in arguments else done.returncode == 0:
-                    return done
-                reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1][:200]
-        self.skipped.append(f"{name}: {reason}")
-        print(self.skipped[-1], file=sys.stderr)
-        return None
+        if left < 5:
+            return 1, "", "no time left"
+        path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"BIONEMO_TEST_DEVICE": self.device, "PYTHONPATH": path}
+        try:
+            done = subprocess.run(
+                [sys.executable, *arguments], cwd=root, capture_output=True, text=True, timeout=left, check=False,
+                env=environment,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return 1, "", f"longer than {left:.0f} s"
+        reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1][:200]
+        return done.returncode, done.stdout, reason
 
-    def read(self, name: str, *arguments: str) -> dict[str, Any] | None:
-        """Run a benchmark and parse its last line."""
-        done = self.run(name, *arguments)
-        return None if done is None else json.loads(done.stdout.strip().splitlines()[-1])
+    def measure(self, each: Measurement, *more: str, limit: float = 240) -> dict[str, Any] | str:
+        """Return the result of a measurement, or why there is none."""
+        arguments = [*each.arguments, "--device", self.device, *more]
+        if each.script == "steps.py":
+            arguments += ["--precision", "32" if self.tiny else "bf16-mixed"]
+            if self.tiny:
+                arguments = [word for word in arguments if word != "--compile" and not word.startswith("--rows")]
+                arguments += ["--tiny", "--steps=2", "--rows=4"]
+        script = each.root / "scripts" / "benchmark" / each.script
+        status, output, reason = self.run([str(script), *arguments], each.root, limit)
+        with suppress(ValueError, IndexError):
+            found: Any = json.loads(output.strip().splitlines()[-1])
+            if status == 0 and isinstance(found, dict):
+                return found
+        return reason
 
-    def test(self) -> Rows:
-        """Run the tests of GPUs; return the largest recorded value of each test, over its cases."""
+    def warm_up(self, each: Sequence[Measurement]) -> None:
+        """Fill the caches of the compiler, all models at once; failures are those of the measurements."""
+        with ThreadPoolExecutor(len(each)) as pool:
+            list(pool.map(lambda one: self.measure(one, "--steps=1", limit=120), each))
+
+    def parity(self) -> None:
+        """Compare gradients with those of the CPU, all families at once."""
+        self.write(
+            "### Gradients", "", "Against the CPU (`tests/test_gpu.py -k gradients`), with the largest difference.", ""
+        )
+        self.write("| family | passed | failed | skipped | fp32 | bf16 |", "|---|---|---|---|---|---|")
+        families = FAMILIES[:1] if self.tiny else FAMILIES
+        with ThreadPoolExecutor(len(families)) as pool:
+            for row in pool.map(self._family, families):
+                self.write(f"| {' | '.join(row)} |")
+
+    def _family(self, family: str) -> tuple[str, ...]:
+        select = f"gradients and {family}" + (" and not compiled" if self.tiny else "")
         with tempfile.TemporaryDirectory() as directory:
             report = Path(directory) / "report.xml"
-            select = ["-k", "esm2nv and not compiled"] if self.tiny else []
-            arguments = ["-m", "pytest", "-m", "needs_gpu", "tests/test_gpu.py", "-p", "no:cacheprovider", *select]
-            if self.run("tests", *arguments, f"--junit-xml={report}", limit=900) is None:
-                return []
-            return summarize_tests(ElementTree.parse(report).getroot())  # written by pytest
+            words = ["-m", "pytest", "-m", "needs_gpu", "tests/test_gpu.py", "-p", "no:cacheprovider", "-k", select]
+            _, _, reason = self.run([*words, f"--junit-xml={report}"])
+            if not report.exists():
+                self.failed = True
+                return family, f"not run: {reason}", *4 * ("",)
+            row = summarize(family, ElementTree.parse(report).getroot())  # written by pytest
+        self.failed |= row[2] != "0" or row[1] == "0"
+        return row
 
-    def steps(self) -> Rows:
-        """Measure the training steps of every model, ours and the peer's in turn."""
-        found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        common = ["--device", self.device, *(["--tiny", "--steps=2"] if self.tiny else ["--compile"])]
-        common += ["--precision", "32" if self.tiny else "bf16-mixed"]
-        for repeat in range(self.repeats):
-            for model, rows, peer_rows in STEPS:
-                cases = [("ours", rows, ["--profile"] if repeat == 0 else [])]
-                cases += [("ours without dropout", rows, [*NO_DROPOUT])] * (model in WITHOUT_DROPOUT)
-                cases += [("hf", peer_rows, [])] * self.has_peer
-                for name, size, more in cases:
-                    arguments = [model, name.split()[0], "--rows", "4" if self.tiny else str(size), *common, *more]
-                    result = self.read(f"{model} {name}", str(HERE / "steps.py"), *arguments)
-                    if result is not None:
-                        found[model, name].append(result)
-        self.kernels = {model: each[0].get("kernels") for (model, name), each in found.items() if name == "ours"}
-        return [describe_steps(model, found) for model, *_ in STEPS]
+    def speed(self, before: Path | None) -> None:
+        """Measure training steps."""
+        self.write(
+            "", "### Training steps", "", "bf16; ours compiled, the peer not. Tokens are those without padding.", ""
+        )
+        self.write("| model | tokens/s | MFU | ms per step | host ms | peak GiB |", "|---|---|---|---|---|---|")
+        for each in measurements(before):
+            found = self.measure(each)
+            self.write(describe(each.name, found))
 
-    def embedding(self) -> Rows:
-        """Measure the embedding of proteins, ours and the peer's in turn."""
-        if not self.has_peer:
-            self.skipped.append("embedding: transformers, which writes the model, is not installed")
-            return []
-        size, number = ("8M", 32) if self.tiny else ("650M", 4096)
-        script, found = str(HERE / "embedding.py"), defaultdict[str, list[float]](list)
-        common = ["--sequences", str(number), "--device", self.device]
-        common += [] if self.tiny else ["--precision", "bf16-mixed", "--batch", "64"]
+    def embedding(self) -> None:
+        """Measure the embedding of proteins by ours and the peer."""
+        size, number = ("8M", "32") if self.tiny else ("650M", "4096")
+        self.write("", "### Embedding, residues per second", "", "| model | residues/s |", "|---|---|")
+        precision = () if self.tiny else ("--precision=bf16-mixed",)
         with tempfile.TemporaryDirectory() as directory:
-            if self.run("model for embedding", script, "make", directory, "--size", size) is None:
-                return []
-            for _ in range(self.repeats):
-                for name, more in (("bionemo", []), ("hf", ["--by-length"])):
-                    result = self.read(f"embedding {name}", script, name, directory, *common, *more)
-                    if result is not None:
-                        found[name].append(result["value"])
-        if not found["bionemo"] or not found["hf"]:
-            return []
-        ours, peer = (statistics.median(found[name]) for name in ("bionemo", "hf"))
-        return [(f"ESM2-{size}", f"{ours:,.0f}", f"{peer:,.0f}", f"{ours / peer:.1f}")]
+            self.run([str(HERE / "embedding.py"), "make", directory, "--size", size])
+            for name, kind, more in (("ours", "bionemo", ()), (f"{PEER}, sorted by length", "hf", ("--by-length",))):
+                arguments = (kind, directory, "--sequences", number, "--batch=64", *precision, *more)
+                found = self.measure(Measurement(name, "embedding.py", arguments))
+                cell = found if isinstance(found, str) else f"{found['value']:,.0f}"
+                self.write(f"| ESM2-{size}, {name} | {cell} |")
+
+    def profile(self) -> None:
+        """Measure the share of each kind of kernel."""
+        found = self.measure(steps("esm2_650M", 32), "--profile")
+        shares = found if isinstance(found, str) else ", ".join(f"{k} {v:.0%}" for k, v in found["kernels"].items())
+        self.write("", f"Kernels of a step of ESM2-650M: {shares}.")
 
 
-def summarize_tests(report: ElementTree.Element) -> Rows:
-    """Return a row for each test function: passed cases, failed cases and the extremes of the recorded values."""
-    values: dict[str, list[float]] = defaultdict(list)
-    states: dict[str, list[str]] = defaultdict(list)
+def summarize(family: str, report: ElementTree.Element) -> tuple[str, ...]:
+    """Return the row of a family: numbers of cases, and the largest difference in each precision."""
+    states, largest = {"passed": 0, "failed": 0, "skipped": 0}, {"fp32": 0.0, "bf16": 0.0}
     for case in report.iter("testcase"):
-        name = case.get("name", "").partition("[")[0].removeprefix("test_").replace("_", " ")
-        tags = [child.tag for child in case]
-        failed = "failed" if {"failure", "error"} & set(tags) else "passed"
-        states[name].append("skipped" if "skipped" in tags else failed)
-        recorded = {each.get("name"): float(each.get("value", "nan")) for each in case.iter("property")}
-        if "difference" in recorded:
-            values[name].append(recorded["difference"])
-        elif "planned" in recorded:
-            values[name].append(recorded["measured"] / recorded["planned"])
-    rows = []
-    for name, found in states.items():
-        extremes = f"{min(values[name]):.2g} to {max(values[name]):.2g}" if values[name] else ""
-        rows.append((name, *(str(found.count(state)) for state in ("passed", "failed", "skipped")), extremes))
-    return rows
+        tags = {child.tag for child in case}
+        states["failed" if {"failure", "error"} & tags else "skipped" if "skipped" in tags else "passed"] += 1
+        for each in case.iter("property"):
+            if each.get("name") == "difference":
+                precision = "fp32" if "fp32" in case.get("name", "") else "bf16"
+                largest[precision] = max(largest[precision], float(each.get("value", "nan")))
+    return family, *(str(number) for number in states.values()), *(f"{value:.2g}" for value in largest.values())
 
 
-def describe_steps(model: str, found: dict[tuple[str, str], list[dict[str, Any]]]) -> tuple[str, ...]:
-    """Return the row of a model in the table of training steps."""
-
-    def median(name: str, key: str = "value") -> float | None:
-        values = [each[key] for each in found[model, name] if each.get(key) is not None]
-        return statistics.median(values) if values else None
-
-    def text(value: float | None, form: str) -> str:
-        return "" if value is None else format(value, form)
-
-    ours, peer, without = median("ours"), median("hf"), median("ours without dropout")
-    return (
-        model, text(ours, ",.0f"), text(median("ours", "mfu"), ".0%"), text(median("ours", "ms_per_step"), ",.1f"),
-        text(median("ours", "host_ms"), ",.1f"), text(median("ours", "peak_gib"), ".1f"), text(peer, ",.0f"),
-        text(ours / peer if ours and peer else None, ".1f"), text(ours / without if ours and without else None, ".2f"),
-    )  # fmt: skip
-
-
-def table(header: str, rows: Rows) -> list[str]:
-    """Return the lines of a Markdown table."""
-    names = header.split(" | ")
-    return [f"| {header} |", "|---" * len(names) + "|", *(f"| {' | '.join(row)} |" for row in rows), ""]
+def describe(name: str, found: dict[str, Any] | str) -> str:
+    """Return the row of a measurement of training steps."""
+    if isinstance(found, str):
+        return f"| {name} | not measured: {found.replace('|', '/')} | | | | |"
+    cells = [format(found[key], form) if found.get(key) is not None else "" for key, form in (
+        ("value", ",.0f"), ("mfu", ".1%"), ("ms_per_step", ",.1f"), ("host_ms", ",.1f"), ("peak_gib", ".1f"),
+    )]  # fmt: skip
+    return f"| {' | '.join([name, *cells])} |"
 
 
 def describe_device(device: str) -> str:
     """Return the processor and the versions of libraries."""
-    triton = importlib.util.find_spec("triton")
-    versions = f"torch {torch.__version__}, triton {'installed' if triton else 'not installed'}"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    if importlib.util.find_spec("triton") is not None:
+        versions += f", triton {importlib.import_module('triton').__version__}"
     if device == "cpu":
-        return f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {versions}"
+        return f"{platform.processor() or platform.machine()}, {versions}"
     properties = torch.cuda.get_device_properties(0)
-    return (
-        f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, compute capability {properties.major}."
-        f"{properties.minor}, CUDA {torch.version.cuda}, Python {platform.python_version()}, {versions}"
-    )
+    capability = f"compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}"
+    return f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {capability}, {versions}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=35, help="do not start anything after this time")
+    parser.add_argument("--minutes", type=float, default=10, help="end after this time")
     parser.add_argument("--output", type=Path, default=HERE / "RESULTS.md", help="file to which the section is added")
+    parser.add_argument("--before", type=Path, help="another checkout, whose ESM2-650M is measured in turn with ours")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: this machine has no GPU; --device=cpu runs the protocol with tiny models")
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
         sys.exit(f"error: torch {torch.__version__} is too old: install 2.11 or newer")
+    if options.before and not (options.before / "scripts" / "benchmark" / "steps.py").is_file():
+        sys.exit(f"error: --before={options.before} is no checkout of bionemo")
 
-    tiny = options.device == "cpu"
-    how = "two layers, fp32, not compiled" if tiny else "bf16, compiled"
-    batches = "" if tiny else ", with half as many sequences except for MegaMolBART"
-    begin, protocol = time.monotonic(), Protocol(options.minutes, options.device)
-    tests, steps, embedding = protocol.test(), protocol.steps(), protocol.embedding()
-    minutes, date = (time.monotonic() - begin) / 60, datetime.now(timezone.utc)
-    lines = [
-        f"## {date:%Y-%m-%d}, {'CPU, a test of the protocol' if protocol.tiny else 'one GPU'}", "",
-        f"{describe_device(options.device)}. `bash scripts/benchmark/gpu.sh`, {minutes:.0f} minutes, medians of "
-        f"{protocol.repeats} alternating runs.", "",
-        "### Tests", "",
-        *table("test | passed | failed | skipped | difference from the CPU, or measured / planned memory", tests),
-        "### Training steps", "",
-        f"Tokens per second without padding, of packed rows in memory, {how}. The peer is Hugging Face's model of the "
-        f"same size (sdpa, {how}), padded to the longest sequence of a batch{batches}.", "",
-        *table("model | ours | MFU | ms per step | host ms | peak GiB | peer | ratio | relative to no dropout", steps),
-        "### Kernels of a step", "",
-        *table("model | share of the time", [
-            (model, ", ".join(f"{kind} {share:.0%}" for kind, share in kernels.items()))
-            for model, kernels in protocol.kernels.items() if kernels
-        ]),
-        "### Embedding, residues per second", "",
-        *table("model | ours | peer, sorted by length | ratio", embedding),
-    ]  # fmt: skip
-    if protocol.skipped:
-        lines += ["Not measured:", "", *(f"* {each}" for each in protocol.skipped), ""]
-    add_section(options.output, "\n".join(lines))
-    print(f"added a section to {options.output}")
-    if any(row[2] != "0" for row in tests) or not tests:
+    before = options.before.resolve() if options.before else None
+    protocol = Protocol(options.minutes, options.device, options.output)
+    kind = "CPU, a rehearsal with tiny models in fp32" if protocol.tiny else "one GPU"
+    protocol.write(f"## {datetime.now(timezone.utc):%Y-%m-%d}, {kind}", "", f"{describe_device(options.device)}.", "")
+    if not protocol.tiny:
+        protocol.warm_up(list(dict.fromkeys(each for each in measurements(before) if "--compile" in each.arguments)))
+    protocol.parity()
+    protocol.speed(before)
+    protocol.embedding()
+    protocol.profile()
+    protocol.write("")
+    if protocol.failed:
         sys.exit("error: tests failed; run `pytest -m needs_gpu tests/test_gpu.py`")
-
-
-def add_section(path: Path, section: str) -> None:
-    """Insert a section before the first one of a file, or create the file."""
-    text = path.read_text() if path.exists() else "# Measurements\n\n"
-    before, mark, after = text.partition("\n## ")
-    path.write_text(f"{before.rstrip()}\n\n{section}{mark}{after}" if mark else f"{text.rstrip()}\n\n{section}")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@
     python steps.py esm2_650M hf --rows 16 --precision bf16-mixed --compile
 
 Both draw the same sequences, with lengths like those of UniRef90 (proteins), ZINC15 (molecules) or full rows
-(text), as many as fill the given rows when they are packed. Ours are packed, the peer's padded to the longest of a
-batch, in multiples of 64. A step consists of the forward
-and backward pass of one micro-batch, clipping and AdamW, without trainer and data loading. Prints one JSON line;
-`value` is the number of tokens per second without padding, of encoder and decoder together.
+(text), as many as fill the given rows when they are packed. Ours are packed, the peer's padded: to the longest of a
+random batch (`longest`) or of a batch of sequences of similar length (`bucket`), in multiples of 64, or to the maximum
+(`full`). A step consists of the forward and backward pass of one micro-batch, clipping and AdamW, without trainer and
+data loading. Prints one JSON line; `value` is the number of tokens per second without padding, of encoder and decoder
+together.
 """
 
 import argparse
@@ -258,6 +259,7 @@ class Peer:
         self.network = torch.compile(self.model, dynamic=True) if options.compile else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.half = options.precision == "bf16-mixed"
+        self.width = cfg.model.seq_length if options.padding == "full" else 0
         self.batches = [self._padded(batch, benchmark.kind) for batch in batches]
         self.table_rows = size
 
@@ -273,7 +275,7 @@ class Peer:
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
     def _rows(self, lengths: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
-        width = -(-int(lengths.max()) // 64) * 64
+        width = self.width or -(-int(lengths.max()) // 64) * 64
         mask = torch.arange(width) < torch.from_numpy(lengths)[:, None]
         ids = torch.from_numpy(random_ids(mask.numel())).view(mask.shape) * mask + ~mask
         return ids.to(self.device), mask.long().to(self.device)
@@ -286,6 +288,15 @@ class Peer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def by_length(batches: list[Batch]) -> list[Batch]:
+    """Return the sequences of all batches, sorted by length, as batches with about as many tokens each."""
+    lengths = np.sort(np.concatenate([batch.inputs for batch in batches]))
+    ends = np.cumsum(lengths)
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, BATCHES) / BATCHES)
+    first = batches[0]
+    return [Batch(each, None, first.rows, first.all_targets) for each in np.split(lengths, cuts)]
 
 
 def random_ids(number: int) -> Sizes:
@@ -376,6 +387,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="rows of seq_length tokens; sequences of molecules")
     parser.add_argument("--precision", choices=["32", "bf16-mixed"], default="32")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--padding", choices=["longest", "bucket", "full"], default="longest", help="of the peer")
     parser.add_argument("--steps", type=int, default=6, help="measured, after the first steps")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="two small layers, to test this program")
@@ -392,6 +404,8 @@ def main() -> None:
         overrides.append("model.data.seq_length_dec=64")
     cfg: Any = load(benchmark.config, [*overrides, *options.override], EXAMPLES / benchmark.example / "conf")
     batches = batches_of(benchmark.kind, cfg.model, options.rows)
+    if options.padding == "bucket":
+        batches = by_length(batches)
     kind: type[Ours | Peer] = Ours if options.implementation == "ours" else Peer
     step = kind(benchmark, cfg, batches, options)
     print(json.dumps(measure(step, cfg.model, batches, options)))

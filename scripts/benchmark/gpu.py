@@ -162,6 +162,20 @@ class Protocol:
             found = self.measure(each)
             self.write(describe(each.name, found))
 
+    def attention(self) -> None:
+        """Measure the kernels of attention for every head size."""
+        found = self.measure(
+            Measurement("kernels", "attention.py", ("--kernels", *(["--repeats=1"] if self.tiny else [])))
+        )
+        self.write("", "### Attention, milliseconds of forward and backward pass", "")
+        if isinstance(found, str):
+            self.write(f"Not measured: {found}")
+            return
+        names = list(next(iter(found.values())))
+        self.write(f"| head size | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|")
+        for size, times in found.items():
+            self.write(f"| {size} | {' | '.join(f'{times[name]:.2f}' for name in names)} |")
+
     def embedding(self) -> None:
         """Measure the embedding of proteins by ours and the peer."""
         size, number = ("8M", "32") if self.tiny else ("650M", "4096")
@@ -239,6 +253,7 @@ def main() -> None:
         protocol.warm_up(list(dict.fromkeys(each for each in measurements(before) if "--compile" in each.arguments)))
     protocol.parity()
     protocol.speed(before)
+    protocol.attention()
     protocol.embedding()
     protocol.profile()
     protocol.write("")

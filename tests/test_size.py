@@ -24,7 +24,7 @@ LIMITS = {
     "megatron": 1_819,
     "models": 681,
     "planning": 394,
-    "preparation": 2_698,
+    "preparation": 2_719,
     "tokenizers": 310,
     "training": 2_164,
 }

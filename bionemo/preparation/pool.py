@@ -11,7 +11,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from multiprocessing.forkserver import ensure_running
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -35,7 +36,9 @@ def worker_pool(num_workers: int) -> Iterator[Executor]:
     context = multiprocessing.get_context(_START_METHOD)
     if _START_METHOD == "forkserver":
         context.set_forkserver_preload([_PRELOADED_MODULE])  # imported once, not by every worker
-    executor = ProcessPoolExecutor(max(1, min(num_workers, os.cpu_count() or 1)), context, _initialize_worker)
+        with _handle_interrupts(signal.SIG_IGN):  # a terminal sends Ctrl-C to the fork server as well
+            ensure_running()
+    executor = _Executor(max(1, min(num_workers, os.cpu_count() or 1)), context, _initialize_worker)
     try:
         yield executor
     except BrokenProcessPool as error:
@@ -44,6 +47,31 @@ def worker_pool(num_workers: int) -> Iterator[Executor]:
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+class _Executor(ProcessPoolExecutor):
+    """A process pool that defers SIGINT in `submit`, which may start a worker and must be able to register it."""
+
+    def submit(self, *arguments: Any, **keywords: Any) -> Future[Any]:
+        interrupts: list[int] = []
+        with _handle_interrupts(lambda number, frame: interrupts.append(number)):
+            future = super().submit(*arguments, **keywords)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
+        return future
+
+
+@contextmanager
+def _handle_interrupts(handler: Any) -> Iterator[None]:
+    """Replace the handler of SIGINT in the block. Only the main thread can; in others this has no effect."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def map_ordered(

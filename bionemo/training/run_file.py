@@ -42,7 +42,7 @@ class RunFile(pl.Callback):
         tokens = data.global_batch_size(trainer.world_size) * cfg.model.seq_length
         self._data = data
         self._content = {
-            "name": cfg.name,
+            "name": redact_text(cfg.name),
             "parameters": parameters,
             "precision": precision.name,
             "devices": trainer.world_size,

@@ -30,7 +30,7 @@ def numbers(config: Any, key: str = "") -> Iterator[str]:
         yield key
 
 
-_NAN = re.compile(r"\bnan\b(?! has no effect)", re.IGNORECASE)  # a note repeats the value of an ignored key
+_NAN = re.compile(r"(?<!/)\bnan\b(?!/| has no effect)", re.IGNORECASE)  # neither a directory nor an ignored value
 _ALIKE = ".test.", ".val.", "uf90", "fasta_fields_mmap"  # keys that are read like others of the same name
 KEYS = sorted(key for key in numbers(asdict(load("pretrain_esm2_8M", ["model.data.dataset_path=x"])))
               if not any(part in key for part in _ALIKE))  # fmt: skip

@@ -13,7 +13,7 @@ LIMITS = {
     "checkpoint": 628,
     "cli": 1_420,
     "common": 938,
-    "config": 2_020,
+    "config": 2_023,
     "data": 3_321,
     "evaluation": 1_821,
     "experiment": 510,

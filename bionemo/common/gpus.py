@@ -39,8 +39,11 @@ DEVICES = {
 
 
 def match_device(name: str, memory: int = 0) -> Device | None:
-    """Return the device whose model is in the name that torch reports, with the closest `memory` in MiB; or None."""
-    found = [device for key, device in DEVICES.items() if key.partition("-")[0].upper() in name]
+    """Return the device whose model is in the name that torch reports, with the closest `memory` in MiB; or None.
+
+    None for a slice of a GPU, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", to which the data sheet does not apply.
+    """
+    found = [device for key, device in DEVICES.items() if key.partition("-")[0].upper() in name and "MIG" not in name]
     return min(found, key=lambda device: abs(device.memory - memory), default=None)
 
 

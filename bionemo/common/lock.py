@@ -67,11 +67,7 @@ class RunLock:
             except FileNotFoundError:  # the previous holder has removed the empty directory
                 continue
             except OSError as error:
-                if error.errno in (
-                    errno.ENOSPC,
-                    errno.EDQUOT,
-                    errno.EFBIG,
-                ):  # filelock leaves its new file
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # filelock leaves its new file
                     with suppress(OSError):
                         if not self.path.stat().st_size:
                             self.path.unlink()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import isclose
 from pathlib import PurePath
 
+from bionemo.common.redaction import redact_text
 from bionemo.config.schema import (
     DownstreamConfig,
     EncoderDecoderConfig,
@@ -312,6 +313,8 @@ def _check_names(manager: ExpManagerConfig) -> Iterator[str]:
             f"exp_manager.name is {manager.name}, expected a name without /, because files are named after it: the "
             "directory is set by exp_manager.exp_dir"
         )
+    if manager.name and redact_text(manager.name) != manager.name:
+        yield "exp_manager.name contains a secret of the environment, expected a name that a directory can show"
     version = manager.version
     if version is not None and (PurePath(version).is_absolute() or ".." in PurePath(version).parts):
         yield f"exp_manager.version is {version}, expected a name: the directory is set by exp_manager.exp_dir"

@@ -66,7 +66,7 @@ def measurements(before: Path | None) -> list[Measurement]:
 
 
 class Protocol:
-    """Runs commands until the time is over, and writes every result at once.
+    """Runs commands for at most `--minutes`, and writes every result at once.
 
     Args:
         minutes: nothing starts, and nothing runs, after this time.

@@ -117,6 +117,13 @@ def test_user_error(override, message):
     assert len(str(caught.value)) < 300
 
 
+def test_secret_in_the_name_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "made-up-value")
+    with pytest.raises(UserError, match="contains a secret of the environment") as caught:
+        load("pretrain_small", ["name=run-${oc.env:WANDB_API_KEY}"], HOME)
+    assert "made-up-value" not in str(caught.value)
+
+
 def test_global_batch_of_explicit_micro_batches() -> None:
     with pytest.raises(UserError, match="is 7, not a multiple of 2: the micro-batch size"):
         load("pretrain_small", ["model.global_batch_size=7", "model.micro_batch_size=2"], HOME)

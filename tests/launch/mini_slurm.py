@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 MISSING = [name for name in PROGRAMS if not shutil.which(name, path=os.environ["PATH"] + ":/usr/sbin:/sbin")]
@@ -59,13 +60,17 @@ _GPUS = (
 
 
 @contextmanager
-def mini_slurm(directory: Path, nodes: int = 2, preemption: str = "REQUEUE") -> Iterator[dict[str, str]]:
+def mini_slurm(nodes: int = 2, preemption: str = "REQUEUE") -> Iterator[dict[str, str]]:
     """Run the cluster; yield the environment variables for `sbatch` and the other commands.
 
+    Its directory has a short path of its own, because Slurm fails to start jobs if that of a Unix socket exceeds 108
+    bytes.
     Jobs in `urgent` preempt jobs in `main`: these are requeued or, with `preemption="SUSPEND"`, stopped meanwhile.
     """
+    temporary = TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True)
+    directory = Path(temporary.name)
     for name in ("state", "spool", "run", "log"):
-        (directory / name).mkdir(parents=True)
+        (directory / name).mkdir()
     ports = _free_ports(nodes + 1)
     gang, shared = ("SUSPEND,GANG", "FORCE:1") if preemption == "SUSPEND" else (preemption, "NO")
     (directory / "slurm.conf").write_text(
@@ -86,6 +91,7 @@ def mini_slurm(directory: Path, nodes: int = 2, preemption: str = "REQUEUE") -> 
         for file in (directory / "run").glob("*.pid"):
             with suppress(OSError, ValueError):
                 os.kill(int(file.read_text()), signal.SIGKILL)
+        temporary.cleanup()
 
 
 def _wait(environment: dict[str, str], seconds: float = 300) -> None:

@@ -118,9 +118,9 @@ def test_a_suspended_run_continues_and_is_bitwise_equal(
         until(lambda: console.exists() and "\nstep " in console.read_text(), lambda: str(job(number)))
         assert job(number)["JobState"] == "RUNNING", console.read_text()
         urgent = ("--partition=urgent", "--nodes=2", "--ntasks-per-node=8", f"--output={tmp_path}/urgent")
-        call("sbatch", "--wait", *urgent, f"--wrap=sleep 5; squeue --noheader --jobs={number} --format=%T; sleep 75")
-        assert (tmp_path / "urgent").read_text() == "SUSPENDED\n"
-        assert job(number)["JobState"] != "COMPLETED"
+        show = f"squeue --noheader --jobs={number} --format=%T"
+        call("sbatch", "--wait", *urgent, f"--wrap=sleep 5; {show}; sleep 75; {show}")
+        assert (tmp_path / "urgent").read_text() == "SUSPENDED\nSUSPENDED\n"
         state = ended(number)
     assert (state["JobState"], state["Restarts"]) == ("COMPLETED", "0"), console.read_text()
     results = directory / "results"

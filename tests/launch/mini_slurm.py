@@ -42,7 +42,7 @@ MinJobAge=3600
 JobRequeue=1
 GresTypes=gpu
 StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool/%n
+SlurmdSpoolDir={spool}/%n
 SlurmctldPidFile={directory}/run/slurmctld.pid
 SlurmdPidFile={directory}/run/slurmd-%n.pid
 SlurmctldLogFile={directory}/log/slurmctld.log
@@ -60,23 +60,21 @@ _GPUS = (
 
 
 @contextmanager
-def mini_slurm(nodes: int = 2, preemption: str = "REQUEUE") -> Iterator[dict[str, str]]:
+def mini_slurm(directory: Path, nodes: int = 2, preemption: str = "REQUEUE") -> Iterator[dict[str, str]]:
     """Run the cluster; yield the environment variables for `sbatch` and the other commands.
 
-    Its directory has a short path of its own, because Slurm fails to start jobs if that of a Unix socket exceeds 108
-    bytes.
+    The spool is elsewhere, because Slurm fails to start jobs if the path of a Unix socket in it exceeds 108 bytes.
     Jobs in `urgent` preempt jobs in `main`: these are requeued or, with `preemption="SUSPEND"`, stopped meanwhile.
     """
-    temporary = TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True)
-    directory = Path(temporary.name)
-    for name in ("state", "spool", "run", "log"):
-        (directory / name).mkdir()
+    spool = TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True)
+    for name in ("state", "run", "log"):
+        (directory / name).mkdir(parents=True)
     ports = _free_ports(nodes + 1)
     gang, shared = ("SUSPEND,GANG", "FORCE:1") if preemption == "SUSPEND" else (preemption, "NO")
     (directory / "slurm.conf").write_text(
         _CONFIGURATION.format(
-            host=socket.gethostname(), user=getpass.getuser(), directory=directory, nodes=nodes, port=ports,
-            first=ports + 1, last=ports + nodes, preemption=preemption, gang=gang, shared=shared,
+            host=socket.gethostname(), user=getpass.getuser(), directory=directory, spool=spool.name, nodes=nodes,
+            port=ports, first=ports + 1, last=ports + nodes, preemption=preemption, gang=gang, shared=shared,
         )
     )  # fmt: skip
     (directory / "gres.conf").write_text(_GPUS.format(nodes=nodes))
@@ -91,7 +89,7 @@ def mini_slurm(nodes: int = 2, preemption: str = "REQUEUE") -> Iterator[dict[str
         for file in (directory / "run").glob("*.pid"):
             with suppress(OSError, ValueError):
                 os.kill(int(file.read_text()), signal.SIGKILL)
-        temporary.cleanup()
+        spool.cleanup()
 
 
 def _wait(environment: dict[str, str], seconds: float = 300) -> None:

@@ -99,7 +99,7 @@ def hydra(place: Path, package: str) -> Path:
 
 
 def slurm(place: Path) -> Path:
-    with mini_slurm() as environment:
+    with mini_slurm(place / "slurm") as environment:
         results = launched(place, "cluster=bcm", MASTER_ADDR="127.0.0.1", **environment)
         waits = ["srun", "--dependency=singleton", "--job-name=nemo-megatron-esm", "true"]  # for the job of this name
         call(waits, place, **environment)

@@ -21,8 +21,8 @@ PATIENCE = 600  # seconds: four processes may share two cores with other tests
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[dict[str, str]]:
-    with mini_slurm() as environment:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with mini_slurm(tmp_path_factory.mktemp("slurm")) as environment:
         yield environment | {"MASTER_ADDR": "127.0.0.1"}  # this machine cannot resolve node1
 
 
@@ -108,7 +108,7 @@ def test_a_suspended_run_continues_and_is_bitwise_equal(
             "trainer.rank_timeout=00:00:00:30"]  # fmt: skip
     alone, directory = tmp_path / "alone", tmp_path / "results" / "esm"
     assert [status for status, _ in run_on_ranks(alone, *long, ranks=2)] == [0, 0]
-    with mini_slurm(preemption="SUSPEND") as environment:
+    with mini_slurm(tmp_path / "slurm", preemption="SUSPEND") as environment:
         for name, value in (environment | {"MASTER_ADDR": "127.0.0.1"}).items():
             monkeypatch.setenv(name, value)
         arguments = tiny(*long, *TWO_NODES, "name=esm", f"exp_manager.exp_dir={directory}")

@@ -60,7 +60,7 @@ def test_a_full_disk_at_the_start(
     assert list(logged(place / "run", "reduced_train_loss")) == [1]
 
 
-@pytest.mark.parametrize("size", ["8k", "48k", *slow("12k", "24k", "80k")])
+@pytest.mark.parametrize("size", ["8k", "48k", *slow("12k", "24k", "64k")])
 def test_a_disk_that_fills_up_while_a_run_starts(
     disk: Callable[[str], Path], size: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses and gradients with the attention of GPUs equal those of CPUs, in every family.
+"""Losses and gradients with the attention of GPUs equal those of CPUs in fp32, in every family.
 
 The kernels are replaced by plain softmax attention that checks their requirements, see support/gpu_kernels.py.
 """
@@ -36,13 +36,13 @@ def loss_and_gradients(model: LanguageModel, half: bool) -> tuple[Tensor, dict[s
 )
 def test_losses_and_gradients_equal_those_of_cpu_attention(name: str, dropout: float, half: bool) -> None:
     model = build_model(name, f"model.hidden_dropout={dropout}", f"model.attention_dropout={dropout}").train()
-    expected_loss, expected = loss_and_gradients(model, half)
+    expected_loss, expected = loss_and_gradients(model, half=False)
     with gpu_attention() as calls:
         loss, gradients = loss_and_gradients(model, half)
     operator = "torch_attn::_varlen_attn" if half and not dropout else "bionemo::packed_attention"
     assert calls == {operator: ATTENTIONS[name], f"{operator}_backward": ATTENTIONS[name]}
 
-    tolerance = 2e-2 if half else 1e-5
+    tolerance = 3e-2 if half else 1e-5
     torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=0.0)
     assert gradients.keys() == expected.keys()
     largest = max(float(gradient.norm()) for gradient in expected.values())

@@ -92,10 +92,13 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finetuning.written(directory / "FLIP")
     log = directory / "results" / "first"
     bionemo(directory, "pretrain", "--config-name=pretrain_esm2_mock", *SMALL, "trainer.max_steps=2",
-            "trainer.log_every_n_steps=1", f"exp_manager.exp_dir={log}")  # fmt: skip
+            "trainer.val_check_interval=2", "trainer.log_every_n_steps=1", f"exp_manager.exp_dir={log}")  # fmt: skip
     shutil.copytree(log, directory / "results" / "second")
     (directory / "esm2.nemo").symlink_to(next(log.glob("checkpoints/*.nemo")))
     (directory / "RUN" / "checkpoints").mkdir(parents=True)
+    for checkpoint in log.glob("checkpoints/*"):
+        if checkpoint.suffix != ".nemo":
+            (directory / "RUN" / "checkpoints" / checkpoint.name).symlink_to(checkpoint)
     (directory / "RUN" / "checkpoints" / "NAME-last").symlink_to(next(log.glob("checkpoints/*-last")))
     bionemo(directory, "finetune", *shlex.split(fill(FINE_TUNE)), "exp_manager.exp_dir=head")
     (directory / "RUN" / "head.safetensors").symlink_to(directory / "head" / "head.safetensors")

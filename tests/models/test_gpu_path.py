@@ -42,8 +42,8 @@ def test_losses_and_gradients_equal_those_of_cpu_attention(name: str, dropout: f
     operator = "torch_attn::_varlen_attn" if half and not dropout else "bionemo::packed_attention"
     assert calls == {operator: ATTENTIONS[name], f"{operator}_backward": ATTENTIONS[name]}
 
-    tolerance = 3e-2 if half else 1e-5
-    torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=0.0)
+    torch.testing.assert_close(loss, expected_loss, rtol=2e-3 if half else 1e-5, atol=0.0)
+    tolerance = 3e-2 if half else 1e-5  # rounding to bf16 changes a gradient by up to 2 %
     assert gradients.keys() == expected.keys()
     largest = max(float(gradient.norm()) for gradient in expected.values())
     for key, gradient in gradients.items():

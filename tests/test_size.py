@@ -23,7 +23,7 @@ LIMITS = {
     "launch": 868,
     "megatron": 1_819,
     "models": 681,
-    "planning": 394,
+    "planning": 405,
     "preparation": 2_719,
     "tokenizers": 310,
     "training": 2_164,

@@ -58,6 +58,8 @@ class Costs:
     kernels: int  # operations that allocate memory, an estimate of the number of kernels
     sent: int  # bytes communicated between ranks of a model replica, an all-reduce counted twice
     flops: float  # FLOPs of matrix products, convolutions and attention, recomputation included
+    attention_flops: float  # those of attention
+    scores: float  # attention scores, counted in the forward pass once and in the backward pass twice
 
 
 def measure_step(step: Step, layout: Layout, rank: int) -> Costs:
@@ -82,7 +84,10 @@ def measure_step(step: Step, layout: Layout, rank: int) -> Costs:
         with _Meter(step, batch) as meter:
             parallel.forward_backward([batch] * count)
         parameters = _count(model)
-    return Costs(count, parameters, meter.peak, meter.written, meter.kernels, meter.sent, meter.flops)
+    return Costs(
+        count, parameters, meter.peak, meter.written, meter.kernels, meter.sent, meter.flops, meter.attention_flops,
+        meter.scores,
+    )  # fmt: skip
 
 
 def measure_model(step: Step, rows: int) -> tuple[dict[str, int], float]:
@@ -117,13 +122,13 @@ def _fake_rank(step: Step, tensor: int, pipeline: int, rank: int) -> Iterator[No
 class _Meter(TorchDispatchMode):
     """Counts FLOPs, kernels, communicated bytes, and the bytes of storages that operations allocate and free.
 
-    Attention is replaced by a function that allocates as much as on a GPU, and adds its FLOPs.
+    Attention is replaced by a function that allocates as much as on a GPU, and adds its FLOPs and scores.
     """
 
     def __init__(self, step: Step, batch: PackedBatch) -> None:
         super().__init__()
         self.now = self.peak = self.written = self.kernels = self.sent = 0
-        self.flops = 0.0
+        self.flops = self.attention_flops = self.scores = 0.0
         self._known: WeakSet[UntypedStorage] = WeakSet()
         self._attend = patch.object(attention, "attend", _fake_attention(step, batch, self))
 
@@ -156,6 +161,12 @@ class _Meter(TorchDispatchMode):
                 self._add(storage.nbytes())
                 finalize(storage, self._add, -storage.nbytes())
         return result
+
+    def count_scores(self, number: float, head_size: int) -> None:
+        """Count scores and the FLOPs of their two products: of queries and keys, and of probabilities and values."""
+        self.scores += number
+        self.attention_flops += 4 * head_size * number
+        self.flops += 4 * head_size * number
 
     def _add(self, size: int) -> None:
         self.now += size
@@ -199,8 +210,8 @@ def _fake_attention(step: Step, batch: PackedBatch, meter: _Meter) -> Callable[.
             saved = q.dtype.itemsize * q.numel()  # outputs of the sequences, before they are concatenated
             if step.model.attention_dropout > 0:  # probabilities (4 bytes), mask (1) and product of both
                 saved += (5 + q.dtype.itemsize) * heads * unpadded * attended
-        flops = 4 * heads * q.shape[2] * unpadded * ((attended + 1) / 2 if causal else attended)
-        out: Tensor = _Attention.apply(q, k, v, round(saved), flops, meter)
+        scores = heads * unpadded * ((attended + 1) / 2 if causal else attended)
+        out: Tensor = _Attention.apply(q, k, v, round(saved), scores, meter)
         return out
 
     return attend
@@ -210,15 +221,15 @@ class _Attention(torch.autograd.Function):
     """Allocates what attention allocates and saves, without computing it."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, saved: int, flops: float, meter: _Meter) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, saved: int, scores: float, meter: _Meter) -> Tensor:
         out, intermediates = torch.empty(q.shape, dtype=q.dtype), torch.empty(saved, dtype=torch.uint8)
         ctx.save_for_backward(q, k, v, out, intermediates)
-        ctx.flops, ctx.meter = flops, meter
-        meter.flops += flops
+        ctx.scores, ctx.meter = scores, meter
+        meter.count_scores(scores, q.shape[2])
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *_ = ctx.saved_tensors
-        ctx.meter.flops += 2 * ctx.flops
+        ctx.meter.count_scores(2 * ctx.scores, q.shape[2])
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None, None, None

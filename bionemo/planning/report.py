@@ -2,8 +2,8 @@
 """The plan of a run: memory, FLOPs and time of a step, as JSON or text.
 
 The CUDA context, NCCL's buffers, fragmentation and torch.compile are not included in the memory. The duration does not
-include data loading, validation, checkpoints and communication between pipeline stages. Its constants are not fitted
-to measurements (scripts/benchmark/RESULTS.md). The duration on several GPUs has not been measured.
+include data loading, validation, checkpoints and communication between pipeline stages. Its constants are fitted to
+steps on one H100 and one H200 (scripts/benchmark/RESULTS.md). The duration on several GPUs has not been measured.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,9 @@ from bionemo.planning.lengths import Tokens, estimate_tokens
 from bionemo.planning.measure import Costs, Step, measure_model, measure_step
 
 _GIB = 2**30
-_MATMUL_EFFICIENCY = 0.6  # fraction of the peak FLOP/s that matrix products of a transformer reach
+_MATMUL_EFFICIENCY = 0.76  # fraction of the peak FLOP/s that matrix products of a transformer reach
+_ATTENTION_EFFICIENCY = 0.28  # the same for the products of attention
+_SCORE_FLOPS = 1300  # FLOPs at the peak that take as long as the other operations on a score, such as its exponential
 _MEMORY_EFFICIENCY = 0.8  # fraction of the memory bandwidth that everything else reaches
 _PASSES = 3  # transfers of a result: written once, read twice
 _LAUNCH_SECONDS = 1.2e-5  # time to launch a kernel from Python, without torch.compile
@@ -149,7 +151,9 @@ def estimate_duration(costs: Costs, layout: Layout, device: Device, peak: float,
     all-reduce (Patarasuk and Yuan 2009).
     """
     bandwidth = _MEMORY_EFFICIENCY * 1e9 * device.bandwidth
-    computed = costs.flops / (_MATMUL_EFFICIENCY * peak) + _PASSES * costs.written / bandwidth
+    matmul = (costs.flops - costs.attention_flops) / _MATMUL_EFFICIENCY
+    arithmetic = (matmul + costs.attention_flops / _ATTENTION_EFFICIENCY + _SCORE_FLOPS * costs.scores) / peak
+    computed = arithmetic + _PASSES * costs.written / bandwidth
     micro_batch = max(computed, _LAUNCH_SECONDS * costs.kernels) / costs.micro_batches
     link = device.link if layout.tensor <= layout.gpus_per_node else device.network
     sent = costs.sent / costs.micro_batches * (layout.tensor - 1) / layout.tensor / (1e9 * link)
@@ -218,7 +222,7 @@ def _lines(plan: Plan) -> Iterator[str]:
 
     parts = ", ".join(f"{name} {value:.3g}" for name, value in asdict(plan.duration).items() if value)
     speed, seconds = plan.tokens_per_second, plan.duration.total
-    yield "time, an estimate; on one H100 or H200, steps took 1.0 (650M parameters) to 2.0 (8M) times as long"
+    yield "time, an estimate; on one H100 or H200, steps took 0.93 to 1.05 of it"
     yield f"  {plan.flops:.3g} FLOPs per step, without recomputation"
     yield f"  {seconds:.3g} s per step ({parts}), {speed:,.0f} tokens per second, MFU {plan.mfu:.0%}"
     if plan.steps:

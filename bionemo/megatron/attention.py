@@ -4,8 +4,10 @@
 Shapes: T query tokens, S key tokens, H heads of this rank, d head size, N sequences.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, cast
@@ -18,11 +20,15 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.utils import get_pg_rank
 from torch import Tensor, nn
 
+from bionemo.common.autotune import autotune
 from bionemo.megatron.cpu_attention import packed_attention
 from bionemo.megatron.dropout import CROSS_PROBABILITIES, PROBABILITIES, AttentionDropout, keep_scale, layer_site
 
 GpuKernel = Literal["flash", "triton", "sequences"]  # the last: one call for each sequence
 MAX_HEAD_SIZE = 256  # of FlashAttention and of our Triton kernels
+_SMALL_HEAD = 16  # channels; half of the 32 to which FlashAttention pads smaller heads
+_MEASURED = 320  # length of the sequences whose attention is measured: a usual protein
+log = logging.getLogger(__name__)
 
 
 def cast_for_autocast(x: Tensor) -> Tensor:
@@ -142,10 +148,23 @@ def attend_on_gpu(
     causal: bool = False,
 ) -> Tensor:
     """Compute attention with FlashAttention, else with our Triton kernels, else one sequence after the other."""
-    keys = sequences.context or sequences
-    arguments = (q_THd, k_SHd, v_SHd, sequences.cu_seqlens, keys.cu_seqlens, sequences.max_length, keys.max_length)
     exact = dropout is not None or torch.are_deterministic_algorithms_enabled()
     kernel = gpu_kernel(v_SHd.shape[-1], v_SHd.dtype in (torch.float16, torch.bfloat16), exact)
+    return _attend_with(kernel, q_THd, k_SHd, v_SHd, sequences, scale, dropout, causal)
+
+
+def _attend_with(
+    kernel: GpuKernel,
+    q_THd: Tensor,
+    k_SHd: Tensor,
+    v_SHd: Tensor,
+    sequences: PackedSequences,
+    scale: float,
+    dropout: AttentionDropout | None = None,
+    causal: bool = False,
+) -> Tensor:
+    keys = sequences.context or sequences
+    arguments = (q_THd, k_SHd, v_SHd, sequences.cu_seqlens, keys.cu_seqlens, sequences.max_length, keys.max_length)
     if kernel == "flash":
         from torch.nn.attention.varlen import varlen_attn
 
@@ -159,8 +178,14 @@ def attend_on_gpu(
 
 
 def gpu_kernel(head_size: int, half: bool, exact: bool) -> GpuKernel:
-    """Return the implementation of attention on the current GPU, see `select_gpu_kernel`."""
-    return select_gpu_kernel(head_size, half, exact, gpu_has_flash_attention(), gpu_has_triton())
+    """Return the implementation of attention on the current GPU, see `select_gpu_kernel`.
+
+    FlashAttention pads heads to 32 channels, so for at most 16 our Triton kernels are used where they are faster.
+    """
+    kernel = select_gpu_kernel(head_size, half, exact, gpu_has_flash_attention(), gpu_has_triton())
+    if kernel == "flash" and head_size <= _SMALL_HEAD and gpu_has_triton() and gpu_prefers_triton():
+        return "triton"
+    return kernel
 
 
 def select_gpu_kernel(head_size: int, half: bool, exact: bool, flash: bool, triton: bool) -> GpuKernel:
@@ -192,6 +217,43 @@ def gpu_has_flash_attention() -> bool:
 def gpu_has_triton() -> bool:
     """Return whether Triton is installed and supports the current GPU."""
     return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+@torch.compiler.assume_constant_result
+@cache
+@torch.inference_mode(False)
+def gpu_prefers_triton(device: str = "cuda") -> bool:
+    """Return whether our Triton kernels are faster than FlashAttention for heads of 16 channels on the current GPU.
+
+    Measures forward and backward pass of the attention of ESM2-8M in bf16; kernels that fail or are inexact are not
+    faster. The choice is stored for each GPU and version of torch, see `autotune`.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (_MEASURED * 64, 20, _SMALL_HEAD)
+    q, k, v, dout = (torch.randn(shape, generator=generator, device=device).bfloat16() for _ in range(4))
+    starts = torch.arange(0, len(q) + 1, _MEASURED, dtype=torch.int32, device=device)
+    sequences = PackedSequences((_MEASURED,) * 64, starts, _MEASURED)
+
+    def run(kernel: GpuKernel) -> tuple[Tensor, ...]:
+        a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
+        with torch.enable_grad():
+            out = _attend_with(kernel, a, b, c, sequences, scale=_SMALL_HEAD**-0.5)
+            gradients = torch.autograd.grad(out, (a, b, c), dout)
+        torch.cuda.synchronize()
+        return out.detach(), *gradients
+
+    try:
+        pairs = zip(run("flash"), run("triton"), strict=True)
+        exact = all(torch.allclose(a, b, rtol=2e-2, atol=2e-2) for a, b in pairs)
+    except (RuntimeError, ImportError) as error:
+        log.warning("attention uses FlashAttention: the Triton kernels fail: %s", str(error).partition("\n")[0])
+        return False
+    if not exact:
+        log.warning("attention uses FlashAttention: the Triton kernels differ from it on this GPU")
+        return False
+    version = f"{torch.__version__} {torch.cuda.get_device_name()}"
+    candidates = {"flash": partial(run, "flash"), "triton": partial(run, "triton")}
+    return autotune(f"gpu-attention-of-head-size-{_SMALL_HEAD}", version, candidates) == "triton"
 
 
 @torch.compiler.disable  # as packed_attention

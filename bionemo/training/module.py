@@ -22,6 +22,7 @@ from bionemo.config.schema import ModelConfig, TrainerConfig
 from bionemo.data.data_module import SequenceData
 from bionemo.data.loader import StepBatch
 from bionemo.megatron import groups
+from bionemo.megatron.attention import gpu_kernel
 from bionemo.megatron.precision import LossScaler, Precision
 from bionemo.megatron.sharded_state_dict import check_weight_shapes, load_weights
 from bionemo.megatron.sharding import materialize, parameter_shards
@@ -95,6 +96,8 @@ class TrainingModule(pl.LightningModule):
             model.initialize_weights(self.config.seed)
             if self.initial_weights is not None:
                 load_weights(parameter_shards(model), self.initial_weights, to_train=True)
+        if self.trainer.strategy.root_device.type == "cuda":  # measure before torch.compile traces the layers
+            gpu_kernel(self.config.head_size, half=self.precision.name != "32", exact=False)
         if is_compiled(self.config.compile, self.on_gpu):
             compile_layers(model)
         self.model = model

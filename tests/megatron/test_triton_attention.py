@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from bionemo.megatron import attention
 from bionemo.megatron.attention import PackedSequences, attend_on_gpu, attend_per_sequence, gpu_kernel
@@ -167,6 +168,49 @@ def test_kernels_by_gpu_and_head_size(
 ) -> None:
     gpu_of(monkeypatch, capability, triton)
     assert [gpu_kernel(head_size, half, exact) for head_size in HEAD_SIZES] == kernels.split()
+
+
+@pytest.mark.parametrize("faster", ["flash", "triton"])
+@pytest.mark.parametrize("triton", [True, False])
+def test_small_heads_use_the_faster_kernels(monkeypatch: pytest.MonkeyPatch, faster: str, triton: bool) -> None:
+    gpu_of(monkeypatch, (9, 0), triton)
+    monkeypatch.setattr(attention, "gpu_prefers_triton", lambda: faster == "triton")
+    small = "triton" if triton and faster == "triton" else "flash"
+    assert [gpu_kernel(size, half=True, exact=False) for size in (8, 16, 24, 32)] == [small, small, "flash", "flash"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("none", ""), ("inexact", "differ from it on this GPU"), ("failing", "the Triton kernels fail: no resources")],
+)
+def test_kernels_for_small_heads_are_measured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: str, message: str
+) -> None:
+    """On simulated kernels: those that fail or are inexact are not used, with one note."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setattr(attention, "_MEASURED", 32)
+    attend, ran = attention._attend_with, list[str]()
+
+    def changed(kernel: str, *inputs: Any, **options: Any) -> Tensor:
+        ran.append(kernel)
+        if kernel == "triton" and change == "failing":
+            raise RuntimeError("no resources\non this GPU")
+        out: Tensor = attend("sequences", *inputs, **options)
+        return out * 1.5 if kernel == "triton" and change == "inexact" else out
+
+    def choose(name: str, version: str, candidates: dict[str, Callable[[], object]]) -> str:
+        assert "Some GPU" in version
+        for each in candidates.values():
+            each()
+        return "triton"
+
+    monkeypatch.setattr(attention, "_attend_with", changed)
+    monkeypatch.setattr(attention, "autotune", choose)
+    assert attention.gpu_prefers_triton.__wrapped__("cpu") == (change == "none")
+    assert [record.getMessage().partition(message)[1] for record in caplog.records] == [message] * bool(message)
+    assert ran[:2] == ["flash", "triton"]
+    assert len(ran) == (4 if change == "none" else 2)
 
 
 @pytest.fixture

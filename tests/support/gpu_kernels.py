@@ -259,7 +259,9 @@ def gpu_attention(zeros: bool = False) -> Iterator[Counter[str]]:
             library = stack.enter_context(_scoped_library(operator.partition("::")[0], "IMPL"))
             library.impl(operator, counted(operator, kernels[zeros]), "CPU")
         functions = {"attend": attention.attend_on_gpu, "gpu_has_flash_attention": supported}
-        stack.enter_context(patch.multiple(attention, **functions, gpu_has_triton=supported))
+        unmeasured = torch.compiler.assume_constant_result(lambda: False)
+        functions |= {"gpu_has_triton": supported, "gpu_prefers_triton": unmeasured}
+        stack.enter_context(patch.multiple(attention, **functions))
         torch.backends.cuda.enable_cudnn_sdp(False)  # as use_gpu
         stack.callback(torch.backends.cuda.enable_cudnn_sdp, True)
         yield calls

@@ -181,6 +181,7 @@ def simulate_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)
     patch.setattr(torch.cuda, "get_device_name", lambda *_: "Some GPU")
     patch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     patch.setattr(attention, "find_spec", lambda name: object() if triton else None)
+    patch.setattr(attention, "gpu_prefers_triton", lambda: False)
 
 
 def start(

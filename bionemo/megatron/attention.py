@@ -219,15 +219,19 @@ def gpu_has_triton() -> bool:
     return find_spec("triton") is not None and torch.cuda.get_device_capability() >= (8, 0)
 
 
-@torch.compiler.assume_constant_result
-@cache
-@torch.inference_mode(False)
-def gpu_prefers_triton(device: str = "cuda") -> bool:
+@torch.compiler.assume_constant_result  # not of the cached function, whose measurement would be compiled
+def gpu_prefers_triton() -> bool:
     """Return whether our Triton kernels are faster than FlashAttention for heads of 16 channels on the current GPU.
 
     Measures forward and backward pass of the attention of ESM2-8M in bf16; kernels that fail or are inexact are not
     faster. The choice is stored for each GPU and version of torch, see `autotune`.
     """
+    return _triton_is_faster("cuda")
+
+
+@cache
+@torch.inference_mode(False)
+def _triton_is_faster(device: str) -> bool:
     generator = torch.Generator(device).manual_seed(0)
     shape = (_MEASURED * 64, 20, _SMALL_HEAD)
     q, k, v, dout = (torch.randn(shape, generator=generator, device=device).bfloat16() for _ in range(4))

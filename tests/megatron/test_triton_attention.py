@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -179,6 +180,26 @@ def test_small_heads_use_the_faster_kernels(monkeypatch: pytest.MonkeyPatch, fas
     assert [gpu_kernel(size, half=True, exact=False) for size in (8, 16, 24, 32)] == [small, small, "flash", "flash"]
 
 
+def test_the_choice_for_small_heads_is_a_constant_of_a_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    @cache
+    def measure(device: str) -> bool:
+        return bool(torch.randn(8).sum() < torch.inf)
+
+    monkeypatch.setattr(attention, "_triton_is_faster", measure)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(fullgraph=True, dynamic=True, backend=backend)
+    def double(x: Tensor) -> Tensor:
+        return 2 * x if attention.gpu_prefers_triton() else x
+
+    assert torch.equal(double(torch.ones(3)), torch.full((3,), 2.0))
+    assert [node.op for node in graphs[0].graph.nodes if node.op.startswith("call")] == ["call_function"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [("none", ""), ("inexact", "differ from it on this GPU"), ("failing", "the Triton kernels fail: no resources")],
@@ -207,7 +228,7 @@ def test_kernels_for_small_heads_are_measured(
 
     monkeypatch.setattr(attention, "_attend_with", changed)
     monkeypatch.setattr(attention, "autotune", choose)
-    assert attention.gpu_prefers_triton.__wrapped__("cpu") == (change == "none")
+    assert attention._triton_is_faster.__wrapped__("cpu") == (change == "none")
     assert [record.getMessage().partition(message)[1] for record in caplog.records] == [message] * bool(message)
     assert ran[:2] == ["flash", "triton"]
     assert len(ran) == (4 if change == "none" else 2)

@@ -38,13 +38,17 @@ DEVICES = {
 }
 
 
-def match_device(name: str, memory: int = 0) -> Device | None:
-    """Return the device whose model is in the name that torch reports, with the closest `memory` in MiB; or None.
+def match_device(name: str, memory: int) -> Device | None:
+    """Return the device with the model in `name`, as torch reports it, and with `memory` MiB; or None.
 
-    None for a slice of a GPU, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", to which the data sheet does not apply.
+    None where the data sheet does not apply: part of a GPU ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "GRID A100D-40C")
+    and other models of the same generation ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GB200").
     """
-    found = [device for key, device in DEVICES.items() if key.partition("-")[0].upper() in name and "MIG" not in name]
-    return min(found, key=lambda device: abs(device.memory - memory), default=None)
+    words = name.upper().replace("-", " ").split()
+    if "MIG" in words or ("PCIE" in words and "A100" not in words):  # the A100 has the same peak with PCIe
+        return None
+    found = [device for key, device in DEVICES.items() if key.partition("-")[0].upper() in words]
+    return next((device for device in found if 0.94 <= memory / device.memory <= 1.03), None)
 
 
 def find_device(name: str, precision: str) -> Device:

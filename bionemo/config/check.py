@@ -314,7 +314,7 @@ def _check_names(manager: ExpManagerConfig) -> Iterator[str]:
             "directory is set by exp_manager.exp_dir"
         )
     if manager.name and redact_text(manager.name) != manager.name:
-        yield "exp_manager.name contains a secret of the environment, expected a name that a directory can show"
+        yield "exp_manager.name contains a secret of the environment or a password in a URL, expected a name without"
     version = manager.version
     if version is not None and (PurePath(version).is_absolute() or ".." in PurePath(version).parts):
         yield f"exp_manager.version is {version}, expected a name: the directory is set by exp_manager.exp_dir"

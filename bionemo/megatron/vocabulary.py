@@ -121,7 +121,8 @@ class VocabularyProjection(nn.Module):
 class _ChunkedLoss(torch.autograd.Function):
     """Cross-entropy of x W^T + b, summed over the rows of x; the forward pass computes the gradients as well.
 
-    In fp16, probabilities below 6e-8 are 0 in the gradients: a gradient scaler multiplies them only afterwards.
+    In fp16, gradients of logits below 6e-8 underflow: they are computed before the gradient scaler multiplies the
+    loss.
     """
 
     @staticmethod

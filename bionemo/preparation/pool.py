@@ -63,7 +63,10 @@ class _Executor(ProcessPoolExecutor):
 
 @contextmanager
 def _handle_interrupts(handler: Any) -> Iterator[None]:
-    """Replace the handler of SIGINT in the block. Only the main thread can; in others this has no effect."""
+    """Handle SIGINT with `handler` in the block.
+
+    This has no effect in threads other than the main thread, where Python does not allow it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -132,7 +132,8 @@ class TrainingModule(pl.LightningModule):
         """FLOP/s of the GPUs of a model replica, from the data sheet; None: unknown, or a CPU."""
         if not self.on_gpu:
             return None
-        found = match_device(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory >> 20)
+        gpu = torch.cuda.get_device_properties(0)
+        found = match_device(gpu.name, gpu.total_memory >> 20)
         if found is None:
             return None
         return (

@@ -371,9 +371,9 @@ def measure(
         result |= {"ms_per_step": 1e3 * seconds / options.steps, "host_ms": 1e3 * host / options.steps}
         result["tflops"] = flops / 1e12
         if cuda:
-            name = torch.cuda.get_device_name()
-            known = match_device(name)  # of dense bf16 products
-            result |= {"device": name, "mfu": flops / (1e12 * known.half) if known else None}
+            gpu = torch.cuda.get_device_properties(0)
+            known = match_device(gpu.name, gpu.total_memory >> 20)  # of dense bf16 products
+            result |= {"device": gpu.name, "mfu": flops / (1e12 * known.half) if known else None}
             result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         if options.profile or options.profile_file:
             result["kernels"] = kernel_times(step, synchronize, options.profile_file)

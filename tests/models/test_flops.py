@@ -83,8 +83,8 @@ def test_logged_utilization(
         dtype=torch.float32 if precision == "32" else torch.bfloat16, needs_scaling=False
     ))  # fmt: skip
     monkeypatch.setattr(TrainingModule, "on_gpu", True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=81_559 << 20))
+    gpu = SimpleNamespace(name=device, total_memory=81_559 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     position = SimpleNamespace(consumed_tokens=9, consumed_samples=3)
     module._trainer = SimpleNamespace(datamodule=SimpleNamespace(position=position), global_step=1, loggers=[])
     monkeypatch.setattr(Throughput, "read", lambda *_: Reading(1.0, 2.0, 0.4 * 989e12))

@@ -5,7 +5,8 @@ Shapes: T query tokens, S key tokens, H heads of this rank, d head size, N seque
 """
 
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -19,6 +20,12 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.utils import get_pg_rank
 from torch import Tensor, nn
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+)
+from torch.torch_version import TorchVersion
 
 from bionemo.common.autotune import autotune
 from bionemo.megatron.cpu_attention import packed_attention
@@ -27,6 +34,7 @@ from bionemo.megatron.dropout import CROSS_PROBABILITIES, PROBABILITIES, Attenti
 GpuKernel = Literal["flash", "triton", "sequences"]  # the last: one call for each sequence
 MAX_HEAD_SIZE = 256  # of FlashAttention and of our Triton kernels
 _SMALL_HEAD = 16  # channels; half of the 32 to which FlashAttention pads smaller heads
+_REPETITIONS = 10  # of a measured forward and backward pass, which take less than a millisecond
 _MEASURED = 320  # length of the sequences whose attention is measured: a usual protein
 log = logging.getLogger(__name__)
 
@@ -180,12 +188,10 @@ def _attend_with(
 def gpu_kernel(head_size: int, half: bool, exact: bool) -> GpuKernel:
     """Return the implementation of attention on the current GPU, see `select_gpu_kernel`.
 
-    FlashAttention pads heads to 32 channels, so for at most 16 our Triton kernels are used where they are faster.
+    In place of FlashAttention 2, the implementation that `fastest_gpu_attention` measures is used.
     """
     kernel = select_gpu_kernel(head_size, half, exact, gpu_has_flash_attention(), gpu_has_triton())
-    if kernel == "flash" and head_size <= _SMALL_HEAD and gpu_has_triton() and gpu_prefers_triton():
-        return "triton"
-    return kernel
+    return "triton" if kernel == "flash" and fastest_gpu_attention(head_size) == "triton" else kernel
 
 
 def select_gpu_kernel(head_size: int, half: bool, exact: bool, flash: bool, triton: bool) -> GpuKernel:
@@ -220,44 +226,81 @@ def gpu_has_triton() -> bool:
 
 
 @torch.compiler.assume_constant_result  # not of the cached function, whose measurement would be compiled
-def gpu_prefers_triton() -> bool:
-    """Return whether our Triton kernels are faster than FlashAttention for heads of 16 channels on the current GPU.
+def fastest_gpu_attention(head_size: int) -> str:
+    """Return the fastest implementation of attention in 16-bit dtypes on the current GPU, and activate it.
 
-    Measures forward and backward pass of the attention of ESM2-8M in bf16; kernels that fail or are inexact are not
-    faster. The choice is stored for each GPU and version of torch, see `autotune`.
+    The implementations are FlashAttention 2 of torch ("FA2"); FlashAttention 3 and 4 ("FA3" and "FA4"), which torch
+    calls once they are activated, if the modules `flash_attn_interface` and `flash_attn.cute` are installed; cuDNN
+    ("cuDNN") with torch 2.15 or newer; and for heads of at most 16 channels, which FlashAttention pads to 32, our
+    Triton kernels ("triton"). Those that fail or differ from FlashAttention 2 are not used. The time is that of the
+    forward and backward pass in bf16. The choice is stored for each GPU and version of torch, see `autotune`.
     """
-    return _triton_is_faster("cuda")
+    return _fastest_gpu_attention(head_size, "cuda")
 
 
 @cache
 @torch.inference_mode(False)
-def _triton_is_faster(device: str) -> bool:
+def _fastest_gpu_attention(head_size: int, device: str) -> str:
     generator = torch.Generator(device).manual_seed(0)
-    shape = (_MEASURED * 64, 20, _SMALL_HEAD)
+    shape = (_MEASURED * 64, 20, head_size)
     q, k, v, dout = (torch.randn(shape, generator=generator, device=device).bfloat16() for _ in range(4))
     starts = torch.arange(0, len(q) + 1, _MEASURED, dtype=torch.int32, device=device)
     sequences = PackedSequences((_MEASURED,) * 64, starts, _MEASURED)
 
-    def run(kernel: GpuKernel) -> tuple[Tensor, ...]:
+    def run(name: str, causal: bool = False) -> tuple[Tensor, ...]:
+        kernel: GpuKernel = "triton" if name == "triton" else "flash"
         a, b, c = (x.detach().requires_grad_() for x in (q, k, v))
         with torch.enable_grad():
-            out = _attend_with(kernel, a, b, c, sequences, scale=_SMALL_HEAD**-0.5)
-            gradients = torch.autograd.grad(out, (a, b, c), dout)
-        torch.cuda.synchronize()
-        return out.detach(), *gradients
+            out = _attend_with(kernel, a, b, c, sequences, head_size**-0.5, causal=causal)
+            return out.detach(), *torch.autograd.grad(out, (a, b, c), dout)
 
-    try:
-        pairs = zip(run("flash"), run("triton"), strict=True)
-        exact = all(torch.allclose(a, b, rtol=2e-2, atol=2e-2) for a, b in pairs)
-    except (RuntimeError, ImportError) as error:
-        log.warning("attention uses FlashAttention: the Triton kernels fail: %s", str(error).partition("\n")[0])
-        return False
-    if not exact:
-        log.warning("attention uses FlashAttention: the Triton kernels differ from it on this GPU")
-        return False
-    version = f"{torch.__version__} {torch.cuda.get_device_name()}"
-    candidates = {"flash": partial(run, "flash"), "triton": partial(run, "triton")}
-    return autotune(f"gpu-attention-of-head-size-{_SMALL_HEAD}", version, candidates) == "triton"
+    def repeat(name: str) -> None:
+        _activate(name)
+        for _ in range(_REPETITIONS):
+            run(name)
+        torch.cuda.synchronize()
+
+    _activate("FA2")
+    expected = *run("FA2"), *run("FA2", causal=True)
+    candidates = {"FA2": partial(repeat, "FA2")}
+    for name in _list_alternatives(head_size):
+        try:
+            _activate(name)
+            pairs = zip(expected, (*run(name), *run(name, causal=True)), strict=True)
+            exact = all(torch.allclose(a, b, rtol=2e-2, atol=2e-2) for a, b in pairs)
+        except ModuleNotFoundError:  # it is not installed
+            continue
+        except Exception as error:  # of any class: the kernels of other packages raise their own
+            log.warning("attention does not use %s, which fails: %s", name, str(error).partition("\n")[0])
+            continue
+        if exact:
+            candidates[name] = partial(repeat, name)
+        else:
+            log.warning("attention does not use %s, which differs from FlashAttention 2 on this GPU", name)
+    modules = (torch, *map(sys.modules.get, ("flash_attn_interface", "flash_attn.cute")))
+    versions = [torch.cuda.get_device_name(), torch.backends.cudnn.version()]
+    versions += [getattr(module, "__version__", None) for module in modules]
+    version = " ".join(map(str, versions))
+    choice = autotune(f"gpu-attention-of-head-size-{head_size}", version, candidates) if len(candidates) > 1 else "FA2"
+    _activate(choice)
+    return choice
+
+
+def _list_alternatives(head_size: int) -> Iterator[str]:
+    yield from ("FA3", "FA4")
+    if TorchVersion(torch.__version__) >= "2.15":
+        yield "cuDNN"
+    if head_size <= _SMALL_HEAD and gpu_has_triton():
+        yield "triton"
+
+
+def _activate(name: str) -> None:
+    """Let torch's `varlen_attn` use FlashAttention 3 or 4 or cuDNN, otherwise its own FlashAttention 2."""
+    torch.backends.cuda.enable_cudnn_sdp(name == "cuDNN")
+    if name in ("FA3", "FA4"):
+        activate_flash_attention_impl(name)
+    elif current_flash_attention_impl():
+        restore_flash_attention_impl()
 
 
 @torch.compiler.disable  # as packed_attention

@@ -23,7 +23,7 @@ def use_gpu(accelerator: str) -> bool:
         return False
     if torch.cuda.is_available():
         _check_capability()
-        # varlen_attn of torch 2.15 selects cuDNN on Hopper and Blackwell; FlashAttention is what the tests compare.
+        # varlen_attn of torch 2.15 selects cuDNN on Hopper and Blackwell; `fastest_gpu_attention` measures it first.
         torch.backends.cuda.enable_cudnn_sdp(False)
         return True
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

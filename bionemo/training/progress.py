@@ -23,12 +23,20 @@ from bionemo.common.files import write_atomic
 from bionemo.common.redaction import redact_text, redact_tree
 from bionemo.config.schema import RunConfig
 from bionemo.data.data_module import SequenceData, pads_dynamically
-from bionemo.megatron.attention import MAX_HEAD_SIZE, gpu_has_flash_attention, gpu_kernel
+from bionemo.megatron.attention import (
+    MAX_HEAD_SIZE,
+    fastest_gpu_attention,
+    gpu_has_flash_attention,
+    gpu_kernel,
+)
 from bionemo.megatron.precision import Precision
 from bionemo.training import loss_curve
 
 _ATTENTION = {
-    "flash": "FlashAttention",
+    "FA2": "FlashAttention 2",
+    "FA3": "FlashAttention 3",
+    "FA4": "FlashAttention 4",
+    "cuDNN": "attention of cuDNN",
     "triton": "Triton attention",
     "sequences": "attention one sequence at a time",
 }
@@ -73,7 +81,7 @@ def print_start(
         kernel = gpu_kernel(cfg.model.head_size, precision.name != "32", exact)
         if kernel == "sequences":
             _warn_of_slow_attention(cfg)
-        how += f", {_ATTENTION[kernel]}"
+        how += f", {_ATTENTION[fastest_gpu_attention(cfg.model.head_size) if kernel == 'flash' else kernel]}"
         device = torch.cuda.get_device_name()
     _print_and_log(
         f"{cfg.name}: {num_parameters:,} parameters, {how}{', compiled' if compiled else ''} on "

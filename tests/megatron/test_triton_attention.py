@@ -8,9 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from functools import cache
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +16,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
-from bionemo.megatron import attention
-from bionemo.megatron.attention import PackedSequences, attend_on_gpu, attend_per_sequence, gpu_kernel
-from bionemo.megatron.dropout import AttentionDropout
 from tests.conftest import ROOT
-from tests.support.gpu_kernels import gpu_attention
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 HEAD_SIZES = 64, 12, 256, 264
@@ -139,131 +132,6 @@ def test_compiled_kernels_fit_registers_and_shared_memory(
         assert f".target sm_{gpu}" in kernel.ptx
         assert kernel.spilled <= 256 and kernel.shared <= 99 * 1024, str(kernel)
         assert not re.search(r"\b(atom|red)\.", kernel.ptx)  # their order would change the sums
-
-
-def gpu_of(patch: pytest.MonkeyPatch, capability: tuple[int, int], triton: bool) -> None:
-    patch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    patch.setattr(attention, "find_spec", lambda name: object() if triton or name != "triton" else None)
-
-
-@pytest.mark.parametrize(
-    ("triton", "capability", "half", "exact", "kernels"),
-    [  # kernels for head sizes 64, 12, 256 and 264
-        (True, (7, 0), True, False, "sequences sequences sequences sequences"),
-        (True, (7, 0), True, True, "sequences sequences sequences sequences"),
-        (True, (7, 0), False, False, "sequences sequences sequences sequences"),
-        (True, (8, 0), True, False, "flash triton flash sequences"),
-        (True, (8, 0), True, True, "triton triton triton sequences"),
-        (True, (8, 0), False, False, "triton triton triton sequences"),
-        (True, (9, 0), True, False, "flash triton flash sequences"),
-        (True, (9, 0), True, True, "triton triton triton sequences"),
-        (True, (9, 0), False, True, "triton triton triton sequences"),
-        (False, (7, 0), True, False, "sequences sequences sequences sequences"),
-        (False, (8, 0), True, False, "flash sequences flash sequences"),
-        (False, (8, 0), True, True, "sequences sequences sequences sequences"),
-        (False, (9, 0), False, False, "sequences sequences sequences sequences"),
-    ],
-)
-def test_kernels_by_gpu_and_head_size(
-    monkeypatch: pytest.MonkeyPatch, triton: bool, capability: tuple[int, int], half: bool, exact: bool, kernels: str
-) -> None:
-    gpu_of(monkeypatch, capability, triton)
-    assert [gpu_kernel(head_size, half, exact) for head_size in HEAD_SIZES] == kernels.split()
-
-
-@pytest.mark.parametrize("faster", ["flash", "triton"])
-@pytest.mark.parametrize("triton", [True, False])
-def test_small_heads_use_the_faster_kernels(monkeypatch: pytest.MonkeyPatch, faster: str, triton: bool) -> None:
-    gpu_of(monkeypatch, (9, 0), triton)
-    monkeypatch.setattr(attention, "gpu_prefers_triton", lambda: faster == "triton")
-    small = "triton" if triton and faster == "triton" else "flash"
-    assert [gpu_kernel(size, half=True, exact=False) for size in (8, 16, 24, 32)] == [small, small, "flash", "flash"]
-
-
-def test_the_choice_for_small_heads_is_a_constant_of_a_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    @cache
-    def measure(device: str) -> bool:
-        return bool(torch.randn(8).sum() < torch.inf)
-
-    monkeypatch.setattr(attention, "_triton_is_faster", measure)
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
-        graphs.append(graph)
-        return graph.forward
-
-    @torch.compile(fullgraph=True, dynamic=True, backend=backend)
-    def double(x: Tensor) -> Tensor:
-        return 2 * x if attention.gpu_prefers_triton() else x
-
-    assert torch.equal(double(torch.ones(3)), torch.full((3,), 2.0))
-    assert [node.op for node in graphs[0].graph.nodes if node.op.startswith("call")] == ["call_function"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [("none", ""), ("inexact", "differ from it on this GPU"), ("failing", "the Triton kernels fail: no resources")],
-)
-def test_kernels_for_small_heads_are_measured(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: str, message: str
-) -> None:
-    """On simulated kernels: those that fail or are inexact are not used, with one note."""
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    monkeypatch.setattr(attention, "_MEASURED", 32)
-    attend, ran = attention._attend_with, list[str]()
-
-    def changed(kernel: str, *inputs: Any, **options: Any) -> Tensor:
-        ran.append(kernel)
-        if kernel == "triton" and change == "failing":
-            raise RuntimeError("no resources\non this GPU")
-        out: Tensor = attend("sequences", *inputs, **options)
-        return out * 1.5 if kernel == "triton" and change == "inexact" else out
-
-    def choose(name: str, version: str, candidates: dict[str, Callable[[], object]]) -> str:
-        assert "Some GPU" in version
-        for each in candidates.values():
-            each()
-        return "triton"
-
-    monkeypatch.setattr(attention, "_attend_with", changed)
-    monkeypatch.setattr(attention, "autotune", choose)
-    assert attention._triton_is_faster.__wrapped__("cpu") == (change == "none")
-    assert [record.getMessage().partition(message)[1] for record in caplog.records] == [message] * bool(message)
-    assert ran[:2] == ["flash", "triton"]
-    assert len(ran) == (4 if change == "none" else 2)
-
-
-@pytest.fixture
-def deterministic(request: pytest.FixtureRequest) -> Iterator[None]:
-    torch.use_deterministic_algorithms(request.param)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "probability", "deterministic", "operator"),
-    [
-        (torch.bfloat16, 0.0, False, "torch_attn::_varlen_attn"),
-        (torch.float16, 0.0, False, "torch_attn::_varlen_attn"),
-        (torch.float32, 0.0, False, "bionemo::packed_attention"),
-        (torch.bfloat16, 0.1, False, "bionemo::packed_attention"),
-        (torch.bfloat16, 0.0, True, "bionemo::packed_attention"),
-    ],
-    indirect=["deterministic"],
-)
-@pytest.mark.usefixtures("deterministic")
-def test_flash_attention_has_16_bits_and_neither_dropout_nor_determinism(
-    dtype: torch.dtype, probability: float, operator: str
-) -> None:
-    q, k, v = torch.randn(3, 9, 1, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    dropout = AttentionDropout(torch.arange(9), 10, 0, 1, probability) if probability else None
-    sequences = PackedSequences((4, 5), torch.tensor([0, 4, 9], dtype=torch.int32), max_length=5)
-    with gpu_attention() as calls:
-        out = attend_on_gpu(q, k, v, sequences, 0.5, dropout, causal=True)
-    assert calls == {operator: 1}
-    expected = attend_per_sequence(q, k, v, sequences.lengths, 0.5, dropout, causal=True)
-    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
 
 
 def _print_kernels() -> None:

@@ -259,8 +259,8 @@ def gpu_attention(zeros: bool = False) -> Iterator[Counter[str]]:
             library = stack.enter_context(_scoped_library(operator.partition("::")[0], "IMPL"))
             library.impl(operator, counted(operator, kernels[zeros]), "CPU")
         functions = {"attend": attention.attend_on_gpu, "gpu_has_flash_attention": supported}
-        unmeasured = torch.compiler.assume_constant_result(lambda: False)
-        functions |= {"gpu_has_triton": supported, "gpu_prefers_triton": unmeasured}
+        unmeasured = torch.compiler.assume_constant_result(lambda head_size: "FA2")
+        functions |= {"gpu_has_triton": supported, "fastest_gpu_attention": unmeasured}
         stack.enter_context(patch.multiple(attention, **functions))
         torch.backends.cuda.enable_cudnn_sdp(False)  # as use_gpu
         stack.callback(torch.backends.cuda.enable_cudnn_sdp, True)

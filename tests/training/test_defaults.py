@@ -21,7 +21,7 @@ from bionemo.data.proteins.masking import MaskedDataset
 from bionemo.megatron import attention
 from bionemo.megatron.precision import Precision, resolve_precision
 from bionemo.tokenizers import load_tokenizer
-from bionemo.training import compilation
+from bionemo.training import compilation, progress
 from bionemo.training.compilation import is_compiled
 from bionemo.training.progress import print_start
 from tests.conftest import ROOT, RUNNABLE
@@ -181,7 +181,8 @@ def simulate_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)
     patch.setattr(torch.cuda, "get_device_name", lambda *_: "Some GPU")
     patch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     patch.setattr(attention, "find_spec", lambda name: object() if triton else None)
-    patch.setattr(attention, "gpu_prefers_triton", lambda: False)
+    for module in (attention, progress):
+        patch.setattr(module, "fastest_gpu_attention", lambda head_size: "FA2")
 
 
 def start(
@@ -205,12 +206,12 @@ def test_first_line_of_a_run_on_gpus(monkeypatch: pytest.MonkeyPatch, capsys: py
     cfg = replace(composed(), name="small")
     start(cfg, compiled=True)
     assert first_line(capsys) == (  # 64 tokens x 4 rows x 2 micro-batches x 8 GPUs
-        "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention, compiled on 8 x Some GPU, 4,096 tokens "
+        "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention 2, compiled on 8 x Some GPU, 4,096 tokens "
         "per step, starting from the beginning"
     )
     start(cfg, data=sequence_data(1, 3))
     assert first_line(capsys) == (
-        "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention on 8 x Some GPU, 1,536 tokens "
+        "small: 1,234,567 parameters, precision bf16-mixed, FlashAttention 2 on 8 x Some GPU, 1,536 tokens "
         "per step, starting from the beginning"
     )
 
@@ -225,7 +226,7 @@ def test_first_line_of_a_run_on_cpus(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("capability", "triton", "precision", "changes", "expected"),
     [
-        ((8, 0), False, "bf16-mixed", {}, "FlashAttention"),
+        ((8, 0), False, "bf16-mixed", {}, "FlashAttention 2"),
         ((8, 0), True, "32", {}, "Triton attention"),
         ((8, 0), True, "16-mixed", {"attention_dropout": 0.1}, "Triton attention"),
         ((8, 0), True, "bf16-mixed", {"kv_channels": 20}, "Triton attention"),
@@ -245,7 +246,7 @@ def test_the_attention_of_a_gpu_is_named(
     cfg = composed()
     model = replace(cfg.model, **{"attention_dropout": 0.0, **changes})
     start(replace(cfg, model=model), precision)
-    slow = not expected.endswith("ttention")
+    slow = expected not in ("FlashAttention 2", "Triton attention")
     name = "attention one sequence at a time" if slow else expected
     assert f"precision {precision}, {name} on 8 x Some GPU" in first_line(capsys)
     warning = f"attention is computed one sequence at a time, which is slow, because {expected}"

@@ -21,7 +21,7 @@ LIMITS = {
     "formats": 1_094,
     "inference": 1_327,
     "launch": 868,
-    "megatron": 1_886,
+    "megatron": 1_890,
     "models": 681,
     "planning": 405,
     "preparation": 2_719,

@@ -191,7 +191,11 @@ def gpu_kernel(head_size: int, half: bool, exact: bool) -> GpuKernel:
     In place of FlashAttention 2, the implementation that `fastest_gpu_attention` measures is used.
     """
     kernel = select_gpu_kernel(head_size, half, exact, gpu_has_flash_attention(), gpu_has_triton())
-    return "triton" if kernel == "flash" and fastest_gpu_attention(head_size) == "triton" else kernel
+    if kernel == "flash":
+        for size in range(8, MAX_HEAD_SIZE + 1, 8):  # a constant of a compiled graph, in which head_size is symbolic
+            if size == head_size:
+                return "triton" if fastest_gpu_attention(size) == "triton" else "flash"
+    return kernel
 
 
 def select_gpu_kernel(head_size: int, half: bool, exact: bool, flash: bool, triton: bool) -> GpuKernel:

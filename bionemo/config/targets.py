@@ -25,6 +25,7 @@ TARGETS: dict[str, type] = {
     "bionemo.models.esm1b.ESM1b": schema.ESM1bConfig,
     "bionemo.models.esm1nv.ESM1nv": schema.ESM1nvConfig,
     "bionemo.models.esm2nv.ESM2nv": schema.ESM2nvConfig,
+    "bionemo.models.esmc.ESMC": schema.ESMCConfig,
     "bionemo.models.gpt3.GPT3": schema.GPT3Config,
     "bionemo.models.megamolbart.MegaMolBART": schema.MegaMolBARTConfig,
     "bionemo.models.prott5nv.ProtT5nv": schema.ProtT5nvConfig,

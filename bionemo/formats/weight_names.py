@@ -18,11 +18,13 @@ from bionemo.formats.shape_check import MAX_LAYERS, Shape, get_size
 
 MULTIPLE, FREQUENCIES = "make_vocab_size_divisible_by", "rotary_frequencies"
 # Our module -> shapes of its weight and bias. H: hidden size, P: heads x head size, D: 2P, Q: 3P, F: feed-forward
-# size, L: positions, V: padded vocabulary. Lower case marks the dimension that tensor parallelism divides.
+# size, G: F or with SwiGLU 2F, L: positions, V: padded vocabulary. Lower case marks the dimension that tensor
+# parallelism divides.
 _SHAPES = {
     "word_embeddings": ("vH",), "position_embeddings": ("LH",), "table": ("LH",), "dense": ("HH", "H"),
     "lm_head": ("vH", "v"), "linear_qkv": ("qH", "q"), "linear_q": ("pH", "p"), "linear_kv": ("dH", "d"),
-    "linear_proj": ("Hp", "H"), "linear_fc1": ("fH", "f"), "linear_fc2": ("Hf", "H"),
+    "linear_proj": ("Hp", "H"), "linear_fc1": ("gH", "g"), "linear_fc2": ("Hf", "H"),
+    "query_norm": ("p",), "key_norm": ("p",),
 }  # fmt: skip
 
 
@@ -36,11 +38,15 @@ class Transform(NamedTuple):
 _TRANSPOSE = Transform(lambda ours: ours.T, lambda theirs: theirs.T)
 
 
-def _separate_qkv(heads: int) -> Transform:
-    """[heads, (query, key, value), head size] <-> [(query, key, value), heads, head size] in the first dimension."""
+def _separate(parts: int, groups: int) -> Transform:
+    """[groups, parts, rest] <-> [parts, groups, rest] in the first dimension.
+
+    For attention, the parts are query, key and value and the groups the heads; for SwiGLU, the parts are gate and up
+    and the groups the channels.
+    """
     return Transform(
-        lambda ours: ours.view(heads, 3, -1, *ours.shape[1:]).transpose(0, 1).reshape(ours.shape),
-        lambda theirs: theirs.reshape(3, heads, -1, *theirs.shape[1:]).transpose(0, 1).reshape(theirs.shape),
+        lambda ours: ours.view(groups, parts, -1, *ours.shape[1:]).transpose(0, 1).reshape(ours.shape),
+        lambda theirs: theirs.reshape(parts, groups, -1, *theirs.shape[1:]).transpose(0, 1).reshape(theirs.shape),
     )
 
 
@@ -112,6 +118,7 @@ class WeightNames:
         """
         heads = get_size(config, "num_attention_heads")
         attention = heads * head_size(config)
+        gated = config.get("activation") == "swiglu"
         multiple = get_size({MULTIPLE: 128, **config}, MULTIPLE)
         sizes = {
             "H": get_size(config, "hidden_size"),
@@ -119,6 +126,7 @@ class WeightNames:
             "D": 2 * attention,
             "Q": 3 * attention,
             "F": get_size(config, "ffn_hidden_size"),
+            "G": get_size(config, "ffn_hidden_size") * (2 if gated else 1),
             "L": get_size(config, "max_position_embeddings") + self.extra_positions,
             "V": -(-vocab_size // multiple) * multiple,
         }
@@ -135,7 +143,9 @@ class WeightNames:
             if letters[0] == "v" and not self.pads_vocabulary:
                 transforms.append(_trim_rows(vocab_size, shape[0]))
             if letters[0] == "q" and not self.qkv_by_head:
-                transforms.append(_separate_qkv(heads))
+                transforms.append(_separate(3, heads))
+            if letters[0] == "g" and gated:
+                transforms.append(_separate(2, sizes["F"]))
             if self.transposes and in_layer and len(shape) == 2:
                 transforms.append(_TRANSPOSE)
             return Weight(tuple(theirs.split()), shape, divided, letters[0] == "v", tuple(transforms))
@@ -187,6 +197,8 @@ def _stack(item: tuple[str, str]) -> str:
 
 def _letters(ours: str) -> str:
     module, kind = ours.split(".")[-2:]
-    if "norm" not in module and module not in _SHAPES:
+    if module in _SHAPES:
+        return _SHAPES[module][kind == "bias"]
+    if "norm" not in module:
         raise UserError(f"the shape of {ours} is unknown: add it to WeightNames.shapes of the model class")
-    return "H" if "norm" in module else _SHAPES[module][kind == "bias"]
+    return "H"

@@ -25,12 +25,16 @@ from bionemo.config.schema import ModelConfig
 from bionemo.megatron import groups
 from bionemo.megatron.attention import PackedAttention, PackedSequences
 from bionemo.megatron.dropout import ATTENTION_OUTPUT, CROSS_OUTPUT, MLP_OUTPUT, dropout, layer_site
-from bionemo.megatron.linear import ColumnLinear, LayerNorm, Linear, RowLinear
+from bionemo.megatron.linear import ColumnLinear, LayerNorm, LayerNormWithoutBias, Linear, RowLinear
 from bionemo.megatron.projection import PackedCrossAttention, PackedSelfAttention
 
 # "encoder": full self-attention; "causal": causal self-attention; "decoder": causal self- and cross-attention
 BlockType = Literal["encoder", "causal", "decoder"]
-_ACTIVATIONS = {"gelu": nn.functional.gelu, "gelu_tanh": partial(nn.functional.gelu, approximate="tanh")}
+_ACTIVATIONS = {
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
+    "swiglu": nn.functional.silu,
+}
 
 
 class EncoderOutput(NamedTuple):
@@ -43,9 +47,13 @@ class EncoderOutput(NamedTuple):
 class PackedTransformerLayer(TransformerLayer):
     """Pre-LN layer: x + Attention(LN(x)), in a decoder x + CrossAttention(LN(x), encoder), then x + MLP(LN(x)).
 
-    Megatron builds the submodules. The forward pass is our own because dropout depends on the tokens' keys. The
-    residual stream keeps its dtype, also under autocast.
+    The added terms are divided by `residual_divisor`. Megatron builds the submodules. The forward pass is our own
+    because dropout depends on the tokens' keys. The residual stream keeps its dtype, also under autocast.
     """
+
+    def __init__(self, *arguments: Any, residual_divisor: float = 1.0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.residual_divisor = residual_divisor
 
     def forward(
         self,
@@ -63,21 +71,45 @@ class PackedTransformerLayer(TransformerLayer):
             encoder_output: input of the cross-attention in a decoder; its sequences are `sequences` with a context.
         """
         output, _ = self.self_attention(self.input_layernorm(x_TBD), attention_mask=None, packed_seq_params=sequences)
-        x_TBD = x_TBD + self._dropout(output, dropout_keys_T, ATTENTION_OUTPUT)
+        x_TBD = x_TBD + self._to_add(output, dropout_keys_T, ATTENTION_OUTPUT)
         if encoder_output is not None:
             output, _ = self.cross_attention(
                 self.pre_cross_attn_layernorm(x_TBD), attention_mask=None, key_value_states=encoder_output.hidden,
                 packed_seq_params=encoder_output.sequences,
             )  # fmt: skip
-            x_TBD = x_TBD + self._dropout(output, dropout_keys_T, CROSS_OUTPUT)
+            x_TBD = x_TBD + self._to_add(output, dropout_keys_T, CROSS_OUTPUT)
         output, _ = self.mlp(self.pre_mlp_layernorm(x_TBD))
-        return x_TBD + self._dropout(output, dropout_keys_T, MLP_OUTPUT)
+        return x_TBD + self._to_add(output, dropout_keys_T, MLP_OUTPUT)
 
-    def _dropout(self, x_TBD: Tensor, keys_T: Tensor | None, location: int) -> Tensor:
+    def _to_add(self, x_TBD: Tensor, keys_T: Tensor | None, location: int) -> Tensor:
+        if self.residual_divisor != 1:
+            x_TBD = x_TBD / self.residual_divisor
         if not self.training or self.hidden_dropout == 0:
             return x_TBD
         assert keys_T is not None
         return dropout(x_TBD, keys_T, layer_site(self.layer_number, location), self.hidden_dropout)
+
+
+class GatedMLP(MLP):
+    """SwiGLU: W_2 (silu(W_gate x) * W_up x) (Shazeer 2020, eq. 6).
+
+    The rows of `linear_fc1.weight` are gate and up of the first channel, then of the second, and so on, so that each
+    tensor rank holds consecutive rows.
+    """
+
+    def __init__(self, config: TransformerConfig, **unused: Any) -> None:
+        column, row = _linear_modules()
+        super().__init__(
+            config, MLPSubmodules(linear_fc1=column, linear_fc2=row), ffn_hidden_size=config.ffn_hidden_size,
+            tp_group=groups.collection().tp,
+        )  # fmt: skip
+
+    def forward(self, x_TBD: Tensor, *unused: Any, **others: Any) -> tuple[Tensor, None]:
+        """Return [T, B, D] and None."""
+        inner, _ = self.linear_fc1(x_TBD)
+        gate, up = inner.unflatten(-1, (-1, 2)).unbind(-1)
+        output, _ = self.linear_fc2(nn.functional.silu(gate) * up)
+        return output, None
 
 
 class PackedTransformerBlock(TransformerBlock):
@@ -87,7 +119,10 @@ class PackedTransformerBlock(TransformerBlock):
         layers = config.num_layers // groups.pipeline_size()
         super().__init__(
             transformer_config(config),
-            TransformerBlockSubmodules(layer_specs=[layer_spec(config, block_type)] * layers, layer_norm=LayerNorm),
+            TransformerBlockSubmodules(
+                layer_specs=[layer_spec(config, block_type)] * layers,
+                layer_norm=LayerNorm if config.final_norm_bias else LayerNormWithoutBias,
+            ),
             pre_process=groups.is_first_stage(),
             post_process=groups.is_last_stage(),
             pg_collection=groups.collection(),
@@ -137,7 +172,7 @@ def _recompute_groups(config: ModelConfig, layers: int) -> list[tuple[range, boo
 
 def layer_spec(config: ModelConfig, block_type: BlockType) -> ModuleSpec:
     """Return Megatron's specification of a layer."""
-    column, row = (ColumnLinear, RowLinear) if groups.tensor_size() > 1 else (Linear, Linear)
+    column, row = _linear_modules()
     recompute = config.activations_checkpoint_granularity == "selective"
     cross = ModuleSpec(
         module=PackedCrossAttention,
@@ -149,22 +184,29 @@ def layer_spec(config: ModelConfig, block_type: BlockType) -> ModuleSpec:
     mask = AttnMaskType.no_mask if block_type == "encoder" else AttnMaskType.causal
     return ModuleSpec(
         module=PackedTransformerLayer,
+        params={"residual_divisor": config.residual_divisor},
         submodules=TransformerLayerSubmodules(
             input_layernorm=LayerNorm,
             self_attention=ModuleSpec(
                 module=PackedSelfAttention,
-                params={"attn_mask_type": mask, "recompute": recompute},
+                params={"attn_mask_type": mask, "recompute": recompute, "norm": config.norm_of_queries_and_keys},
                 submodules=SelfAttentionSubmodules(linear_qkv=column, core_attention=PackedAttention, linear_proj=row),
             ),
             pre_cross_attn_layernorm=LayerNorm if block_type == "decoder" else IdentityOp,
             cross_attention=cross if block_type == "decoder" else IdentityOp,
             pre_mlp_layernorm=LayerNorm,
-            mlp=_mlp_spec(MLPSubmodules(linear_fc1=column, linear_fc2=row)),
+            mlp=_mlp_spec(config, MLPSubmodules(linear_fc1=column, linear_fc2=row)),
         ),
     )
 
 
-def _mlp_spec(submodules: MLPSubmodules) -> Any:
+def _linear_modules() -> tuple[type[nn.Module], type[nn.Module]]:
+    return (ColumnLinear, RowLinear) if groups.tensor_size() > 1 else (Linear, Linear)
+
+
+def _mlp_spec(config: ModelConfig, submodules: MLPSubmodules) -> Any:
+    if config.activation == "swiglu":
+        return GatedMLP
     if hasattr(MLP, "as_mlp_submodule"):  # megatron-core 0.18
         return partial(MLP.as_mlp_submodule, submodules=submodules)
     return ModuleSpec(module=MLP, submodules=submodules)
@@ -185,6 +227,8 @@ def transformer_config(config: ModelConfig) -> TransformerConfig:
             attention_dropout=config.attention_dropout,
             layernorm_epsilon=config.layernorm_epsilon,
             activation_func=_ACTIVATIONS[config.activation],
+            gated_linear_unit=config.activation == "swiglu",
+            add_bias_linear=config.linear_bias,
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=pipeline,
             pipeline_dtype=torch.float32 if pipeline > 1 else None,  # of the residual stream

@@ -18,21 +18,34 @@ from torch.utils.checkpoint import checkpoint
 
 from bionemo.megatron import attention
 from bionemo.megatron.attention import PackedSequences
+from bionemo.megatron.linear import HeadsNorm
 
 
 class PackedSelfAttention(SelfAttention):
-    """Self-attention within each sequence; `recompute` saves only the projection for the backward pass."""
+    """Self-attention within each sequence.
 
-    def __init__(self, *arguments: Any, recompute: bool = False, **options: Any) -> None:
+    Args:
+        recompute: save only the projection for the backward pass.
+        norm: normalize queries and keys, see HeadsNorm.
+    """
+
+    def __init__(self, *arguments: Any, recompute: bool = False, norm: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.recompute = recompute
+        self.recompute, self.norm = recompute, norm
+        if norm:
+            channels = self.config.num_attention_heads * self.hidden_size_per_attention_head
+            self.query_norm, self.key_norm = HeadsNorm(self.config, channels), HeadsNorm(self.config, channels)
 
     def forward(self, hidden_TBD: Tensor, *unused: Any, packed_seq_params: PackedSequences, **others: Any) -> Any:
         """Return [T, B, D] and None."""
         mixed, _ = self.linear_qkv(hidden_TBD)
 
         def attend(mixed: Tensor) -> Tensor:
-            q, k, v = split_heads(mixed, 3, self.num_attention_heads_per_partition, packed_seq_params.rotary)
+            rotary = packed_seq_params.rotary
+            q, k, v = split_heads(mixed, 3, self.num_attention_heads_per_partition, None if self.norm else rotary)
+            if self.norm:
+                q, k = (norm(x.squeeze(1)) for norm, x in ((self.query_norm, q), (self.key_norm, k)))
+                q, k = (_Rotate.apply(x, *rotary)[:, None] if rotary else x[:, None] for x in (q, k))
             return cast(Tensor, self.core_attention(q, k, v, packed_seq_params=packed_seq_params))
 
         return self.linear_proj(_run(attend, self.recompute, mixed))
@@ -95,6 +108,18 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return merge_heads(gradients, *ctx.saved_tensors), None, None
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return rotate(gradients[0], cos, -sin), None, None
 
 
 def rotate(x_THd: Tensor, cos_T1d: Tensor, sin_T1d: Tensor) -> Tensor:

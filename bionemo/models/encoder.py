@@ -23,10 +23,15 @@ TRAINING_MASK_RATIO = 0.15 * 0.8
 
 
 class MaskedLMHead(VocabularyProjection):
-    """BERT's head: dense -> GELU -> layer norm -> product with the word embeddings, plus a bias for each token."""
+    """BERT's head: dense -> GELU -> layer norm -> product with the word embeddings, plus a bias for each token.
 
-    def __init__(self, hidden_size: int, padded_vocab_size: int, vocab_size: int, epsilon: float) -> None:
-        super().__init__(padded_vocab_size, vocab_size)
+    If it is not `tied`, it has a weight of its own in place of the word embeddings.
+    """
+
+    def __init__(
+        self, hidden_size: int, padded_vocab_size: int, vocab_size: int, epsilon: float, tied: bool = True
+    ) -> None:
+        super().__init__(padded_vocab_size, vocab_size, hidden_size=None if tied else hidden_size)
         self.dense = nn.Linear(hidden_size, hidden_size)
         self.layer_norm = nn.LayerNorm(hidden_size, eps=epsilon)
 
@@ -46,8 +51,9 @@ class MaskedLanguageModel(LanguageModel):
     def build_head(self) -> MaskedLMHead:
         """See LanguageModel."""
         return MaskedLMHead(
-            self.config.hidden_size, self.padded_vocab_size, self.vocabulary.vocab_size, self.config.layernorm_epsilon
-        )
+            self.config.hidden_size, self.padded_vocab_size, self.vocabulary.vocab_size, self.config.layernorm_epsilon,
+            self.tied,
+        )  # fmt: skip
 
 
 def token_dropout(x_TD: Tensor, batch: PackedBatch, mask_id: int) -> Tensor:

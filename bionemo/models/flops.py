@@ -31,7 +31,8 @@ def training_flops(
     size, channels = config.hidden_size, config.num_attention_heads * config.head_size
     tokens, pairs = sum(lengths), float(sum(n * n for n in lengths))
     projections = 2 * size * channels  # weights of queries and output, or of keys and values
-    layer = 2 * projections + 2 * size * config.ffn_hidden_size
+    matrices = 3 if config.activation == "swiglu" else 2  # of a feed-forward layer
+    layer = 2 * projections + matrices * size * config.ffn_hidden_size
     weights = layer * tokens
     if causal or source_lengths is not None:
         pairs /= 2

@@ -48,6 +48,7 @@ class LanguageModel(Trainable):
     causal: ClassVar[bool] = False
     has_bos_eos: ClassVar[bool] = False  # sequences begin with a BOS token and end with an EOS token
     rotary: ClassVar[bool] = False  # use rotary instead of learned positions
+    tied: ClassVar[bool] = True  # the output projection uses the word embeddings
     card_tag: ClassVar[str] = ""  # tag of model cards, such as `protein`
     # descriptions of the class in these formats; not inherited, because a subclass may compute another function
     nemo: ClassVar[NemoModel | None] = None
@@ -64,9 +65,9 @@ class LanguageModel(Trainable):
         self.config, self.vocabulary = config, vocabulary
         # attributes that Megatron reads; they depend on the pipeline stage of this process, see megatron/groups.py
         self.pre_process, self.post_process = groups.is_first_stage(), groups.is_last_stage()
-        self.share_embeddings_and_output_weights = True
+        self.share_embeddings_and_output_weights = self.tied
         self.padded_vocab_size = vocabulary.padded_vocab_size(config.make_vocab_size_divisible_by)
-        if self.pre_process or self.post_process:
+        if self.pre_process or (self.post_process and self.tied):
             self.word_embeddings = vocabulary_embedding(self.padded_vocab_size, config.hidden_size)
         if self.pre_process and not self.rotary:
             self.position_embeddings = self.build_position_embeddings()

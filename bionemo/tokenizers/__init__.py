@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bionemo.common.errors import UserError
-from bionemo.tokenizers.alphabet import SENTINEL_COUNT, Alphabet, esm1nv, esm2nv, prott5nv
+from bionemo.tokenizers.alphabet import SENTINEL_COUNT, Alphabet, esm1nv, esm2nv, esmc, prott5nv
 from bionemo.tokenizers.smiles import SmilesTokenizer, megamolbart
 from bionemo.tokenizers.vocabulary import TokenTable, Vocabulary
 
@@ -40,6 +40,7 @@ TokenizerFactory = Callable[[TokenizerSettings | None], Vocabulary]
 _TOKENIZERS: dict[str, TokenizerFactory] = {
     "esm1nv": lambda config: esm1nv(),
     "esm2nv": lambda config: esm2nv(),
+    "esmc": lambda config: esmc(),
     "prott5nv": _prott5nv,
     "megamolbart": lambda config: megamolbart(),
     "gpt2": _gpt2,

@@ -37,15 +37,16 @@ class Alphabet(TokenTable):
     def table(self) -> NDArray[np.uint8]:
         """Id of every byte, uint8 [256]: `table[letters]` tokenizes packed ASCII."""
         table = np.full(256, self.unk_id, np.uint8)
-        for token_id in self.residue_ids:
-            table[[ord(self.tokens[token_id]), ord(self.tokens[token_id].lower())]] = token_id
+        for token_id, token in enumerate(self.tokens):
+            if not token.startswith("<"):
+                table[[ord(token), ord(token.lower())]] = token_id
         table.flags.writeable = False
         return table
 
     @cached_property
     def residue_ids(self) -> NDArray[np.uint8]:
-        """Ids of the tokens that do not start with `<`, uint8 [k]; random replacements are drawn from these."""
-        ids = np.array([i for i, token in enumerate(self.tokens) if not token.startswith("<")], np.uint8)
+        """Ids of the tokens except `<...>` and `|`, uint8 [k]; random replacements are drawn from these."""
+        ids = np.array([i for i, token in enumerate(self.tokens) if not token.startswith(("<", "|"))], np.uint8)
         ids.flags.writeable = False
         return ids
 
@@ -103,3 +104,13 @@ def esm2nv() -> Alphabet:
     They contain amino acids, X, B, U, Z, O and the alignment letters `.` and `-`. White space is dropped.
     """
     return Alphabet.from_file(_VOCABULARIES / "esm2nv.txt", bos="<cls>", eos="<eos>", skips_space=True)
+
+
+@cache
+def esmc() -> Alphabet:
+    """Return the 64 tokens of ESMC: those of ESM-2, with `|` between chains for `<null_1>`, and 31 unused ones.
+
+    The published embedding and head have 64 rows, and the probabilities of the unused tokens are not 0.
+    """
+    tokens = ["|" if token == "<null_1>" else token for token in esm2nv().tokens]
+    return replace(esm2nv(), tokens=(*tokens, *(f"<unused_{number}>" for number in range(len(tokens), 64))))

@@ -3,7 +3,7 @@
 
 import torch
 from torch import Tensor, nn
-from transformers import EsmConfig, EsmForMaskedLM, GPT2Config, GPT2LMHeadModel
+from transformers import EsmcConfig, EsmcForMaskedLM, EsmConfig, EsmForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 
 def split_qkv(fused: Tensor, heads: int, number: int = 3) -> tuple[Tensor, ...]:
@@ -92,6 +92,46 @@ def to_hf_esm1b(values: dict[str, Tensor], num_layers: int, heads: int, vocab: i
     }
     found = {theirs: values[ours] for ours, theirs in names.items() if ours in values}
     return to_hf(values, num_layers, heads, vocab) | found
+
+
+def hf_esmc(config: object, vocab: int) -> EsmcForMaskedLM:
+    """Build an EsmcForMaskedLM of the same shape."""
+    model = EsmcForMaskedLM(
+        EsmcConfig(
+            vocab_size=vocab, hidden_size=config.hidden_size, num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_attention_heads, intermediate_size=config.ffn_hidden_size,
+            attn_implementation="eager",
+        )
+    )  # fmt: skip
+    return model.eval()
+
+
+def to_hf_esmc(values: dict[str, Tensor], num_layers: int, heads: int, vocab: int) -> dict[str, Tensor]:
+    """Convert our parameters to the names of EsmcForMaskedLM: queries, keys and values by head, gate and up by row."""
+    layer = "encoder.layers.{}.", "esmc.layers.{}."
+    names = {
+        "word_embeddings.weight": "esmc.embed_tokens.weight", "encoder.final_layernorm.weight": "esmc.norm.weight",
+        "lm_head.weight": "lm_head.decoder.weight", "lm_head.bias": "lm_head.decoder.bias",
+        **{f"lm_head.{module}.{kind}": f"lm_head.{module}.{kind}"
+           for module in ("dense", "layer_norm") for kind in ("weight", "bias")},
+    }  # fmt: skip
+    parts = {}
+    for number in range(num_layers):
+        ours, theirs = (prefix.format(number) for prefix in layer)
+        for kind in ("weight", "bias"):
+            names[f"{ours}input_layernorm.{kind}"] = f"{theirs}input_layernorm.{kind}"
+            names[f"{ours}pre_mlp_layernorm.{kind}"] = f"{theirs}post_attention_layernorm.{kind}"
+        names[f"{ours}self_attention.query_norm.weight"] = f"{theirs}self_attn.q_norm.weight"
+        names[f"{ours}self_attention.key_norm.weight"] = f"{theirs}self_attn.k_norm.weight"
+        names[f"{ours}self_attention.linear_proj.weight"] = f"{theirs}self_attn.o_proj.weight"
+        names[f"{ours}mlp.linear_fc2.weight"] = f"{theirs}mlp.down_proj.weight"
+        mixed = values[f"{ours}self_attention.linear_qkv.weight"]
+        for part, name in zip(mixed.unflatten(0, (heads, 3, -1)).unbind(1), "qkv", strict=True):
+            parts[f"{theirs}self_attn.{name}_proj.weight"] = part.flatten(0, 1)
+        gated = values[f"{ours}mlp.linear_fc1.weight"]
+        parts |= {f"{theirs}mlp.gate_proj.weight": gated[::2], f"{theirs}mlp.up_proj.weight": gated[1::2]}
+    assert len(names) + 2 * num_layers == len(values)
+    return {theirs: values[ours] for ours, theirs in names.items()} | parts
 
 
 class TorchBert(nn.Module):

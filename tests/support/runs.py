@@ -104,7 +104,10 @@ FAMILIES = {
 }
 # Further examples: a model that trains like ESM-2, and a labelled task with the data of a test.
 TASK = Example(EXAMPLES / "downstream", "downstream_flip_sec_str", [])
-MODELS = FAMILIES | {"esm1b": Example(EXAMPLES / "esm1b", "pretrain_esm1b_small", MOCK)}
+MODELS = FAMILIES | {
+    "esm1b": Example(EXAMPLES / "esm1b", "pretrain_esm1b_small", MOCK),
+    "esmc": Example(EXAMPLES / "esmc", "pretrain_esmc_300M", [*MOCK, "model.ffn_hidden_size=96"]),
+}
 # Each command forks a server that has imported all modules, which saves the seconds that Python needs to start.
 FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["bionemo.experiment.nemo", "bionemo.training.module", "bionemo.cli.pretrain", __name__])

@@ -42,6 +42,7 @@ from bionemo.config.schema.model import (
     ESM1bConfig,
     ESM1nvConfig,
     ESM2nvConfig,
+    ESMCConfig,
     GPT3Config,
     MegaMolBARTConfig,
     ModelConfig,

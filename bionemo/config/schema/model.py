@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The root of a pretraining configuration, and `model`: architecture, parallel layout and nested groups."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from bionemo.config.schema.cluster import ClusterConfig
 from bionemo.config.schema.data import (
@@ -98,7 +99,7 @@ class ModelConfig:
     ffn_hidden_size: Dimension  # width of the feed-forward layers
     num_attention_heads: Dimension  # attention heads of a layer
     kv_channels: Dimension | None  # size of a head; None: hidden_size / num_attention_heads
-    activation: Literal["gelu", "gelu_tanh"]  # exact, or GPT-2's approximation
+    activation: Literal["gelu", "gelu_tanh", "swiglu"]  # exact, GPT-2's approximation, or gated (Shazeer 2020)
     hidden_dropout: FractionBelowOne  # dropout probability after the embedding and before each residual addition
     attention_dropout: FractionBelowOne  # dropout probability of attention weights
     layernorm_epsilon: PositiveFloat  # added to the variance in layer norms
@@ -122,6 +123,15 @@ class ModelConfig:
     data: DataConfig  # data files and batches
     optim: OptimConfig  # optimizer and learning rate
     dwnstr_task_validation: DownstreamValidationConfig  # validation on a labelled task
+
+    linear_bias: ClassVar[bool] = True  # linear modules of the layers have a bias
+    norm_of_queries_and_keys: ClassVar[bool] = False  # layer norm over the channels of all heads, without bias
+    final_norm_bias: ClassVar[bool] = True  # the layer norm after the last layer has a bias
+
+    @property
+    def residual_divisor(self) -> float:
+        """Divisor of what attention and feed-forward layers add to the residual stream."""
+        return 1.0
 
     @property
     def model_parallel_size(self) -> int:
@@ -170,6 +180,22 @@ class ESM2nvConfig(EncoderConfig):
     #: angle per position of each pair of channels, if the weights were trained or saved with others than
     #: 1 / 10000^(2i / head size), such as frequencies rounded to bf16
     rotary_frequencies: list[PositiveFloat] | None = None
+
+
+@dataclass(kw_only=True)
+class ESMCConfig(EncoderConfig):
+    """Encoder with rotary positions, normalized queries and keys, gated feed-forward layers and few biases (ESMC)."""
+
+    position_embedding_type: Literal["rope"]  # kind of positions of this model class
+
+    linear_bias = False
+    norm_of_queries_and_keys = True
+    final_norm_bias = False
+
+    @property
+    def residual_divisor(self) -> float:
+        """See ModelConfig: 1 for 36 layers."""
+        return math.sqrt(self.num_layers / 36)
 
 
 @dataclass(kw_only=True)

@@ -22,6 +22,7 @@ from bionemo.tokenizers.alphabet import esmc
 
 _EPSILON = 1e-5  # of all layer norms; config.json has no key for it
 _ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
+_NORMS_OF_LAYER = {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm"}
 _LAYER = {
     "self_attention.linear_qkv.weight": "self_attn.q_proj.weight self_attn.k_proj.weight self_attn.v_proj.weight",
     "self_attention.query_norm.weight": "self_attn.q_norm.weight",
@@ -38,11 +39,38 @@ _NAMES = {
     }),
     **{f"encoder.layers.{{}}.{ours}": f"esmc.layers.{{}}.{theirs}".replace(" ", " esmc.layers.{}.")
        for ours, theirs in _LAYER.items()},
-    **module_names(
-        {"input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm"},
-        "encoder.layers.{}.", "esmc.layers.{}.",
-    ),
+    **module_names(_NORMS_OF_LAYER, "encoder.layers.{}.", "esmc.layers.{}."),
 }  # fmt: skip
+# Names of the package esm, in which the norms belong to the modules that follow them.
+_FUSED_LAYER = {
+    "input_layernorm.weight": "attn.layernorm_qkv.layer_norm_weight",
+    "input_layernorm.bias": "attn.layernorm_qkv.layer_norm_bias",
+    "self_attention.linear_qkv.weight": "attn.layernorm_qkv.weight",
+    "self_attention.query_norm.weight": "attn.q_ln.weight",
+    "self_attention.key_norm.weight": "attn.k_ln.weight",
+    "self_attention.linear_proj.weight": "attn.out_proj.weight",
+    "pre_mlp_layernorm.weight": "ffn.layer_norm_weight",
+    "pre_mlp_layernorm.bias": "ffn.layer_norm_bias",
+    "mlp.linear_fc1.weight": "ffn.fc1_weight",
+    "mlp.linear_fc2.weight": "ffn.fc2_weight",
+}
+_FUSED_NAMES = {
+    "word_embeddings.weight": "esmc.embed.weight",
+    "encoder.final_layernorm.weight": "esmc.transformer.norm.weight",
+    **module_names({"lm_head.dense": "lm_head.0", "lm_head.layer_norm": "lm_head.2", "lm_head": "lm_head.3"}),
+    **{f"encoder.layers.{{}}.{ours}": f"esmc.transformer.blocks.{{}}.{theirs}"
+       for ours, theirs in _FUSED_LAYER.items()},
+}  # fmt: skip
+
+
+def _update_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Translate the keys of older files, which transformers ignore."""
+    if "d_model" not in settings:
+        return settings
+    keys = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers"}
+    inner = -(-8 * get_size(settings, "d_model") // 3)
+    defaults = {"intermediate_size": -(-inner // 256) * 256, "vocab_size": esmc().vocab_size}
+    return {**defaults, **settings, **{new: settings.get(old) for old, new in keys.items()}}
 
 
 def _read_settings(settings: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +137,9 @@ class ESMC(MaskedLanguageModel):
         },
         numbers={"attention_dropout": ("attention_dropout", 0.0), "init_method_std": ("initializer_range", 0.02)},
         read_settings=_read_settings, write_settings=_write_settings,
-        write_tokenizer=_write_tokenizer, read_tokenizer=_read_tokenizer,
+        write_tokenizer=_write_tokenizer, read_tokenizer=_read_tokenizer, update_settings=_update_settings,
+        other_names=[WeightNames(_FUSED_NAMES, pads_vocabulary=False, qkv_by_head=False)],
+        ignored=(r".*\._extra_state",),  # of Transformer Engine
     )  # fmt: skip
     config: ESMCConfig
 

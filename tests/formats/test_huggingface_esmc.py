@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ESMC in the Hugging Face format: bitwise round trips and equal logits, hidden states and tokens."""
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import AutoTokenizer, EsmcConfig, EsmcForMaskedLM, EsmcTokenizer, pipeline
 
 import bionemo
@@ -68,6 +71,47 @@ def test_round_trip(shards: str, tmp_path: Path) -> None:
 def test_16_bit_files(dtype: torch.dtype, tmp_path: Path) -> None:
     esmc(tmp_path).to(dtype).save_pretrained(tmp_path)
     check_same_logits(tmp_path, EsmcForMaskedLM.from_pretrained(tmp_path, dtype=torch.float32).eval())
+
+
+def fuse(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of EsmcForMaskedLM as the package esm 3.4 does."""
+    names = {
+        "embed_tokens": "embed", "esmc.norm": "esmc.transformer.norm", "layers": "transformer.blocks",
+        "self_attn.q_norm": "attn.q_ln", "self_attn.k_norm": "attn.k_ln", "self_attn.o_proj": "attn.out_proj",
+        "input_layernorm.": "attn.layernorm_qkv.layer_norm_", "post_attention_layernorm.": "ffn.layer_norm_",
+        "mlp.down_proj.weight": "ffn.fc2_weight", "head.dense": "head.0", "head.layer_norm": "head.2",
+        "head.decoder": "head.3",
+    }  # fmt: skip
+    fused = {"attn.layernorm_qkv.weight": "q_proj k_proj v_proj", "ffn.fc1_weight": "gate_proj up_proj"}
+    found = {}
+    for name, tensor in tensors.items():
+        part = next((new for new, parts in fused.items() if name.split(".")[-2] in parts.split()), None)
+        if part is not None:
+            whole = f"esmc.transformer.blocks.{name.split('.')[2]}.{part}"
+            found[whole] = torch.cat([found[whole], tensor]) if whole in found else tensor
+            continue
+        renamed = functools.reduce(lambda text, pair: text.replace(*pair), names.items(), name)
+        found[renamed] = tensor
+    return found
+
+
+@pytest.mark.parametrize("prefix", ["esmc.", ""], ids=["language model", "encoder"])
+def test_files_of_the_package_esm(prefix: str, tmp_path: Path) -> None:
+    """Fused weights and other keys in config.json, from which transformers would load a random model."""
+    model = esmc(tmp_path / "theirs", intermediate_size=256)
+    tensors = fuse(model.state_dict())
+    assert len(tensors) == 2 + 6 + 3 * 10
+    tensors["esmc.transformer.blocks.0.attn.layernorm_qkv._extra_state"] = torch.zeros(0, dtype=torch.uint8)
+    if not prefix:
+        tensors = {k.removeprefix("esmc."): tensor for k, tensor in tensors.items() if not k.startswith("lm_head")}
+    (tmp_path / "fused").mkdir()
+    save_file(tensors, tmp_path / "fused" / "model.safetensors")
+    settings = {"model_type": "esmc", "d_model": 32, "n_heads": 4, "n_layers": 3}
+    (tmp_path / "fused" / "config.json").write_text(json.dumps(settings))
+    if prefix:
+        check_same_logits(tmp_path / "fused", model)
+    ours = [bionemo.load(tmp_path / each).embed(SEQUENCES) for each in ("theirs", "fused")]
+    np.testing.assert_array_equal(*ours)
 
 
 def test_hidden_states(tmp_path: Path) -> None:

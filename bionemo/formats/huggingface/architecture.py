@@ -39,6 +39,9 @@ class Architecture(ModelFormat):
     ignored: Sequence[str] = ()  # patterns of the names of tensors that are computed or unused
     # Name of the rotary frequencies of layer `{}`, which some versions of transformers expect.
     inverse_frequencies: str = ""
+    other_names: Sequence[WeightNames] = ()  # of older files, which are read only
+    # Returns config.json with the keys of the newest form, given one of any form.
+    update_settings: Callable[[Settings], Settings] = dict
     contact_head: str = ""  # name of the contact regression, which the class in transformers has
 
     def to_config(self, settings: Settings) -> tuple[dict[str, Any], int]:
@@ -47,6 +50,7 @@ class Architecture(ModelFormat):
         Raises:
             UserError: if a value is not supported; names its key.
         """
+        settings = self.update_settings(settings)
         for key, value in self.required.items():
             found = settings.get(key, value)
             unset = found is None and value is False

@@ -13,7 +13,7 @@ Reading executes nothing that a directory contains: only JSON and safetensors fi
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from bionemo.formats.huggingface.contacts import ContactHead, contact_shapes, to
 from bionemo.formats.huggingface.files import WEIGHTS, StoredTensor, open_tensors, read_json
 from bionemo.formats.model_formats import format_of, known_formats
 from bionemo.formats.shape_check import MAX_LAYERS, Shape, check_shapes, format_names, get_size
-from bionemo.formats.weight_names import FREQUENCIES, rotary_frequencies
+from bionemo.formats.weight_names import FREQUENCIES, WeightNames, rotary_frequencies
 
 log = logging.getLogger(__name__)
 CARD = "README.md"
@@ -72,8 +72,10 @@ class HuggingFaceModel:
             self.architecture = _find_readable(settings)
             self.config, self.vocab_size = self.architecture.to_config(settings)
             self.config |= self.architecture.read_tokenizer(path)
-            self._weights = self.architecture.names.weights(self.config, self.vocab_size)
-            self._stored = self._check_tensors(settings.get("architectures"))
+            tensors = list(open_tensors(path))
+            self._names = self._find_names({name.removeprefix(self.architecture.prefix) for name, _ in tensors})
+            self._weights = self._names.weights(self.config, self.vocab_size)
+            self._stored = self._check_tensors(tensors, settings.get("architectures"))
         except UserError as error:
             raise UserError(f"{path} cannot be opened: {error}") from error
         except OSError as error:
@@ -89,13 +91,26 @@ class HuggingFaceModel:
         weight = self._weights[name.removeprefix(_GROUP)]
         return read_block(weight.to_ours(lambda theirs: self._stored[theirs].read()), offset, shape)
 
-    def _find_tensors(self, class_names: object) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], set[str]]:
+    def _find_names(self, found: set[str]) -> WeightNames:
+        """Return the names, of the present or an older form, that most of the tensors have."""
+
+        def count(names: WeightNames) -> int:
+            theirs = (
+                each for weight in names.weights(self.config, self.vocab_size).values() for each in weight.theirs
+            )
+            return sum(name.removeprefix(self.architecture.prefix) in found for name in theirs)
+
+        return max((self.architecture.names, *self.architecture.other_names), key=count)
+
+    def _find_tensors(
+        self, tensors: Iterable[tuple[str, StoredTensor]], class_names: object
+    ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor], set[str]]:
         """Return the weights and the copies of weights of all files, and read the rotary frequencies.
 
         Modules of other classes than the language model, such as a classifier, are left out; their names are returned,
         too. `class_names` is the entry `architectures` of config.json.
         """
-        names, architecture, expected = self.architecture.names, self.architecture, self._expected()
+        names, architecture, expected = self._names, self.architecture, self._expected()
         contact = contact_shapes(architecture.contact_head, self.config)
         modules = {_module(name.removeprefix(architecture.prefix)) for name in (*expected, *names.copies, *contact)}
         is_language_model = class_names == [architecture.class_name]
@@ -103,7 +118,7 @@ class HuggingFaceModel:
         copies: dict[str, StoredTensor] = {}
         frequencies: list[Tensor] = []
         others: set[str] = set()
-        for name, tensor in open_tensors(self.path):
+        for name, tensor in tensors:
             module, _, kind = name.rpartition(".")
             bare = f"{module}.{_OLD_KINDS.get(kind, kind)}".removeprefix(architecture.prefix)
             if architecture.inverse_frequencies and bare.endswith(_FREQUENCIES):
@@ -121,10 +136,12 @@ class HuggingFaceModel:
         self._read_frequencies(frequencies)
         return stored, copies, others
 
-    def _check_tensors(self, class_names: object) -> dict[str, StoredTensor]:
+    def _check_tensors(
+        self, tensors: Iterable[tuple[str, StoredTensor]], class_names: object
+    ) -> dict[str, StoredTensor]:
         """Find the tensors of all files, check them, and read the contact head."""
-        names, architecture = self.architecture.names, self.architecture
-        stored, copies, others = self._find_tensors(class_names)
+        names, architecture = self._names, self.architecture
+        stored, copies, others = self._find_tensors(tensors, class_names)
         notes = [f"the weights of {format_names(sorted(others))} are not used"] if others else []
         contact = contact_shapes(architecture.contact_head, self.config)
         contact_tensors = {name: stored.pop(name) for name in contact if name in stored}

@@ -55,7 +55,8 @@ def test_round_trip(shards: str, tmp_path: Path) -> None:
     for path in (tmp_path / "theirs", tmp_path / "ours"):
         check_same_logits(path, model, [*SEQUENCES, CHAINS])
     convert(tmp_path / "ours", tmp_path / "again", "hf")
-    again, message = EsmcForMaskedLM.from_pretrained(tmp_path / "again", output_loading_info=True)
+    loaded: Any = EsmcForMaskedLM.from_pretrained(tmp_path / "again", output_loading_info=True)
+    again, message = loaded
     assert not any(message[key] for key in message)
     assert same(states(again), states(model))
     differences = again.config.to_diff_dict().items() ^ model.config.to_diff_dict().items()
@@ -69,7 +70,8 @@ def test_round_trip(shards: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_files(dtype: torch.dtype, tmp_path: Path) -> None:
-    esmc(tmp_path).to(dtype).save_pretrained(tmp_path)
+    model: Any = esmc(tmp_path)
+    model.to(dtype).save_pretrained(tmp_path)
     check_same_logits(tmp_path, EsmcForMaskedLM.from_pretrained(tmp_path, dtype=torch.float32).eval())
 
 
@@ -83,7 +85,7 @@ def fuse(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         "head.decoder": "head.3",
     }  # fmt: skip
     fused = {"attn.layernorm_qkv.weight": "q_proj k_proj v_proj", "ffn.fc1_weight": "gate_proj up_proj"}
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         part = next((new for new, parts in fused.items() if name.split(".")[-2] in parts.split()), None)
         if part is not None:
@@ -110,8 +112,8 @@ def test_files_of_the_package_esm(prefix: str, tmp_path: Path) -> None:
     (tmp_path / "fused" / "config.json").write_text(json.dumps(settings))
     if prefix:
         check_same_logits(tmp_path / "fused", model)
-    ours = [bionemo.load(tmp_path / each).embed(SEQUENCES) for each in ("theirs", "fused")]
-    np.testing.assert_array_equal(*ours)
+    expected, found = (bionemo.load(tmp_path / each).embed(SEQUENCES) for each in ("theirs", "fused"))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_hidden_states(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_written_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "count"), [("300M", 332_997_184), ("600M", 575_036_992), ("6B", 6_352_005_184)])
 def test_parameter_counts_of_the_published_models(size: str, count: int) -> None:
-    cfg = load(f"pretrain_esmc_{size}", [], EXAMPLES / "esmc" / "conf").model
+    cfg: Any = load(f"pretrain_esmc_{size}", [], EXAMPLES / "esmc" / "conf").model
     kind = load_model_class(cfg._target_)
     with torch.device("meta"):
         model = kind(cfg, load_tokenizer(kind.tokenizer))

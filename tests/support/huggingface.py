@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import EsmConfig as TheirConfig
-from transformers import EsmForMaskedLM
+from transformers import EsmForMaskedLM, PreTrainedModel
 
 import bionemo
 
@@ -32,11 +32,11 @@ def theirs(path: Path, heads: int = 4, size: int = 8, layers: int = 2, **setting
     return model
 
 
-def states(model: EsmForMaskedLM) -> dict[str, Tensor]:
+def states(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("inv_freq")}
 
 
-def check_same_logits(path: Path, model: EsmForMaskedLM, sequences: Sequence[str] = SEQUENCES) -> None:
+def check_same_logits(path: Path, model: PreTrainedModel, sequences: Sequence[str] = SEQUENCES) -> None:
     """Check that our model in `path` and theirs, with padding, have the same logits."""
     ours = bionemo.load(path)
     ids = [torch.tensor([0, *each.tolist(), 2]) for each in ours.ids(sequences)]

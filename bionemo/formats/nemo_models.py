@@ -21,6 +21,7 @@ _ONE_RANK = {
 # With other values of these keys, weights of the same shapes have another meaning.
 _REQUIRED = {
     "megatron_legacy": False, "mcore_gpt": False, "normalization": "layernorm", "transformer_block_type": "pre_ln",
+    "activation": "gelu",
 }  # fmt: skip
 # Keys that NeMo's constructors read and our configuration does not have. NeMo's fused kernels approximate GELU.
 _DEFAULTS = {
@@ -95,6 +96,7 @@ class NemoModel(ModelFormat):
         given = {key: value for key, value in config.items() if not (value is None and key in {*known, FREQUENCIES})}
         if given.get("activation") == "gelu_tanh":
             given["activation"] = "gelu"
+        check_layer_type(given)
         given.pop("_target_", None)
         foreign = {} if self.our_class.startswith("bionemo.") else {_OUR_CLASS: self.our_class}
         tokenizer = {**known.get("tokenizer", {}), **(given.get("tokenizer") or {})}

@@ -194,6 +194,7 @@ def test_separate_embeddings_are_refused(ours_first: bool, tmp_path: Path) -> No
         ("megamolbart", {"decoder": {"megatron_legacy": True}}, "in its configuration is 'True'; only False"),
         ("prott5nv", {"encoder": {"transformer_block_type": "post_ln"}}, "'post_ln'; only pre_ln is supported"),
         ("gpt3", {"mcore_gpt": True}, "mcore_gpt in its configuration is 'True'; only False is supported"),
+        ("gpt3", {"activation": "swiglu"}, "activation in its configuration is 'swiglu'; only gelu is supported"),
         ("gpt3", {"num_layers": 2}, "12 weights are missing: 'decoder.layers.1.input_layernorm.weight'"),
     ],
 )  # fmt: skip
@@ -272,3 +273,10 @@ def test_written_weights_give_equal_logits_in_a_model_with_nemo_names(name: str,
     (tokens, padding), source = pad_rows(batch), pad_rows(batch.source)
     with torch.no_grad():
         assert_close(model(batch)[:, :vocab_size], reference(*source, tokens, padding)[~padding])
+
+
+def test_a_gated_model_is_not_written() -> None:
+    """NeMo has two matrices in place of one."""
+    config = tiny("gpt3") | {"activation": "swiglu"}
+    with pytest.raises(UserError, match="activation in its configuration is 'swiglu'; only gelu is supported"):
+        get_nemo_model(config).to_nemo_config(config)

@@ -32,8 +32,8 @@ COPIED = {  # files of the repository and their pages
 }  # fmt: skip
 _CONFIGURATIONS = [  # one size of each model
     ("protein/esm1nv", "pretrain_small"), ("protein/esm1b", "pretrain_esm1b"), ("protein/esm2nv", "pretrain_esm2_8M"),
-    ("protein/esmc", "pretrain_esmc_300M"), ("protein/prott5nv", "pretrain_small"), ("molecule/megamolbart", "pretrain_xsmall_span_aug"),
-    ("gpt3", "pretrain_gpt3_126m"),
+    ("protein/esmc", "pretrain_esmc_300M"), ("protein/prott5nv", "pretrain_small"),
+    ("molecule/megamolbart", "pretrain_xsmall_span_aug"), ("gpt3", "pretrain_gpt3_126m"),
 ]  # fmt: skip
 _PREPARATIONS = {"text": ["source=FILE", "vocab_file=FILE", "merge_file=FILE"], "uspto50k": ["source=FILE"]}
 _MOST_DEFAULTS = 3  # values of a key in the table
